@@ -1,0 +1,1 @@
+"""Nodepool: keeps pools of machines ready and hands them out."""

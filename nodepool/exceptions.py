@@ -1,0 +1,96 @@
+"""Exceptions that drivers raise and catch (driver-api.md section 9).
+
+``statsd_key`` names the launch result in metrics: ``nodepool.launch.<key>``.
+"""
+
+from __future__ import annotations
+
+
+class NotFound(Exception):
+    """The resource does not exist any more; every deletion path takes it for success."""
+
+
+class LaunchNodepoolException(Exception):
+    """We cannot launch, for example because no image is ready."""
+
+    statsd_key = "error.nodepool"
+
+
+class LaunchStatusException(Exception):
+    """The instance is in an error or terminated state."""
+
+    statsd_key = "error.status"
+
+
+class LaunchNetworkException(Exception):
+    """The instance has no usable address."""
+
+    statsd_key = "error.network"
+
+
+class LaunchKeyscanException(Exception):
+    """The host keys of the instance could not be read."""
+
+    statsd_key = "error.keyscan"
+
+
+class CapacityException(Exception):
+    """The provider has no capacity; counts as a failed attempt."""
+
+    statsd_key = "error.capacity"
+
+
+class QuotaException(Exception):
+    """Over quota: the launch is aborted and tried again when quota frees."""
+
+
+class RuntimeConfigurationException(Exception):
+    """The label can never work with this configuration."""
+
+
+class TimeoutException(Exception):
+    """Something took too long."""
+
+
+class ConnectionTimeoutException(TimeoutException):
+    statsd_key = "error.ssh"
+
+
+class IPAddTimeoutException(TimeoutException):
+    statsd_key = "error.ipadd"
+
+
+class ServerCreateTimeoutException(TimeoutException):
+    statsd_key = "error.servercreatetimeout"
+
+
+class ServerDeleteTimeoutException(TimeoutException):
+    statsd_key = "error.serverdeletetimeout"
+
+
+class ImageCreateException(TimeoutException):
+    statsd_key = "error.imagetimeout"
+
+
+class BuilderError(RuntimeError):
+    """The image builder failed."""
+
+
+class BuilderInvalidCommandError(BuilderError):
+    """The image building command cannot be run."""
+
+
+class DibFailedError(BuilderError):
+    """diskimage-builder reported a failure."""
+
+
+class ZKException(Exception):
+    """A ZooKeeper operation does not make sense in the present state."""
+
+
+class ZKLockException(ZKException):
+    """A lock was not obtained, or was not held."""
+
+
+class ConfigurationError(Exception):
+    """The configuration cannot be used; the text says where and what would be right."""

@@ -1,0 +1,27 @@
+"""Version of the installed package (driver-api.md section 10)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+FALLBACK = "11.0.0"
+
+
+class VersionInfo:
+    """What outside code imports as ``version_info``."""
+
+    def version_string(self) -> str:
+        try:
+            return importlib.metadata.version("nodepool")
+        except importlib.metadata.PackageNotFoundError:
+            return FALLBACK
+
+    release_string = version_string
+
+
+version_info = VersionInfo()
+
+
+def get_version_string() -> str:
+    """The release, for ``--version`` and the component records."""
+    return version_info.version_string()
