@@ -1,0 +1,46 @@
+"""State machine driver framework: cloud drivers supply an Adapter, the launches and deletions run here.
+
+Names and behaviour: driver-api.md section 7.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from nodepool.driver.statemachine.model import Adapter, Instance, Resource, StateMachine, StateMachineDriver
+
+# The provider pulls in the launch machinery, the scanner and ZooKeeper; configuration checks do without it.
+_LATE = {
+    "StateMachineProvider": "nodepool.driver.statemachine.provider",
+    "StateMachineHandler": "nodepool.driver.statemachine.handler",
+    "StateMachineNodeLauncher": "nodepool.driver.statemachine.launcher",
+    "StateMachineNodeDeleter": "nodepool.driver.statemachine.deleter",
+    "NodescanWorker": "nodepool.nodescan",
+    "NodescanRequest": "nodepool.nodescan",
+    "NodescanEvent": "nodepool.nodescan",
+}
+
+__all__ = [
+    "Adapter",
+    "Instance",
+    "NodescanEvent",
+    "NodescanRequest",
+    "NodescanWorker",
+    "Resource",
+    "StateMachine",
+    "StateMachineDriver",
+    "StateMachineHandler",
+    "StateMachineNodeDeleter",
+    "StateMachineNodeLauncher",
+    "StateMachineProvider",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,172 @@
+"""What a cloud driver implements: an adapter and its state machines (driver-api.md 7.1 - 7.5)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from nodepool.driver.provider import Driver
+from nodepool.driver.utils import QuotaInformation
+
+if TYPE_CHECKING:
+    from nodepool.driver.configuration import ProviderConfig
+    from nodepool.driver.statemachine.provider import StateMachineProvider
+
+
+class StateMachineDriver(Driver):
+    """Entry point for drivers which implement an :class:`Adapter`."""
+
+    def getProvider(self, provider_config: ProviderConfig) -> StateMachineProvider:
+        # Imported late: the provider pulls in the whole launch machinery, which configuration checks do not need.
+        from nodepool.driver.statemachine.provider import StateMachineProvider
+
+        return StateMachineProvider(self.getAdapter(provider_config), provider_config)
+
+    @abstractmethod
+    def getProviderConfig(self, provider: dict[str, Any]) -> ProviderConfig:
+        """Parse the provider section of the configuration."""
+
+    @abstractmethod
+    def getAdapter(self, provider_config: ProviderConfig) -> Adapter:
+        """A new adapter for this provider; replaced when its configuration changes."""
+
+
+class StateMachine:
+    """One resource on its way to being created or deleted.
+
+    ``advance`` does one step and must not block.  It is called again at once while ``state`` keeps changing,
+    afterwards when ``wake`` is called or ``waiting_future`` finishes, no earlier than ``next_wake`` (monotonic
+    seconds) when that is set, and otherwise at the latest after one second.
+    """
+
+    START = "start"
+
+    def __init__(self) -> None:
+        self.state = self.START
+        self.external_id: Any = None
+        self.complete = False
+        self.start_time = time.monotonic()
+
+    #: Set by the framework: makes it advance this machine soon; callable from any thread.
+    wake: Callable[[], None] | None = None
+    #: Optional hints of the machine to the framework.
+    next_wake: float | None = None
+    waiting_future: Any = None
+
+    def advance(self) -> Any:
+        """Do the next step; a create machine returns the Instance in the call that sets ``complete``."""
+        raise NotImplementedError
+
+
+class Instance:
+    """A virtual machine (or the like) as the launcher sees it (driver-api.md 7.4)."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self.deleted = False
+        self.external_id: Any = None
+        self.public_ipv4: str | None = None
+        self.public_ipv6: str | None = None
+        self.private_ipv4: str | None = None
+        self.interface_ip: str | None = None
+        self.cloud: str | None = None
+        self.az: str | None = None
+        self.region: str | None = None
+        self.host_id: str | None = None
+        self.metadata: dict[str, Any] = {}
+        self.driver_data: Any = None
+        self.slot: int | None = None
+        self.node_properties: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        state = [name for name in ("ready", "deleted") if getattr(self, name, False)]
+        return " ".join([f"<{type(self).__name__} {getattr(self, 'external_id', None)}", *state]) + ">"
+
+    def getQuotaInformation(self) -> QuotaInformation:
+        """What this instance uses."""
+        raise NotImplementedError
+
+
+class Resource:
+    """Anything in the cloud that may leak; ``metadata`` carries the nodepool keys (driver-api.md 7.5)."""
+
+    def __init__(self, metadata: dict[str, Any] | None, type: str) -> None:
+        self.type = type
+        self.plural_metric_name = type + "s"
+        self.metadata = metadata or {}
+
+
+class Adapter:
+    """The cloud as the state machine framework needs it (driver-api.md 7.2)."""
+
+    def __init__(self, provider_config: ProviderConfig) -> None:
+        pass
+
+    def stop(self) -> None:
+        """Release threads and connections; do not block for long."""
+
+    def getCreateStateMachine(
+        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
+        az: str | None, log: logging.LoggerAdapter[Any] | logging.Logger,
+    ) -> StateMachine:
+        """A machine that creates one instance; called with all seven arguments by position."""
+        raise NotImplementedError
+
+    def getDeleteStateMachine(
+        self, external_id: Any, log: logging.LoggerAdapter[Any] | logging.Logger
+    ) -> StateMachine:
+        """A machine that deletes what ``external_id`` names."""
+        raise NotImplementedError
+
+    def listInstances(self) -> Iterable[Instance]:
+        """All visible instances, ours or not."""
+        raise NotImplementedError
+
+    def listResources(self) -> Iterable[Resource]:
+        """All visible resources that may leak."""
+        raise NotImplementedError
+
+    def deleteResource(self, resource: Resource) -> None:
+        """Delete a leaked resource."""
+        raise NotImplementedError
+
+    def getQuotaLimits(self) -> QuotaInformation:
+        """The limits of the account; unlimited unless the cloud knows better."""
+        return QuotaInformation(default=math.inf)
+
+    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+        """What one node of the label uses.
+
+        :raises RuntimeConfigurationException: the label can never work.
+        """
+        return QuotaInformation(instances=1)
+
+    def getAZs(self) -> list[str | None]:
+        """Zones to choose from when the pool names none."""
+        return [None]
+
+    def labelReady(self, label: Any) -> bool:
+        """Whether the cloud image of the label exists."""
+        return True
+
+    def uploadImage(
+        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
+        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
+    ) -> Any:
+        """Upload the image file; returns its external id."""
+        raise NotImplementedError
+
+    def deleteImage(self, external_id: Any) -> None:
+        """Delete an uploaded image."""
+        raise NotImplementedError
+
+    def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
+        """The console output of the instance, if it can be had."""
+        raise NotImplementedError
+
+    def notifyNodescanFailure(self, label: Any, external_id: Any) -> None:
+        """The host keys of this instance could not be read."""

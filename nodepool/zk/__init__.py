@@ -1,0 +1,7 @@
+"""Everything that talks to ZooKeeper."""
+
+from __future__ import annotations
+
+from nodepool.zk.client import ZooKeeperClient
+
+__all__ = ["ZooKeeperClient"]

@@ -1,0 +1,189 @@
+"""Connection to ZooKeeper: TLS, chroot, session states (zookeeper-schema.md section 2)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+
+from nodepool.exceptions import ConfigurationError
+from nodepool.zk.protocol import Client, Handler
+
+#: Seconds between two messages while no server answers.
+CONNECT_MESSAGE_INTERVAL = 10.0
+
+StateListener = Callable[[str], Any]
+
+
+def split_hosts(hosts: str) -> tuple[str, str]:
+    """Host list and chroot of a connection string; the same chroot may stand on every entry (config.md 4.5).
+
+    :raises ConfigurationError: entries with different chroots.
+    """
+    servers: list[str] = []
+    chroots: list[str] = []
+    for entry in hosts.split(","):
+        server, slash, chroot = entry.strip().partition("/")
+        if server:
+            servers.append(server)
+            chroots.append(slash + chroot if chroot else "")
+    given = {chroot.rstrip("/") for chroot in chroots if chroot}
+    if len(given) > 1:
+        raise ConfigurationError(
+            f"zookeeper-servers: different chroots ({', '.join(sorted(given))}); all servers must have the same one")
+    return ",".join(servers), (given.pop() if given else "")
+
+
+class ZooKeeperClient:
+    """Owns the one session of a process.
+
+    :param hosts: ``host:port,host:port/chroot``.
+    :param timeout: session time-out in seconds.
+    :param insecure: allow a connection without TLS; must be asked for explicitly.
+    :raises ConfigurationError: TLS files missing or unreadable.
+    """
+
+    log = logging.getLogger("nodepool.zk.ZooKeeperClient")
+
+    def __init__(
+        self, hosts: str, read_only: bool = False, timeout: float = 10.0, tls_cert: str | None = None,
+        tls_key: str | None = None, tls_ca: str | None = None, insecure: bool = False,
+    ) -> None:
+        if not (tls_cert and tls_key and tls_ca):
+            if not insecure:
+                raise ConfigurationError(
+                    "A TLS ZooKeeper connection is required; please supply the zookeeper-tls config values "
+                    "cert, key and ca (or set zookeeper-insecure: true to go without)")
+            self._tls: dict[str, Any] = {}
+        else:
+            for name, path in (("cert", tls_cert), ("key", tls_key), ("ca", tls_ca)):
+                try:
+                    with open(path, "rb"):
+                        pass
+                except OSError as error:
+                    raise ConfigurationError(f"zookeeper-tls: {name}: cannot read {path}: {error.strerror}") from error
+            self._tls = {"use_ssl": True, "certfile": tls_cert, "keyfile": tls_key, "ca": tls_ca,
+                         "verify_certs": True, "check_hostname": False}
+        self.hosts = hosts
+        self.read_only = read_only
+        self.timeout = float(timeout)
+        self.client: Client | None = None
+        self.on_connect_listeners: list[Callable[[], Any]] = []
+        self.on_reconnect_listeners: list[Callable[[], Any]] = []
+        self.on_disconnect_listeners: list[Callable[[], Any]] = []
+        self.on_connection_lost_listeners: list[Callable[[], Any]] = []
+        #: Called with kazoo's state name on the connection thread; must return at once.
+        self.state_listeners: list[StateListener] = []
+        self._state: str | None = None
+        self._was_lost = False
+        self._connected = threading.Event()
+        self.stop_connecting = threading.Event()
+
+    # -- session states
+
+    def _state_changed(self, state: str) -> None:
+        self._state = state
+        if state == KazooState.CONNECTED:
+            self.log.debug("ZooKeeper connection: connected")
+            self._connected.set()
+        elif state == KazooState.SUSPENDED:
+            self._connected.clear()
+            self.log.warning("ZooKeeper connection: suspended; no new work until it is back")
+        else:
+            self._connected.clear()
+            self.log.warning("ZooKeeper connection: lost; locks and registrations of this session are gone")
+        for listener in list(self.state_listeners):
+            try:
+                listener(state)
+            except Exception:
+                self.log.exception("Error in a connection listener")
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._state == KazooState.CONNECTED)
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self._state == KazooState.SUSPENDED)
+
+    @property
+    def lost(self) -> bool:
+        return bool(self._state == KazooState.LOST)
+
+    @property
+    def session_id(self) -> int | None:
+        """Identifies the present session; locks of another session are gone."""
+        if self.client is None or not self.connected:
+            return None
+        client_id = self.client.client_id
+        return client_id[0] if client_id else None
+
+    def wait_connected(self, timeout: float | None = None) -> bool:
+        """Wait until the session is usable; False when it is not within ``timeout`` seconds."""
+        return self._connected.wait(timeout)
+
+    # -- life cycle
+
+    def connect(self, timeout: float | None = None) -> None:
+        """Connect; tries for ever (or for ``timeout`` seconds), with a message naming the servers every 10 s.
+
+        :raises TimeoutError: no server answered in time, or :meth:`disconnect` was called meanwhile.
+        """
+        if self.client is not None:
+            return
+        servers, chroot = split_hosts(self.hosts)
+        retry = KazooRetry(max_tries=-1, delay=0.2, backoff=1.5, max_delay=1.0, max_jitter=0.3)
+        client = Client(
+            hosts=servers + chroot, timeout=self.timeout, read_only=self.read_only, handler=Handler(),
+            connection_retry=retry, command_retry=KazooRetry(max_tries=2, delay=0.1, max_delay=1.0),
+            **self._tls)
+        client.add_listener(self._state_changed)
+        self.client = client
+        started = last = time.monotonic()
+        live = client.start_async()
+        while not live.wait(0.2):
+            now = time.monotonic()
+            if self.stop_connecting.is_set() or (timeout is not None and now - started > timeout):
+                self.disconnect()
+                raise TimeoutError(f"No ZooKeeper server answers at {self.hosts}")
+            if now - last >= CONNECT_MESSAGE_INTERVAL:
+                last = now
+                self.log.warning(
+                    "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)", self.hosts, now - started)
+        if chroot:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                client.ensure_path("/")
+        for listener in list(self.on_connect_listeners):
+            listener()
+
+    def disconnect(self) -> None:
+        """End the session; ephemeral znodes and locks go with it."""
+        self.stop_connecting.set()
+        for listener in list(self.on_disconnect_listeners):
+            listener()
+        client, self.client = self.client, None
+        if client is not None:
+            client.stop()
+            client.close()
+        self._connected.clear()
+
+    def resetHosts(self, hosts: str) -> None:
+        """Use other servers from the next connection on.
+
+        :raises ConfigurationError: the chroot differs, which needs a restart.
+        """
+        if hosts == self.hosts:
+            return
+        servers, chroot = split_hosts(hosts)
+        if chroot != split_hosts(self.hosts)[1]:
+            raise ConfigurationError("zookeeper-servers: a changed chroot needs a restart of the daemon")
+        if self.client is not None:
+            self.client.set_hosts(servers + chroot)
+        self.hosts = hosts

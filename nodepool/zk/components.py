@@ -1,0 +1,285 @@
+"""Registry of launchers, their pools and builders (zookeeper-schema.md section 4)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
+from kazoo.protocol.states import KazooState, ZnodeStat
+
+from nodepool.version import get_version_string
+from nodepool.zk import paths
+from nodepool.zk.client import ZooKeeperClient
+from nodepool.zk.records import RecordError, parse_object
+from nodepool.zk.tree import Tree
+
+MODEL_API = 0
+
+
+class Component:
+    """One entry of the registry, either ours (``register``) or read from ZooKeeper.
+
+    Changed attributes are written by a thread-safe :meth:`update`; after a lost session the component registers
+    itself again with the same content.
+    """
+
+    INITIALIZING = "initializing"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+
+    kind = ""
+    log = logging.getLogger("nodepool.Component")
+
+    def __init__(self, client: ZooKeeperClient, hostname: str, version: str | None = None) -> None:
+        self.client = client
+        self.path: str | None = None
+        self.content: dict[str, Any] = {
+            "hostname": hostname, "state": self.STOPPED, "kind": self.kind,
+            "version": version or get_version_string(), "model_api": MODEL_API,
+        }
+        self._lock = threading.Lock()
+        self._version = 0
+        self._registered = False
+        self._session: int | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        content = self.__dict__.get("content")
+        if content is not None and name in content:
+            return content[name]
+        raise AttributeError(name)
+
+    @property
+    def hostname(self) -> str:
+        return str(self.content["hostname"])
+
+    @property
+    def state(self) -> str:
+        return str(self.content["state"])
+
+    @state.setter
+    def state(self, value: str) -> None:
+        self.update(state=value)
+
+    def _serialize(self) -> bytes:
+        return json.dumps(self.content, sort_keys=True).encode("utf8")
+
+    def register(self) -> None:
+        """Create our (ephemeral) entry; also after a lost session."""
+        with self._lock:
+            self._register()
+        if self._state_changed not in self.client.state_listeners:
+            self.client.state_listeners.append(self._state_changed)
+
+    def _register(self) -> None:
+        kazoo = self.client.client
+        if kazoo is None:
+            raise RuntimeError("not connected to ZooKeeper")
+        prefix = f"{paths.COMPONENTS}/{self.kind}/{self.content['hostname']}"
+        self.path = kazoo.create(prefix, self._serialize(), makepath=True, ephemeral=True, sequence=True)
+        self._version = 0
+        self._session = self.client.session_id
+        self._registered = True
+        self.log.info("Registered component %s", self.path)
+
+    def unregister(self) -> None:
+        """Remove our entry."""
+        if self._state_changed in self.client.state_listeners:
+            self.client.state_listeners.remove(self._state_changed)
+        with self._lock:
+            self._registered = False
+            path, self.path = self.path, None
+            kazoo = self.client.client
+            if path is None or kazoo is None or not self.client.connected:
+                return
+            try:
+                kazoo.delete(path)
+            except NoNodeError:
+                pass
+            except KazooException as error:
+                self.log.warning("Cannot remove component %s: %r; it ends with the session", path, error)
+
+    def _state_changed(self, state: str) -> None:
+        if state != KazooState.CONNECTED or not self._registered:
+            return
+        if self._session is not None and self._session == self.client.session_id:
+            return
+        threading.Thread(target=self._register_again, name="ThreadPoolExecutor component", daemon=True).start()
+
+    def _register_again(self) -> None:
+        with self._lock:
+            if not self._registered or self._session == self.client.session_id:
+                return
+            try:
+                self._register()
+            except KazooException as error:
+                self.log.warning("Cannot register component again: %r", error)
+
+    def update(self, **values: Any) -> None:
+        """Change attributes; written only when something differs.  Failures are logged: the next write repairs."""
+        with self._lock:
+            changed = {key: value for key, value in values.items()
+                       if key not in self.content or self.content[key] != value}
+            if not changed:
+                return
+            self.content.update(changed)
+            kazoo = self.client.client
+            if self.path is None or kazoo is None or not self.client.connected:
+                return
+            try:
+                self._version = kazoo.set(self.path, self._serialize(), version=self._version).version
+            except NoNodeError:
+                pass  # the session was lost; registration follows
+            except BadVersionError:
+                self._version = kazoo.set(self.path, self._serialize()).version
+            except KazooException as error:
+                self.log.warning("Cannot update component %s: %r", self.path, error)
+
+
+class LauncherComponent(Component):
+    kind = "launcher"
+
+
+class BuilderComponent(Component):
+    kind = "builder"
+
+
+class PoolComponent(Component):
+    """A provider pool of a launcher; ``id`` is what goes into ``declined_by`` and node records."""
+
+    kind = "pool"
+    ATTRIBUTES: ClassVar[dict[str, Any]] = {
+        "id": None, "name": None, "provider_name": None, "supported_labels": [], "priority": 100, "paused": False}
+
+    def __init__(self, client: ZooKeeperClient, hostname: str, version: str | None = None) -> None:
+        super().__init__(client, hostname, version)
+        self.content.update(self.ATTRIBUTES)
+        self.content["supported_labels"] = []
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in PoolComponent.ATTRIBUTES and "content" in self.__dict__:
+            self.update(**{name: value})
+        else:
+            super().__setattr__(name, value)
+
+
+class RegisteredPool:
+    """A pool of any launcher as read from ZooKeeper."""
+
+    __slots__ = ("content", "id", "labels", "name", "path", "paused", "priority", "provider_name", "state",
+                 "supported_labels")
+
+    def __init__(self, path: str, content: dict[str, Any]) -> None:
+        self.path = path
+        self.content = content
+        self.id: str = str(content.get("id"))
+        self.name = content.get("name")
+        self.provider_name = content.get("provider_name")
+        labels = content.get("supported_labels") or []
+        if not isinstance(labels, list):
+            raise RecordError("supported_labels is not a list")
+        self.supported_labels: list[str] = labels
+        self.labels = frozenset(labels)
+        priority = content.get("priority", 100)
+        self.priority: float = priority if isinstance(priority, (int, float)) else 100
+        self.paused = bool(content.get("paused", False))
+        self.state = content.get("state")
+
+
+class ComponentTree(Tree[Any]):
+    """All registered components; ``pools`` by path."""
+
+    def __init__(self, client: ZooKeeperClient) -> None:
+        super().__init__(client, paths.COMPONENTS)
+        self.components: dict[str, dict[str, Any]] = {}
+        self.pools: dict[str, RegisteredPool] = {}
+        #: Raised with each change of the pools.
+        self.version = 0
+        #: Called with (path, gone?) on the connection thread.
+        self.listeners: list[Callable[[str, bool], Any]] = []
+
+    def wants_data(self, parts: list[str]) -> bool:
+        return len(parts) == 2
+
+    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
+        return len(parts) == 1
+
+    def known_paths(self) -> set[str]:
+        return set(self.components) | set(self.bad)
+
+    def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        content = parse_object(data)
+        if content is None:
+            raise RecordError("the znode is empty")
+        with self.lock:
+            if parts[0] == "pool":
+                self.pools[path] = RegisteredPool(path, content)
+            self.components[path] = content
+            self.version += 1
+        for listener in self.listeners:
+            listener(path, False)
+
+    def store_own(self, parts: list[str], path: str, record: Any, stat: ZnodeStat) -> None:
+        raise RecordError("components are not written through the mirror")
+
+    def vanished(self, parts: list[str], path: str) -> None:
+        with self.lock:
+            if self.components.pop(path, None) is None:
+                return
+            self.pools.pop(path, None)
+            self.version += 1
+        for listener in self.listeners:
+            listener(path, True)
+
+    def registered_pools(self) -> list[RegisteredPool]:
+        with self.lock:
+            return list(self.pools.values())
+
+
+def read_pools(client: ZooKeeperClient) -> list[RegisteredPool]:
+    """The registered pools, read at once (for the command line)."""
+    kazoo = client.client
+    if kazoo is None:
+        return []
+    parent = f"{paths.COMPONENTS}/pool"
+    try:
+        names = kazoo.get_children(parent)
+    except NoNodeError:
+        return []
+    result = []
+    for name, answer in [(name, kazoo.get_async(f"{parent}/{name}")) for name in sorted(names)]:
+        try:
+            content = parse_object(answer.get(timeout=30)[0])
+            if content:
+                result.append(RegisteredPool(f"{parent}/{name}", content))
+        except (NoNodeError, RecordError):
+            continue
+    return result
+
+
+class _ComponentRegistry:
+    """Process-wide name that benches know; the entries live with each connection."""
+
+    log = logging.getLogger("nodepool.ComponentRegistry")
+
+    def __init__(self) -> None:
+        self.registry: Any = None
+
+    def create(self, client: ZooKeeperClient) -> None:
+        self.registry = client
+
+    def clearRegistry(self) -> None:
+        """Forget all components."""
+        self.registry = None
+
+
+COMPONENT_REGISTRY = _ComponentRegistry()
+
+__all__ = [
+    "COMPONENT_REGISTRY", "BuilderComponent", "Component", "ComponentTree", "LauncherComponent", 
+    "PoolComponent", "RegisteredPool", "read_pools",
+]

@@ -1,0 +1,67 @@
+"""Where things are in ZooKeeper (zookeeper-schema.md section 3)."""
+
+from __future__ import annotations
+
+import re
+
+ROOT = "/nodepool"
+NODES = "/nodepool/nodes"
+REQUESTS = "/nodepool/requests"
+REQUEST_LOCKS = "/nodepool/requests-lock"
+IMAGES = "/nodepool/images"
+COMPONENTS = "/nodepool/components"
+ELECTIONS = "/nodepool/elections"
+
+_CONTENDER = re.compile(r"__lock__(\d{10})$")
+
+
+def node(node_id: str) -> str:
+    return f"/nodepool/nodes/{node_id}"
+
+
+def node_lock(node_id: str) -> str:
+    return f"/nodepool/nodes/{node_id}/lock"
+
+
+def request(request_id: str) -> str:
+    return f"/nodepool/requests/{request_id}"
+
+
+def request_lock(request_id: str) -> str:
+    return f"/nodepool/requests-lock/{request_id}"
+
+
+def image(name: str) -> str:
+    return f"/nodepool/images/{name}"
+
+
+def builds(image_name: str) -> str:
+    return f"/nodepool/images/{image_name}/builds"
+
+
+def build(image_name: str, build_id: str) -> str:
+    return f"/nodepool/images/{image_name}/builds/{build_id}"
+
+
+def build_providers(image_name: str, build_id: str) -> str:
+    return f"/nodepool/images/{image_name}/builds/{build_id}/providers"
+
+
+def uploads(image_name: str, build_id: str, provider: str) -> str:
+    return f"/nodepool/images/{image_name}/builds/{build_id}/providers/{provider}/images"
+
+
+def upload(image_name: str, build_id: str, provider: str, upload_id: str) -> str:
+    return f"{uploads(image_name, build_id, provider)}/{upload_id}"
+
+
+def contender_number(name: str) -> int | None:
+    """The sequence number of a lock contender; None when the child is not one (schema section 6)."""
+    match = _CONTENDER.search(name)
+    return int(match.group(1)) if match else None
+
+
+def first_contender(names: list[str]) -> str | None:
+    """The holder of a lock: the contender with the lowest number."""
+    numbered = [(number, name) for name in names if (number := contender_number(name)) is not None]
+    return min(numbered)[1] if numbered else None

@@ -1,0 +1,308 @@
+"""A live copy of a part of the tree, fed by a persistent recursive watch (design.md 3.1).
+
+Everything here runs on the connection thread, in the order in which the server did it; a watch event always
+comes before the answer to any later request.  What we wrote ourselves is taken over from the answer instead of
+being read back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import GetChildren2, GetData
+from kazoo.protocol.states import KazooState, ZnodeStat
+
+from nodepool.zk.client import ZooKeeperClient
+from nodepool.zk.protocol import CHANGED, CREATED, DELETED, Client, Reply
+from nodepool.zk.records import RecordError
+
+R = TypeVar("R")
+
+
+class Tree(Generic[R]):
+    """Base of the mirrored subtrees.  ``lock`` guards everything a reader may see."""
+
+    log = logging.getLogger("nodepool.zk.cache.event")
+
+    def __init__(self, client: ZooKeeperClient, root: str) -> None:
+        self.client = client
+        self.root = root
+        self.lock = threading.RLock()
+        self.synced = threading.Event()
+        #: Called (without arguments) each time the copy is complete, on the connection thread.
+        self.sync_listeners: list[Callable[[], Any]] = []
+        #: path -> why its data cannot be used.
+        self.bad: dict[str, str] = {}
+        self._bad_versions: dict[str, int] = {}
+        self._prefix = len(root) + 1
+        self._generation = 0
+        self._outstanding = 0
+        self._stale: set[str] = set()
+        self._syncing = False
+        # Writes of our own under way: path -> [how many, how many change events came meanwhile].
+        self._own: dict[str, list[int]] = {}
+        self._own_creates = 0
+        self._deferred: set[str] = set()
+        self.reads = 0
+
+    # -- to be implemented
+
+    def wants_data(self, parts: list[str]) -> bool:
+        """Whether the znode at these path parts (below the root) has data that we show."""
+        raise NotImplementedError
+
+    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
+        """Whether to look below it while synchronising."""
+        raise NotImplementedError
+
+    def known_paths(self) -> set[str]:
+        """All paths shown at present."""
+        raise NotImplementedError
+
+    def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        """The data of a znode were read."""
+        raise NotImplementedError
+
+    def store_own(self, parts: list[str], path: str, record: R, stat: ZnodeStat) -> None:
+        """We wrote this record."""
+        raise NotImplementedError
+
+    def appeared(self, parts: list[str], path: str) -> None:
+        """A znode without data of interest exists."""
+
+    def vanished(self, parts: list[str], path: str) -> None:
+        """A znode is gone."""
+        raise NotImplementedError
+
+    # -- life
+
+    def start(self) -> None:
+        """Follow the tree from now on, over reconnects and new sessions."""
+        kazoo = self._kazoo()
+        kazoo.add_persistent_watch(self.root, self._event)
+        self.client.state_listeners.append(self._state_changed)
+        if self.client.connected:
+            self._synchronise()
+
+    def stop(self) -> None:
+        if self._state_changed in self.client.state_listeners:
+            self.client.state_listeners.remove(self._state_changed)
+        if self.client.client is not None:
+            self.client.client.remove_persistent_watch(self.root, self._event)
+
+    def _kazoo(self) -> Client:
+        client = self.client.client
+        if client is None:
+            raise RuntimeError("not connected to ZooKeeper")
+        return client
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._synchronise()
+        else:
+            self.synced.clear()
+            with self.lock:
+                self._generation += 1
+                self._own.clear()
+                self._own_creates = 0
+                self._deferred.clear()
+
+    # -- synchronising
+
+    def _synchronise(self) -> None:
+        self._generation += 1
+        generation = self._generation
+        self.synced.clear()
+        with self.lock:
+            self._stale = self.known_paths()
+        self._outstanding = 1
+        self._syncing = True
+        kazoo = self._kazoo()
+
+        def armed(_result: Any, error: BaseException | None, _zxid: int) -> None:
+            if generation != self._generation:
+                return
+            if error is not None:
+                self.log.error("Cannot watch %s: %r (ZooKeeper 3.6 or newer is needed)", self.root, error)
+                return
+            self._look_below(self.root, [], generation)
+            self._done_one(generation)
+
+        kazoo.arm_persistent_watch(self.root, Reply(armed))
+
+    def _done_one(self, generation: int) -> None:
+        if generation != self._generation or not self._syncing:
+            return
+        self._outstanding -= 1
+        if self._outstanding:
+            return
+        self._syncing = False
+        for path in sorted(self._stale, key=len, reverse=True):
+            self.vanished(path[self._prefix:].split("/"), path)
+        self._stale = set()
+        self.synced.set()
+        for listener in list(self.sync_listeners):
+            try:
+                listener()
+            except Exception:
+                self.log.exception("Error in a listener of %s", self.root)
+
+    def _look_below(self, path: str, parts: list[str], generation: int) -> None:
+        self._outstanding += 1
+
+        def answer(result: Any, error: BaseException | None, _zxid: int) -> None:
+            if generation != self._generation:
+                return
+            if error is None:
+                for name in result[0]:
+                    self._discovered(f"{path}/{name}", [*parts, name], generation)
+            elif not isinstance(error, NoNodeError):
+                self.log.warning("Cannot list %s: %r", path, error)
+            self._done_one(generation)
+
+        self._submit_read(GetChildren2(self._kazoo().full_path(path), None), answer)
+
+    def _discovered(self, path: str, parts: list[str], generation: int) -> None:
+        self._stale.discard(path)
+        if self.wants_data(parts):
+            self._outstanding += 1
+            self._read(path, parts, generation)
+            return
+        self.appeared(parts, path)
+        if self.wants_children(parts, None):
+            self._look_below(path, parts, generation)
+
+    def _submit_read(self, request: Any, answer: Callable[[Any, BaseException | None, int], None]) -> None:
+        self.reads += 1
+        self._kazoo().submit(request, Reply(answer))
+
+    def _read(self, path: str, parts: list[str], sync_generation: int | None) -> None:
+        def answer(result: Any, error: BaseException | None, _zxid: int) -> None:
+            if sync_generation is not None and sync_generation != self._generation:
+                return
+            if error is None:
+                data, stat = result
+                self.take(parts, path, data, stat)
+                if sync_generation is not None and self.wants_children(parts, stat):
+                    self._look_below(path, parts, sync_generation)
+            elif isinstance(error, NoNodeError):
+                self._stale.discard(path)
+                self.vanished(parts, path)
+            if sync_generation is not None:
+                self._done_one(sync_generation)
+
+        client = self.client.client
+        if client is not None:
+            self.reads += 1
+            client.submit(GetData(client.full_path(path), None), Reply(answer))
+
+    def take(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        """Show these data; a record that cannot be used is set aside and logged once per change."""
+        self._stale.discard(path)
+        try:
+            self.store(parts, path, data, stat)
+        except (RecordError, TypeError, ValueError, AttributeError) as error:
+            if self._bad_versions.get(path) != stat.mzxid:
+                self._bad_versions[path] = stat.mzxid
+                self.log.error("Ignoring %s: %s", path, error)
+            with self.lock:
+                self.bad[path] = str(error)
+            self.vanished(parts, path)
+        else:
+            if path in self.bad:
+                with self.lock:
+                    del self.bad[path]
+                self._bad_versions.pop(path, None)
+
+    # -- events
+
+    def _event(self, kind: int, path: str) -> None:
+        if len(path) < self._prefix:
+            return
+        parts = path[self._prefix:].split("/")
+        if kind == DELETED:
+            self._deferred.discard(path)
+            self._stale.discard(path)
+            if self.bad:
+                with self.lock:
+                    self.bad.pop(path, None)
+            self.vanished(parts, path)
+            return
+        if not self.wants_data(parts):
+            if kind == CREATED:
+                self._stale.discard(path)
+                self.appeared(parts, path)
+            return
+        if kind == CHANGED:
+            own = self._own.get(path)
+            if own is not None:
+                own[1] += 1
+                return
+        elif self._own_creates:
+            self._deferred.add(path)
+            return
+        self._read(path, parts, None)
+
+    # -- writes of our own (called by the Writer)
+
+    def expect(self, path: str, create: bool) -> None:
+        """A write is about to be sent; its events need no reading."""
+        with self.lock:
+            if create:
+                self._own_creates += 1
+            else:
+                own = self._own.get(path)
+                if own is None:
+                    self._own[path] = [1, 0]
+                else:
+                    own[0] += 1
+
+    def settle(self, path: str, record: R | None, result: Any, zxid: int) -> None:
+        """The answer to a write came; ``record`` is None when it was refused."""
+        with self.lock:
+            own = None
+            if isinstance(result, ZnodeStat):
+                stat = result
+            elif isinstance(result, str):
+                stat = ZnodeStat(zxid, zxid, _now_ms(), _now_ms(), 0, 0, 0, 0, 0, 0, zxid)
+            else:
+                stat = None
+            # A refused or lost write does not say which kind it was; the books tell.
+            own = self._own.get(path)
+            if own is not None:
+                own[0] -= 1
+                if stat is not None:
+                    own[1] -= 1
+                if own[0] <= 0:
+                    del self._own[path]
+            elif self._own_creates:
+                self._own_creates -= 1
+        if stat is None or record is None:
+            if own is not None and own[1] > 0 and own[0] <= 0:
+                self._read(path, path[self._prefix:].split("/"), None)
+            return
+        if isinstance(result, str):
+            path = result
+            self._deferred.discard(path)
+        parts = path[self._prefix:].split("/")
+        self._stale.discard(path)
+        self.store_own(parts, path, record, stat)
+        if own is not None and own[1] > 0 and own[0] <= 0:
+            self._read(path, parts, None)  # somebody else wrote it, too
+
+    def settled(self) -> None:
+        """All parts of an answer are settled: creations that were not ours are read now."""
+        if self._deferred:
+            paths, self._deferred = self._deferred, set()
+            for path in paths:
+                self._read(path, path[self._prefix:].split("/"), None)
+
+
+def _now_ms() -> int:
+    import time
+
+    return int(time.time() * 1000)

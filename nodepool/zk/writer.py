@@ -1,0 +1,205 @@
+"""Transactions: atomic, asynchronous, merged into few messages when many are under way (design.md 3.3)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import ConnectionLoss, KazooException, RolledBackError, RuntimeInconsistency, SessionExpiredError
+from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from nodepool.zk.protocol import Client, Reply
+
+if TYPE_CHECKING:
+    from nodepool.zk.tree import Tree
+
+log = logging.getLogger("nodepool.zk.Writer")
+
+#: callback(results, error): on the connection thread, must return at once.
+Callback = Callable[[list[Any] | None, "BaseException | None"], None]
+
+
+class TransactionFailed(Exception):
+    """A transaction was refused as a whole.
+
+    :ivar index: which operation did not fit.
+    :ivar cause: why (a kazoo exception such as BadVersionError).
+    :ivar path: what it was about.
+    """
+
+    def __init__(self, index: int, cause: BaseException, path: str) -> None:
+        super().__init__(f"{type(cause).__name__} for {path}")
+        self.index = index
+        self.cause = cause
+        self.path = path
+
+
+class Txn:
+    """Operations that succeed or fail together."""
+
+    __slots__ = ("callback", "client", "operations", "records", "retry_safe")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.operations: list[Any] = []
+        #: operation index -> (tree, path or parent, record): what the mirror shows once it is committed.
+        self.records: dict[int, tuple[Tree[Any], str, Any]] = {}
+        self.callback: Callback | None = None
+
+    def create(self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False,
+               tree: Tree[Any] | None = None, record: Any = None) -> int:
+        """Add a creation; returns the index of its result (the path)."""
+        if record is not None and tree is not None:
+            self.records[len(self.operations)] = (tree, path, record)
+        self.operations.append(Create(
+            self.client.full_path(path), data, OPEN_ACL_UNSAFE, (1 if ephemeral else 0) | (2 if sequence else 0)))
+        return len(self.operations) - 1
+
+    def set(self, path: str, data: bytes, version: int = -1,
+            tree: Tree[Any] | None = None, record: Any = None) -> int:
+        """Add a write; returns the index of its result (the new stat)."""
+        if record is not None and tree is not None:
+            self.records[len(self.operations)] = (tree, path, record)
+        self.operations.append(SetData(self.client.full_path(path), data, version))
+        return len(self.operations) - 1
+
+    def delete(self, path: str, version: int = -1) -> int:
+        self.operations.append(Delete(self.client.full_path(path), version))
+        return len(self.operations) - 1
+
+    def check(self, path: str, version: int = -1) -> int:
+        """The transaction fails unless the znode exists (with that version)."""
+        self.operations.append(CheckVersion(self.client.full_path(path), version))
+        return len(self.operations) - 1
+
+
+class Writer:
+    """Sends transactions.
+
+    While :data:`MAX_IN_FLIGHT` are under way further ones are collected and sent together.  When a merged one is
+    refused, its parts are sent one by one: what does not fit then hurts only itself.
+    """
+
+    MAX_IN_FLIGHT = 2
+    MAX_OPERATIONS = 160
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._waiting: deque[Txn] = deque()
+        self._in_flight = 0
+        self.sent = 0
+
+    def submit(self, txn: Txn, callback: Callback | None = None) -> None:
+        """Send when possible; the callback gets (results, None) or (None, error)."""
+        txn.callback = callback
+        with self._lock:
+            if self._in_flight >= self.MAX_IN_FLIGHT:
+                self._waiting.append(txn)
+                return
+            self._in_flight += 1
+        self._send([txn])
+
+    def run(self, txn: Txn, timeout: float = 30.0) -> list[Any]:
+        """Send and wait.
+
+        :raises TransactionFailed: refused as a whole.
+        :raises kazoo.exceptions.KazooException: connection trouble; the outcome is unknown.
+        :raises TimeoutError: no answer in ``timeout`` seconds.
+        """
+        done = threading.Event()
+        box: list[Any] = [None, None]
+
+        def finished(results: list[Any] | None, error: BaseException | None) -> None:
+            box[0], box[1] = results, error
+            done.set()
+
+        self.submit(txn, finished)
+        if not done.wait(timeout):
+            raise TimeoutError(f"No answer from ZooKeeper within {timeout:g} s")
+        if box[1] is not None:
+            raise box[1]
+        return list(box[0])
+
+    def _send(self, txns: list[Txn]) -> None:
+        self.sent += 1
+        operations = [op for txn in txns for op in txn.operations]
+        for txn in txns:
+            for index, (tree, path, _record) in txn.records.items():
+                tree.expect(path, isinstance(txn.operations[index], Create))
+        self._client.submit(
+            Transaction(operations), Reply(lambda results, error, zxid: self._answer(txns, results, error, zxid)))
+
+    def _answer(self, txns: list[Txn], results: list[Any] | None, error: BaseException | None, zxid: int) -> None:
+        failed = -1
+        if error is None:
+            assert results is not None
+            for index, result in enumerate(results):
+                if isinstance(result, BaseException) and not isinstance(
+                        result, (RolledBackError, RuntimeInconsistency)):
+                    failed = index
+                    break
+        trees: set[Tree[Any]] = set()
+        again: list[Txn] = []
+        finished: list[tuple[Txn, list[Any] | None, BaseException | None]] = []
+        start = 0
+        for txn in txns:
+            end = start + len(txn.operations)
+            part: list[Any] | None = None
+            problem = error
+            if error is None and failed < 0:
+                assert results is not None
+                part = results[start:end]
+            elif error is None:
+                assert results is not None
+                if start <= failed < end:
+                    problem = TransactionFailed(
+                        failed - start, results[failed], self._client.unchroot(txn.operations[failed - start].path))
+                else:
+                    again.append(txn)
+            for index, (tree, path, record) in txn.records.items():
+                trees.add(tree)
+                tree.settle(path, record if part is not None else None, part[index] if part is not None else None, zxid)
+            if problem is not None or part is not None:
+                finished.append((txn, part, problem))
+            start = end
+        for tree in trees:
+            tree.settled()
+        for txn, part, problem in finished:
+            if txn.callback is not None:
+                try:
+                    txn.callback(part, problem)
+                except Exception:
+                    log.exception("Error after a transaction")
+        self._next(again, one_by_one=bool(again))
+
+    def _next(self, again: list[Txn], one_by_one: bool) -> None:
+        """One answer came: send what was refused only for its company, then what has been waiting."""
+        if one_by_one:
+            for txn in again[1:]:
+                with self._lock:
+                    self._in_flight += 1
+                self._send([txn])
+            self._send(again[:1])
+            return
+        batch: list[Txn] = []
+        with self._lock:
+            size = 0
+            while self._waiting and (not batch or size + len(self._waiting[0].operations) <= self.MAX_OPERATIONS):
+                txn = self._waiting.popleft()
+                size += len(txn.operations)
+                batch.append(txn)
+            if not batch:
+                self._in_flight -= 1
+        if batch:
+            self._send(batch)
+
+
+def is_connection_problem(error: BaseException | None) -> bool:
+    """Whether the outcome of the operation is unknown because the connection failed."""
+    return isinstance(error, (ConnectionLoss, SessionExpiredError, TimeoutError)) or (
+        isinstance(error, KazooException) and not isinstance(error, TransactionFailed))

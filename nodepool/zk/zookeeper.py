@@ -1,0 +1,122 @@
+"""The ZooKeeper facade that drivers, tools and benches use, with the records and state names.
+
+Names: driver-api.md section 8 and python-interface.md sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+from kazoo.exceptions import NodeExistsError
+
+from nodepool.zk import paths
+from nodepool.zk.client import ZooKeeperClient
+from nodepool.zk.components import ComponentTree
+from nodepool.zk.facade_images import ImageMethods
+from nodepool.zk.facade_nodes import NodeMethods
+from nodepool.zk.facade_requests import RequestMethods
+from nodepool.zk.images import ImageData, ImageTree
+from nodepool.zk.nodes import NodeTree
+from nodepool.zk.records import (
+    ABORTED,
+    BUILDING,
+    DELETED,
+    DELETING,
+    FAILED,
+    FULFILLED,
+    HOLD,
+    IN_USE,
+    INIT,
+    PENDING,
+    READY,
+    REQUESTED,
+    TESTING,
+    UPLOADING,
+    USED,
+    BaseModel,
+    ImageBuild,
+    ImageBuildRequest,
+    ImageUpload,
+    Node,
+    NodeRequest,
+    NodeRequestLockStats,
+    RecordError,
+)
+from nodepool.zk.requests import RequestTree
+
+
+class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
+    """Everything Nodepool does in ZooKeeper.
+
+    :param client: connected, or connected later by its owner.
+    :param enable_cache: keep a live mirror of nodes, requests, images and components.
+    """
+
+    def __init__(self, client: ZooKeeperClient, enable_cache: bool = True) -> None:
+        self.client = client
+        self.enable_cache = enable_cache
+        self._writer = None
+        self.node_tree = self.request_tree = self.image_tree = self.component_tree = None
+        if enable_cache:
+            self.node_tree = NodeTree(client)
+            self.request_tree = RequestTree(client)
+            self.image_tree = ImageTree(client)
+            self.component_tree = ComponentTree(client)
+            if client.client is not None:
+                self.start()
+            else:
+                client.on_connect_listeners.append(self.start)
+
+    @property
+    def trees(self) -> list[NodeTree | RequestTree | ImageTree | ComponentTree]:
+        found = (self.component_tree, self.image_tree, self.node_tree, self.request_tree)
+        return [tree for tree in found if tree is not None]
+
+    def start(self) -> None:
+        """Begin to mirror; called by itself once connected."""
+        for path in (paths.NODES, paths.REQUESTS, paths.REQUEST_LOCKS, paths.IMAGES,
+                     f"{paths.COMPONENTS}/pool", f"{paths.COMPONENTS}/launcher"):
+            try:
+                self.kazoo_client.create(path, makepath=True)
+            except NodeExistsError:
+                pass
+        for tree in self.trees:
+            tree.start()
+
+    @property
+    def synced(self) -> bool:
+        """Whether the mirror is complete; nothing is placed or deleted before."""
+        return bool(self.trees) and all(tree.synced.is_set() for tree in self.trees)
+
+    def wait_synced(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for a complete mirror."""
+        return all(tree.synced.wait(timeout) for tree in self.trees)
+
+    @property
+    def connected(self) -> bool:
+        return self.client.connected
+
+    @property
+    def suspended(self) -> bool:
+        return self.client.suspended
+
+    @property
+    def lost(self) -> bool:
+        return self.client.lost
+
+    def resetHosts(self, hosts: str) -> None:
+        self.client.resetHosts(hosts)
+
+    def disconnect(self) -> None:
+        """Stop mirroring and end the session."""
+        for tree in self.trees:
+            tree.stop()
+        self.client.disconnect()
+
+    def _nodePath(self, node_id: str) -> str:
+        return paths.node(node_id)
+
+
+__all__ = [
+    "ABORTED", "BUILDING", "DELETED", "DELETING", "FAILED", "FULFILLED", "HOLD", "INIT", "IN_USE", "PENDING", "READY",
+    "REQUESTED", "TESTING", "UPLOADING", "USED", "BaseModel", "ImageBuild", "ImageBuildRequest", "ImageData",
+    "ImageUpload", "Node", "NodeRequest", "NodeRequestLockStats", "RecordError", "ZooKeeper", "ZooKeeperClient",
+]

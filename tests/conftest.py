@@ -1,0 +1,160 @@
+"""Fixtures: a private real ZooKeeper, one chroot per test."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+_server: dict[str, Any] = {}
+
+
+def load_tool(name: str) -> Any:
+    """A script of tools/ as a module."""
+    path = REPOSITORY / "tools" / name
+    loader = importlib.machinery.SourceFileLoader(f"tools_{name.replace('-', '_')}", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def zookeeper_server() -> dict[str, Any]:
+    """The server of this test process (or the one named by the environment); started once."""
+    if _server:
+        return _server
+    if os.environ.get("NODEPOOL_ZK_HOST"):
+        host = os.environ["NODEPOOL_ZK_HOST"]
+        _server.update(hosts=host, ca=os.environ["NODEPOOL_ZK_CA"], cert=os.environ["NODEPOOL_ZK_CERT"],
+                       key=os.environ["NODEPOOL_ZK_KEY"], plain=os.environ.get("NODEPOOL_ZK_PLAIN"))
+        return _server
+    tool = load_tool("zookeeper")
+    root = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-test-zk-"))
+    settings = tool.start(root)
+    _server.update(hosts=f"127.0.0.1:{settings['port']}", ca=settings["ca"], cert=settings["cert"],
+                   key=settings["key"], plain=f"127.0.0.1:{settings['plain_port']}")
+
+    def stop() -> None:
+        tool.stop(root)
+        shutil.rmtree(root, ignore_errors=True)
+
+    atexit.register(stop)
+    return _server
+
+
+def wait_for(condition: Callable[[], Any], timeout: float = 20.0, what: str = "the condition") -> Any:
+    """Wait until the condition gives something true, and return that."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not hold within {timeout:g} s")
+        time.sleep(0.01)
+
+
+@dataclass
+class Chroot:
+    """A part of the tree for one test."""
+
+    hosts: str
+    chroot: str
+    ca: str
+    cert: str
+    key: str
+    tmp: pathlib.Path
+    clients: list[Any] = field(default_factory=list)
+
+    @property
+    def connection(self) -> str:
+        return f"{self.hosts}{self.chroot}"
+
+    def connect(self, timeout: float = 10.0, hosts: str | None = None) -> Any:
+        """A connected ZooKeeperClient, disconnected at the end of the test."""
+        from nodepool.zk import ZooKeeperClient
+
+        client = ZooKeeperClient((hosts or self.hosts) + self.chroot, timeout=timeout, tls_cert=self.cert,
+                                 tls_key=self.key, tls_ca=self.ca)
+        client.connect(timeout=20)
+        self.clients.append(client)
+        return client
+
+    def config(self, content: dict[str, Any] | str, name: str = "nodepool.yaml", timeout: float = 10.0,
+               hosts: str | None = None) -> str:
+        """Write a configuration file with our ZooKeeper in it; returns its path."""
+        values = yaml.safe_load(content) if isinstance(content, str) else dict(content)
+        host, port = (hosts or self.hosts).rsplit(":", 1)
+        values.setdefault("zookeeper-servers", [{"host": host, "port": int(port), "chroot": self.chroot}])
+        values.setdefault("zookeeper-tls", {"ca": self.ca, "cert": self.cert, "key": self.key})
+        values.setdefault("zookeeper-timeout", float(timeout))
+        path = self.tmp / name
+        new = path.with_suffix(".new")
+        new.write_text(yaml.safe_dump(values))
+        new.replace(path)
+        return str(path)
+
+
+@pytest.fixture
+def zk_chroot(tmp_path: pathlib.Path) -> Iterator[Chroot]:
+    server = zookeeper_server()
+    chroot = Chroot(server["hosts"], f"/test-{uuid.uuid4().hex}", server["ca"], server["cert"], server["key"], tmp_path)
+    yield chroot
+    for client in chroot.clients:
+        client.disconnect()
+    cleaner = chroot.connect()
+    _wipe(cleaner.client)
+    cleaner.disconnect()
+
+
+def _wipe(kazoo: Any) -> None:
+    for child in kazoo.get_children("/"):
+        kazoo.delete(f"/{child}", recursive=True)
+
+
+@pytest.fixture
+def zk(zk_chroot: Chroot) -> Any:
+    """A facade with a complete mirror."""
+    from nodepool.zk.zookeeper import ZooKeeper
+
+    facade = ZooKeeper(zk_chroot.connect())
+    assert facade.wait_synced(20)
+    return facade
+
+
+@pytest.fixture(autouse=True)
+def no_thread_survives() -> Iterator[None]:
+    """Every thread stops when told: none may be left that was not there before."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 10
+    while True:
+        left = [t for t in threading.enumerate() if t not in before and t.is_alive() and not _is_harmless(t)]
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    assert not left, f"threads left over: {[t.name for t in left]}"
+
+
+def _is_harmless(thread: threading.Thread) -> bool:
+    return thread.name.startswith("pydevd")
+
+
+def settings_json(path: pathlib.Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from nodepool.driver.utils import RateLimiter, RateLimitInstance
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def make(rate: float | None) -> tuple[RateLimiter, Clock]:
+    clock = Clock()
+    return RateLimiter("test", rate, clock=clock, sleep=clock.sleep), clock
+
+
+@pytest.mark.spec("launcher.md 19: at least 1/rate seconds between entries, no burst")
+def test_entries_are_spaced() -> None:
+    limiter, clock = make(2)
+    entries = []
+    for _ in range(3):
+        with limiter:
+            entries.append(clock.now)
+    clock.now += 10  # a pause does not buy a burst afterwards
+    for _ in range(2):
+        with limiter:
+            entries.append(clock.now)
+    assert entries == [100.0, 100.5, 101.0, 111.0, 111.5]
+
+
+@pytest.mark.parametrize("rate", [None, 0])
+@pytest.mark.spec("launcher.md 19: no limit when rate is empty")
+def test_no_limit(rate: float | None) -> None:
+    limiter, clock = make(rate)
+    for _ in range(100):
+        with limiter:
+            pass
+    assert clock.slept == []
+
+
+def test_log_line_names_duration_and_delay() -> None:
+    limiter, clock = make(1)
+    lines: list[str] = []
+
+    def log(fmt: str, *args: Any) -> None:
+        lines.append(fmt % args)
+
+    for _ in range(2):
+        with limiter(log, "listed servers") as instance:
+            assert isinstance(instance, RateLimitInstance)
+            clock.now += 0.25
+    assert lines == ["listed servers in 0.25s after 0.0s delay", "listed servers in 0.25s after 0.75s delay"]
+
+
+def test_error_inside_passes_through_and_is_logged() -> None:
+    limiter, _ = make(1)
+    lines: list[Any] = []
+    with pytest.raises(ValueError, match="boom"), limiter(lambda *a: lines.append(a), "call"):
+        raise ValueError("boom")
+    assert len(lines) == 1
+
+
+def test_threads_are_kept_apart_but_work_overlaps() -> None:
+    limiter = RateLimiter("threads", 100)
+    entries: list[float] = []
+    inside = threading.Barrier(4, timeout=10)
+
+    def work() -> None:
+        with limiter:
+            entries.append(time.monotonic())
+            inside.wait()  # passes only when all four are inside at once
+
+    threads = [threading.Thread(target=work, name=f"limited-{i}") for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    entries.sort()
+    assert all(b - a >= 0.0099 for a, b in itertools.pairwise(entries))
