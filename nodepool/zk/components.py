@@ -280,6 +280,6 @@ class _ComponentRegistry:
 COMPONENT_REGISTRY = _ComponentRegistry()
 
 __all__ = [
-    "COMPONENT_REGISTRY", "BuilderComponent", "Component", "ComponentTree", "LauncherComponent", 
+    "COMPONENT_REGISTRY", "BuilderComponent", "Component", "ComponentTree", "LauncherComponent",
     "PoolComponent", "RegisteredPool", "read_pools",
 ]

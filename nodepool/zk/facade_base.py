@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nodepool.zk.images import ImageTree
     from nodepool.zk.nodes import NodeTree
     from nodepool.zk.requests import RequestTree
+    from nodepool.zk.reservations import Reservations
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class FacadeBase:
     image_tree: ImageTree | None
     component_tree: ComponentTree | None
     _writer: Writer | None
+    reservations: Reservations
 
     @property
     def kazoo_client(self) -> Client:

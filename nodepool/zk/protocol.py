@@ -256,12 +256,13 @@ class Connection(kazoo_connection.ConnectionHandler):
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
         """Send everything that waits, in as few system calls as possible."""
         client = self.client
-        # In this order nothing is forgotten: who appends after the flag fell wakes us again.
-        client.wake_sent = False
+        # In this order nothing is forgotten: a byte is in the pipe whenever the flag is up, and what was appended
+        # while it was up is sent below.
         try:
             self._read_sock.recv(4096)
         except OSError:
             pass
+        client.wake_sent = False
         queue, pending = client._queue, client._pending
         out = bytearray()
         while queue:

@@ -367,6 +367,8 @@ class Node(BaseModel):
     driver_data: Any
     requestor: str | None
     node_properties: dict[str, Any] | None
+    #: In memory only: changes that are written together with something else.
+    unsaved = False
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id)
@@ -441,6 +443,7 @@ class Node(BaseModel):
         other = Node.__new__(Node)
         other.__dict__.update(self.__dict__)
         other.lock = None
+        other.__dict__.pop("unsaved", None)
         other._type = list(self._type)
         other.host_keys = list(self.host_keys)
         return other

@@ -10,7 +10,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk import paths
 from nodepool.zk.client import ZooKeeperClient
-from nodepool.zk.records import PENDING, REQUESTED, NodeRequest, RecordError, parse_object
+from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, NodeRequest, RecordError, parse_object
 from nodepool.zk.tree import Tree
 
 #: listener(request id, record before or None, record now or None); on the connection thread.
@@ -30,6 +30,8 @@ class RequestTree(Tree[NodeRequest]):
         self.pending: set[str] = set()
         #: label -> number of min-ready requests of any launcher that are not finished.
         self.min_ready_open: Counter[str] = Counter()
+        #: label -> number of fulfilled min-ready requests whose nodes are not free yet.
+        self.min_ready_done: Counter[str] = Counter()
         #: number of requests by the set of labels they ask for.
         self.label_sets: Counter[frozenset[str]] = Counter()
 
@@ -99,6 +101,9 @@ class RequestTree(Tree[NodeRequest]):
         if request.requestor == MIN_READY and request._state in (REQUESTED, PENDING):
             for label in request.node_types:
                 self.min_ready_open[label] += sign
+        elif request.requestor == MIN_READY and request._state == FULFILLED:
+            for label in request.node_types:
+                self.min_ready_done[label] += sign
 
     def get(self, request_id: str) -> NodeRequest | None:
         return self.requests.get(request_id)

@@ -41,6 +41,7 @@ from nodepool.zk.records import (
     RecordError,
 )
 from nodepool.zk.requests import RequestTree
+from nodepool.zk.reservations import Reservations
 
 
 class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
@@ -54,6 +55,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         self.client = client
         self.enable_cache = enable_cache
         self._writer = None
+        self.reservations = Reservations()
         self.node_tree = self.request_tree = self.image_tree = self.component_tree = None
         if enable_cache:
             self.node_tree = NodeTree(client)

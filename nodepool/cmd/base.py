@@ -1,0 +1,109 @@
+"""What the console programs share: options, logging, one-line errors (cli-web-metrics.md sections 1 and 2)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from nodepool.version import get_version_string
+
+CONFIG_FILE = "/etc/nodepool/nodepool.yaml"
+
+
+def absolute_path(text: str) -> str:
+    """Argument type: ``~`` expanded; absolute, because a daemon changes its directory."""
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser with the options of all programs."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("-l", dest="logconfig", metavar="FILE", type=absolute_path, help="logging configuration")
+    parser.add_argument("--version", action="version", version=f"Nodepool version: {get_version_string()}")
+    parser.add_argument(
+        "-c", dest="config", metavar="FILE", type=absolute_path, default=CONFIG_FILE,
+        help="configuration file (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-s", dest="secure", metavar="FILE", type=absolute_path, default=None, help="file with secrets"
+    )
+    return parser
+
+
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Standard error as it is now, not as it was when logging was set up."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def setup_command_logging(debug: bool, logconfig: str | None) -> None:
+    """Logging of the ``nodepool`` command (config.md 15.1): ``debug`` makes ``-l`` void."""
+    from nodepool.logconfig import LOG_FORMAT, load_config
+
+    if logconfig and not debug:
+        load_config(logconfig).apply()
+        return
+    level = logging.DEBUG if debug else logging.INFO
+    logging.basicConfig(level=level, format=LOG_FORMAT, handlers=[_StandardError()])
+    if not debug:
+        for name in ("kazoo", "nodepool.ComponentRegistry"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def describe(error: BaseException) -> str:
+    """One line for people."""
+    text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if isinstance(error, KeyError) and type(error).__str__ is KeyError.__str__:
+        text = f"missing key {text}"
+    return text or type(error).__name__
+
+
+def report_error(prog: str, error: BaseException, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    print(f"{prog}: error: {describe(error)}", file=sys.stderr)
+
+
+def run_console(prog: str, main: Callable[[], int | None], debug: bool) -> int:
+    """Run ``main``; a failure becomes one line on standard error and status 1."""
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status or 0
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output ended early (``| head``): not worth a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        report_error(prog, error, debug)
+        return 1
+
+
+def load_config(config_file: str, secure_file: str | None) -> Any:
+    """Main and secure configuration together.
+
+    :raises ConfigurationError: the configuration cannot be used.
+    """
+    from nodepool import config as nodepool_config
+
+    config = nodepool_config.loadConfig(config_file)
+    if secure_file:
+        nodepool_config.loadSecureConfig(config, secure_file)
+    return config
+
+
+def arguments(argv: Sequence[str] | None) -> list[str]:
+    return list(sys.argv[1:] if argv is None else argv)

@@ -1,0 +1,1 @@
+"""Subcommands of ``nodepool``, one module per noun; each has ``register(subparsers)``."""

@@ -1,0 +1,88 @@
+"""What a subcommand works with, and how it is declared."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nodepool import status
+from nodepool.cmd.base import load_config
+
+if TYPE_CHECKING:
+    from nodepool.zk.client import ZooKeeperClient
+
+Subparsers = Any
+Command = Callable[["Context"], "int | None"]
+
+
+class CommandError(Exception):
+    """The command cannot be done; the text is for the operator."""
+
+
+@dataclass
+class Context:
+    """Arguments, and what is made when first used: configuration, connection."""
+
+    args: argparse.Namespace
+    _config: Any = field(default=None, repr=False)
+    _client: ZooKeeperClient | None = field(default=None, repr=False)
+    _zk: Any = field(default=None, repr=False)
+
+    @property
+    def config(self) -> Any:
+        if self._config is None:
+            self._config = load_config(self.args.config, self.args.secure)
+        return self._config
+
+    @property
+    def zk(self) -> Any:
+        """The facade, connected."""
+        if self._zk is None:
+            from nodepool.zk.client import ZooKeeperClient
+            from nodepool.zk.zookeeper import ZooKeeper
+
+            config = self.config
+            if not config.zookeeper_servers:
+                raise CommandError(f"no zookeeper-servers in {self.args.config}")
+            self._client = ZooKeeperClient(
+                config.zookeeper_servers,
+                timeout=config.zookeeper_timeout,
+                tls_cert=config.zookeeper_tls_cert,
+                tls_key=config.zookeeper_tls_key,
+                tls_ca=config.zookeeper_tls_ca,
+                insecure=config.zookeeper_insecure,
+            )
+            self._client.connect(self.args.connect_timeout)
+            self._zk = ZooKeeper(self._client, enable_cache=False)
+        return self._zk
+
+    @property
+    def kazoo(self) -> Any:
+        return self.zk.kazoo_client
+
+    def show(self, results: status.Results) -> None:
+        print(status.output(results, self.args.format))
+
+    def close(self) -> None:
+        zk, self._zk = self._zk, None
+        client, self._client = self._client, None
+        if zk is not None:
+            zk.disconnect()
+        elif client is not None:
+            client.disconnect()
+
+
+def add_command(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, help=text, description=text)
+    parser.set_defaults(function=function)
+    return parser
+
+
+def add_listing(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, name, function, text)
+    parser.add_argument(
+        "--format", choices=status.FORMATS, default="table", help="representation (default: %(default)s)"
+    )
+    return parser

@@ -1,0 +1,139 @@
+"""``export-image-data`` and ``import-image-data`` (builder.md section 18)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from nodepool.cmd.base import absolute_path
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.zk import paths
+
+READ_TIMEOUT = 60.0
+UPLOAD = re.compile(rf"({paths.IMAGES}/[^/]+/builds/[^/]+/providers/[^/]+/images)/(\d{{10}})\Z")
+RECORD = re.compile(rf"{paths.IMAGES}/[^/]+/(pause|builds/[^/]+)\Z")
+
+
+def register(subparsers: Subparsers) -> None:
+    for name, function, text in (
+        ("export-image-data", export_image_data, "write the records of all images to a file"),
+        ("import-image-data", import_image_data, "restore the records of images; daemons must be stopped"),
+    ):
+        parser = add_command(subparsers, name, function, text)
+        parser.add_argument("path", metavar="PATH", type=absolute_path, help="file")
+
+
+def _children(kazoo: Any, parents: Iterable[str]) -> list[str]:
+    """Paths of all children of all parents, asked for at once."""
+    asked = [(parent, kazoo.get_children_async(parent)) for parent in parents]
+    result = []
+    for parent, answer in asked:
+        try:
+            result += [f"{parent}/{name}" for name in answer.get(timeout=READ_TIMEOUT)]
+        except NoNodeError:
+            continue
+    return sorted(result)
+
+
+def _data(kazoo: Any, names: Iterable[str]) -> dict[str, str]:
+    asked = [(path, kazoo.get_async(path)) for path in names]
+    result = {}
+    for path, answer in asked:
+        try:
+            data, _ = answer.get(timeout=READ_TIMEOUT)
+        except NoNodeError:
+            continue
+        result[path] = (data or b"").decode("utf-8")
+    return result
+
+
+def _without_locks(names: Iterable[str]) -> list[str]:
+    return [path for path in names if not path.endswith("/lock")]
+
+
+def read_records(kazoo: Any) -> dict[str, str]:
+    """Path -> text of pause flags, builds and uploads; containers, locks and requests are left out."""
+    images = _children(kazoo, [paths.IMAGES])
+    pauses = [path for path in _children(kazoo, images) if path.endswith("/pause")]
+    builds = _without_locks(_children(kazoo, [f"{image}/builds" for image in images]))
+    providers = _children(kazoo, [f"{build}/providers" for build in builds])
+    uploads = _without_locks(_children(kazoo, [f"{provider}/images" for provider in providers]))
+    records = {path: text for path, text in _data(kazoo, [*builds, *uploads]).items() if text}
+    return {**dict.fromkeys(pauses, ""), **records}
+
+
+def export_image_data(context: Context) -> None:
+    records = read_records(context.kazoo)
+    path = context.args.path
+    # A reader, or a crash, never meets half a file.  Such files are private: mode 0600.
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=os.path.basename(path))
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(records, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def parse_records(text: str, name: str) -> dict[str, str]:
+    """Checked contents of an export file; nothing is written before all of it is known to be good.
+
+    :raises CommandError: the file is not an export.
+    """
+    try:
+        records = json.loads(text)
+    except ValueError as error:
+        raise CommandError(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(records, dict):
+        raise CommandError(f"{name} holds no JSON object")
+    for path, value in records.items():
+        if not isinstance(value, str) or not (UPLOAD.match(path) or RECORD.match(path)):
+            raise CommandError(f"{name}: unexpected entry {path!r}; is this a file from export-image-data?")
+        if "/../" in f"{path}/" or "/./" in f"{path}/":
+            raise CommandError(f"{name}: {path!r} is not a path of ZooKeeper")
+    return records
+
+
+def _advance(kazoo: Any, container: str, wanted: set[int]) -> None:
+    """Create uploads until the highest number is used up, so that the next one gets a higher number."""
+    kazoo.ensure_path(container)
+    while True:
+        try:
+            path = kazoo.create(f"{container}/", b"", sequence=True)
+        except NodeExistsError:
+            # Something was put here without a number of its own; any child moves the counter on.
+            kazoo.delete(kazoo.create(f"{container}/counter", b""))
+            continue
+        number = int(path[-10:])
+        if number not in wanted:
+            kazoo.delete(path)
+        if number >= max(wanted):
+            return
+
+
+def import_image_data(context: Context) -> None:
+    with open(context.args.path, encoding="utf-8") as stream:
+        records = parse_records(stream.read(), context.args.path)
+    kazoo = context.kazoo
+    containers: dict[str, set[int]] = defaultdict(set)
+    for path in records:
+        match = UPLOAD.match(path)
+        if match:
+            containers[match[1]].add(int(match[2]))
+    for container, wanted in sorted(containers.items()):
+        _advance(kazoo, container, wanted)
+    for path, text in sorted(records.items()):
+        try:
+            kazoo.create(path, text.encode("utf-8"), makepath=True)
+        except NodeExistsError:
+            kazoo.set(path, text.encode("utf-8"))

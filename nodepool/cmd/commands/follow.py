@@ -1,0 +1,84 @@
+"""Follows node requests by watches until they are finished."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
+from kazoo.handlers.threading import KazooTimeoutError
+
+from nodepool.zk import paths
+from nodepool.zk.records import FAILED, FULFILLED
+
+GONE = "gone"
+FINISHED = frozenset({FULFILLED, FAILED, GONE})
+#: Seconds after which a request is read again even if no watch fired (session lost meanwhile).
+READ_AGAIN = 10.0
+
+EXIT_OK, EXIT_FAILED, EXIT_TIMEOUT = 0, 1, 3
+
+#: report(request id, state or GONE, record)
+Report = Callable[[str, str, dict[str, Any]], None]
+
+
+class Follower:
+    """States of some requests as they change."""
+
+    def __init__(self, kazoo: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kazoo = kazoo
+        self._clock = clock
+        self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def follow(self, request_ids: Iterable[str], timeout: float | None, report: Report) -> dict[str, str | None]:
+        """Report each state of each request until all are finished, or ``timeout`` seconds passed."""
+        start = self._clock()
+        states: dict[str, str | None] = dict.fromkeys(request_ids)
+        for request_id in states:
+            self._changed.put(request_id)
+        while not all(state in FINISHED for state in states.values()):
+            wait = READ_AGAIN
+            if timeout is not None:
+                wait = min(wait, timeout - (self._clock() - start))
+                if wait <= 0:
+                    break
+            try:
+                todo = [self._changed.get(timeout=wait)]
+            except queue.Empty:
+                if timeout is not None and self._clock() - start >= timeout:
+                    break
+                todo = [request_id for request_id, state in states.items() if state not in FINISHED]
+            for request_id in todo:
+                self._look(request_id, states, report)
+        return states
+
+    def _look(self, request_id: str, states: dict[str, str | None], report: Report) -> None:
+        if states[request_id] in FINISHED:
+            return
+        record: dict[str, Any] = {}
+        try:
+            data, _ = self._kazoo.get(
+                paths.request(request_id), watch=lambda event: self._changed.put(request_id)
+            )
+            record = json.loads(data)
+            state = str(record["state"])
+        except NoNodeError:
+            state = GONE
+        except (ConnectionLoss, SessionExpiredError, KazooTimeoutError):
+            return  # read again when the connection is back
+        except (ValueError, KeyError, TypeError):
+            state = "unreadable"
+        if state != states[request_id]:
+            states[request_id] = state
+            report(request_id, state, record)
+
+
+def exit_status(states: Iterable[str | None]) -> int:
+    """0: all fulfilled; 1: one failed or vanished; 3: not finished in time."""
+    states = list(states)
+    if any(state in (FAILED, GONE) for state in states):
+        return EXIT_FAILED
+    return EXIT_OK if all(state == FULFILLED for state in states) else EXIT_TIMEOUT

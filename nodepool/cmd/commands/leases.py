@@ -1,0 +1,254 @@
+"""``request accept`` and ``request return``: using the nodes of a fulfilled request.
+
+``accept`` does what Zuul's executor does: it checks and locks the nodes, removes the request, and marks
+them in use.  The locks live as long as the command (``-- COMMAND``, or ``--hold``).  With ``--detach`` they
+are persistent, identified by ``nodepool-cli:<request id>``, and stay until ``request return``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import threading
+from typing import Any
+
+from kazoo.exceptions import NoNodeError
+
+from nodepool.cmd.base import describe as describe_error
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.status import REDACTED
+from nodepool.zk import paths
+from nodepool.zk.records import FULFILLED, IN_USE, READY, USED
+
+#: Zuul's executor waits that long, too.
+LOCK_TIMEOUT = 30
+RETURN_LOCK_TIMEOUT = 5
+IDENTIFIER = "nodepool-cli:"
+ENVIRONMENT = "NODEPOOL_NODES_JSON"
+
+INVENTORY_KEYS = (
+    "hostname", "interface_ip", "public_ipv4", "private_ipv4", "public_ipv6", "connection_type", "connection_port",
+    "username", "host_keys", "python_path", "shell_type", "cloud", "region", "az", "provider", "pool", "external_id",
+    "host_id", "attributes", "resources", "slot", "node_properties", "state", "allocated_to",
+)  # fmt: skip
+
+log = logging.getLogger("nodepool.cmd.requests")
+
+
+def register(commands: Subparsers) -> None:
+    parser = add_command(commands, "accept", accept, "lock and use the nodes of a fulfilled request")
+    parser.add_argument("id", metavar="ID", help="request id")
+    parser.add_argument("--hold", metavar="SECONDS", type=float, help="return the nodes after SECONDS")
+    parser.add_argument("--detach", action="store_true", help="keep the nodes until `request return`")
+    parser.add_argument("--json", action="store_true", help="print the nodes as JSON, with connection data")
+    parser.add_argument(
+        "command", metavar="COMMAND", nargs="*",
+        help=f"after --: run this with the nodes in {ENVIRONMENT}, then return them",
+    )  # fmt: skip
+    parser = add_command(commands, "return", return_nodes, "give nodes back that were accepted with --detach")
+    parser.add_argument("ids", metavar="ID", nargs="+", help="node id, or request id for all its nodes")
+
+
+def inventory(node: Any) -> dict[str, Any]:
+    """What is needed to log in to a node."""
+    return {"id": node.id, "labels": list(node.type), **{key: getattr(node, key) for key in INVENTORY_KEYS}}
+
+
+def describe(node: Any) -> str:
+    """One line; connection data of container drivers are secret."""
+    port = node.connection_port if isinstance(node.connection_port, int) else REDACTED
+    address = node.interface_ip or node.hostname or "-"
+    user = f"{node.username}@" if node.username else ""
+    return f"{node.id}  {','.join(node.type)}  {node.state}  {user}{address} port {port}  ({node.provider})"
+
+
+def _owner() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def accept(context: Context) -> int:
+    args = context.args
+    if args.command and args.detach:
+        raise CommandError("--detach and a command exclude each other")
+    with _Signals() as signals:
+        nodes = _take(context, args.id, persistent=args.detach)
+        try:
+            for node in nodes:
+                node.state = IN_USE
+                node.user_data = {"accepted_by": _owner(), "request": args.id}
+                context.zk.storeNode(node)
+        except BaseException:
+            _give_back(context, nodes)
+            raise
+        if args.detach:
+            _print_nodes(context, nodes)
+            return 0
+        try:
+            if args.command:
+                return _run(args.command, nodes, signals)
+            _print_nodes(context, nodes)
+            signals.ended.wait(args.hold)
+            return 0
+        finally:
+            _give_back(context, nodes)
+
+
+def _print_nodes(context: Context, nodes: list[Any]) -> None:
+    if context.args.json:
+        print(json.dumps([inventory(node) for node in nodes]), flush=True)
+    else:
+        for node in nodes:
+            print(describe(node), flush=True)
+
+
+def _take(context: Context, request_id: str, persistent: bool) -> list[Any]:
+    """Lock all nodes of the request and remove it; whatever goes wrong, it is removed as Zuul does.
+
+    :raises CommandError: not fulfilled (nothing is touched), or a node is not there for us.
+    """
+    zk = context.zk
+    request = None if "/" in request_id else zk.getNodeRequest(request_id)
+    if request is None:
+        raise CommandError(f"Request {request_id} not found")
+    if request.state != FULFILLED:
+        raise CommandError(f"Request {request_id} is {request.state}, not fulfilled; see `request wait {request_id}`")
+    lock_options = {"ephemeral": False, "identifier": IDENTIFIER + request_id} if persistent else {}
+    taken: list[Any] = []
+    try:
+        for node_id in request.nodes:
+            node = zk.getNode(node_id)
+            if node is None:
+                raise CommandError(f"Node {node_id} of request {request_id} is gone")
+            zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT, **lock_options)
+            taken.append(node)
+            if node.allocated_to != request_id or node.state != READY:
+                raise CommandError(
+                    f"Node {node_id} is {node.state} and allocated to {node.allocated_to}, not to {request_id}"
+                )
+    except BaseException:
+        for node in taken:
+            _unlock(zk, node, persistent)
+        _delete_request(context, request_id)
+        raise
+    _delete_request(context, request_id)
+    return taken
+
+
+def _delete_request(context: Context, request_id: str) -> None:
+    with contextlib.suppress(NoNodeError):
+        context.kazoo.delete(paths.request(request_id))
+
+
+def _unlock(zk: Any, node: Any, persistent: bool) -> None:
+    if persistent:
+        zk.forceUnlockNode(node)
+    else:
+        zk.unlockNode(node)
+
+
+def _give_back(context: Context, nodes: list[Any]) -> None:
+    """Mark the nodes used and let them go, each on its own."""
+    for node in nodes:
+        try:
+            node.state = USED
+            context.zk.storeNode(node)
+            _unlock(context.zk, node, context.args.detach)
+        except Exception as error:
+            log.error("Cannot return node %s: %s", node.id, describe_error(error))
+
+
+def _run(command: list[str], nodes: list[Any], signals: _Signals) -> int:
+    environment = {**os.environ, ENVIRONMENT: json.dumps([inventory(node) for node in nodes])}
+    try:
+        process = signals.process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
+    if signals.ended.is_set():
+        process.terminate()
+    status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+class _Signals:
+    """INT and TERM end the use of the nodes (a child gets TERM), not us: the nodes are still returned."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handler)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handler(self, number: int, frame: Any) -> None:
+        self.ended.set()
+        # The terminal sends INT to the child itself.
+        if self.process is not None and number == signal.SIGTERM:
+            self.process.terminate()
+
+
+def return_nodes(context: Context) -> None:
+    for one in context.args.ids:
+        if "-" in one:
+            _return_request(context, one)
+        else:
+            _return_node(context, one)
+
+
+def _return_request(context: Context, request_id: str) -> None:
+    zk = context.zk
+    nodes = [node for node in zk.readNodes(with_contenders=True) if node.allocated_to == request_id]
+    mine = [node for node in nodes if _holder(zk, node) == IDENTIFIER + request_id]
+    if not mine:
+        raise CommandError(f"No node is held for request {request_id}")
+    for node in mine:
+        _return_held(zk, node)
+
+
+def _return_node(context: Context, node_id: str) -> None:
+    zk = context.zk
+    node = zk.getNode(node_id)
+    if node is None:
+        raise CommandError(f"Node id {node_id} not found")
+    holder = _holder(zk, node)
+    if holder is not None and holder.startswith(IDENTIFIER):
+        _return_held(zk, node)
+        return
+    if node.state != IN_USE:
+        raise CommandError(f"Node {node_id} is {node.state}, not {IN_USE}: there is nothing to return")
+    # Not locked by `accept --detach`: if it is locked at all, then by the one who uses it.
+    zk.lockNode(node, blocking=True, timeout=RETURN_LOCK_TIMEOUT)
+    try:
+        node.state = USED
+        zk.storeNode(node)
+    finally:
+        zk.unlockNode(node)
+
+
+def _holder(zk: Any, node: Any) -> str | None:
+    """Identifier of the lock's holder; None when the node is not locked."""
+    contenders = zk.getNodeLockContenders(node)
+    return contenders[0] if contenders else None
+
+
+def _return_held(zk: Any, node: Any) -> None:
+    node.state = USED
+    zk.storeNode(node)
+    zk.forceUnlockNode(node)

@@ -1,0 +1,63 @@
+"""``info`` and ``erase``: the records of one provider."""
+
+from __future__ import annotations
+
+from kazoo.exceptions import NoNodeError
+
+from nodepool import status
+from nodepool.cmd.commands.context import Context, Subparsers, add_command, add_listing
+from nodepool.zk import paths
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_listing(subparsers, "info", info, "show a provider's records in ZooKeeper")
+    parser.add_argument("provider", metavar="PROVIDER", help="provider name")
+    parser = add_command(subparsers, "erase", erase, "remove a provider's records from ZooKeeper")
+    parser.add_argument("provider", metavar="PROVIDER", help="provider name")
+    parser.add_argument("--force", action="store_true", help="do not ask")
+
+
+def info(context: Context) -> None:
+    provider = context.args.provider
+    images = status.provider_images(context.zk, provider)
+    nodes = status.provider_nodes(context.zk, provider)
+    if context.args.format in ("json", "yaml"):
+        both = [{"images": images.rows, "nodes": nodes.rows}]
+        context.show(status.Results(both, {"images": "Image data", "nodes": "Nodes"}))
+        return
+    titles = context.args.format == "table"
+    if titles:
+        print(f"ZooKeeper data for provider {provider}\n\nImage data:")
+    context.show(images)
+    print("\nNodes:" if titles else "")
+    context.show(nodes)
+
+
+def erase(context: Context) -> None:
+    provider = context.args.provider
+    if not context.args.force:
+        print()
+        print("WARNING! This action is not reversible!")
+        try:
+            answer = input(f"Erase ZooKeeper data for provider {provider}? [N/y] ")
+        except EOFError:
+            answer = ""
+        if answer.lower() != "y":
+            print("Aborting. No data erased.")
+            return
+    zk = context.zk
+    print(f"Erasing build data for {provider}...")
+    for (image, build), providers in zk.readImages().providers.items():
+        if provider in providers:
+            _remove(context, f"{paths.build_providers(image, build)}/{provider}")
+    print(f"Erasing node data for {provider}...")
+    for node in zk.readNodes(with_contenders=False):
+        if node.provider == provider:
+            _remove(context, paths.node(node.id))
+
+
+def _remove(context: Context, path: str) -> None:
+    try:
+        context.kazoo.delete(path, recursive=True)
+    except NoNodeError:
+        pass

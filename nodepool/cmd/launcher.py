@@ -1,0 +1,70 @@
+"""The ``nodepool-launcher`` daemon (cli-web-metrics.md section 2)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nodepool.cmd.base import arguments
+from nodepool.cmd.service import make_daemon_parser, run_daemon
+
+if TYPE_CHECKING:
+    from nodepool.repl import ReplServer
+    from nodepool.webapp import WebApp
+
+PROG = "nodepool-launcher"
+PID_FILE = "/var/run/nodepool/nodepool.pid"
+
+
+def create_parser() -> argparse.ArgumentParser:
+    parser = make_daemon_parser(PROG, "Turn node requests into nodes.", PID_FILE)
+    parser.add_argument("--no-webapp", dest="webapp", action="store_false", help="no web server")
+    return parser
+
+
+class LauncherService:
+    """Launcher, web server and console together."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from nodepool.launcher import NodePool
+
+        self._args = args
+        self._pool: Any = NodePool(args.secure, args.config)
+        self._webapp: WebApp | None = None
+        self._repl: ReplServer | None = None
+
+    def start(self) -> None:
+        # A configuration that cannot be used ends the start; ZooKeeper may come later.
+        config = self._pool.loadConfig()
+        if self._args.webapp:
+            from nodepool.webapp import WebApp
+
+            self._webapp = WebApp(self._pool, **config.webapp)
+        if self._args.repl:
+            from nodepool.repl import ReplServer
+
+            self._repl = ReplServer(self._pool)
+        self._pool.start()
+        if self._webapp:
+            self._webapp.start()
+        if self._repl:
+            self._repl.start()
+
+    def stop(self) -> None:
+        if self._repl:
+            self._repl.stop()
+        if self._webapp:
+            self._webapp.stop()
+        self._pool.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the launcher; the return value is the exit status."""
+    args = create_parser().parse_args(arguments(argv))
+    return run_daemon(PROG, "nodepool", args, lambda: LauncherService(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The ``nodepool`` command (cli-web-metrics.md sections 3 to 5)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from nodepool.cmd.base import arguments, make_parser, run_console, setup_command_logging
+from nodepool.cmd.commands import aliens, configuration, data, images, nodes, providers, requests
+from nodepool.cmd.commands.context import Context
+
+COMMANDS = (nodes, images, aliens, providers, data, configuration, requests)
+WITHOUT_CONFIGURATION = frozenset({"config-validate"})
+
+
+def create_parser() -> argparse.ArgumentParser:
+    parser = make_parser("nodepool", "Look at and steer nodes, images and requests.")
+    parser.add_argument("--debug", action="store_true", help="debug logging, and tracebacks of errors")
+    parser.add_argument(
+        "--connect-timeout", metavar="SECONDS", type=float, default=None,
+        help="how long to try to reach ZooKeeper (default: for ever)",
+    )  # fmt: skip
+    subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND")
+    for module in COMMANDS:
+        module.register(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return the exit status; its exceptions are the caller's."""
+    parser = create_parser()
+    given = arguments(argv)
+    args = parser.parse_args(given)
+    if getattr(args, "command", None):
+        # argparse takes every "--" away, also those that belong to the command.
+        args.command = given[given.index("--") + 1 :] if "--" in given else args.command
+    if args.subcommand is None:
+        parser.print_help()
+        return 1
+    setup_command_logging(args.debug, args.logconfig)
+    context = Context(args)
+    try:
+        if args.subcommand not in WITHOUT_CONFIGURATION:
+            # Both before any work: mistakes in the configuration and no ZooKeeper show up alike for all commands.
+            _ = context.config, context.zk
+        return args.function(context) or 0
+    finally:
+        context.close()
+
+
+def console() -> int:
+    """The console script: like :func:`main`, with errors in one line (and tracebacks with ``--debug``)."""
+    return run_console("nodepool", main, "--debug" in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(console())

@@ -1,0 +1,143 @@
+"""Running a daemon: foreground or background, pid file, logging, signals, time-limited stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from nodepool import daemon, stack_dump
+from nodepool.cmd.base import absolute_path, describe, make_parser, report_error
+from nodepool.logconfig import LoggingConfig, ServerLoggingConfig, load_config
+from nodepool.version import get_version_string
+
+#: Seconds for an orderly stop; what is unfinished then is picked up after the restart.
+STOP_LIMIT = 9.0
+
+log = logging.getLogger("nodepool.daemon")
+
+
+class Service(Protocol):
+    """The parts of a daemon as one."""
+
+    def start(self) -> None:
+        """Return when started; raise when it cannot start."""
+
+    def stop(self) -> None:
+        """Return when everything has ended; called on a thread of its own."""
+
+
+def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.ArgumentParser:
+    parser = make_parser(prog, description)
+    parser.add_argument(
+        "-p", dest="pidfile", metavar="FILE", type=absolute_path, default=pid_file,
+        help="pid file (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("-d", dest="debug", action="store_true", help="stay in the foreground, with debug logging")
+    parser.add_argument("-f", dest="foreground", action="store_true", help="stay in the foreground")
+    parser.add_argument("--repl", action="store_true", help="serve a Python console on localhost, port 3000")
+    return parser
+
+
+def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> LoggingConfig:
+    """config.md 15.1: the file given, else standard output, or the log file in the background."""
+    if args.logconfig:
+        return load_config(args.logconfig)
+    config = ServerLoggingConfig() if foreground else ServerLoggingConfig(server=server)
+    if args.debug:
+        config.setDebug()
+    return config
+
+
+def run_daemon(prog: str, server: str, args: argparse.Namespace, make_service: Callable[[], Service]) -> int:
+    """Run until told to stop; a failure to start is one line for the terminal and status 1."""
+    stack_dump.install()
+    foreground = args.foreground or args.debug
+    pid_file = daemon.PidFile(args.pidfile)
+    report = daemon.StartReport(None)
+    logging_ready = False
+    try:
+        logging_config = choose_logging(args, server, foreground)
+        if not foreground:
+            # Before detaching, so that somebody reads it.
+            with pid_file:
+                pass
+            if daemon.must_detach():
+                report = daemon.detach(prog)
+            pid_file.acquire()
+        logging_config.apply()
+        logging_ready = True
+        runner = Runner(pid_file)
+        status = runner.run(make_service, report)
+    except Exception as error:
+        if logging_ready and not foreground:
+            log.error("Cannot start: %s", describe(error), exc_info=args.debug)
+        report.failed(describe(error))
+        report_error(prog, error, args.debug)
+        status = 1
+    finally:
+        pid_file.release()
+    return status
+
+
+class Runner:
+    """One run of a service, from start to stop."""
+
+    def __init__(self, pid_file: daemon.PidFile, stop_limit: float = STOP_LIMIT) -> None:
+        self._pid_file = pid_file
+        self._stop_limit = stop_limit
+        self._stop = threading.Event()
+
+    def run(self, make_service: Callable[[], Service], report: daemon.StartReport) -> int:
+        # As early as this: a signal while starting ends the start in order.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._signal)
+        service = make_service()
+        try:
+            service.start()
+        except BaseException:
+            self._end(service)
+            raise
+        log.info("Nodepool %s is running, process %s", get_version_string(), os.getpid())
+        report.running()
+        daemon.notify("READY=1")
+        self._stop.wait()
+        daemon.notify("STOPPING=1")
+        log.info("Stopping")
+        finished = self._end(service)
+        if finished:
+            log.info("Stopped")
+        else:
+            names = sorted(t.name for t in threading.enumerate() if t is not threading.current_thread())
+            log.warning("Not everything has ended within %g s: %s", self._stop_limit, ", ".join(names))
+            self._exit_now()
+        return 0
+
+    def _signal(self, number: int, frame: Any) -> None:
+        if self._stop.is_set():
+            # Asked twice: the locks end with the session, a restart cleans up.
+            self._exit_now()
+        self._stop.set()
+
+    def _end(self, service: Service) -> bool:
+        """Stop within the limit; False when something still runs."""
+
+        def work() -> None:
+            try:
+                service.stop()
+            except Exception:
+                log.exception("Error while stopping")
+
+        thread = threading.Thread(target=work, name="Shutdown", daemon=True)
+        thread.start()
+        thread.join(self._stop_limit)
+        return not thread.is_alive()
+
+    def _exit_now(self) -> None:
+        self._pid_file.release()
+        logging.shutdown()
+        os._exit(0)

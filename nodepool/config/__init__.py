@@ -1,0 +1,36 @@
+"""Reading, checking and modelling the configuration (config.md); section 9 lists the names others import."""
+
+from nodepool.config.diskimages import DiskImage
+from nodepool.config.errors import ConfigError, ProviderLoadError, ProviderUnavailable, UnknownName
+from nodepool.config.loading import checkRecentConfig, loadConfig, loadSecureConfig
+from nodepool.config.model import Config, Label, get_provider_config
+from nodepool.config.reading import as_list, openConfig, substitute_env_vars
+from nodepool.config.watch import ConfigWatcher
+from nodepool.config.zookeeper import (
+    ZooKeeperConnectionConfig,
+    buildZooKeeperHosts,
+    parseConnectionString,
+    splitZooKeeperHosts,
+)
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "ConfigWatcher",
+    "DiskImage",
+    "Label",
+    "ProviderLoadError",
+    "ProviderUnavailable",
+    "UnknownName",
+    "ZooKeeperConnectionConfig",
+    "as_list",
+    "buildZooKeeperHosts",
+    "checkRecentConfig",
+    "get_provider_config",
+    "loadConfig",
+    "loadSecureConfig",
+    "openConfig",
+    "parseConnectionString",
+    "splitZooKeeperHosts",
+    "substitute_env_vars",
+]

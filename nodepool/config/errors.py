@@ -1,0 +1,57 @@
+"""Errors in configuration: the message first, then the place (config.md sections 6 and 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import yaml
+
+from nodepool.exceptions import ConfigurationError
+
+PathItem = str | int
+
+
+class ConfigError(ConfigurationError):
+    """A wrong option. ``where`` is its path from the top of the file, ``file`` and ``line`` are filled in later."""
+
+    def __init__(self, message: str, where: Iterable[PathItem] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where: tuple[PathItem, ...] = tuple(where)
+        self.context: list[str] = []
+        self.file: str | None = None
+        self.line: int | None = None
+
+    def __str__(self) -> str:
+        place = list(self.context)
+        if self.file:
+            place.insert(0, f"{self.file}:{self.line}" if self.line else self.file)
+        return f"{self.message} ({', '.join(place)})" if place else self.message
+
+
+class UnknownName(ConfigError, KeyError):
+    """A label, image or parent is referred to but not defined; ``name`` is what was asked for."""
+
+    name: object = None
+
+    __str__ = ConfigError.__str__
+
+
+class ProviderLoadError(ConfigError, RuntimeError):
+    """The driver refused the options of a provider."""
+
+
+class ProviderUnavailable(ConfigError):
+    """One provider cannot be used here (library or cloud description missing); the others can."""
+
+
+class ConfigSyntaxError(ConfigError, yaml.YAMLError):
+    """The file is not YAML."""
+
+    __str__ = ConfigError.__str__
+
+
+class ConfigFileMissing(ConfigError, FileNotFoundError):
+    """The file does not exist."""
+
+    __str__ = ConfigError.__str__

@@ -1,0 +1,116 @@
+"""Load, secure file and freshness (config.md sections 3, 8 and 11)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from nodepool.config.errors import ConfigError
+from nodepool.config.location import compose, find_line, readable_path
+from nodepool.config.model import Config
+from nodepool.config.reading import parse_text, read_text
+from nodepool.driver.registry import Drivers
+
+log = logging.getLogger("nodepool.config")
+
+TOP_LEVEL_KEYS = frozenset(
+    {
+        "webapp", "elements-dir", "images-dir", "build-log-dir", "build-log-retention", "zookeeper-servers",
+        "zookeeper-tls", "zookeeper-timeout", "zookeeper-insecure", "labels", "max-hold-age", "diskimages",
+        "providers", "tenant-resource-limits", "drivers-path",
+    }
+)  # fmt: skip
+
+
+def driver_directories(value: Any, config_path: str) -> list[str]:
+    """``drivers-path`` as absolute directories; relative ones start at the configuration file."""
+    if value is None:
+        return []
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ConfigError("drivers-path: expected a list of directories", where=("drivers-path",))
+    base = os.path.dirname(os.path.abspath(config_path))
+    return [os.path.join(base, os.path.expanduser(item)) for item in items]
+
+
+@contextmanager
+def _located(path: str, text: str, data: Any) -> Iterator[None]:
+    """Give every ConfigError its file, line and option path."""
+    try:
+        yield
+    except ConfigError as exc:
+        if exc.file is None:
+            exc.file = path
+            exc.line = find_line(compose(text), exc.where)
+            if exc.where:
+                exc.context.insert(0, readable_path(data, exc.where))
+        raise
+
+
+def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
+    """Load the main file; ConfigError (a ConfigurationError) says what is wrong and where."""
+    text, mtime = read_text(config_path, env)
+    data = parse_text(text, config_path)
+    newconfig = Config()
+    with _located(config_path, text, data):
+        if not isinstance(data, dict):
+            what = "is empty" if data is None else "must be a dictionary of options at the top"
+            raise ConfigError(f"the configuration {what}")
+        for key in data.keys() - TOP_LEVEL_KEYS:
+            log.warning("%s: unknown option %r is ignored", config_path, key)
+        paths = driver_directories(data.get("drivers-path"), config_path)
+        if paths:
+            Drivers.load(paths)
+        for driver in Drivers.loaded():
+            driver.reset()
+        newconfig.setElementsDir(data.get("elements-dir"))
+        newconfig.setImagesDir(data.get("images-dir"))
+        newconfig.setBuildLog(data.get("build-log-dir"), data.get("build-log-retention"))
+        newconfig.setMaxHoldAge(data.get("max-hold-age"))
+        newconfig.setWebApp(data.get("webapp"))
+        newconfig.setZooKeeperServers(data.get("zookeeper-servers"))
+        if data.get("zookeeper-timeout") is not None:
+            newconfig.setZooKeeperTimeout(data["zookeeper-timeout"])
+        newconfig.zookeeper_insecure = data.get("zookeeper-insecure") is True
+        newconfig.setDiskImages(data.get("diskimages"))
+        newconfig.setLabels(data.get("labels"))
+        newconfig.setProviders(data.get("providers"))
+        newconfig.setZooKeeperTLS(data.get("zookeeper-tls"))
+        newconfig.setTenantResourceLimits(data.get("tenant-resource-limits"))
+    newconfig.setConfigPathMtime(config_path, mtime)
+    return newconfig
+
+
+def loadSecureConfig(config: Config, secure_config_path: str | None, env: Mapping[str, str] = os.environ) -> None:
+    """Apply the secure file to *config* in place; no path, no change."""
+    if not secure_config_path:
+        return
+    text, mtime = read_text(secure_config_path, env)
+    data = parse_text(text, secure_config_path)
+    # Recorded in every case: an unrecorded file would look changed for ever.
+    config.setConfigPathMtime(secure_config_path, mtime)
+    if not data:
+        return
+    with _located(secure_config_path, text, data):
+        if not isinstance(data, dict):
+            raise ConfigError("the secure file must be a dictionary of options at the top")
+        config.setZooKeeperServers(data.get("zookeeper-servers"))
+        config.setSecureDiskimageEnv(data.get("diskimages"), secure_config_path)
+        config.setZooKeeperTLS(data.get("zookeeper-tls"))
+
+
+def checkRecentConfig(config: Config, config_path: str, secure_path: str | None = None) -> bool:
+    """True when the files have the modification times remembered in *config*; a missing file is not recent."""
+    for path in (config_path, secure_path):
+        if not path:
+            continue
+        try:
+            mtime = os.stat(path).st_mtime_ns
+        except OSError:
+            return False
+        if config.config_mtimes.get(path) != mtime:
+            return False
+    return True

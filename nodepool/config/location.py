@@ -1,0 +1,95 @@
+"""Where an option stands in its file: line numbers and readable paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from nodepool.config.reading import SafeLoader
+
+
+def compose(text: str) -> yaml.Node | None:
+    """The node tree of *text*, which carries line numbers; None when it is empty or not YAML."""
+    try:
+        return yaml.compose(text, Loader=SafeLoader)
+    except yaml.YAMLError:
+        return None
+
+
+def _child(node: yaml.Node, item: Any) -> tuple[yaml.Node, int] | None:
+    """The value under *item* and the line to name for it."""
+    if isinstance(node, yaml.SequenceNode):
+        if isinstance(item, int) and 0 <= item < len(node.value):
+            value = node.value[item]
+            return value, value.start_mark.line + 1
+        return None
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    merged: list[yaml.Node] = []
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.value == str(item):
+            return value, key.start_mark.line + 1
+        if key.tag == "tag:yaml.org,2002:merge":
+            merged.extend(value.value if isinstance(value, yaml.SequenceNode) else [value])
+    for other in merged:
+        found = _child(other, item)
+        if found:
+            return found
+    return None
+
+
+def find_line(root: yaml.Node | None, path: Sequence[Any]) -> int | None:
+    """Line of the option at *path*, or of the nearest thing around it that exists."""
+    if root is None:
+        return None
+    node, line = root, root.start_mark.line + 1
+    for item in path:
+        found = _child(node, item)
+        if found is None:
+            break
+        node, line = found
+    return line
+
+
+def readable_path(data: Any, path: Sequence[Any]) -> str:
+    """``providers[cloud1].pools[0].labels``: entries of lists by their name when they have one."""
+    text = ""
+    for item in path:
+        child = None
+        if isinstance(item, int):
+            child = data[item] if isinstance(data, list) and item < len(data) else None
+            name = child.get("name") if isinstance(child, dict) else None
+            text += f"[{name if isinstance(name, str) else item}]"
+        else:
+            child = data.get(item) if isinstance(data, dict) else None
+            text += f".{item}" if text else str(item)
+        data = child
+    return text
+
+
+def duplicate_keys(root: yaml.Node | None) -> list[tuple[str, int]]:
+    """Keys given twice in one dictionary, with the line of the later one."""
+    result: list[tuple[str, int]] = []
+    seen_nodes: set[int] = set()
+
+    def walk(node: yaml.Node) -> None:
+        if id(node) in seen_nodes:
+            return
+        seen_nodes.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            for value in node.value:
+                walk(value)
+        elif isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                    if key.value in keys:
+                        result.append((key.value, key.start_mark.line + 1))
+                    keys.add(key.value)
+                walk(value)
+
+    if root is not None:
+        walk(root)
+    return result

@@ -1,0 +1,279 @@
+"""The loaded configuration (config.md sections 4, 7 and 9)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, TypeVar
+
+from nodepool.config.diskimages import DiskImage, build_disk_images
+from nodepool.config.errors import (
+    ConfigError,
+    PathItem,
+    ProviderLoadError,
+    ProviderUnavailable,
+    UnknownName,
+)
+from nodepool.config.zookeeper import buildZooKeeperHosts, connections, splitZooKeeperHosts, warn_about_chroots
+from nodepool.driver.configuration import ConfigValue, ProviderConfig
+from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
+
+T = TypeVar("T")
+
+log = logging.getLogger("nodepool.config")
+
+
+class Named(dict[str, T]):
+    """Objects by name; a missing one is reported with its name and the list to add it to."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __missing__(self, key: str) -> T:
+        error = UnknownName(f"{self.kind} {key!r} is not defined in the top-level {self.kind}s list")
+        error.name = key
+        raise error
+
+
+class Label(ConfigValue):
+    """A label; ``pools`` are those offering it, appended by the drivers."""
+
+    # The pools are compared with their providers.
+    ignore_equality = ["pools"]
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.max_ready_age = 0
+        self.min_ready = 0
+        self.pools: list[Any] = []
+
+
+def integer(data: dict[str, Any], key: str, default: Any, where: tuple[PathItem, ...] = ()) -> Any:
+    """An int option; digits in quotes are accepted with a warning, anything else is a ConfigError."""
+    value = data.get(key)
+    if value is None:
+        return default
+    if isinstance(value, int | float):
+        return value
+    try:
+        number = int(str(value))
+    except ValueError:
+        raise ConfigError(f"{key}: expected a whole number, not {value!r}", where=(*where, key)) from None
+    log.warning("%s: %r is taken as the number %s; remove the quotes", key, value, number)
+    return number
+
+
+def dict_items(items: Any, key: str) -> list[dict[str, Any]]:
+    """The entries of a list option; null is an empty list."""
+    if items is None:
+        return []
+    if not isinstance(items, list):
+        raise ConfigError(f"{key}: expected a list", where=(key,))
+    for index, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise ConfigError(f"{key}: entry {index + 1} must be a dictionary of options", where=(key, index))
+    return items
+
+
+class Config(ConfigValue):
+    """The whole configuration, see config.md section 9.2 for the attributes.
+
+    ``provider_errors``: providers left out because driver, library or cloud description is missing, with the reason.
+    """
+
+    ignore_equality = ["provider_managers", "config_mtimes", "provider_errors"]
+
+    def __init__(self) -> None:
+        self.diskimages: dict[str, DiskImage] = Named("diskimage")
+        self.labels: dict[str, Label] = Named("label")
+        self.providers: dict[str, ProviderConfig] = {}
+        self.provider_managers: dict[str, Any] = {}
+        self.provider_errors: dict[str, str] = {}
+        self.zookeeper_servers: Any = {}
+        self.zookeeper_hosts: str | None = None
+        self.zookeeper_chroot = ""
+        self.zookeeper_timeout = 10.0
+        self.zookeeper_tls_cert: str | None = None
+        self.zookeeper_tls_key: str | None = None
+        self.zookeeper_tls_ca: str | None = None
+        self.zookeeper_insecure = False
+        self.elements_dir: str | None = None
+        self.images_dir: str | None = None
+        self.build_log_dir: str | None = None
+        self.build_log_retention: int = 7
+        self.max_hold_age: float = math.inf
+        self.webapp: dict[str, Any] = {"port": 8005, "listen_address": "0.0.0.0"}
+        self.tenant_resource_limits: dict[str, dict[str, float]] = {}
+        self.config_mtimes: dict[str, int] = {}
+
+    def setConfigPathMtime(self, path: str, mtime: int) -> None:
+        self.config_mtimes[path] = mtime
+
+    def setElementsDir(self, value: str | None) -> None:
+        self.elements_dir = value
+
+    def setImagesDir(self, value: str | None) -> None:
+        self.images_dir = value
+
+    def setBuildLog(self, directory: str | None, retention: Any) -> None:
+        self.build_log_dir = directory
+        self.build_log_retention = integer({"build-log-retention": retention}, "build-log-retention", 7)
+
+    def setMaxHoldAge(self, value: Any) -> None:
+        """Seconds; None, 0 and negative numbers mean unlimited."""
+        age = integer({"max-hold-age": value}, "max-hold-age", 0)
+        self.max_hold_age = age if age > 0 else math.inf
+
+    def setWebApp(self, webapp_cfg: dict[str, Any] | None) -> None:
+        given = webapp_cfg or {}
+        if not isinstance(given, dict):
+            raise ConfigError("webapp: expected a dictionary", where=("webapp",))
+        self.webapp = {
+            "port": integer(given, "port", 8005, ("webapp",)),
+            "listen_address": given.get("listen_address", "0.0.0.0"),
+        }
+
+    def setZooKeeperServers(self, zk_cfg: list[dict[str, Any]] | None) -> None:
+        """Sets the connection string, and hosts and chroot apart; an empty list changes nothing."""
+        if not zk_cfg:
+            return
+        servers = connections(dict_items(zk_cfg, "zookeeper-servers"))
+        self.zookeeper_hosts, self.zookeeper_chroot = splitZooKeeperHosts(servers)
+        warn_about_chroots(servers)
+        self.zookeeper_servers = buildZooKeeperHosts(servers)
+
+    def setZooKeeperTimeout(self, timeout: Any) -> None:
+        """Session timeout in seconds."""
+        try:
+            self.zookeeper_timeout = float(timeout)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"zookeeper-timeout: expected seconds, not {timeout!r}", where=("zookeeper-timeout",)
+            ) from None
+
+    def setZooKeeperTLS(self, zk_tls: dict[str, Any] | None) -> None:
+        """Replaces all three paths; None changes nothing."""
+        if not zk_tls:
+            return
+        if not isinstance(zk_tls, dict):
+            raise ConfigError("zookeeper-tls: expected a dictionary with cert, key and ca", where=("zookeeper-tls",))
+        self.zookeeper_tls_cert = zk_tls.get("cert")
+        self.zookeeper_tls_key = zk_tls.get("key")
+        self.zookeeper_tls_ca = zk_tls.get("ca")
+
+    def setDiskImages(self, diskimages_cfg: list[dict[str, Any]] | None) -> None:
+        for name, image in build_disk_images(dict_items(diskimages_cfg, "diskimages")).items():
+            self.diskimages[name] = image
+
+    def setSecureDiskimageEnv(self, diskimages: list[dict[str, Any]] | None, secure_config_path: str) -> None:
+        """Merge secret environment variables over those of the images named."""
+        for entry in dict_items(diskimages, "diskimages"):
+            name = entry.get("name")
+            if name not in self.diskimages:
+                raise UnknownName(f"{secure_config_path}: unknown diskimage {name}")
+            if not isinstance(entry.get("env-vars"), dict):
+                raise ConfigError(f"{secure_config_path}: diskimage {name} needs env-vars, a dictionary")
+            self.diskimages[name].set_env_vars(entry["env-vars"], secret=True)
+
+    def setLabels(self, labels_cfg: list[dict[str, Any]] | None) -> None:
+        for index, entry in enumerate(dict_items(labels_cfg, "labels")):
+            where = ("labels", index)
+            if not entry.get("name"):
+                raise ConfigError("required key 'name' is missing in labels", where=where)
+            label = Label()
+            label.name = str(entry["name"])
+            label.max_ready_age = integer(entry, "max-ready-age", 0, where)
+            label.min_ready = integer(entry, "min-ready", 0, where)
+            self.labels[label.name] = label
+
+    def setTenantResourceLimits(self, tenant_resource_limits_cfg: list[dict[str, Any]] | None) -> None:
+        """Limits by tenant: cores, instances and ram always, others when given."""
+        names = {"max-cores": "cores", "max-servers": "instances", "max-ram": "ram"}
+        other = {"max-volumes": "volumes", "max-volume-gb": "volume-gb"}
+        key = "tenant-resource-limits"
+        for index, entry in enumerate(dict_items(tenant_resource_limits_cfg, key)):
+            if not entry.get("tenant-name"):
+                raise ConfigError("required key 'tenant-name' is missing in tenant-resource-limits", where=(key, index))
+            limits: dict[str, float] = dict.fromkeys(names.values(), math.inf)
+            for option in entry:
+                if option != "tenant-name":
+                    stored = names.get(option) or other.get(option) or option
+                    limits[stored] = integer(entry, option, math.inf, (key, index))
+            self.tenant_resource_limits[entry["tenant-name"]] = limits
+
+    def setProviders(self, providers_cfg: list[dict[str, Any]] | None) -> None:
+        """Load every provider.
+
+        Wrong options are a ConfigError. A driver that is unknown or cannot be loaded, or a cloud that is not
+        described on this machine, leaves out that provider only and is noted in ``provider_errors``.
+        """
+        for index, entry in enumerate(dict_items(providers_cfg, "providers")):
+            where = ("providers", index)
+            name = entry.get("name")
+            if not name:
+                raise ConfigError("required key 'name' is missing in providers", where=where)
+            try:
+                provider = get_provider_config(entry)
+                provider.load(self)
+            except (UnknownDriver, DriverLoadError, ProviderUnavailable, ImportError) as exc:
+                text = str(exc)
+                if isinstance(exc, ImportError):
+                    text += "; install the missing Python module"
+                self.provider_errors[name] = f"provider {name} is not used: {text}"
+                log.error("%s", self.provider_errors[name])
+                # Its pools may be in the labels already; nobody serves them.
+                for label in self.labels.values():
+                    label.pools = [pool for pool in label.pools if _provider_name(pool) != name]
+                continue
+            except ConfigError as exc:
+                if isinstance(exc, UnknownName):
+                    exc.where = exc.where if len(exc.where) > 1 else find_value(entry, exc.name)
+                exc.where = exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where)
+                exc.context.append(f"provider {name}")
+                raise
+            except Exception as exc:
+                what = f"required key {exc} is missing" if isinstance(exc, KeyError) else str(exc) or repr(exc)
+                error = ProviderLoadError(what, where=where)
+                error.context.append(f"provider {name}, driver {entry.get('driver')}")
+                raise error from exc
+            replaced = self.providers.get(provider.name)
+            if replaced is not None:
+                log.warning("Provider %s is given twice; the later one is used", name)
+                for label in self.labels.values():
+                    label.pools = [pool for pool in label.pools if getattr(pool, "provider", None) is not replaced]
+            self.providers[provider.name] = provider
+            self.provider_errors.pop(provider.name, None)
+
+
+def find_value(data: Any, value: Any) -> tuple[PathItem, ...]:
+    """Path of the first option in *data* whose value (or one of its words) is *value*; () if there is none."""
+    items: Any = ()
+    if isinstance(data, dict):
+        items = data.items()
+    elif isinstance(data, list):
+        items = enumerate(data)
+    for key, child in items:
+        if child == value or (isinstance(child, str) and value in child.split()):
+            return (key,)
+        below = find_value(child, value)
+        if below:
+            return (key, *below)
+    return ()
+
+
+def _provider_name(pool: Any) -> str | None:
+    return getattr(getattr(pool, "provider", None), "name", None)
+
+
+def get_provider_config(provider: dict[str, Any]) -> Any:
+    """The driver's not yet loaded object for *provider*; fills in ``driver``.
+
+    A provider whose name starts with ``fake`` always gets the driver ``fake``.
+    """
+    asked = provider.setdefault("driver", "openstack")
+    if str(provider.get("name", "")).startswith("fake"):
+        if asked not in ("fake", "openstack"):
+            log.warning("Provider %s gets the driver fake, not %s, because of its name", provider["name"], asked)
+        provider["driver"] = "fake"
+    return Drivers.get(provider["driver"]).getProviderConfig(provider)

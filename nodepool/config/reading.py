@@ -1,0 +1,84 @@
+"""From a file to YAML data (config.md section 2)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from nodepool.config.errors import ConfigFileMissing, ConfigSyntaxError
+
+SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+PREFIX = "NODEPOOL_"
+READ_ATTEMPTS = 3
+READ_RETRY_INTERVAL = 0.5  # seconds; editors replace a file by deleting and creating it
+
+_REFERENCE = re.compile(r"%\((" + PREFIX + r"[^)]*)\)")
+
+log = logging.getLogger("nodepool.config")
+
+
+def as_list(item: Any) -> list[Any]:
+    """Falsy -> ``[]``, a list unchanged, anything else as a list of one."""
+    if not item:
+        return []
+    if isinstance(item, list):
+        return item
+    return [item]
+
+
+def substitute_env_vars(config_str: str, env: Mapping[str, str]) -> str:
+    """Replace each ``%(NODEPOOL_X)`` that *env* knows, in one pass; replaced text is not looked at again."""
+    return _REFERENCE.sub(lambda match: env.get(match.group(1), match.group(0)), config_str)
+
+
+def leftover_references(text: str) -> list[tuple[str, int]]:
+    """Names still standing as ``%(NODEPOOL_X)`` in the substituted *text*, with their lines."""
+    return [(match.group(1), text.count("\n", 0, match.start()) + 1) for match in _REFERENCE.finditer(text)]
+
+
+def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
+    """Return the substituted text and the modification time (ns) taken before reading.
+
+    A missing file is tried again for about a second; then ConfigFileMissing, a FileNotFoundError.
+    """
+    pause = threading.Event()
+    for attempt in range(READ_ATTEMPTS):
+        if attempt:
+            pause.wait(READ_RETRY_INTERVAL)
+        try:
+            mtime = os.stat(path).st_mtime_ns
+            with open(path, encoding="utf-8") as stream:
+                return substitute_env_vars(stream.read(), env), mtime
+        except FileNotFoundError:
+            continue
+        except UnicodeDecodeError as exc:
+            error = ConfigSyntaxError(f"not UTF-8 text: {exc}")
+            error.file = path
+            raise error from exc
+    raise ConfigFileMissing(f"No such file or directory: {path}")
+
+
+def parse_text(text: str, path: str) -> Any:
+    """Parse YAML; ConfigSyntaxError (a YAMLError) names file and line."""
+    try:
+        return yaml.load(text, Loader=SafeLoader)
+    except yaml.YAMLError as exc:
+        mark = getattr(exc, "problem_mark", None)
+        problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+        context = getattr(exc, "context", None)
+        error = ConfigSyntaxError(f"not valid YAML: {problem}" + (f" ({context})" if context else ""))
+        error.file = path
+        error.line = mark.line + 1 if mark else None
+        raise error from exc
+
+
+def openConfig(path: str, env: Mapping[str, str] = os.environ) -> Any:
+    """The data of the YAML file *path*, environment substituted."""
+    return parse_text(read_text(path, env)[0], path)

@@ -1,0 +1,136 @@
+"""Schema of the main file, and the check of data against a schema with every error (config.md section 12.1)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import voluptuous as v
+
+TEXT = str
+NUMBER = v.Any(float, int)
+
+
+class ListOf:
+    """A list whose every entry fits one of *alternatives*; all misfits are reported, not the first one only."""
+
+    def __init__(self, alternatives: Sequence[Any], null: bool = False) -> None:
+        parts = [thorough(item) for item in alternatives]
+        self.schema = v.Schema(parts[0] if len(parts) == 1 else v.Any(*parts))
+        self.null = null
+
+    def __call__(self, data: Any) -> Any:
+        if data is None and self.null:
+            return data
+        if not isinstance(data, list):
+            raise v.Invalid("expected a list")
+        errors: list[v.Invalid] = []
+        for index, item in enumerate(data):
+            try:
+                self.schema(item)
+            except v.MultipleInvalid as exc:
+                for error in exc.errors:
+                    error.prepend([index])
+                    errors.append(error)
+        if errors:
+            raise v.MultipleInvalid(errors)
+        return data
+
+
+def thorough(schema: Any) -> Any:
+    """The same schema, reporting every wrong entry of lists."""
+    if isinstance(schema, v.Schema):
+        return thorough(schema.schema)
+    if isinstance(schema, dict):
+        return {key: thorough(value) for key, value in schema.items()}
+    if isinstance(schema, list) and schema:
+        return ListOf(schema)
+    if type(schema) in (v.All, v.Any):
+        return type(schema)(*[thorough(item) for item in schema.validators])
+    return schema
+
+
+def top_level_schema() -> dict[Any, Any]:
+    diskimage = {
+        v.Required("name"): str,
+        "abstract": bool,
+        "parent": str,
+        "formats": [str],
+        "keep-formats": [str],
+        "delete-after-upload": bool,
+        "rebuild-age": int,
+        "build-timeout": int,
+        "dib-cmd": str,
+        "elements": [str],
+        "env-vars": {str: v.Any(str, bool, int, float)},
+        "release": v.Any(str, int, float),
+        "pause": bool,
+        "username": str,
+        "python-path": str,
+        "shell-type": v.Any(str, None),
+        "metadata": dict,
+    }
+    tenant = {v.Required("tenant-name"): str, "max-cores": int, "max-ram": int, "max-servers": int, str: int}
+    return {
+        "webapp": {"port": int, "listen_address": str},
+        "elements-dir": str,
+        "images-dir": str,
+        "build-log-dir": str,
+        "build-log-retention": int,
+        "max-hold-age": int,
+        "zookeeper-servers": ListOf([{v.Required("host"): str, "port": int, "chroot": str}], null=True),
+        "zookeeper-tls": {v.Required("cert"): str, v.Required("key"): str, v.Required("ca"): str},
+        "zookeeper-timeout": NUMBER,
+        "zookeeper-insecure": bool,
+        "drivers-path": v.Any(str, [str]),
+        "labels": ListOf([{v.Required("name"): str, "min-ready": int, "max-ready-age": int}], null=True),
+        "diskimages": ListOf([diskimage], null=True),
+        "providers": ListOf([object], null=True),
+        "tenant-resource-limits": ListOf([tenant], null=True),
+    }
+
+
+def check(schema: Any, data: Any) -> list[v.Invalid]:
+    """Every error of *data*, each with its path."""
+    try:
+        v.Schema(thorough(schema))(data)
+    except v.MultipleInvalid as exc:
+        return list(exc.errors)
+    return []
+
+
+def _dict_schema(schema: Any) -> dict[Any, Any] | None:
+    if isinstance(schema, v.Schema):
+        return _dict_schema(schema.schema)
+    if isinstance(schema, dict):
+        return schema
+    if isinstance(schema, v.All | v.Any):
+        return next((found for item in schema.validators if (found := _dict_schema(item)) is not None), None)
+    return None
+
+
+def known_keys(schema: Any, path: Sequence[Any]) -> list[str]:
+    """The options that the schema knows at *path*; [] where that cannot be told."""
+    for item in path:
+        if isinstance(item, int):
+            if isinstance(schema, ListOf):
+                schema = schema.schema
+            else:
+                schema = schema[0] if isinstance(schema, list) and schema else None
+            continue
+        options = _dict_schema(schema)
+        schema = None if options is None else next((value for key, value in options.items() if str(key) == item), None)
+    options = _dict_schema(schema)
+    return sorted(str(key) for key in options if isinstance(key, str | v.Marker)) if options else []
+
+
+def advice(schema: Any, error: v.Invalid) -> str:
+    """What would be right, as an addition to the message; may be empty."""
+    if error.error_message != "extra keys not allowed" or not error.path:
+        return ""
+    keys = known_keys(schema, error.path[:-1])
+    if not keys:
+        return ""
+    close = difflib.get_close_matches(str(error.path[-1]), keys, n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(keys)}"

@@ -1,0 +1,95 @@
+"""ZooKeeper servers: connection string, hosts and chroot (config.md section 4.5)."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from nodepool.config.errors import ConfigError
+from nodepool.driver.configuration import ConfigValue
+
+DEFAULT_PORT = 2281
+
+log = logging.getLogger("nodepool.config")
+
+
+class ZooKeeperConnectionConfig(ConfigValue):
+    """One server; ``chroot`` is '' or starts with a slash."""
+
+    def __init__(self, host: str, port: int = 2181, chroot: str | None = None) -> None:
+        self.host = host
+        self.port = port
+        self.chroot = chroot or ""
+
+    def __hash__(self) -> int:
+        return hash((self.host, self.port, self.chroot))
+
+    def __repr__(self) -> str:
+        return f"host={self.host} port={self.port} chroot={self.chroot}"
+
+
+def _address(server: ZooKeeperConnectionConfig) -> str:
+    try:
+        parsed = ipaddress.ip_address(server.host)
+    except ValueError:
+        return f"{server.host}:{server.port}"
+    host = f"[{parsed.compressed}]" if parsed.version == 6 else server.host
+    return f"{host}:{server.port}"
+
+
+def buildZooKeeperHosts(host_list: Sequence[ZooKeeperConnectionConfig]) -> str:
+    """``host:port`` + chroot of each entry, joined by commas; bare IPv6 literals get brackets."""
+    if not isinstance(host_list, list):
+        raise Exception("'host_list' must be a list")
+    return ",".join(_address(server) + server.chroot for server in host_list)
+
+
+def splitZooKeeperHosts(host_list: Sequence[ZooKeeperConnectionConfig]) -> tuple[str, str]:
+    """Return ``host:port,...`` and the one chroot ('' if none); differing chroots are a ConfigError."""
+    chroots = {server.chroot.rstrip("/") for server in host_list} - {""}
+    if len(chroots) > 1:
+        raise ConfigError(
+            f"zookeeper-servers have different chroots {', '.join(sorted(chroots))}: give one, on the last server",
+            where=("zookeeper-servers",),
+        )
+    chroot = chroots.pop() if chroots else ""
+    if chroot and not chroot.startswith("/"):
+        raise ConfigError(f"chroot {chroot!r} of zookeeper-servers must start with '/'", where=("zookeeper-servers",))
+    return ",".join(_address(server) for server in host_list), chroot
+
+
+def warn_about_chroots(host_list: Sequence[ZooKeeperConnectionConfig]) -> None:
+    """Older releases take everything after the first chroot, other servers included, for the path."""
+    if any(server.chroot.rstrip("/") for server in host_list[:-1]):
+        log.warning(
+            "The chroot of zookeeper-servers applies to all servers; release 11.0.0 would have used the path %r",
+            "/" + buildZooKeeperHosts(list(host_list)).partition("/")[2],
+        )
+
+
+def parseConnectionString(hosts: str) -> tuple[str, str]:
+    """Split a connection string into ``host:port,...`` and the common chroot ('' if none)."""
+    servers = []
+    for entry in hosts.split(","):
+        address, slash, chroot = entry.strip().partition("/")
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            host, port = address, "2181"
+        servers.append(ZooKeeperConnectionConfig(host, int(port), slash + chroot))
+    return splitZooKeeperHosts(servers)
+
+
+def connections(servers: Any) -> list[ZooKeeperConnectionConfig]:
+    """From the option's list of dicts."""
+    result = []
+    for index, server in enumerate(servers or []):
+        where = ("zookeeper-servers", index)
+        if not isinstance(server, dict) or not server.get("host"):
+            raise ConfigError("required key 'host' is missing in zookeeper-servers", where=where)
+        port = server.get("port", DEFAULT_PORT)
+        if not isinstance(port, int) and not (isinstance(port, str) and port.isdigit()):
+            raise ConfigError(f"port {port!r} of zookeeper-servers must be a number", where=(*where, "port"))
+        result.append(ZooKeeperConnectionConfig(str(server["host"]), int(port), server.get("chroot")))
+    return result

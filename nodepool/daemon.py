@@ -1,0 +1,217 @@
+"""Background operation: pid file, detaching, service manager messages (cli-web-metrics.md section 2.2)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+PID_TIMEOUT = 10.0
+START_TIMEOUT = 60.0
+UMASK = 0o022
+
+log = logging.getLogger("nodepool.daemon")
+
+
+class PidFileError(Exception):
+    """The pid file cannot be taken; the text says by whom it is held, or what is wrong with it."""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+class PidFile:
+    """An exclusive lock: the file names the process, and is locked by it as long as it lives."""
+
+    def __init__(self, path: str, timeout: float = PID_TIMEOUT) -> None:
+        self.path = path
+        self._timeout = timeout
+        self._fd: int | None = None
+
+    def acquire(self) -> None:
+        """Take the file; one whose process is gone is taken over.
+
+        :raises PidFileError: its process lives for ``timeout`` seconds, or it cannot be written.
+        """
+        deadline = time.monotonic() + self._timeout
+        pause = threading.Event()
+        while True:
+            try:
+                holder = self._try()
+            except OSError as error:
+                raise PidFileError(f"cannot write pid file {self.path}: {error.strerror}") from error
+            if holder is None:
+                return
+            if time.monotonic() >= deadline:
+                raise PidFileError(f"pid file {self.path} is held by the running process {holder}")
+            pause.wait(0.1)
+
+    def _try(self) -> int | None:
+        """Take the file, or return the process that holds it."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            content = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
+            pid = int(content) if content.isdecimal() else 0
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return pid
+            if not self._is_current(fd):
+                return pid  # removed meanwhile: try again with the new file
+            # A process that locks nothing may hold it, too.
+            if pid and pid != os.getpid() and _alive(pid):
+                return pid
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            self._fd, fd = fd, -1
+            return None
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _is_current(self, fd: int) -> bool:
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        opened = os.fstat(fd)
+        return (now.st_dev, now.st_ino) == (opened.st_dev, opened.st_ino)
+
+    def release(self) -> None:
+        """Remove the file; nothing when it is not ours."""
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if self._is_current(fd):
+                os.unlink(self.path)
+        os.close(fd)
+
+    def __enter__(self) -> PidFile:
+        self.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+def must_detach() -> bool:
+    """False when a service manager started us: process 1, or a super-server with a socket as standard input."""
+    if os.getppid() == 1:
+        return False
+    try:
+        return not stat.S_ISSOCK(os.fstat(0).st_mode)
+    except OSError:
+        return True
+
+
+class StartReport:
+    """The daemon's word to the terminal that started it: running, or why not."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def running(self) -> None:
+        self._send(b"")
+
+    def failed(self, text: str) -> None:
+        self._send(text.encode("utf-8", "replace") or b"failed")
+
+    def _send(self, data: bytes) -> None:
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(fd, b"." + data[:4000])
+        os.close(fd)
+
+
+def detach(prog: str) -> StartReport:
+    """Go on as a daemon: the caller's process ends here, once the daemon reported or after a minute.
+
+    Must be called before any thread is started.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writing)
+        os.waitpid(child, 0)
+        _leave(prog, reading)
+    os.close(reading)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    keep = _redirect(writing)
+    return StartReport(keep)
+
+
+def _leave(prog: str, reading: int) -> None:
+    """In the process of the terminal: wait for the daemon's word and end."""
+    readable, _, _ = select.select([reading], [], [], START_TIMEOUT)
+    data = os.read(reading, 4096) if readable else b"."
+    if data == b".":
+        os._exit(0)
+    text = data[1:].decode("utf-8", "replace") or "the daemon ended while starting"
+    print(f"{prog}: error: {text}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _redirect(keep: int) -> int:
+    """Nothing of the terminal is left: directory, streams, descriptors, umask."""
+    os.chdir("/")
+    os.umask(UMASK)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    if keep != 3:
+        os.dup2(keep, 3)
+    os.set_inheritable(3, False)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    return 3
+
+
+def notify(*lines: str) -> bool:
+    """Tell systemd (``READY=1``, ``STOPPING=1``, ``RELOADING=1``, ``STATUS=...``); False when it does not listen."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if not path or path[0] not in "@/":
+        return False
+    if path[0] == "@":
+        path = "\0" + path[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(1)
+            sock.sendto("\n".join(lines).encode(), path)
+    except OSError as error:
+        log.debug("Cannot notify the service manager: %s", error)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def reloading() -> Iterator[None]:
+    """systemd shows the service as reloading meanwhile."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    try:
+        yield
+    finally:
+        notify("READY=1")

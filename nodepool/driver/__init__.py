@@ -1,0 +1,23 @@
+"""The plug-in API (driver-api.md). Importing it loads no driver and no cloud library."""
+
+from nodepool.driver.configuration import ConfigPool, ConfigValue, DriverConfig, ProviderConfig
+from nodepool.driver.handler import NodeRequestHandler
+from nodepool.driver.provider import Driver, NodeRequestHandlerNotifications, Provider, ProviderNotifications
+from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
+from nodepool.driver.steps import LabelRecorder
+
+__all__ = [
+    "ConfigPool",
+    "ConfigValue",
+    "Driver",
+    "DriverConfig",
+    "DriverLoadError",
+    "Drivers",
+    "LabelRecorder",
+    "NodeRequestHandler",
+    "NodeRequestHandlerNotifications",
+    "Provider",
+    "ProviderConfig",
+    "ProviderNotifications",
+    "UnknownDriver",
+]

@@ -1,0 +1,24 @@
+"""The OpenStack driver over a cloud in memory (driver-fake-test-example.md section 1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.driver.fake.clouds import FakeClouds
+from nodepool.driver.fake.config import FakeProviderConfig
+from nodepool.driver.openstack import OpenStackDriver
+
+
+class FakeDriver(OpenStackDriver):
+    name = "fake"
+
+    def _readClouds(self) -> FakeClouds:
+        return FakeClouds()
+
+    def getProviderConfig(self, provider: dict[str, Any]) -> FakeProviderConfig:
+        return FakeProviderConfig(self, provider)
+
+    def getAdapter(self, provider_config: Any) -> Any:
+        from nodepool.driver.fake.adapter import FakeAdapter
+
+        return FakeAdapter(provider_config)

@@ -1,0 +1,243 @@
+"""Backing nodes come: asking for them and taking them over."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NoNodeError
+
+from nodepool import exceptions
+from nodepool.driver.metastatic import transactions
+from nodepool.driver.metastatic.machines import MetastaticCreateStateMachine, wake
+from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
+from nodepool.zk import paths
+from nodepool.zk.writer import TransactionFailed, Txn
+from nodepool.zk.zookeeper import FAILED, FULFILLED, IN_USE, READY, Node, NodeRequest
+
+if TYPE_CHECKING:
+    from nodepool.driver.metastatic.adapter import MetastaticAdapter
+
+TAKE_OVER_TIMEOUT = 30.0
+"""How long to try to lock a backing node that was given to us, in seconds."""
+
+Action = Callable[[], Any]
+
+
+class BackingRequests:
+    """The requests of one adapter that are under way. Callbacks of ZooKeeper never wait here."""
+
+    log = logging.getLogger("nodepool.driver.metastatic.MetastaticAdapter")
+
+    def __init__(self, adapter: MetastaticAdapter) -> None:
+        self.adapter = adapter
+        self.open: dict[str, tuple[BackingNodeRecord, Callable[[NodeRequest | None], None]]] = {}
+        """By request id: whose it is, and what watches it."""
+        self.taking: dict[str, BackingNodeRecord] = {}
+        """By id of a node that is being taken over."""
+        self.doubtful: set[float] = set()
+        """``created_time`` of requests that may or may not exist."""
+
+    def ask(
+        self, record: BackingNodeRecord, machine: MetastaticCreateStateMachine, actions: list[Action]
+    ) -> None:
+        backing, priority = transactions.backing_request(machine.label, self.adapter.my_id, machine.request)
+        txn = transactions.create_request(self.adapter.zk, backing, priority)
+
+        def answered(results: list[Any] | None, error: BaseException | None) -> None:
+            if results is None and backing.created_time is not None:
+                # It may exist all the same, without our knowing its id.
+                self.doubtful.add(backing.created_time)
+            self._requested(record, results, error)
+
+        actions.append(lambda: self.adapter.submit_results(txn, answered))
+
+    def _requested(self, record: BackingNodeRecord, results: list[Any] | None, error: BaseException | None) -> None:
+        if results is None:
+            actions: list[Action] = []
+            with self.adapter.lock:
+                self.fail(record, f"The request for a backing node could not be stored: {error!r}", actions)
+            self.adapter.do(actions)
+            return
+        request_id = str(results[0]).rsplit("/", 1)[1]
+
+        def changed(request: NodeRequest | None) -> None:
+            try:
+                self._request_changed(record, request_id, request)
+            except Exception:
+                self.log.exception("Error handling backing request %s:", request_id)
+
+        self.log.info("Requested a backing node for label %s: request %s", record.label_name, request_id)
+        with self.adapter.lock:
+            record.request_id = request_id
+            self.open[request_id] = (record, changed)
+            # It may have been given up before it was stored.
+            unwanted = self.adapter.stopped or record not in self.adapter.book
+        self.adapter.zk.watchRequest(request_id, changed)
+        if unwanted:
+            self.forget(request_id, delete=True)
+            return
+        # It may have been served before we watched it.
+        request = self.adapter.zk.getCachedRequest(request_id)
+        if request is not None:
+            changed(request)
+
+    def _request_changed(
+        self, record: BackingNodeRecord, request_id: str, request: NodeRequest | None
+    ) -> None:
+        actions: list[Action] = []
+        with self.adapter.lock:
+            if request_id not in self.open or record.node_id is not None or record.taking:
+                return
+            if request is None:
+                self.gone(record, actions)
+            elif request.state == FAILED:
+                self.fail(record, f"Backing node failed: request {request_id}", actions)
+            elif request.state == FULFILLED and request.nodes:
+                node_id = request.nodes[0]
+                record.taking = True
+                self.taking[node_id] = record
+                actions.append(lambda: self._take_over(record, request_id, node_id))
+        self.adapter.do(actions)
+
+    def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
+        self.fail(record, f"Backing node failed: request {record.request_id} is gone", actions)
+
+    def fail(self, record: BackingNodeRecord, reason: str, actions: list[Action]) -> None:
+        """No backing node comes: the launches that waited for it failed."""
+        self.log.warning("%s", reason)
+        record.failed = True
+        request_id = record.request_id
+        if request_id is not None:
+            actions.append(lambda: self.forget(request_id, delete=True))
+        for machine in self.adapter.machines(record):
+            machine.problem = exceptions.LaunchStatusException(reason)
+            actions.append(lambda machine=machine: wake(machine))  # type: ignore[misc]
+        self.adapter.book.drop(record)
+
+    def forget(self, request_id: str, delete: bool) -> None:
+        """End our interest in a request, and the request itself."""
+        with self.adapter.lock:
+            record, changed = self.open.pop(request_id, (None, None))
+            if record is not None:
+                record.request_id = None
+        if changed is not None:
+            self.adapter.zk.unwatchRequest(request_id, changed)
+        if delete:
+            txn = Txn(self.adapter.zk.kazoo_client)
+            txn.delete(paths.request(request_id))
+            self.adapter.submit(txn, lambda error: self._log_leftover(request_id, error))
+
+    def _log_leftover(self, request_id: str, error: BaseException | None) -> None:
+        if error is not None and not (isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError)):
+            self.log.warning("Cannot delete backing request %s: %r", request_id, error)
+
+    def _take_over(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
+        """First try, with what the mirror knows; never waits."""
+
+        def finished(error: BaseException | None) -> None:
+            if error is not None:
+                self.adapter.in_background(self._take_over_slowly, record, request_id, node_id)
+
+        node = self.adapter.zk.getCachedNode(node_id)
+        if node is not None and node.state == READY and node.allocated_to == request_id:
+            exists = node_id in self.adapter.zk.node_tree.lock_dirs
+            self._send_take_over(record, request_id, node, exists, finished)
+        else:
+            finished(NoNodeError(node_id))
+
+    def _send_take_over(
+        self,
+        record: BackingNodeRecord,
+        request_id: str,
+        node: Node,
+        lock_exists: bool,
+        finished: Callable[[BaseException | None], Any],
+    ) -> None:
+        with self.adapter.lock:
+            stored = record.allocations()
+            txn = transactions.take_over(self.adapter.zk, node, request_id, record, self.adapter.my_id, lock_exists)
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                self._taken(record, request_id, node.id or "", stored)
+            finished(error)
+
+        self.adapter.submit(txn, done)
+
+    def _taken(self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]) -> None:
+        """The backing node is ours, with these slots stored."""
+        self.log.info("Took over backing node %s for label %s", node_id, record.label_name)
+        actions: list[Action] = []
+        with self.adapter.lock:
+            record.taking = False
+            self.taking.pop(node_id, None)
+            self.adapter.book.set_backing_node(record, node_id)
+            record.stored = stored
+            machines = self.adapter.machines(record)
+            known = [machine for machine in machines if stored.get(machine.slot or 0) == machine.node_id]
+            self.adapter.grant(record, known, actions)
+            if len(known) < len(machines):
+                self.adapter.store(record, actions)
+        self.forget(request_id, delete=False)
+        self.adapter.do(actions)
+
+    def _take_over_slowly(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
+        """Somebody holds the lock for a moment, or the mirror is behind."""
+        deadline = time.monotonic() + TAKE_OVER_TIMEOUT
+        reason = "no time"
+        pause = 0.02
+        lock_exists = True
+        while not self.adapter.stop_event.is_set() and time.monotonic() < deadline:
+            try:
+                node = self.adapter.zk.getNode(node_id)
+                if node is None or node.allocated_to != request_id:
+                    reason = "it is gone or not ours"
+                    break
+                data = parse_user_data(node.user_data, self.adapter.my_id)
+                if node.state == IN_USE and data is not None:
+                    # The connection broke after the write.
+                    self._taken(record, request_id, node_id, data.allocations)
+                    return
+                if node.state != READY:
+                    reason = f"it is {node.state}"
+                    break
+                error = self._take_over_and_wait(record, request_id, node, lock_exists)
+            except Exception as problem:
+                error = problem
+            if error is None:
+                return
+            cause = error.cause if isinstance(error, TransactionFailed) else error
+            reason = repr(cause)
+            if isinstance(error, TransactionFailed) and error.path == paths.request(request_id):
+                reason = "the request is gone"
+                break
+            # The directory of the lock is there or not: the server knows better than the mirror.
+            lock_exists = not isinstance(cause, NoNodeError)
+            self.adapter.stop_event.wait(pause)
+            pause = min(pause * 2, 1.0)
+        actions: list[Action] = []
+        with self.adapter.lock:
+            record.taking = False
+            self.taking.pop(node_id, None)
+            self.fail(record, f"Backing node failed: cannot take over node {node_id}: {reason}", actions)
+        self.adapter.do(actions)
+
+    def _take_over_and_wait(
+        self, record: BackingNodeRecord, request_id: str, node: Node, lock_exists: bool
+    ) -> BaseException | None:
+        answered = threading.Event()
+        answer: list[BaseException | None] = [TimeoutError("no answer from ZooKeeper")]
+
+        def finished(error: BaseException | None) -> None:
+            answer[0] = error
+            answered.set()
+
+        self._send_take_over(record, request_id, node, lock_exists, finished)
+        deadline = time.monotonic() + TAKE_OVER_TIMEOUT
+        while not answered.wait(0.2) and not self.adapter.stop_event.is_set() and time.monotonic() < deadline:
+            pass
+        return answer[0]

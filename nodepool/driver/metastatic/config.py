@@ -1,0 +1,182 @@
+"""Configuration of the metastatic driver (driver-metastatic.md section 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import voluptuous as v
+
+from nodepool.config.errors import ConfigError, PathItem, UnknownName
+from nodepool.driver.configuration import ConfigPool, ConfigValue, ProviderConfig
+from nodepool.driver.utils import RateLimiter
+
+
+class MetastaticCloudImage(ConfigValue):
+    """Stands for an image where the framework wants one; the values come from the backing node later."""
+
+    def __init__(self) -> None:
+        self.name = "unused"
+        self.username = "unknown"
+        self.python_path = "unknown"
+        self.shell_type = "unknown"
+        self.connection_type = "unknown"
+        self.connection_port = "unknown"
+
+
+class MetastaticLabel(ConfigValue):
+    ignore_equality = ["pool"]
+
+    def __init__(self, label: dict[str, Any], provider_config: MetastaticProviderConfig, provider_pool: Any) -> None:
+        self.name: str = label["name"]
+        self.pool = provider_pool
+        self.diskimage = None
+        self.cloud_image = MetastaticCloudImage()
+        self.backing_label: str = label["backing-label"]
+        self.max_parallel_jobs: int = label.get("max-parallel-jobs", 1)
+        self.grace_time: float = label.get("grace-time", 60)
+        self.min_retention_time: float = label.get("min-retention-time", 0)
+        self.max_age: float | None = label.get("max-age")
+        self.host_key_checking: bool = label.get("host-key-checking", provider_pool.host_key_checking)
+        if self.max_age is not None and self.max_age < self.min_retention_time:
+            raise ConfigError(
+                f"label {self.name}: The max_age must be greater than or equal to the min_retention_time",
+                where=("max-age",),
+            )
+        if not isinstance(self.max_parallel_jobs, int) or self.max_parallel_jobs < 1:
+            raise ConfigError(f"label {self.name}: max-parallel-jobs must be at least 1", where=("max-parallel-jobs",))
+
+    def isBackingConfigEqual(self, other: MetastaticLabel) -> bool:
+        """Whether both use their backing nodes in the same way."""
+        return (
+            self.backing_label == other.backing_label
+            and self.max_parallel_jobs == other.max_parallel_jobs
+            and self.grace_time == other.grace_time
+            and self.min_retention_time == other.min_retention_time
+            and self.max_age == other.max_age
+        )
+
+    @classmethod
+    def getSchema(cls) -> dict[Any, Any]:
+        return {
+            v.Required("name"): str,
+            v.Required("backing-label"): str,
+            "max-parallel-jobs": int,
+            "grace-time": int,
+            "min-retention-time": int,
+            "max-age": int,
+            "host-key-checking": bool,
+        }
+
+
+class MetastaticPool(ConfigPool):
+    ignore_equality = ["provider"]
+
+    def __init__(self, provider_config: MetastaticProviderConfig, pool_config: dict[str, Any]) -> None:
+        super().__init__()
+        self.provider = provider_config
+        self.load(pool_config)
+
+    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super().load(pool_config)
+        self.name: str = pool_config["name"]
+        self.use_internal_ip = False
+        self.host_key_checking: bool = bool(pool_config.get("host-key-checking", False))
+        self.labels: dict[str, MetastaticLabel] = {}
+
+    @classmethod
+    def getSchema(cls) -> dict[Any, Any]:
+        return {
+            **ConfigPool.getCommonSchemaDict(),
+            v.Required("name"): str,
+            v.Required("labels"): [MetastaticLabel.getSchema()],
+            "max-servers": int,
+            "host-key-checking": bool,
+        }
+
+
+class MetastaticProviderConfig(ProviderConfig):
+    # The driver object is the same for all; the limiter is no setting.
+    ignore_equality = ["driver_object", "rate_limiter"]
+
+    def __init__(self, driver: Any, provider: dict[str, Any]) -> None:
+        super().__init__(provider)
+        self.driver_object = driver
+        self._pools: dict[str, MetastaticPool] = {}
+        self.boot_timeout: float = 120
+        self.launch_timeout: float = 3600
+        self.launch_retries: int = 3
+        self.rate: float = 1
+        self.rate_limiter = RateLimiter(self.name, self.rate)
+
+    @property
+    def pools(self) -> dict[str, MetastaticPool]:  # type: ignore[override]
+        return self._pools
+
+    @property
+    def manage_images(self) -> bool:
+        return False
+
+    def load(self, newconfig: Any) -> None:
+        self.boot_timeout = self.provider.get("boot-timeout", 120)
+        self.launch_timeout = self.provider.get("launch-timeout", 3600)
+        self.launch_retries = self.provider.get("launch-retries", 3)
+        self.rate = self.provider.get("rate", 1)
+        self.rate_limiter = RateLimiter(self.name, self.rate)
+        self._pools = {}
+        by_backing_label: dict[str, MetastaticLabel] = {}
+        for index, entry in enumerate(self.provider.get("pools") or []):
+            where: tuple[PathItem, ...] = ("pools", index)
+            _require(entry, ("name",), where)
+            pool = MetastaticPool(self, entry)
+            self._pools[pool.name] = pool
+            for number, label_entry in enumerate(entry.get("labels") or []):
+                place = (*where, "labels", number)
+                _require(label_entry, ("name", "backing-label"), place)
+                try:
+                    label = MetastaticLabel(label_entry, self, pool)
+                except ConfigError as error:
+                    error.where = (*place, *error.where)
+                    raise
+                pool.labels[label.name] = label
+                known = by_backing_label.setdefault(label.backing_label, label)
+                if not known.isBackingConfigEqual(label):
+                    raise ConfigError(
+                        f"Multiple label definitions for the same backing label {label.backing_label!r} are not "
+                        f"identical: {known.name!r} and {label.name!r} must have the same max-parallel-jobs, "
+                        "grace-time, min-retention-time and max-age",
+                        where=place,
+                    )
+                if label.name not in newconfig.labels:
+                    raise UnknownName(
+                        f"label {label.name!r} is not defined in the top-level labels list", where=(*place, "name")
+                    )
+                newconfig.labels[label.name].pools.append(pool)
+
+    def _getLabel(self, name: str) -> MetastaticLabel | None:
+        """The label of any pool, None when it is not configured (any more)."""
+        for pool in self._pools.values():
+            if name in pool.labels:
+                return pool.labels[name]
+        return None
+
+    def getSchema(self) -> v.Schema:
+        return v.Schema(
+            {
+                **ProviderConfig.getCommonSchemaDict(),
+                v.Required("pools"): [MetastaticPool.getSchema()],
+                "boot-timeout": int,
+                "launch-timeout": int,
+                "launch-retries": int,
+            }
+        )
+
+    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
+        return {
+            name for pool in self._pools.values() if not pool_name or pool.name == pool_name for name in pool.labels
+        }
+
+
+def _require(entry: Any, keys: tuple[str, ...], where: tuple[PathItem, ...]) -> None:
+    for key in keys:
+        if not isinstance(entry, dict) or not entry.get(key):
+            raise ConfigError(f"required key {key!r} is missing in {where[-2]}", where=where)

@@ -1,0 +1,196 @@
+"""What is done now and then for backing nodes: finding them again, letting them go."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NoNodeError
+
+from nodepool.driver.metastatic import transactions
+from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
+from nodepool.zk import locks, paths
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.writer import TransactionFailed
+
+if TYPE_CHECKING:
+    from nodepool.driver.metastatic.adapter import MetastaticAdapter
+
+
+class Housekeeping:
+    """Works on the adapter's book; runs on threads that may wait for ZooKeeper."""
+
+    log = logging.getLogger("nodepool.driver.metastatic.MetastaticAdapter")
+
+    def __init__(self, adapter: MetastaticAdapter) -> None:
+        self.adapter = adapter
+
+    # Finding
+
+    def recover(self) -> None:
+        """Build the book from ZooKeeper. May be repeated."""
+        adapter = self.adapter
+        for node in list(adapter.zk.nodeIterator()):
+            try:
+                self._recover_node(node)
+            except Exception:
+                self.log.exception("Error recovering backing node %s:", node.id)
+        self._note_slots()
+        records = list(adapter.book)
+        self.log.info(
+            "Recovered %s backing nodes with %s nodes for provider %s",
+            len(records), sum(len(record.allocations()) for record in records), adapter.provider.name,
+        )  # fmt: skip
+
+    def _recover_node(self, node: zk.Node) -> None:
+        adapter = self.adapter
+        if node.id is None or node.id in adapter.book.by_backing_node:
+            return
+        if parse_user_data(node.user_data, adapter.my_id) is not None:
+            self.adopt(node.id)
+        elif node.requestor == adapter.my_id and node.state == zk.READY and node.lock_contenders:
+            # Release 11.0.0 died between locking and signing: it is nobody's.
+            self._unlock(node)
+
+    def _note_slots(self) -> None:
+        for node in self.adapter.zk.getProviderNodes(self.adapter.provider.name):
+            if node.driver_data is not None:
+                self.adapter.note_slot(node)
+
+    def adopt(self, node_id: str) -> None:
+        """Put a backing node into the book if it is really ours: signed and locked."""
+        adapter = self.adapter
+        node = adapter.zk.getNode(node_id)
+        data = parse_user_data(node.user_data, adapter.my_id) if node is not None else None
+        if node is None or data is None:
+            return
+        contenders = adapter.zk.getNodeLockContenders(node)
+        if not contenders or contenders[0] != adapter.my_id:
+            self.log.warning("Node %s claims to be ours, but is not locked by us", node_id)
+            return
+        if node.state != zk.IN_USE:
+            # Somebody died between giving it back and unlocking it.
+            self._unlock(node)
+            return
+        present = {user for user in data.allocations.values() if adapter.zk.getNode(user, cached=True) is not None}
+        with adapter.lock:
+            if node_id in adapter.book.by_backing_node:
+                return
+            record = BackingNodeRecord(data.label, data.slots)
+            record.node_id = node_id
+            record.failed = data.failed
+            record.launched = data.launched
+            adapter.book.add(record)
+            adapter.book.merge(record, data.allocations, present.__contains__)
+        self.log.info("Found %s with nodes %s", record, sorted(record.allocations().values()))
+        if adapter.performed_init:
+            self._note_slots()
+
+    def _unlock(self, node: zk.Node) -> None:
+        contenders = self.adapter.zk.getNodeLockContenders(node)
+        if contenders and contenders[0] == self.adapter.my_id:
+            self.log.info("Unlocking node %s, which is %s", node.id, node.state)
+            self.adapter.zk.forceUnlockNode(node)
+
+    # Letting go
+
+    def run(self) -> None:
+        adapter = self.adapter
+        for node in list(adapter.zk.nodeIterator()):
+            if node.user_data is not None or node.requestor == adapter.my_id:
+                self._safely(self._recover_node, node)
+        with adapter.lock:
+            records = list(adapter.book)
+        for record in records:
+            self._safely(self._check, record)
+        self._drop_doubtful_requests()
+
+    def _safely(self, function: Any, argument: Any) -> None:
+        try:
+            function(argument)
+        except Exception:
+            self.log.exception("Error looking after %s:", argument)
+
+    def _check(self, record: BackingNodeRecord) -> None:
+        adapter = self.adapter
+        self._forget_the_gone(record)
+        if record.node_id is not None and not record.lost:
+            adapter.check_backing_node(record)
+        label = adapter.provider._getLabel(record.label_name)
+        now = time.time()
+        age, idle = now - record.launched, now - record.last_used
+        if label is not None and label.max_age is not None and age > label.max_age:
+            record.failed = True
+        grace = retention = 0.0
+        if label is not None and not record.failed:
+            grace, retention = label.grace_time, label.min_retention_time
+        if idle < grace or age < retention:
+            return
+        with adapter.lock:
+            if not record.isEmpty() or record.busy or record.taking:
+                return
+            if record.lost or record.node_id is None:
+                adapter.book.drop(record)
+            else:
+                record.releasing = True
+            request_id = record.request_id
+        if record.releasing:
+            try:
+                self._release(record)
+            finally:
+                record.releasing = False
+        elif request_id is not None:
+            self.log.info("Cancelling backing request %s, nobody waits for it any more", request_id)
+            adapter.requests.forget(request_id, delete=True)
+
+    def _forget_the_gone(self, record: BackingNodeRecord) -> None:
+        """Nodes whose end we have not seen."""
+        for node_id in record.allocations().values():
+            if self.adapter.zk.getNode(node_id, cached=True) is None:
+                self.adapter.free(node_id)
+
+    def _release(self, record: BackingNodeRecord) -> None:
+        adapter = self.adapter
+        assert record.node_id is not None
+        node = adapter.zk.getNode(record.node_id)
+        if node is None or node.state != zk.IN_USE:
+            self.log.info("%s is gone already", record)
+            self._drop(record)
+            return
+        data = parse_user_data(node.user_data, adapter.my_id)
+        if data is not None:
+            present = {user for user in data.allocations.values() if adapter.zk.getNode(user, cached=True) is not None}
+            with adapter.lock:
+                adapter.book.merge(record, data.allocations, present.__contains__)
+                if not record.isEmpty():
+                    return
+        contenders = adapter.zk.getNodeLockContenders(node)
+        names = locks.names_in_order(adapter.zk.kazoo_client, paths.node_lock(record.node_id))
+        ours = names[0] if names and contenders and contenders[0] == adapter.my_id else None
+        try:
+            adapter.zk.writer.run(transactions.release(adapter.zk, node, ours))
+        except TransactionFailed as error:
+            if isinstance(error.cause, NoNodeError) and error.index == 0:
+                self._drop(record)
+            else:
+                # Another launcher put a node there, or released it: we see at the next turn.
+                self.log.info("%s was changed meanwhile, it is kept for now: %s", record, error)
+            return
+        self.log.info("Released idle %s", record)
+        self._drop(record)
+
+    def _drop(self, record: BackingNodeRecord) -> None:
+        with self.adapter.lock:
+            self.adapter.book.drop(record)
+
+    def _drop_doubtful_requests(self) -> None:
+        """Requests that were stored although the answer got lost: their nodes would come for nobody."""
+        adapter = self.adapter
+        if not adapter.requests.doubtful:
+            return
+        for request in list(adapter.zk.nodeRequestIterator()):
+            if request.requestor == adapter.my_id and request.created_time in adapter.requests.doubtful:
+                self.log.info("Cancelling backing request %s, which was lost", request.id)
+                adapter.zk.deleteNodeRequest(request)
+        adapter.requests.doubtful.clear()

@@ -1,0 +1,117 @@
+"""What the framework sees of a slot: instance, create machine, delete machine (driver-metastatic.md section 5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nodepool.driver.statemachine import Instance, StateMachine
+from nodepool.driver.utils import QuotaInformation
+
+if TYPE_CHECKING:
+    from nodepool.driver.metastatic.adapter import MetastaticAdapter
+    from nodepool.driver.metastatic.records import BackingNodeRecord
+
+
+class MetastaticInstance(Instance):
+    """A slot of a backing node, with the addresses and settings of that node."""
+
+    COPIED = (
+        "interface_ip", "public_ipv4", "public_ipv6", "private_ipv4", "az", "region", "cloud", "username",
+        "python_path", "shell_type", "connection_port", "connection_type",
+    )  # fmt: skip
+
+    def __init__(
+        self, backing_node: Any, slot: int | None, node: Any, metadata: dict[str, str] | None = None
+    ) -> None:
+        super().__init__()
+        self.metadata = metadata or {}
+        self.slot = slot
+        if backing_node is not None:
+            self.ready = True
+            for name in self.COPIED:
+                setattr(self, name, getattr(backing_node, name))
+            self.host_keys = list(backing_node.host_keys)
+            self.node_attributes = backing_node.attributes
+        node_id = node.id if node is not None else None
+        self.external_id = node_id
+        self.driver_data = {
+            "metadata": self.metadata,
+            "backing_node": backing_node.id if backing_node is not None else None,
+            "slot": slot,
+            "node": node_id,
+        }
+
+    def getQuotaInformation(self) -> QuotaInformation:
+        return QuotaInformation(instances=1)
+
+
+class MetastaticCreateStateMachine(StateMachine):
+    """Gets a slot; most of its life it waits to be woken by the adapter."""
+
+    REQUESTING = "requesting backing node"
+    COMPLETE = "complete"
+
+    def __init__(
+        self,
+        adapter: MetastaticAdapter,
+        hostname: str,
+        label: Any,
+        image_external_id: Any,
+        metadata: dict[str, str],
+        request: Any,
+        az: str | None,
+        log: Any,
+    ) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.hostname = hostname
+        self.label = label
+        self.metadata = metadata
+        self.request = request
+        self.log = log
+        self.node_id = metadata["nodepool_node_id"]
+        # Kept by the adapter, under its lock:
+        self.record: BackingNodeRecord | None = None
+        self.slot: int | None = None
+        self.granted = False
+        """The slot is ours and stored as such."""
+        self.problem: Exception | None = None
+        self.moves = 0
+
+    def advance(self) -> MetastaticInstance | None:
+        if self.state == self.START:
+            self.external_id = self.node_id
+            self.state = self.REQUESTING
+            self.adapter.allocate(self)
+        if self.state == self.REQUESTING:
+            backing_node = self.adapter.poll(self)
+            if backing_node is not None:
+                self.state = self.COMPLETE
+                self.complete = True
+                node = self.adapter.requestedNode(self.node_id)
+                return MetastaticInstance(backing_node, self.slot, node, self.metadata)
+        return None
+
+
+def wake(machine: MetastaticCreateStateMachine) -> None:
+    """Have the framework advance it soon."""
+    if machine.wake is not None:
+        machine.wake()
+
+
+class MetastaticDeleteStateMachine(StateMachine):
+    """Gives a slot back; nothing happens in a cloud."""
+
+    COMPLETE = "complete"
+
+    def __init__(self, adapter: MetastaticAdapter, external_id: str, log: Any) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.node_id = external_id
+        self.log = log
+
+    def advance(self) -> None:
+        if self.state == self.START:
+            self.adapter.free(self.node_id)
+            self.state = self.COMPLETE
+            self.complete = True

@@ -1,0 +1,207 @@
+"""Who is in which slot of which backing node: pure bookkeeping (driver-metastatic.md sections 3 and 4)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+
+class BackingNodeRecord:
+    """A backing node, or the request for one."""
+
+    def __init__(self, label_name: str, slot_count: int) -> None:
+        self.label_name = label_name
+        self.slot_count = slot_count
+        self.node_id: str | None = None
+        """None until the request is fulfilled."""
+        self.request_id: str | None = None
+        self.allocated_nodes: list[str | None] = [None] * slot_count
+        self.failed = False
+        """No new nodes are put here."""
+        self.launched = time.time()
+        self.last_used = time.time()
+        # Below: how far this is known in ZooKeeper.
+        self.lost = False
+        """The backing node is gone, or not ours any more."""
+        self.busy = False
+        """A write for it is under way; ``dirty``: another one is due afterwards."""
+        self.dirty = False
+        self.releasing = False
+        self.taking = False
+        """Its request is fulfilled; we are about to lock the node."""
+        self.stored: dict[int, str] = {}
+        """Slots as they are in the backing node's record; may name nodes that are gone."""
+
+    def hasAvailableSlot(self) -> bool:
+        return not self.failed and not self.releasing and None in self.allocated_nodes
+
+    def isEmpty(self) -> bool:
+        return all(node_id is None for node_id in self.allocated_nodes)
+
+    def allocateSlot(self, node_id: str, slot_id: int | None = None) -> int:
+        """Take the first free slot, or the one asked for; raises when that is impossible."""
+        if slot_id is None:
+            if None not in self.allocated_nodes:
+                raise Exception(f"No free slot in {self}")
+            slot_id = self.allocated_nodes.index(None)
+        elif not 0 <= slot_id < len(self.allocated_nodes):
+            raise Exception(f"There is no slot {slot_id} in {self}")
+        if self.allocated_nodes[slot_id] is not None:
+            raise Exception(f"Slot {slot_id} of {self} is taken by {self.allocated_nodes[slot_id]}, not {node_id}")
+        self.allocated_nodes[slot_id] = node_id
+        return slot_id
+
+    def deallocateSlot(self, node_id: str) -> int:
+        """Free the slot of this node; raises ValueError when it has none here."""
+        slot_id = self.allocated_nodes.index(node_id)
+        self.allocated_nodes[slot_id] = None
+        self.last_used = time.time()
+        return slot_id
+
+    def backsNode(self, node_id: str) -> bool:
+        return node_id in self.allocated_nodes
+
+    def allocations(self) -> dict[int, str]:
+        return {slot: node_id for slot, node_id in enumerate(self.allocated_nodes) if node_id is not None}
+
+    def __repr__(self) -> str:
+        where = f"backing node {self.node_id}" if self.node_id else f"backing request {self.request_id}"
+        return f"<BackingNodeRecord {where} for {self.label_name}>"
+
+
+class UserData(NamedTuple):
+    """What ``user_data`` of a backing node says."""
+
+    label: str
+    slots: int
+    failed: bool
+    launched: float
+    allocations: dict[int, str]
+
+
+def encode_user_data(record: BackingNodeRecord, owner: str) -> str:
+    """The text for ``user_data``. Release 11.0.0 reads the first five keys and ignores the last."""
+    return json.dumps(
+        {
+            "owner": owner,
+            "label": record.label_name,
+            "slots": record.slot_count,
+            "failed": record.failed,
+            "launched": record.launched,
+            "allocations": {str(slot): node_id for slot, node_id in record.allocations().items()},
+        }
+    )
+
+
+def parse_user_data(text: Any, owner: str) -> UserData | None:
+    """What a node's ``user_data`` says, None unless it is a backing node of this owner."""
+    if not isinstance(text, str) or owner not in text:
+        return None
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("owner") != owner:
+            return None
+        allocations = data.get("allocations") or {}
+        return UserData(
+            str(data["label"]),
+            max(0, int(data["slots"])),
+            bool(data.get("failed", False)),
+            float(data.get("launched", 0)),
+            {int(slot): str(node_id) for slot, node_id in allocations.items()},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def decode_driver_data(data: Any) -> tuple[str, int] | None:
+    """(backing node, slot) of a requested node; None when it has none."""
+    if not isinstance(data, dict) or not isinstance(data.get("backing_node"), str):
+        return None
+    slot = data.get("slot")
+    return (data["backing_node"], slot) if isinstance(slot, int) else None
+
+
+class SlotBook:
+    """All records, found by label, backing node and requested node. Not locked."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, list[BackingNodeRecord]] = {}
+        """In order of creation."""
+        self.by_backing_node: dict[str, BackingNodeRecord] = {}
+        self.by_node: dict[str, BackingNodeRecord] = {}
+
+    def __iter__(self) -> Iterator[BackingNodeRecord]:
+        return iter([record for records in self.records.values() for record in records])
+
+    def __contains__(self, record: object) -> bool:
+        return isinstance(record, BackingNodeRecord) and record in self.records.get(record.label_name, ())
+
+    def add(self, record: BackingNodeRecord) -> None:
+        self.records.setdefault(record.label_name, []).append(record)
+        if record.node_id is not None:
+            self.by_backing_node[record.node_id] = record
+
+    def set_backing_node(self, record: BackingNodeRecord, node_id: str) -> None:
+        record.node_id = node_id
+        self.by_backing_node[node_id] = record
+
+    def drop(self, record: BackingNodeRecord) -> None:
+        records = self.records.get(record.label_name, [])
+        if record in records:
+            records.remove(record)
+        if not records:
+            self.records.pop(record.label_name, None)
+        if record.node_id is not None and self.by_backing_node.get(record.node_id) is record:
+            del self.by_backing_node[record.node_id]
+        for node_id in record.allocations().values():
+            if self.by_node.get(node_id) is record:
+                del self.by_node[node_id]
+
+    def find_free(self, label_name: str, oldest: float | None = None) -> BackingNodeRecord | None:
+        """The first record with a free slot that was launched after ``oldest``."""
+        for record in self.records.get(label_name, ()):
+            if record.hasAvailableSlot() and (oldest is None or record.launched > oldest):
+                return record
+        return None
+
+    def allocate(self, record: BackingNodeRecord, node_id: str, slot_id: int | None = None) -> int:
+        slot = record.allocateSlot(node_id, slot_id)
+        self.by_node[node_id] = record
+        return slot
+
+    def deallocate(self, node_id: str) -> BackingNodeRecord | None:
+        """Free the slot of a requested node; the result is where it was."""
+        record = self.by_node.pop(node_id, None)
+        if record is not None and record.backsNode(node_id):
+            record.deallocateSlot(node_id)
+        return record
+
+    def merge(
+        self, record: BackingNodeRecord, stored: dict[int, str], exists: Callable[[str], bool] | None = None
+    ) -> list[str]:
+        """Take over what is stored on the backing node.
+
+        Entries that we knew before and have freed since are leftovers. The result are our nodes that were not stored
+        yet and lost their slot to one that is.
+        """
+        displaced = []
+        for slot, node_id in stored.items():
+            if slot >= record.slot_count or slot < 0 or record.stored.get(slot) == node_id:
+                continue
+            present = record.allocated_nodes[slot]
+            if present == node_id or (exists is not None and not exists(node_id)):
+                continue
+            other = self.by_node.get(node_id)
+            if other is record:
+                continue
+            if present is not None:
+                displaced.append(present)
+                self.by_node.pop(present, None)
+                record.allocated_nodes[slot] = None
+            if other is not None:
+                self.deallocate(node_id)
+            self.allocate(record, node_id, slot)
+        record.stored = dict(stored)
+        return displaced

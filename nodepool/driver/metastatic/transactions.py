@@ -1,0 +1,89 @@
+"""The atomic writes of the metastatic driver.
+
+Each states what it was computed from, so that of two launchers with one provider only one succeeds, and leaves nothing
+half done when we die in between.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from typing import Any
+
+from nodepool.driver.metastatic.records import BackingNodeRecord, encode_user_data
+from nodepool.zk import locks, paths
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.writer import Txn
+
+_PRECEDENCE = re.compile(r"^\d{3}$")
+
+
+def backing_request(label: Any, owner: str, request: Any) -> tuple[zk.NodeRequest, str]:
+    """The request for a backing node, and its priority: on behalf of the user's ``request``."""
+    backing = zk.NodeRequest()
+    backing.node_types = [label.backing_label]
+    backing.state = zk.REQUESTED
+    backing.requestor = owner
+    backing.created_time = time.time()
+    backing.tenant_name = getattr(request, "tenant_name", None)
+    backing.event_id = getattr(request, "event_id", None) or uuid.uuid4().hex
+    backing.relative_priority = getattr(request, "relative_priority", None) or 0
+    precedence = str(getattr(request, "id", None) or "").partition("-")[0]
+    return backing, precedence if _PRECEDENCE.match(precedence) else "100"
+
+
+def create_request(facade: Any, backing: zk.NodeRequest, priority: str) -> Txn:
+    """The first result is the path of the request, which lives as long as our session."""
+    txn = Txn(facade.kazoo_client)
+    txn.create(
+        f"{paths.REQUESTS}/{priority}-",
+        backing.serialize(),
+        ephemeral=True,
+        sequence=True,
+        tree=facade.request_tree,
+        record=backing,
+    )
+    return txn
+
+
+def _node(txn: Txn, facade: Any, node: zk.Node, **values: Any) -> None:
+    changed = node.copy()
+    for name, value in values.items():
+        setattr(changed, name, value)
+    version = node.stat.version if node.stat is not None else -1
+    txn.set(paths.node(node.id or ""), changed.serialize(), version, tree=facade.node_tree, record=changed)
+
+
+def take_over(
+    facade: Any, node: zk.Node, request_id: str, record: BackingNodeRecord, owner: str, lock_exists: bool
+) -> Txn:
+    """Lock the fulfilled backing node for good, sign it, and end the request.
+
+    Making the lock directory anew fails when anybody else contends for the lock.
+    """
+    txn = Txn(facade.kazoo_client)
+    directory = paths.node_lock(node.id or "")
+    if lock_exists:
+        txn.delete(directory)
+    txn.create(directory)
+    txn.create(locks.contender_prefix(directory), owner.encode("utf8"), sequence=True)
+    _node(txn, facade, node, state=zk.IN_USE, user_data=encode_user_data(record, owner))
+    txn.delete(paths.request(request_id))
+    return txn
+
+
+def store_slots(facade: Any, node: zk.Node, record: BackingNodeRecord, owner: str) -> Txn:
+    """Write the slots of the record; fails if the node changed since it was read."""
+    txn = Txn(facade.kazoo_client)
+    _node(txn, facade, node, user_data=encode_user_data(record, owner))
+    return txn
+
+
+def release(facade: Any, node: zk.Node, contender: str | None) -> Txn:
+    """Hand the backing node over to deletion; fails if a slot was given out since it was read."""
+    txn = Txn(facade.kazoo_client)
+    _node(txn, facade, node, state=zk.USED)
+    if contender is not None:
+        txn.delete(f"{paths.node_lock(node.id or '')}/{contender}")
+    return txn

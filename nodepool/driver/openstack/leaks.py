@@ -1,0 +1,74 @@
+"""Removal of ports and floating IPs nobody uses (driver-openstack.md 2.6)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class LeakCleaner:
+    """Ports carry no metadata: those DOWN at two looks, more than the interval apart, are taken for leaked."""
+
+    def __init__(self, adapter: Any, provider: Any, log: logging.Logger, clock: Callable[[], float] = time.monotonic):
+        self.adapter = adapter
+        self.provider = provider
+        self.log = log
+        self.clock = clock
+        self.down_ports: set[str] = set()
+        self.last_port_cleanup: float | None = None
+        self._statsd: Any = None
+        self._statsd_made = False
+
+    def run(self) -> None:
+        """One pass; errors are logged."""
+        for clean in (self.clean_ports, self.clean_floating_ips):
+            try:
+                clean()
+            except Exception:
+                self.log.exception("Cleaning up in provider %s failed", self.provider.name)
+
+    def _count(self, what: str, number: int) -> None:
+        if not self._statsd_made:
+            from nodepool import stats
+
+            self._statsd = stats.get_client()
+            self._statsd_made = True
+        if self._statsd and number:
+            self._statsd.incr(f"nodepool.provider.{self.provider.name}.leaked.{what}", number)
+
+    def _find_down_ports(self) -> set[str]:
+        return {
+            port["id"]
+            for port in self.adapter._listPorts(status="DOWN")
+            if not port["device_owner"] or port["device_owner"].startswith("compute:")
+        }
+
+    def clean_ports(self) -> None:
+        interval = self.provider.port_cleanup_interval
+        if not interval or interval < 0:
+            return
+        if self.last_port_cleanup is None:
+            self.last_port_cleanup = self.clock()
+            self.down_ports = self._find_down_ports()
+            return
+        if self.clock() - self.last_port_cleanup <= interval:
+            return
+        removed = 0
+        for port_id in sorted(self._find_down_ports() & self.down_ports):
+            try:
+                self.adapter._deletePort(port_id)
+            except Exception:
+                self.log.exception("Removing the DOWN port %s in %s failed", port_id, self.provider.name)
+            else:
+                removed += 1
+                self.log.debug("Removed the DOWN port %s in %s", port_id, self.provider.name)
+        self._count("ports", removed)
+        self.last_port_cleanup = self.clock()
+        self.down_ports = self._find_down_ports()
+
+    def clean_floating_ips(self) -> None:
+        if not self.provider.clean_floating_ips:
+            return
+        self._count("floatingips", int(self.adapter._client.delete_unattached_floating_ips() or 0))

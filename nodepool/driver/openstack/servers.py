@@ -1,0 +1,140 @@
+"""Servers as the API shows them, and what they use (driver-openstack.md 2.2 and 2.5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from nodepool.driver import statemachine
+from nodepool.driver.utils import QuotaInformation
+
+COMPUTE_MICROVERSION_HEADERS = {"Accept": "application/json"}
+_ATTRIBUTES = {
+    "access_ipv4": "accessIPv4",
+    "access_ipv6": "accessIPv6",
+    "public_v4": "public_v4",
+    "public_v6": "public_v6",
+    "private_v4": "private_v4",
+}
+
+
+def sdk_error(exc: BaseException, name: str) -> bool:
+    """Is *exc* the SDK's (or keystoneauth's) exception *name*? Asked without importing either."""
+    return any(cls.__name__ == name for cls in type(exc).__mro__)
+
+
+def is_deleted(server: Any) -> bool:
+    return str(server.get("status") or "").lower() == "deleted"
+
+
+class NodepoolOpenStackServer(dict[str, Any]):
+    """The raw JSON of a server with the address attributes which the SDK reads and writes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ATTRIBUTES:
+            return self.get(_ATTRIBUTES[name])
+        raise AttributeError(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ATTRIBUTES:
+            self[_ATTRIBUTES[name]] = value
+        else:
+            super().__setattr__(name, value)
+
+
+def list_servers(client: Any) -> Iterator[NodepoolOpenStackServer]:
+    """All servers of the project, page by page; no filters, no objects of the SDK: it is much cheaper."""
+    params: dict[str, Any] = {}
+    markers: set[str] = set()
+    while True:
+        response = client.compute.get("/servers/detail", headers=COMPUTE_MICROVERSION_HEADERS, params=params)
+        if getattr(response, "status_code", 200) >= 400:
+            raise RuntimeError(f"Listing servers failed: HTTP status {response.status_code}: {response.text[:200]}")
+        data = response.json()
+        for server in data.get("servers", []):
+            yield NodepoolOpenStackServer(server)
+        following = next((link["href"] for link in data.get("servers_links", []) if link.get("rel") == "next"), None)
+        if following is None:
+            following = (getattr(response, "links", None) or {}).get("next", {}).get("url")
+        if not following:
+            return
+        params = {key: values[-1] for key, values in parse_qs(urlparse(following).query).items()}
+        marker = params.get("marker")
+        if marker is None or marker in markers:
+            raise RuntimeError(f"Listing servers failed: the cloud returned the page {following!r} again")
+        markers.add(marker)
+
+
+def quota_from_flavor(flavor: Any, label: Any = None, volumes: list[Any] | None = None) -> QuotaInformation:
+    """Use of one server: by its flavor, and the volume of *label* or the attached *volumes*."""
+    extra: dict[str, float] = {}
+    if label is not None and label.boot_from_volume:
+        extra = {"volumes": 1, "volume-gb": label.volume_size}
+    elif volumes:
+        extra = {"volumes": len(volumes), "volume-gb": sum(_get(volume, "size") or 0 for volume in volumes)}
+    return QuotaInformation(instances=1, cores=_get(flavor, "vcpus"), ram=_get(flavor, "ram"), **extra)
+
+
+def _get(item: Any, *names: str) -> Any:
+    """The first of *names* that the dict or object has."""
+    for name in names:
+        value = item.get(name) if isinstance(item, dict) else getattr(item, name, None)
+        if value is None and not isinstance(item, dict) and hasattr(item, "get"):
+            try:
+                value = item.get(name)
+            except (AttributeError, KeyError):
+                value = None
+        if value is not None:
+            return value
+    return None
+
+
+def quota_from_limits(compute: Any, volume: Any = None) -> QuotaInformation:
+    """Limits of the project; -1 is unlimited, as is what the cloud does not tell."""
+
+    def bound(value: Any) -> float:
+        return math.inf if value is None or value == -1 else value
+
+    extra: dict[str, float] = {}
+    if volume is not None:
+        absolute = _get(volume, "absolute")
+        extra = {
+            "volumes": bound(_get(absolute, "max_total_volumes", "maxTotalVolumes")),
+            "volume-gb": bound(_get(absolute, "max_total_volume_gigabytes", "maxTotalVolumeGigabytes")),
+        }
+    return QuotaInformation(
+        instances=bound(_get(compute, "max_total_instances", "instances")),
+        cores=bound(_get(compute, "max_total_cores", "total_cores")),
+        ram=bound(_get(compute, "max_total_ram_size", "total_ram")),
+        default=math.inf,
+        **extra,
+    )
+
+
+class OpenStackInstance(statemachine.Instance):
+    def __init__(self, provider: Any, server: Any, quota: QuotaInformation) -> None:
+        super().__init__()
+        self.external_id = server["id"]
+        self.metadata = server.get("metadata") or {}
+        # Unexpanded records, as of a listing, have no addresses.
+        self.public_ipv4 = server.get("public_v4")
+        self.public_ipv6 = server.get("public_v6")
+        self.private_ipv4 = server.get("private_v4") or self.public_ipv4
+        self.private_ipv6 = None
+        self.interface_ip = server.get("interface_ip")
+        self.host_id = server.get("hostId")
+        self.cloud = provider.cloud_config.name
+        self.region = provider.region_name
+        self.az = server.get("OS-EXT-AZ:availability_zone")
+        self.quota = quota
+
+    def getQuotaInformation(self) -> QuotaInformation:
+        return self.quota
+
+
+class OpenStackResource(statemachine.Resource):
+    def __init__(self, metadata: dict[str, Any] | None, type: str, id: Any) -> None:
+        super().__init__(metadata, type)
+        self.id = id

@@ -1,0 +1,123 @@
+"""Driver and Provider: what a plug-in implements (driver-api.md sections 2 and 4)."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from nodepool.driver.configuration import ProviderConfig
+
+if TYPE_CHECKING:
+    from nodepool.zk.zookeeper import Node, NodeRequest, ZooKeeper
+
+
+class Driver(metaclass=abc.ABCMeta):
+    """One instance per process and driver; shared by all threads."""
+
+    name: str
+
+    def reset(self) -> None:
+        """Drop cached global state; called at every configuration load."""
+        return
+
+    @abc.abstractmethod
+    def getProviderConfig(self, provider: dict[str, Any]) -> ProviderConfig:
+        """Return the not yet loaded configuration for the YAML dict *provider*."""
+
+    @abc.abstractmethod
+    def getProvider(self, provider_config: Any) -> Provider:
+        """Return a new, not started provider."""
+
+
+class ProviderNotifications:
+    """Notifications a provider may care about."""
+
+    def nodeDeletedNotification(self, node: Node) -> None:
+        """The znode of *node* was removed."""
+        return
+
+
+class NodeRequestHandlerNotifications:
+    """Notifications a request handler may care about."""
+
+    def nodeReusedNotification(self, node: Node) -> None:
+        """The ready *node* was assigned to the request."""
+        return
+
+
+class Provider(ProviderNotifications):
+    """A running provider. Methods left out by a driver keep these defaults."""
+
+    # What to do when a request cannot get its next node: pause (True) or give the request back (False).
+    PAUSE_AT_QUOTA = True
+
+    provider: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+    def start(self, zk_conn: ZooKeeper | None) -> None:
+        """Begin background work; an exception means that the provider is not used."""
+        return
+
+    def idle(self) -> None:
+        """Stop anything that might fight with a successor of the same name."""
+        return
+
+    def stop(self) -> None:
+        """Take no new work; must not block."""
+        return
+
+    def join(self) -> None:
+        """Return when all work is done."""
+        return
+
+    def labelReady(self, name: Any) -> bool:
+        """True when the label could be served, quota aside."""
+        return True
+
+    def startNodeCleanup(self, node: Node) -> Any:
+        """Start deleting the locked *node*; return an object with ``join()``."""
+        raise NotImplementedError(f"{type(self).__name__}.startNodeCleanup")
+
+    def cleanupNode(self, node_id: Any) -> None:
+        """Delete the resource; raise ``exceptions.NotFound`` when it does not exist."""
+        raise NotImplementedError(f"{type(self).__name__}.cleanupNode")
+
+    def waitForNodeCleanup(self, node_id: Any) -> None:
+        """Return when the resource is gone."""
+        return
+
+    def cleanupLeakedResources(self) -> None:
+        """Find and remove leaks; called every minute."""
+        return
+
+    def getRequestHandler(self, poolworker: Any, request: NodeRequest) -> Any:
+        """Return a NodeRequestHandler; must be cheap."""
+        raise NotImplementedError(f"{type(self).__name__}.getRequestHandler")
+
+    def listNodes(self) -> Iterable[Any]:
+        """Objects with ``id`` and ``metadata``; for tools only."""
+        return []
+
+    def errorLabels(self) -> Iterable[str]:
+        """Labels known to be permanently broken."""
+        return []
+
+    def uploadImage(
+        self,
+        provider_image: Any,
+        image_name: str,
+        filename: str,
+        image_type: str | None = None,
+        meta: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
+    ) -> Any:
+        """Upload and return the external id; only if images are managed."""
+        raise NotImplementedError(f"{type(self).__name__}.uploadImage")
+
+    def deleteImage(self, name: str, id: Any) -> None:
+        """Delete the image with external name *name* and external id *id*."""
+        raise NotImplementedError(f"{type(self).__name__}.deleteImage")

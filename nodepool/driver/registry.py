@@ -1,0 +1,288 @@
+"""Finds and loads drivers (driver-api.md section 1).
+
+Search order: directories given to :meth:`Drivers.load`, built-ins, entry points of the group
+``nodepool.drivers``. Built-ins and entry points are imported at first use only, so that a library missing for one
+driver, or merely large, concerns the users of that driver alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+
+from nodepool.driver.provider import Driver
+from nodepool.exceptions import ConfigurationError
+
+BUILTIN_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
+BUILTIN_NAMES = (
+    "aws",
+    "azure",
+    "example",
+    "fake",
+    "gce",
+    "ibmvpc",
+    "kubernetes",
+    "metastatic",
+    "openshift",
+    "openshiftpods",
+    "openstack",
+    "static",
+    "test",
+)
+ENTRY_POINT_GROUP = "nodepool.drivers"
+
+
+class UnknownDriver(ConfigurationError, RuntimeError):
+    """No driver of that name."""
+
+
+class DriverLoadError(ConfigurationError, RuntimeError):
+    """The driver exists but cannot be loaded, for example because a library is missing."""
+
+
+def _driver_class(module: ModuleType, path: str) -> type[Driver]:
+    """The one driver class defined in that very module; DriverLoadError otherwise."""
+    found = [
+        item
+        for item in vars(module).values()
+        if isinstance(item, type) and issubclass(item, Driver) and item.__module__ == module.__name__
+    ]
+    if len(set(found)) != 1:
+        raise DriverLoadError(f"{path}: expected exactly one subclass of nodepool.driver.Driver, found {len(found)}")
+    return found[0]
+
+
+def _exec_directory(name: str, path: str) -> ModuleType:
+    """Run ``__init__.py`` as a module whose ``__name__`` is the bare driver name.
+
+    It is known to the import system under a name of its own: a directory called like a top-level library shadows
+    nobody, and relative imports inside it work.
+    """
+    filename = os.path.join(path, "__init__.py")
+    alias = f"nodepool_driver_{hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:12]}_{name}"
+    loader = importlib.machinery.SourceFileLoader(alias, filename)
+    spec = importlib.util.spec_from_file_location(alias, filename, loader=loader, submodule_search_locations=[path])
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__name__ = name
+
+    def submodule(attribute: str) -> ModuleType:
+        # ``from . import x`` looks for x under the module's (bare) name; this is asked first.
+        if not attribute.startswith("__") and importlib.util.find_spec(f"{alias}.{attribute}"):
+            return importlib.import_module(f"{alias}.{attribute}")
+        raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+
+    module.__dict__["__getattr__"] = submodule
+    for known in [key for key in sys.modules if key == alias or key.startswith(alias + ".")]:
+        del sys.modules[known]
+    sys.modules[alias] = module
+    try:
+        code = loader.get_code(alias)
+        assert code is not None
+        exec(code, module.__dict__)
+    except BaseException:
+        sys.modules.pop(alias, None)
+        raise
+    return module
+
+
+def _describe_failure(name: str, path: str, exc: BaseException) -> DriverLoadError:
+    text = f"{name}: driver cannot be loaded from {path}: {type(exc).__name__}: {exc}"
+    if isinstance(exc, ImportError):
+        missing = f" {exc.name!r}" if exc.name else ""
+        text += f"; install the missing Python module{missing}"
+        if path.startswith(BUILTIN_DIRECTORY):
+            text += f" (pip install 'nodepool[{name}]')"
+    elif isinstance(exc, DriverLoadError):
+        text = f"{name}: driver cannot be loaded: {exc}"
+    return DriverLoadError(text)
+
+
+class _Registry(Mapping[str, Driver]):
+    """Driver name -> instance. Instances are made at first access; names known to be broken are left out."""
+
+    def __init__(self) -> None:
+        self.instances: dict[str, Driver] = {}
+        self.pending: dict[str, tuple[str, Callable[[], Driver]]] = {}
+        self.failures: dict[str, DriverLoadError] = {}
+        self._entry_points_read = False
+
+    def read_entry_points(self) -> None:
+        if self._entry_points_read:
+            return
+        self._entry_points_read = True
+        # Costs a scan of all installed distributions, hence only when no directory knows the name.
+        from importlib.metadata import EntryPoint, entry_points
+
+        def loader(point: EntryPoint) -> Callable[[], Driver]:
+            def load() -> Driver:
+                found = point.load()
+                if isinstance(found, ModuleType):
+                    found = _driver_class(found, point.value)
+                if not (isinstance(found, type) and issubclass(found, Driver)):
+                    raise DriverLoadError(f"entry point {point.value} is not a subclass of nodepool.driver.Driver")
+                return found()
+
+            return load
+
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            if point.name in self.instances or point.name in self.pending or point.name in self.failures:
+                Drivers.log.warning("Driver %s of entry point %s is hidden by another one", point.name, point.value)
+            else:
+                self.pending[point.name] = (f"entry point {point.value}", loader(point))
+
+    def load_one(self, name: str) -> Driver:
+        """Return the instance; KeyError for an unknown name, DriverLoadError for a broken driver."""
+        if name in self.instances:
+            return self.instances[name]
+        if name in self.failures:
+            raise self.failures[name]
+        if name not in self.pending:
+            self.read_entry_points()
+        where, make = self.pending[name]
+        try:
+            instance = make()
+        except Exception as exc:
+            error = _describe_failure(name, where, exc)
+            error.__cause__ = exc
+            self.failures[name] = error
+            del self.pending[name]
+            Drivers.log.error("%s", error)
+            raise error
+        self.instances[name] = instance
+        del self.pending[name]
+        return instance
+
+    def __getitem__(self, name: str) -> Driver:
+        with Drivers._lock:
+            try:
+                return self.load_one(name)
+            except DriverLoadError as exc:
+                raise KeyError(name) from exc
+
+    def __iter__(self) -> Iterator[str]:
+        """Every usable name; this loads all drivers, the service itself uses :meth:`Drivers.loaded`."""
+        with Drivers._lock:
+            self.read_entry_points()
+            for name in list(self.pending):
+                try:
+                    self.load_one(name)
+                except DriverLoadError:
+                    continue
+            return iter(sorted(self.instances))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self.instances or self.pending or self.failures)
+
+
+class Drivers:
+    """Process-wide registry of drivers."""
+
+    log = logging.getLogger("nodepool.driver.Drivers")
+    drivers: Mapping[str, Driver] = _Registry()
+    drivers_paths: list[str] | None = None
+    _lock = threading.RLock()
+
+    @staticmethod
+    def load(drivers_paths: Sequence[str] = ()) -> None:
+        """Fill the registry; the directories are searched in order, first hit for a name wins."""
+        paths = list(drivers_paths)
+        with Drivers._lock:
+            if paths == Drivers.drivers_paths and Drivers.drivers:
+                return
+            registry = _Registry()
+            for directory in paths:
+                if os.path.realpath(directory) != os.path.realpath(BUILTIN_DIRECTORY):
+                    Drivers._load_directory(registry, directory)
+            for name in BUILTIN_NAMES:
+                path = os.path.join(BUILTIN_DIRECTORY, name)
+                if not os.path.isfile(os.path.join(path, "__init__.py")):
+                    continue
+                if name in registry.instances or name in registry.failures:
+                    Drivers.log.warning("Built-in driver %s is replaced by one of %s", name, paths)
+                    continue
+                registry.pending[name] = (path, Drivers._builtin(name))
+            Drivers.drivers = registry
+            Drivers.drivers_paths = paths
+
+    @staticmethod
+    def _builtin(name: str) -> Callable[[], Driver]:
+        def load() -> Driver:
+            module = importlib.import_module(f"nodepool.driver.{name}")
+            return _driver_class(module, os.path.join(BUILTIN_DIRECTORY, name))()
+
+        return load
+
+    @staticmethod
+    def _load_directory(registry: _Registry, directory: str) -> None:
+        try:
+            names = sorted(os.listdir(directory))
+        except OSError as exc:
+            Drivers.log.error("Drivers directory %s cannot be read: %s", directory, exc.strerror)
+            return
+        for name in names:
+            path = os.path.join(directory, name)
+            if not os.path.isfile(os.path.join(path, "__init__.py")):
+                continue
+            if name in registry.instances or name in registry.failures:
+                Drivers.log.warning("Driver %s in %s is ignored: an earlier directory has one", name, path)
+                continue
+            try:
+                cls = _driver_class(_exec_directory(name, path), path)
+            except DriverLoadError as exc:
+                Drivers.log.error("%s", exc)
+                continue
+            except Exception as exc:
+                registry.failures[name] = _describe_failure(name, path, exc)
+                registry.failures[name].__cause__ = exc
+                Drivers.log.exception("Driver %s cannot be loaded from %s", name, path)
+                continue
+            try:
+                registry.instances[name] = cls()
+            except Exception as exc:
+                registry.failures[name] = _describe_failure(name, path, exc)
+                Drivers.log.exception("Driver %s of %s cannot be made", name, path)
+
+    @staticmethod
+    def get(name: str) -> Driver:
+        """Return the driver; UnknownDriver (a RuntimeError) or DriverLoadError when there is none to use."""
+        with Drivers._lock:
+            if not Drivers.drivers:
+                Drivers.load(Drivers.drivers_paths or ())
+            registry = Drivers.drivers
+            try:
+                if isinstance(registry, _Registry):
+                    return registry.load_one(name)
+                return registry[name]
+            except KeyError:
+                raise UnknownDriver(f"{name}: unknown driver") from None
+
+    @staticmethod
+    def loaded() -> list[Driver]:
+        """The instances that exist already."""
+        with Drivers._lock:
+            registry = Drivers.drivers
+            return list((registry.instances if isinstance(registry, _Registry) else registry).values())
+
+    @staticmethod
+    def known() -> list[str]:
+        """Names that may be given to :meth:`get`, broken ones left out; imports nothing."""
+        with Drivers._lock:
+            if not Drivers.drivers:
+                Drivers.load(Drivers.drivers_paths or ())
+            registry = Drivers.drivers
+            if not isinstance(registry, _Registry):
+                return sorted(registry)
+            registry.read_entry_points()
+            return sorted(registry.instances.keys() | registry.pending.keys())

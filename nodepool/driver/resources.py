@@ -1,0 +1,82 @@
+"""Amounts of named resources: what a node needs, a provider has, a pool has used (driver-api.md 6.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class QuotaInformation:
+    """Resources by name; ``ram`` is in MiB. Names not given have the value ``default`` (``math.inf``: no limit)."""
+
+    def __init__(
+        self,
+        cores: float | None = None,
+        instances: float | None = None,
+        ram: float | None = None,
+        default: float = 0,
+        **kw: float | None,
+    ) -> None:
+        self.default = default
+        compute: dict[str, Any] = {
+            "cores": default if cores is None else cores,
+            "instances": default if instances is None else instances,
+            "ram": default if ram is None else ram,
+        }
+        for name, value in kw.items():
+            compute[name] = default if value is None else value
+        self.quota: dict[str, dict[str, Any]] = {"compute": compute}
+
+    @staticmethod
+    def from_resources(resources: Mapping[str, Any]) -> QuotaInformation:
+        """The amounts of a record's ``resources`` object (names that it lacks count as 0)."""
+        result = QuotaInformation()
+        result.quota["compute"].update((name, 0 if value is None else value) for name, value in resources.items())
+        return result
+
+    def get_resources(self) -> dict[str, Any]:
+        """The dict that goes to ``node.resources``; Zuul reads it."""
+        return self.quota["compute"]
+
+    def add(self, other: QuotaInformation) -> None:
+        mine, theirs = self.quota["compute"], other.quota["compute"]
+        for name, value in theirs.items():
+            mine[name] = mine.get(name, self.default) + value
+        if other.default:
+            for name in mine:
+                if name not in theirs:
+                    mine[name] += other.default
+
+    def subtract(self, other: QuotaInformation) -> None:
+        mine, theirs = self.quota["compute"], other.quota["compute"]
+        for name, value in theirs.items():
+            have = mine.get(name, self.default)
+            # infinite minus infinite would be "not a number", which compares as nothing sensible and is not JSON
+            mine[name] = have if have == math.inf else have - value
+        if other.default:
+            for name, have in mine.items():
+                if name not in theirs and have != math.inf:
+                    mine[name] = have - other.default
+
+    def non_negative(self) -> bool:
+        """True when nothing is over-used."""
+        return all(value >= 0 for value in self.quota["compute"].values())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuotaInformation:
+        result: QuotaInformation = self.__class__.__new__(self.__class__)
+        memo[id(self)] = result
+        result.__dict__.update(self.__dict__)
+        # values are numbers: copying the two dicts is all there is, and much faster than the generic way
+        result.quota = {kind: dict(values) for kind, values in self.quota.items()}
+        return result
+
+    def copy(self) -> QuotaInformation:
+        """An independent copy."""
+        return self.__deepcopy__({})
+
+    def __str__(self) -> str:
+        return str(self.quota)
+
+    def __repr__(self) -> str:
+        return f"<QuotaInformation {self.quota['compute']}>"

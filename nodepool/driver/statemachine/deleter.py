@@ -1,0 +1,135 @@
+"""One node from ``deleting`` to gone (driver-api.md 7.7, launcher.md section 10)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from nodepool import exceptions
+from nodepool.driver.statemachine.loop import Pace, follow_future
+from nodepool.logconfig import get_annotated_logger
+from nodepool.zk import paths
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.locks import LockHandle
+from nodepool.zk.writer import TransactionFailed, Txn
+
+if TYPE_CHECKING:
+    from nodepool.driver.statemachine.provider import StateMachineProvider
+
+
+class StateMachineNodeDeleter:
+    """Runs on the provider's delete loop; the node is locked by the caller."""
+
+    #: Seconds after which the deletion is given up for now.
+    DELETE_TIMEOUT = 600
+
+    def __init__(self, zk_conn: Any, provider_manager: StateMachineProvider, node: zk.Node) -> None:
+        self.zk = zk_conn
+        self.manager = provider_manager
+        self.node = node
+        self.log: Any = get_annotated_logger(
+            logging.getLogger(f"nodepool.StateMachineNodeDeleter.{provider_manager.provider.name}"), node_id=node.id)
+        self.start_time = time.monotonic()
+        self.state_machine: Any = None
+        self._pace = Pace()
+        self._followed: Any = None
+        self._ended = threading.Event()
+
+    @property
+    def complete(self) -> bool:
+        return self._ended.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the deletion has ended, one way or the other."""
+        self._ended.wait(timeout)
+
+    def wake(self) -> None:
+        self.manager.delete_loop.wake(self)
+
+    def run_pass(self) -> float | None:
+        if self._ended.is_set():
+            return None
+        node = self.node
+        try:
+            if node.state != zk.DELETING:
+                node.state = zk.DELETING
+                self.zk.storeNode(node)
+            if not node.external_id:
+                self._remove()
+                return None
+            if self.state_machine is None:
+                self.state_machine = self.manager.adapter.getDeleteStateMachine(node.external_id, self.log)
+                self.state_machine.wake = self.wake
+            machine = self.state_machine
+            before = machine.state
+            machine.advance()
+            self._followed = follow_future(machine, self._followed, self.wake)
+            if machine.complete:
+                self._remove()
+                return None
+            if time.monotonic() - self.start_time > self.DELETE_TIMEOUT:
+                raise exceptions.ServerDeleteTimeoutException(
+                    f"Timeout of {self.DELETE_TIMEOUT} s deleting {node.external_id}")
+            return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
+        except exceptions.NotFound:
+            self.log.info("Instance %s not found in provider %s", node.external_id, node.provider)
+            self._remove()
+        except Exception as error:
+            if isinstance(error, exceptions.TimeoutException):
+                self.log.warning("Cannot delete node %s in provider %s: %s", node.id, node.provider, error)
+            else:
+                self.log.exception("Exception deleting node %s in provider %s:", node.id, node.provider)
+            self._give_up()
+        return None
+
+    def _give_up(self) -> None:
+        """Unlock the node; the deletion is tried again later."""
+        handle, self.node.lock = self.node.lock, None
+        if isinstance(handle, LockHandle):
+            txn = Txn(self.zk.kazoo_client)
+            txn.delete(handle.path)
+            self.zk.writer.submit(txn)
+        self._ended.set()
+
+    def _remove(self) -> None:
+        """Remove the record, its lock included, in one go."""
+        node = self.node
+        if not isinstance(node.lock, LockHandle):
+            self.zk.deleteNode(node)
+            self._gone()
+            return
+        txn = Txn(self.zk.kazoo_client)
+        txn.delete(node.lock.path)
+        txn.delete(paths.node_lock(node.id or ""))
+        txn.delete(paths.node(node.id or ""))
+        self.zk.writer.submit(txn, self._removed)
+
+    def _removed(self, _results: list[Any] | None, error: BaseException | None) -> None:
+        if error is None:
+            self.node.lock = None
+            self._gone()
+        elif isinstance(error, TransactionFailed):
+            # Somebody waits for the lock, or the record has vanished: the careful way, off the event thread.
+            self.manager.start_executor(self._remove_carefully)
+        else:
+            self.log.warning("Cannot remove node %s: %r; it is tried again", self.node.id, error)
+            self._ended.set()
+
+    def _remove_carefully(self) -> None:
+        try:
+            self.zk.deleteNode(self.node)
+        except Exception:
+            self.log.exception("Cannot remove node %s:", self.node.id)
+            self._ended.set()
+        else:
+            self._gone()
+
+    def _gone(self) -> None:
+        self.log.info("Deleted node %s of provider %s", self.node.id, self.node.provider)
+        try:
+            self.manager.nodeDeletedNotification(self.node)
+        except Exception:
+            self.log.exception("Error after deleting node %s:", self.node.id)
+        self._ended.set()

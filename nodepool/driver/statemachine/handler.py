@@ -1,0 +1,119 @@
+"""Request handler of state machine drivers (driver-api.md 7.7)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from nodepool.driver.handler import NodeRequestHandler
+from nodepool.driver.resources import QuotaInformation
+from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
+from nodepool.zk import zookeeper as zk
+
+
+class StateMachineHandler(NodeRequestHandler):
+    """Launches through the provider's adapter; all nodes of a request share one zone."""
+
+    BLOCKING = False
+    _choose = staticmethod(random.choice)
+
+    def __init__(self, pw: Any, request: zk.NodeRequest) -> None:
+        super().__init__(pw, request)
+        self.chosen_az: str | None = None
+        self._az_known = False
+        self.launchers: list[StateMachineNodeLauncher] = []
+        self._prepared: dict[str, StateMachineNodeLauncher] = {}
+
+    @property
+    def alive_thread_count(self) -> int:
+        return sum(1 for launcher in self.launchers if not launcher.complete)
+
+    def imagesAvailable(self) -> bool:
+        if self.provider.manage_images is False and not self.request.node_types:
+            return True
+        for name in set(self.request.node_types):
+            label = self.pool.labels[name]
+            if getattr(label, "cloud_image", None):
+                if not self.manager.labelReady(label):
+                    return False
+            elif getattr(label, "diskimage", None) and not self.zk.getMostRecentImageUpload(
+                    label.diskimage.name, self.provider.name, cached=True):
+                return False
+        return True
+
+    # -- quota
+
+    def _pool_limits(self) -> QuotaInformation:
+        pool = self.pool
+        extra: dict[str, float] = dict(getattr(pool, "max_resources", None) or {})
+        if getattr(pool, "max_volumes", None):
+            extra["volumes"] = pool.max_volumes
+        if getattr(pool, "max_volume_gb", None):
+            extra["volume-gb"] = pool.max_volume_gb
+        for name in ("cores", "instances", "ram"):
+            extra.pop(name, None)
+        return QuotaInformation(
+            cores=getattr(pool, "max_cores", None), instances=pool.max_servers, ram=getattr(pool, "max_ram", None),
+            default=math.inf, **extra)
+
+    def hasProviderQuota(self, node_types: list[str]) -> bool:
+        needed = QuotaInformation()
+        for name, count in Counter(node_types).items():
+            need = self.manager.quotaNeededByLabel(name, self.pool)
+            for _ in range(count):
+                needed.add(need)
+        return self._short(needed.get_resources(), used=False) is None
+
+    def hasRemainingQuota(self, ntype: str) -> bool:
+        needed = self.manager.quotaNeededByLabel(ntype, self.pool).get_resources()
+        short = self._short(needed, used=True)
+        if short is not None:
+            self.log.debug("No quota for another %s: %s", ntype, short)
+        return short is None
+
+    def _short(self, needed: Mapping[str, float], used: bool) -> str | None:
+        manager = self.manager
+        if not self.pool.ignore_provider_quota:
+            parts = manager._usage_parts() if used else []
+            short = manager.fits(needed, manager._limits(), parts)
+            if short is not None:
+                return f"provider {self.provider.name}, {short}"
+        parts = manager._usage_parts(self.pool) if used else []
+        short = manager.fits(needed, self._pool_limits(), parts)
+        return None if short is None else f"pool {self.pool.name}, {short}"
+
+    # -- zones
+
+    def checkReusableNode(self, node: zk.Node) -> bool:
+        return not (self._az_known and self.chosen_az and node.az and node.az != self.chosen_az)
+
+    def _noteReuse(self, node: zk.Node) -> None:
+        if not self._az_known and node.az:
+            self.chosen_az = node.az
+            self._az_known = True
+
+    def setNodeMetadata(self, node: zk.Node) -> None:
+        if not self._az_known:
+            zones = self.pool.azs or self.manager.adapter.getAZs()
+            self.chosen_az = self._choose(list(zones)) if zones else None
+            self._az_known = True
+        node.az = self.chosen_az
+        node.resources = dict(self.manager.quotaNeededByLabel(node.type[0], self.pool).get_resources())
+
+    # -- launching
+
+    def prepareNode(self, node: zk.Node) -> None:
+        launcher = StateMachineNodeLauncher(self, node, self.provider)
+        launcher.prepare()
+        self._prepared[node.id or ""] = launcher
+
+    def launch(self, node: zk.Node) -> None:
+        launcher = self._prepared.pop(node.id or "", None) or StateMachineNodeLauncher(self, node, self.provider)
+        self.launchers.append(launcher)
+        launcher.launch()
+
+    def launchesComplete(self) -> bool:
+        return all(launcher.complete for launcher in self.launchers)

@@ -1,0 +1,380 @@
+"""One node from its record to ready: attempts, time-outs, key scan (driver-api.md 7.7, launcher.md section 9)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
+
+from nodepool import exceptions
+from nodepool.driver.statemachine.loop import Pace, follow_future
+from nodepool.logconfig import get_annotated_logger
+from nodepool.nodescan import NodescanRequest
+from nodepool.stats import StatsReporter
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.locks import LockHandle
+from nodepool.zk.writer import TransactionFailed, Txn
+
+if TYPE_CHECKING:
+    from nodepool.driver.statemachine.handler import StateMachineHandler
+
+#: Copied from the instance to the node when the instance has them.
+IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
+INSTANCE_FIELDS = ("external_id", "public_ipv4", "private_ipv4", "public_ipv6", "host_id", "cloud", "region", "az",
+                   "driver_data", "slot", "node_properties")
+
+
+class StateMachineNodeLauncher(StatsReporter):
+    """Runs on the provider's create loop; ``complete`` once the node's state is final."""
+
+    def __init__(self, handler: StateMachineHandler, node: zk.Node, provider_config: Any) -> None:
+        super().__init__(handler.pw.nodepool.statsd)
+        self.handler = handler
+        self.node = node
+        self.provider_config = provider_config
+        self.zk = handler.zk
+        self.manager = handler.manager
+        self.log: Any = get_annotated_logger(
+            logging.getLogger(f"nodepool.StateMachineNodeLauncher.{provider_config.name}"),
+            event_id=handler.request.event_id, node_request_id=handler.request.id, node_id=node.id)
+        self.attempts = 1
+        self.retries: int = provider_config.launch_retries
+        self.state_machine: Any = None
+        self.delete_state_machine: Any = None
+        self.nodescan_request: Any = None
+        self.start_time = time.monotonic()
+        self.launch_start_time = self.start_time
+        self.future: Any = None
+        self._prepared = False
+        self._prepare_error: Exception | None = None
+        self._image_external_id: Any = None
+        self._instance: Any = None
+        self._pace = Pace()
+        self._followed: Any = None
+        self._saved_external_id: Any = node.external_id
+        self._lost = False
+        self._orphan = False
+
+    @property
+    def complete(self) -> bool:
+        return self.node.state != zk.BUILDING and not self._orphan
+
+    @property
+    def label(self) -> Any:
+        return self.handler.pool.labels[self.node.type[0]]
+
+    # -- start of an attempt
+
+    def prepare(self) -> None:
+        """Fill the node from the image; the record is written by the caller.  Errors show in the first pass."""
+        self._prepared = True
+        self._prepare_error = None
+        try:
+            self._fill_from_image()
+        except Exception as error:
+            self._prepare_error = error
+
+    def _fill_from_image(self) -> None:
+        label, node = self.label, self.node
+        if getattr(label, "diskimage", None):
+            name = label.diskimage.name
+            upload = self.zk.getMostRecentImageUpload(name, self.provider_config.name, cached=True)
+            if upload is None:
+                raise exceptions.LaunchNodepoolException(
+                    f"Unable to find current cloud image {name} in {self.provider_config.name}")
+            image = self.provider_config.diskimages[name]
+            self._image_external_id = upload.external_id
+            node.image_id = (
+                f"{self.zk._imageUploadPath(upload.image_name, upload.build_id, upload.provider_name)}/{upload.id}")
+        else:
+            image = label.cloud_image
+            self._image_external_id = None
+            node.image_id = image.name
+        node.username = image.username
+        node.python_path = image.python_path
+        node.shell_type = image.shell_type
+        node.connection_port = image.connection_port
+        node.connection_type = image.connection_type
+        node.resources = dict(
+            self.manager.quotaNeededByLabel(node.type[0], self.handler.pool).get_resources())
+
+    def launch(self) -> None:
+        """Begin: the (possibly slow) making of the create machine runs on the provider's start threads."""
+        self.start_time = time.monotonic()
+        self.manager.launchers.append(self)
+        self.future = self.manager.start_executor(self._start)
+        self.manager.create_loop.add(self)
+        self.future.add_done_callback(lambda _future: self.wake())
+
+    def wake(self) -> None:
+        self.manager.create_loop.wake(self)
+
+    def _start(self) -> None:
+        if not self._prepared:
+            self.prepare()
+            self._save()
+        if self._prepare_error is not None:
+            raise self._prepare_error
+        node = self.node
+        self.start_time = time.monotonic()
+        metadata = {
+            "nodepool_node_id": node.id or "", "nodepool_pool_name": self.handler.pool.name,
+            "nodepool_provider_name": self.provider_config.name,
+        }
+        self.log.info("Creating server with hostname np%s for %s (attempt %s of %s)",
+                      node.id, node.type[0], self.attempts, self.retries)
+        machine = self.manager.adapter.getCreateStateMachine(
+            f"np{node.id}", self.label, self._image_external_id, metadata, self.handler.request.getSafeAttributes(),
+            node.az, self.log)
+        machine.wake = self.wake
+        self.state_machine = machine
+
+    # -- passes
+
+    def run_pass(self) -> float | None:
+        """One pass on the create loop; seconds until the next, or None when the node has an end."""
+        if self.complete:
+            return None
+        if self._orphan:
+            return self._pass_delete()
+        try:
+            again = self._pass()
+        except (SessionExpiredError, _LockLost):
+            self._lose()
+            again = 0.0
+        except exceptions.QuotaException:
+            self.log.info("Aborting node %s due to quota failure", self.node.id)
+            self.manager.invalidateQuotaCache()
+            self.node.external_id = self._external_id()
+            self._end(zk.ABORTED, "error.quota", save=True)
+            again = None
+        except Exception as error:
+            again = self._failed(error)
+        if self.complete:
+            return None
+        return again
+
+    def _pass(self) -> float:
+        if self._lost:
+            raise _LockLost
+        if self.future is not None:
+            if not self.future.done():
+                return float(self.manager.MAXIMUM_SLEEP)
+            future, self.future = self.future, None
+            future.result()
+        if self.nodescan_request is not None and self.nodescan_request.complete:
+            self._scanned()
+            return 0.0
+        left = self._timeout() - (time.monotonic() - self.start_time)
+        if left <= 0:
+            raise exceptions.ServerCreateTimeoutException("Timeout waiting for instance creation")
+        bound = min(float(self.manager.MAXIMUM_SLEEP), left)
+        if self.delete_state_machine is not None:
+            return min(bound, self._pass_delete() or 0.0)
+        machine = self.state_machine
+        if machine is None:
+            self._start()  # a further attempt, on this thread
+            machine = self.state_machine
+        if self._instance is not None:
+            return bound  # waits for the scan
+        before = machine.state
+        instance = machine.advance()
+        self._followed = follow_future(machine, self._followed, self.wake)
+        if machine.complete and instance is not None:
+            self._created(instance)
+            return 0.0 if self.nodescan_request.complete else bound
+        if machine.external_id != self._saved_external_id:
+            self.node.external_id = machine.external_id
+            self._save_later()
+        return self._pace.rest(machine, machine.state != before, bound)
+
+    def _timeout(self) -> float:
+        return float(getattr(self.provider_config, "launch_timeout", None) or 3600)
+
+    def _external_id(self) -> Any:
+        return self.state_machine.external_id if self.state_machine is not None else self.node.external_id
+
+    def _created(self, instance: Any) -> None:
+        """The machine is up: take over its data, then scan its keys."""
+        self._instance = instance
+        self._copy(instance)
+        label = self.label
+        boot_timeout = getattr(self.provider_config, "boot_timeout", None) or 60
+        request = NodescanRequest(self.node, label.host_key_checking, boot_timeout, self.log)
+        request.on_complete = lambda _request: self.wake()
+        self.nodescan_request = request
+        self.manager.nodescan_worker.addRequest(request)
+        if not request.complete:
+            # Whoever finds this record after a crash can delete and reach the machine.
+            self._save_later()
+
+    def _copy(self, instance: Any) -> None:
+        node, pool = self.node, self.handler.pool
+        for name in INSTANCE_FIELDS:
+            setattr(node, name, getattr(instance, name, None))
+        if node.node_properties is None:
+            node.node_properties = {}
+        node.interface_ip = getattr(instance, "interface_ip", None)
+        if getattr(pool, "use_internal_ip", False):
+            private = getattr(instance, "private_ipv4", None) or getattr(instance, "private_ipv6", None)
+            node.interface_ip = private or node.interface_ip
+        for name in IMAGE_OVERRIDES:
+            value = getattr(instance, name, None)
+            if value is not None:
+                setattr(node, name, value)
+        attributes = getattr(instance, "node_attributes", None)
+        if attributes:
+            node.attributes = {**attributes, **(pool.node_attributes or {})}
+        try:
+            node.resources = dict(instance.getQuotaInformation().get_resources())
+        except NotImplementedError:
+            pass
+
+    def _scanned(self) -> None:
+        keys = self.nodescan_request.result()
+        if keys:
+            self.node.host_keys = keys
+        self.log.info("Node %s is ready", self.node.id)
+        self._end(zk.READY, "ready", save=True)
+
+    # -- failures
+
+    def _failed(self, error: Exception) -> float | None:
+        timed_out = isinstance(error, (exceptions.TimeoutException, exceptions.LaunchKeyscanException))
+        if timed_out:
+            self.log.warning("Launch attempt %s/%s failed: %s", self.attempts, self.retries, error)
+        else:
+            self.log.exception("Launch attempt %s/%s failed:", self.attempts, self.retries)
+        self._record(getattr(error, "statsd_key", "error.unknown"))
+        if self._instance is not None:
+            self._scan_failed()
+        self.manager.nodescan_worker.removeRequest(self.nodescan_request)
+        external_id = self._external_id()
+        self.nodescan_request = self._instance = None
+        self.future = None
+        if external_id is not None:
+            self.node.external_id = external_id
+        if self.attempts >= self.retries:
+            self.node.external_id = external_id
+            self._end(zk.FAILED, None, save=external_id is not None)
+            return None
+        self.attempts += 1
+        self.state_machine = None
+        self._prepared = False
+        self.start_time = time.monotonic()
+        if external_id is not None:
+            self.delete_state_machine = self._delete_machine(external_id)
+        return 0.0
+
+    def _scan_failed(self) -> None:
+        """The machine came up but its keys could not be read: tell the adapter, log the console."""
+        adapter, label, external_id = self.manager.adapter, self.label, self.node.external_id
+        try:
+            adapter.notifyNodescanFailure(label, external_id)
+        except Exception:
+            self.log.exception("Unable to report the scan failure of %s:", external_id)
+        try:
+            console = adapter.getConsoleLog(label, external_id)
+        except NotImplementedError:
+            return
+        except Exception:
+            self.log.exception("Unable to get the console log of %s:", external_id)
+            return
+        for line in (console or "").splitlines():
+            self.log.info("Console log from hostname np%s: %s", self.node.id, line)
+
+    def _delete_machine(self, external_id: Any) -> Any:
+        machine = self.manager.adapter.getDeleteStateMachine(external_id, self.log)
+        machine.wake = self.wake
+        machine.cleanup_id = external_id
+        return machine
+
+    def _pass_delete(self) -> float | None:
+        """Advance the clean-up of a failed attempt."""
+        machine = self.delete_state_machine
+        before = machine.state
+        try:
+            machine.advance()
+        except exceptions.NotFound:
+            machine.complete = True
+        except Exception:
+            self.log.exception("Error deleting %s after a failed launch; trying again:", machine.cleanup_id)
+            self.delete_state_machine = self._delete_machine(machine.cleanup_id)
+            return 0.1
+        self._followed = follow_future(machine, self._followed, self.wake)
+        if machine.complete:
+            self.delete_state_machine = None
+            self.node.external_id = None
+            self._saved_external_id = None
+            if self._orphan:
+                self._orphan = False
+                return None
+            return 0.0
+        return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
+
+    def _lose(self) -> None:
+        """The lock on the record is gone: write nothing, remove what the record does not know about."""
+        self.log.warning("Lost the lock of node %s; giving up the launch", self.node.id)
+        external_id = self._external_id()
+        self.manager.nodescan_worker.removeRequest(self.nodescan_request)
+        if external_id is not None and external_id != self._saved_external_id:
+            self._orphan = True
+            self.delete_state_machine = self._delete_machine(external_id)
+        self._end(zk.FAILED, "error.zksession", save=False)
+
+    def _end(self, state: str, key: str | None, save: bool) -> None:
+        """The node has reached an end; the handler writes it together with the request when it can."""
+        node = self.node
+        if state == zk.FAILED and save:
+            self._save_later()
+        node.state = state
+        if key is not None:
+            self._record(key)
+        if state in (zk.READY, zk.ABORTED):
+            node.unsaved = True
+            if state == zk.ABORTED or not self.handler.launchesComplete():
+                self._save_later()
+        self.handler.pw.progress(self.handler)
+
+    def _record(self, key: str) -> None:
+        try:
+            self.recordLaunchStats(key, int((time.monotonic() - self.launch_start_time) * 1000))
+        except Exception:
+            self.log.exception("Unable to report launch stats:")
+
+    # -- writing
+
+    def _save(self) -> None:
+        self.zk.storeNode(self.node)
+        self._saved_external_id = self.node.external_id
+
+    def _save_later(self) -> None:
+        """Write the record without waiting, as long as our lock stands."""
+        node = self.node
+        if not isinstance(node.lock, LockHandle):
+            return
+        txn = Txn(self.zk.kazoo_client)
+        txn.check(node.lock.path)
+        record = node.copy()
+        txn.set(f"{self.zk._nodePath(node.id)}", record.serialize(), tree=self.zk.node_tree, record=record)
+        external_id = node.external_id
+
+        def written(_results: list[Any] | None, error: BaseException | None) -> None:
+            if error is None:
+                self._saved_external_id = external_id
+            elif isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError):
+                self._lost = True
+                self.wake()
+            elif isinstance(error, (SessionExpiredError, KazooException)):
+                self.log.warning("Cannot write node %s: %r", node.id, error)
+
+        try:
+            self.zk.writer.submit(txn, written)
+        except RuntimeError as error:
+            self.log.warning("Cannot write node %s: %s", node.id, error)
+
+
+class _LockLost(Exception):
+    """Our lock on the node's record is gone."""

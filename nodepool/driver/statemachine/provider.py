@@ -1,0 +1,197 @@
+"""The provider of all state machine drivers (driver-api.md 7.6)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from nodepool import exceptions
+from nodepool.driver.provider import Provider
+from nodepool.driver.quota import QuotaSupport
+from nodepool.driver.resources import QuotaInformation
+from nodepool.driver.statemachine import leaks
+from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
+from nodepool.driver.statemachine.handler import StateMachineHandler
+from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
+from nodepool.driver.statemachine.loop import MachineLoop
+from nodepool.nodescan import NodescanWorker
+from nodepool.zk import zookeeper as zk
+
+if TYPE_CHECKING:
+    from nodepool.driver.statemachine.model import Adapter
+
+#: Threads for the first part of launches.
+START_THREADS = 8
+
+
+class StateMachineProvider(Provider, QuotaSupport):
+    """Runs create machines on one thread and delete machines on another."""
+
+    #: Upper bounds of the pauses between two looks at a machine, in seconds.
+    MINIMUM_SLEEP: float = 1
+    MAXIMUM_SLEEP: float = 1
+
+    def __init__(self, adapter: Adapter, provider: Any) -> None:
+        super().__init__()
+        self.provider = provider
+        self.adapter = adapter
+        self.log = logging.getLogger(f"nodepool.StateMachineProvider.{provider.name}")
+        self._zk: Any = None
+        self.launchers: list[StateMachineNodeLauncher] = []
+        self.deleters: list[StateMachineNodeDeleter] = []
+        self.running = False
+        self.error_labels: set[str] = set()
+        self.label_quota_cache: dict[str, QuotaInformation] = {}
+        self.possibly_leaked_nodes: dict[Any, Any] = {}
+        self.possibly_leaked_uploads: dict[Any, Any] = {}
+        self.state_machine_start_worker: ThreadPoolExecutor | None = None
+        self.nodescan_worker = NodescanWorker()
+        self.create_loop = MachineLoop(f"{provider.name}", self.log, self._launch_ended)
+        self.delete_loop = MachineLoop(f"{provider.name}", self.log, self._delete_ended)
+        self.stop_thread: threading.Thread | None = None
+
+    # -- life
+
+    def start(self, zk_conn: Any) -> None:
+        self._zk = zk_conn
+        self.running = True
+        self.log.debug("Starting")
+        self.nodescan_worker.start()
+        self.state_machine_start_worker = ThreadPoolExecutor(
+            START_THREADS, thread_name_prefix=f"start-{self.provider.name}")
+        self.create_loop.start()
+        self.delete_loop.start()
+
+    def stop(self) -> None:
+        """Take no new work; machines under way finish in the background."""
+        if not self.running or self.stop_thread is not None:
+            return
+        self.log.debug("Stopping")
+        self.stop_thread = threading.Thread(
+            target=self._stop, name=f"Thread-stop-{self.provider.name}", daemon=True)
+        self.stop_thread.start()
+
+    def _stop(self) -> None:
+        self.create_loop.stop(drain=not self._abandon)
+        self.create_loop.thread.join()
+        self.delete_loop.stop(drain=not self._abandon)
+        self.delete_loop.thread.join()
+        self.running = False
+        self.nodescan_worker.stop()
+        self.nodescan_worker.join()
+        if self.state_machine_start_worker is not None:
+            self.state_machine_start_worker.shutdown(wait=not self._abandon, cancel_futures=self._abandon)
+        self.adapter.stop()
+        self.log.debug("Stopped")
+
+    _abandon = False
+
+    def abandon(self) -> None:
+        """The process ends soon: leave unfinished machines to the next start (their records tell)."""
+        self._abandon = True
+        self.create_loop.stop(drain=False)
+        self.delete_loop.stop(drain=False)
+
+    def join(self) -> None:
+        if self.stop_thread is not None:
+            self.stop_thread.join()
+
+    # -- launching and deleting
+
+    def start_executor(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run something that may block on one of the start threads."""
+        if self.state_machine_start_worker is None:
+            raise RuntimeError(f"provider {self.provider.name} is not started")
+        return self.state_machine_start_worker.submit(function)
+
+    def getRequestHandler(self, poolworker: Any, request: zk.NodeRequest) -> StateMachineHandler:
+        return StateMachineHandler(poolworker, request)
+
+    def _launch_ended(self, launcher: StateMachineNodeLauncher) -> None:
+        self.launchers.remove(launcher)
+
+    def startNodeCleanup(self, node: zk.Node) -> StateMachineNodeDeleter:
+        deleter = StateMachineNodeDeleter(self._zk, self, node)
+        self.deleters.append(deleter)
+        self.delete_loop.add(deleter)
+        return deleter
+
+    def _delete_ended(self, deleter: StateMachineNodeDeleter) -> None:
+        self.deleters.remove(deleter)
+
+    def cleanupNode(self, node_id: Any) -> None:
+        raise NotImplementedError
+
+    def waitForNodeCleanup(self, node_id: Any) -> None:
+        raise NotImplementedError
+
+    def labelReady(self, label: Any) -> bool:
+        return self.adapter.labelReady(label)
+
+    def errorLabels(self) -> Iterable[str]:
+        return self.error_labels
+
+    def listNodes(self) -> Iterable[Any]:
+        return self.adapter.listInstances()
+
+    # -- quota
+
+    def getProviderLimits(self) -> QuotaInformation:
+        try:
+            return self.adapter.getQuotaLimits()
+        except NotImplementedError:
+            return QuotaInformation(default=math.inf)
+
+    def quotaNeededByLabel(self, label: str, pool: Any) -> QuotaInformation:
+        """What the label needs; one that can never work counts as nothing and is not offered any more."""
+        known = self.label_quota_cache.get(label)
+        if known is not None:
+            return known
+        needed: QuotaInformation | None
+        try:
+            needed = self.adapter.getQuotaForLabel(pool.labels[label])
+        except exceptions.RuntimeConfigurationException as error:
+            self.log.error("Label %s of provider %s cannot work: %s", label, self.provider.name, error)
+            self.error_labels.add(label)
+            needed = None
+        except NotImplementedError:
+            needed = None
+        result = needed if needed is not None else QuotaInformation()
+        self.label_quota_cache[label] = result
+        return result
+
+    def unmanagedQuotaUsed(self) -> QuotaInformation:
+        """Everything visible but the instances that our records know."""
+        used = QuotaInformation()
+        known = {node.id for node in self._zk.getProviderNodes(self.provider.name)}
+        for instance in self.adapter.listInstances():
+            metadata = getattr(instance, "metadata", None) or {}
+            if (metadata.get("nodepool_provider_name") == self.provider.name
+                    and metadata.get("nodepool_node_id") in known):
+                continue
+            try:
+                used.add(instance.getQuotaInformation())
+            except NotImplementedError:
+                continue
+        return used
+
+    # -- leaks and images
+
+    def cleanupLeakedResources(self) -> None:
+        leaks.cleanup(self)
+
+    def uploadImage(
+        self, provider_image: Any, image_name: str, filename: str, image_type: str | None = None,
+        meta: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
+    ) -> Any:
+        metadata = dict(meta or {})
+        metadata["nodepool_provider_name"] = self.provider.name
+        return self.adapter.uploadImage(
+            provider_image, image_name, filename, image_format=image_type, metadata=metadata, md5=md5, sha256=sha256)
+
+    def deleteImage(self, name: str, id: Any) -> None:
+        self.adapter.deleteImage(external_id=id)

@@ -1,0 +1,24 @@
+"""Machines that exist already (driver-static.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nodepool.driver import Driver
+from nodepool.driver.static.config import StaticProviderConfig
+
+if TYPE_CHECKING:
+    from nodepool.driver.static.provider import StaticNodeProvider
+
+
+class StaticDriver(Driver):
+    name = "static"
+
+    def getProviderConfig(self, provider: dict[str, Any]) -> StaticProviderConfig:
+        return StaticProviderConfig(provider)
+
+    def getProvider(self, provider_config: StaticProviderConfig) -> StaticNodeProvider:
+        # Checking a configuration needs none of the ZooKeeper side.
+        from nodepool.driver.static.provider import StaticNodeProvider
+
+        return StaticNodeProvider(provider_config)

@@ -1,0 +1,168 @@
+"""Configuration of the static driver (driver-static.md section 1)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import voluptuous as v
+
+from nodepool.config.errors import ConfigError, PathItem, UnknownName
+from nodepool.driver.configuration import ConfigPool, ProviderConfig
+
+log = logging.getLogger("nodepool.driver.static")
+
+
+class NodeTuple(NamedTuple):
+    """What makes a host: two entries with the same three values would be the same machine."""
+
+    hostname: str
+    username: str
+    port: int
+
+
+def nodeTuple(node: Any) -> NodeTuple:
+    """The identity of a host of the configuration (a dict) or of a registered ``Node``."""
+    if isinstance(node, dict):
+        return NodeTuple(node["name"], node["username"], node["connection-port"])
+    return NodeTuple(node.hostname, node.username, node.connection_port)
+
+
+def _as_list(value: Any) -> list[Any]:
+    if not value:
+        return []
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _split_labels(value: Any) -> list[str]:
+    """A text is split at blanks."""
+    return value.split() if isinstance(value, str) else _as_list(value)
+
+
+class StaticPool(ConfigPool):
+    """A group of hosts; ``nodes`` are their settings with all defaults filled in, ``labels`` a set of names."""
+
+    ignore_equality = ["provider"]
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.nodes: list[dict[str, Any]] = []
+        self.provider: StaticProviderConfig | None = None
+        super().__init__()
+        self.labels: set[str] = set()
+
+    def load(self, pool_config: dict[str, Any], full_config: Any = None, where: tuple[PathItem, ...] = ()) -> None:
+        super().load(pool_config)
+        self.name = pool_config["name"]
+        self.labels = set()
+        self.nodes = []
+        for index, node in enumerate(_as_list(pool_config.get("nodes"))):
+            place = (*where, "nodes", index)
+            if not isinstance(node, dict) or not node.get("name"):
+                raise ConfigError("required key 'name' is missing in nodes", where=place)
+            labels = _split_labels(node.get("labels"))
+            if not labels:
+                raise ConfigError(f"node {node['name']}: at least one label is needed", where=(*place, "labels"))
+            slots = node.get("max-parallel-jobs", 1)
+            if not isinstance(slots, int) or slots < 0:
+                raise ConfigError(
+                    f"node {node['name']}: max-parallel-jobs must be a whole number, not {slots!r}",
+                    where=(*place, "max-parallel-jobs"),
+                )
+            self.nodes.append(
+                {
+                    "name": node["name"],
+                    "labels": labels,
+                    "host-key": _as_list(node.get("host-key")),
+                    "host-key-checking": bool(node.get("host-key-checking", True)),
+                    "timeout": int(node.get("timeout", 5)),
+                    # ssh-port is the older name
+                    "connection-port": int(node.get("connection-port") or node.get("ssh-port") or 22),
+                    "connection-type": node.get("connection-type", "ssh"),
+                    "shell-type": node.get("shell-type"),
+                    "username": node.get("username", "zuul"),
+                    "max-parallel-jobs": slots,
+                    "python-path": node.get("python-path", "auto"),
+                }
+            )
+            for label in labels:
+                if label in self.labels:
+                    continue
+                self.labels.add(label)
+                if full_config is not None:
+                    if label not in full_config.labels:
+                        raise UnknownName(
+                            f"node {node['name']}: label {label!r} is not defined in the top-level labels list",
+                            where=(*place, "labels"),
+                        )
+                    full_config.labels[label].pools.append(self)
+
+
+class StaticProviderConfig(ProviderConfig):
+    def __init__(self, provider: dict[str, Any]) -> None:
+        super().__init__(provider)
+        self._pools: dict[str, StaticPool] = {}
+
+    @property
+    def pools(self) -> dict[str, StaticPool]:  # type: ignore[override]
+        return self._pools
+
+    @property
+    def manage_images(self) -> bool:
+        return False
+
+    def load(self, newconfig: Any) -> None:
+        self._pools = {}
+        seen: set[NodeTuple] = set()
+        elsewhere = {
+            host: provider.name
+            for provider in newconfig.providers.values()
+            if isinstance(provider, StaticProviderConfig)
+            for host in provider.hosts()
+        }
+        for index, entry in enumerate(self.provider.get("pools") or []):
+            where: tuple[PathItem, ...] = ("pools", index)
+            if not isinstance(entry, dict) or not entry.get("name"):
+                raise ConfigError("required key 'name' is missing in pools", where=where)
+            pool = StaticPool()
+            pool.provider = self
+            pool.load(entry, newconfig, where)
+            self._pools[entry["name"]] = pool
+            for number, node in enumerate(pool.nodes):
+                host = nodeTuple(node)
+                text = f"host {host.hostname} with user {host.username} and port {host.port}"
+                if host in seen:
+                    raise ConfigError(f"{text} is there twice; use max-parallel-jobs", where=(*where, "nodes", number))
+                seen.add(host)
+                if host in elsewhere:
+                    log.warning(
+                        "Providers %s and %s both have %s: its jobs may disturb each other",
+                        elsewhere[host], self.name, text,
+                    )  # fmt: skip
+
+    def hosts(self) -> dict[NodeTuple, tuple[StaticPool, dict[str, Any]]]:
+        """Pool and settings of each host."""
+        return {nodeTuple(node): (pool, node) for pool in self._pools.values() for node in pool.nodes}
+
+    def getSchema(self) -> v.Schema:
+        node = {
+            v.Required("name"): str,
+            v.Required("labels"): v.Any(str, [str]),
+            "username": str,
+            "timeout": int,
+            "host-key-checking": bool,
+            "host-key": v.Any(str, [str]),
+            "connection-port": int,
+            "connection-type": str,
+            "shell-type": str,
+            "max-parallel-jobs": int,
+            "python-path": str,
+        }
+        pool = {**ConfigPool.getCommonSchemaDict(), "name": str, "nodes": [node]}
+        provider = {**ProviderConfig.getCommonSchemaDict(), "pools": [pool]}
+        return v.Schema(provider)
+
+    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
+        return {
+            label for pool in self._pools.values() if not pool_name or pool.name == pool_name for label in pool.labels
+        }

@@ -1,0 +1,395 @@
+"""Keeps a READY node registered for every slot of every configured host (driver-static.md sections 2 - 5)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from nodepool import exceptions, nodeutils
+from nodepool.driver.provider import Provider
+from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
+from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
+from nodepool.zk import zookeeper as zk
+
+__all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
+
+SSH_TYPES = ("ssh", "network_cli")
+MAX_WORKERS = 16
+START_WAIT = 1.0
+"""How long ``start`` waits for the first pass over all hosts, in seconds; slow hosts go on in the background."""
+
+GONE_STATES = (zk.BUILDING, zk.DELETING, zk.DELETED)
+
+
+class StaticNodeError(Exception):
+    """The host cannot be used now: unreachable, or other host keys than configured."""
+
+
+class Slots:
+    """Who is in which slot of a host."""
+
+    def __init__(self, count: int, nodes: Iterable[zk.Node]) -> None:
+        self.nodes: list[zk.Node | None] = [None] * count
+        self.excess: list[zk.Node] = []
+        homeless = []
+        for node in sorted(nodes, key=lambda node: node.id or ""):
+            slot = node.slot
+            if not isinstance(slot, int):
+                homeless.append(node)
+            elif 0 <= slot < count and self.nodes[slot] is None:
+                self.nodes[slot] = node
+            else:
+                self.excess.append(node)
+        for node in homeless:  # records without slot are old
+            if None in self.nodes:
+                self.nodes[self.nodes.index(None)] = node
+            else:
+                self.excess.append(node)
+
+    @property
+    def empty(self) -> list[int]:
+        return [index for index, node in enumerate(self.nodes) if node is None]
+
+    @property
+    def taken(self) -> list[zk.Node]:
+        return [node for node in self.nodes if node is not None]
+
+
+def _is_free(node: zk.Node) -> bool:
+    return node.state == zk.READY and node.allocated_to is None
+
+
+class StaticNodeProvider(Provider, QuotaSupport):
+    """Hosts are brought in line one by one, in parallel, each by looking at its present records.
+
+    Nothing is remembered about slots: ZooKeeper has it.
+    """
+
+    PAUSE_AT_QUOTA = False
+
+    def __init__(self, provider: StaticProviderConfig, *args: Any) -> None:
+        super().__init__()
+        self.log = logging.getLogger("nodepool.driver.static.StaticNodeProvider")
+        self.provider = provider
+        self.zk: Any = None
+        self._zk: Any = None
+        self._hosts: dict[NodeTuple, tuple[StaticPool, dict[str, Any]]] = {}
+        self._idle = False
+        self._executor: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._host_locks: dict[NodeTuple, threading.Lock] = {}
+        # Ids of our records by host; only a hint where to look, renewed by every cleanup.
+        self._known: dict[NodeTuple, set[str]] = defaultdict(set)
+        self._queued: set[NodeTuple] = set()
+        # The mirror may show a deleted record for a moment longer.
+        self._deleted: deque[str] = deque(maxlen=1000)
+        self._warned: dict[NodeTuple, str] = {}
+
+    # Life cycle
+
+    def start(self, zk_conn: Any) -> None:
+        self.zk = self._zk = zk_conn
+        self._hosts = self.provider.hosts()
+        self._host_locks = {host: threading.Lock() for host in self._hosts}
+        if zk_conn is None:
+            return
+        self._executor = ThreadPoolExecutor(
+            MAX_WORKERS, thread_name_prefix=f"ThreadPoolExecutor-static-{self.provider.name}"
+        )
+        try:
+            self._read_records()
+            jobs = [self._submit(host, update=True) for host in self._hosts]
+            self._deregister_unknown()
+            wait([job for job in jobs if job is not None], timeout=START_WAIT)
+        except Exception:
+            self.log.exception("Cannot register the nodes of provider %s:", self.provider.name)
+
+    def idle(self) -> None:
+        self._idle = True
+        # What is being written now is finished when the successor starts to look.
+        for lock in self._host_locks.values():
+            with lock:
+                pass
+
+    def stop(self) -> None:
+        self._idle = True
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def join(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+
+    # Bringing a host in line
+
+    def _submit(self, host: NodeTuple, update: bool = False) -> Future[None] | None:
+        """Look at this host soon; one look that has not begun serves everybody who asks meanwhile."""
+        with self._lock:
+            if self._executor is None or self._idle or (host in self._queued and not update):
+                return None
+            self._queued.add(host)
+            try:
+                return self._executor.submit(self._sync, host, update)
+            except RuntimeError:
+                return None  # stopped meanwhile
+
+    def _read_records(self) -> None:
+        known: dict[NodeTuple, set[str]] = defaultdict(set)
+        for node in self.zk.getProviderNodes(self.provider.name):
+            known[nodeTuple(node)].add(node.id)
+        with self._lock:
+            # What was registered while we looked must not be forgotten; records that are gone drop out when read.
+            for host, ids in self._known.items():
+                known[host].update(ids)
+            self._known = known
+
+    def _records(self, host: NodeTuple) -> list[zk.Node]:
+        """The present records of a host."""
+        with self._lock:
+            ids = list(self._known.get(host, ()))
+        found = []
+        for node_id in ids:
+            node = None if node_id in self._deleted else self.zk.getNode(node_id, cached=True)
+            if node is None or nodeTuple(node) != host:
+                with self._lock:
+                    self._known[host].discard(node_id)
+            elif node.state not in GONE_STATES:
+                found.append(node)
+        return found
+
+    def _slots(self, host: NodeTuple) -> Slots:
+        return Slots(self._hosts[host][1]["max-parallel-jobs"], self._records(host))
+
+    def _sync(self, host: NodeTuple, update: bool) -> None:
+        with self._lock:
+            self._queued.discard(host)
+        if self._idle:
+            return
+        pool, static_node = self._hosts[host]
+        try:
+            slots = self._slots(host)
+            template = None
+            if slots.empty or (update and slots.taken):
+                template = self._template(pool, static_node)
+            self._warned.pop(host, None)
+        except (StaticNodeError, exceptions.LaunchNetworkException) as error:
+            self._warn(host, error)
+            if update:
+                for node in self._records(host):
+                    self.deregisterNode(node)
+            return
+        except Exception:
+            self.log.exception("Error checking static host %s:", host)
+            return
+        try:
+            # Only ZooKeeper from here on: whoever waits for this lock waits milliseconds.
+            with self._host_locks[host]:
+                if self._idle:
+                    return
+                slots = self._slots(host)
+                for node in slots.excess:
+                    self.deregisterNode(node)
+                if template is None:
+                    return
+                if update:
+                    for node in slots.taken:
+                        self._update(node, template)
+                for slot in slots.empty:
+                    self._register(template, slot)
+        except Exception:
+            self.log.exception("Error registering the nodes of static host %s:", host)
+
+    def _warn(self, host: NodeTuple, error: Exception) -> None:
+        """Once per change: a host may be down for days."""
+        text = str(error)
+        if self._warned.get(host) != text:
+            self._warned[host] = text
+            self.log.warning("Static host %s cannot be registered now: %s", host.hostname, text)
+
+    def checkHost(self, static_node: dict[str, Any]) -> list[str]:
+        """The host keys; raises StaticNodeError when the host cannot be reached or is not the one configured."""
+        gather = static_node["connection-type"] in SSH_TYPES
+        if gather and not static_node["host-key-checking"]:
+            return list(static_node["host-key"])
+        name = static_node["name"]
+        try:
+            keys = nodeutils.nodescan(
+                name,
+                port=static_node["connection-port"],
+                timeout=static_node["timeout"],
+                gather_hostkeys=gather,
+            )
+        except exceptions.ConnectionTimeoutException as error:
+            raise StaticNodeError(f"{name}: connection timeout: {error}") from error
+        except (OSError, exceptions.LaunchKeyscanException) as error:
+            raise StaticNodeError(f"{name}: {error}") from error
+        if not gather:
+            return []
+        missing = [key for key in static_node["host-key"] if key not in keys]
+        if missing:
+            raise StaticNodeError(f"{name}: the host does not have the configured host key {missing[0]!r}")
+        return list(keys)
+
+    def _template(self, pool: StaticPool, static_node: dict[str, Any]) -> zk.Node:
+        """What a registered node of this host looks like; contacts the host."""
+        node = zk.Node()
+        node.state = zk.READY
+        node.provider = self.provider.name
+        node.pool = pool.name
+        node.launcher = "static driver"
+        node.type = static_node["labels"]
+        node.external_id = node.hostname = node.interface_ip = static_node["name"]
+        node.username = static_node["username"]
+        node.connection_port = static_node["connection-port"]
+        node.connection_type = static_node["connection-type"]
+        node.python_path = static_node["python-path"]
+        node.shell_type = static_node["shell-type"]
+        node.attributes = pool.node_attributes
+        node.host_keys = self.checkHost(static_node)
+        nodeutils.set_node_ip(node)
+        return node
+
+    def _register(self, template: zk.Node, slot: int) -> None:
+        node = zk.Node.fromDict(template.toDict())
+        node.state = zk.READY  # stamps the time
+        node.slot = slot
+        self.zk.storeNode(node)
+        with self._lock:
+            self._known[nodeTuple(node)].add(node.id or "")
+        self.log.debug("Registered node %s: host %s slot %s", node.id, node.hostname, slot)
+
+    COMPARED = (
+        "type", "pool", "username", "connection_port", "shell_type", "connection_type", "python_path", "host_keys",
+        "attributes",
+    )  # fmt: skip
+
+    def _update(self, node: zk.Node, template: zk.Node) -> None:
+        """Bring the record of an idle node up to date; its id stays."""
+        if not _is_free(node) or not self._differs(node, template):
+            return
+        node = node.copy()
+        if not self._lock_node(node):
+            return
+        try:
+            if _is_free(node) and self._differs(node, template):
+                for name in self.COMPARED:
+                    setattr(node, name, getattr(template, name))
+                self.zk.storeNode(node)
+                self.log.debug("Updated node %s of host %s", node.id, node.hostname)
+        finally:
+            self.zk.unlockNode(node)
+
+    def _differs(self, node: zk.Node, template: zk.Node) -> bool:
+        return any(getattr(node, name) != getattr(template, name) for name in self.COMPARED)
+
+    def _lock_node(self, node: zk.Node) -> bool:
+        try:
+            self.zk.lockNode(node, blocking=False)
+        except exceptions.ZKLockException:
+            self.log.warning("Node %s of host %s is locked; it is left alone for now", node.id, node.hostname)
+            return False
+        return True
+
+    def deregisterNode(self, node: zk.Node) -> None:
+        """Hand an idle node over to deletion. One in use is left to run out; its slot is not filled again."""
+        if not _is_free(node):
+            return
+        node = node.copy()
+        if not self._lock_node(node):
+            return
+        try:
+            if _is_free(node):
+                node.state = zk.DELETING
+                self.zk.storeNode(node)
+                self.log.debug("Deregistered node %s of host %s", node.id, node.hostname)
+        finally:
+            self.zk.unlockNode(node)
+
+    def _deregister_unknown(self) -> None:
+        for host in [host for host in self._known if host not in self._hosts]:
+            for node in self._records(host):
+                self.deregisterNode(node)
+
+    def cleanupLeakedResources(self) -> None:
+        if self._idle or self.zk is None:
+            return
+        self._read_records()
+        for host in self._hosts:
+            slots = self._slots(host)
+            if slots.empty or slots.excess:
+                self._submit(host)
+        self._deregister_unknown()
+
+    def nodeDeletedNotification(self, node: zk.Node) -> None:
+        if node.id is not None:
+            self._deleted.append(node.id)
+        if nodeTuple(node) in self._hosts:
+            self._submit(nodeTuple(node))
+
+    # Requests
+
+    def getRequestHandler(self, poolworker: Any, request: Any) -> Any:
+        from nodepool.driver.static.handler import StaticNodeRequestHandler
+
+        return StaticNodeRequestHandler(poolworker, request)
+
+    def checkNodeLiveness(self, node: zk.Node) -> bool:
+        """Whether the host of this idle node answers; if not, the node is deregistered."""
+        entry = self._hosts.get(nodeTuple(node))
+        if entry is None:
+            self.deregisterNode(node)
+            return False
+        static_node = entry[1]
+        if not static_node["host-key-checking"]:
+            return True
+        try:
+            nodeutils.nodescan(
+                static_node["name"],
+                port=static_node["connection-port"],
+                timeout=static_node["timeout"],
+                gather_hostkeys=False,
+            )
+            return True
+        except Exception as error:
+            self.log.warning("Static host %s does not answer, deregistering node %s: %s", node.hostname, node.id, error)
+        try:
+            self.deregisterNode(node)
+        except Exception:
+            self.log.exception("Cannot deregister node %s:", node.id)
+        return False
+
+    def getLabelQuota(self) -> dict[str, int]:
+        """Free nodes by label."""
+        free = dict.fromkeys(self.provider.getSupportedLabels(), 0)
+        free.update(self.zk.countFreeReadyNodes(self.provider.name))
+        return free
+
+    def getProviderLimits(self) -> QuotaInformation:
+        return QuotaInformation(default=math.inf)
+
+    def unmanagedQuotaUsed(self) -> QuotaInformation:
+        return QuotaInformation()
+
+    def quotaNeededByLabel(self, ntype: str, pool: Any) -> QuotaInformation:
+        return QuotaInformation(cores=0, instances=1, ram=0, default=1)
+
+    # Deletion: the machine stays, only its record goes
+
+    def startNodeCleanup(self, node: zk.Node) -> NodeDeleter:
+        deleter = NodeDeleter(self.zk, self, node)
+        deleter.start()
+        return deleter
+
+    def cleanupNode(self, node_id: str) -> bool:  # type: ignore[override]
+        return True
+
+    def waitForNodeCleanup(self, node_id: str) -> bool:  # type: ignore[override]
+        return True
+
+    def listNodes(self) -> list[Any]:
+        return []

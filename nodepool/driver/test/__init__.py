@@ -1,0 +1,21 @@
+"""The smallest driver: nodes are ready at once (driver-fake-test-example.md section 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.driver import Driver
+from nodepool.driver.test.config import TestConfig
+
+
+class TestDriver(Driver):
+    __test__ = False
+    name = "test"
+
+    def getProviderConfig(self, provider: dict[str, Any]) -> TestConfig:
+        return TestConfig(provider)
+
+    def getProvider(self, provider_config: Any) -> Any:
+        from nodepool.driver.test.provider import TestProvider
+
+        return TestProvider(provider_config)

@@ -1,0 +1,64 @@
+"""Options of the test driver: pools with a plain list of labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import voluptuous as v
+
+from nodepool.driver import ConfigPool, ProviderConfig
+
+
+class TestPool(ConfigPool):
+    __test__ = False
+    ignore_equality = ["provider"]
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.provider: TestConfig | None = None
+        super().__init__()
+
+    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        super().load(pool_config)
+        self.name = pool_config["name"]
+        self.labels = list(pool_config.get("labels") or [])
+
+
+class TestConfig(ProviderConfig):
+    __test__ = False
+
+    def __init__(self, provider: dict[str, Any]) -> None:
+        super().__init__(provider)
+        self._pools: dict[str, ConfigPool] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TestConfig) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    @property
+    def pools(self) -> dict[str, ConfigPool]:
+        return self._pools
+
+    @property
+    def manage_images(self) -> bool:
+        return False
+
+    def load(self, newconfig: Any) -> None:
+        for options in self.provider.get("pools") or []:
+            pool = TestPool()
+            pool.load(options)
+            pool.provider = self
+            self._pools[str(pool.name)] = pool
+            for label in pool.labels:
+                newconfig.labels[label].pools.append(pool)
+
+    def getSchema(self) -> v.Schema:
+        pool = {**ConfigPool.getCommonSchemaDict(), v.Required("name"): str, "labels": [str]}
+        return v.Schema({"pools": [pool]})
+
+    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
+        return {
+            label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels
+        }

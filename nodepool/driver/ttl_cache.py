@@ -1,0 +1,111 @@
+"""A remembered answer that is renewed in the background (driver-api.md 6.6)."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+LOG = logging.getLogger("nodepool.driver.LazyExecutorTTLCache")
+
+
+class _CachedCall(Generic[T]):
+    """The state of one wrapped function."""
+
+    def __init__(self, cache: LazyExecutorTTLCache, func: Callable[..., T]) -> None:
+        self._cache = cache
+        self._func = func
+        # re-entrant: the done-callback of a refresh that ended already runs at once, under the lock
+        self._lock = threading.RLock()
+        self._have_value = False
+        self._value: Any = None
+        self._fetched = 0.0
+        self._refresh: Future[T] | None = None
+        self._error: BaseException | None = None
+        self._retry_at = 0.0
+
+    def __call__(self, *args: Any, **kw: Any) -> T:
+        cache = self._cache
+        with self._lock:
+            if not self._have_value:
+                self._store(self._func(*args, **kw))
+            value: T = self._value
+            now = cache.clock()
+            age = now - self._fetched
+            error = self._error if age > cache.max_age else None
+            if age >= cache.ttl and self._refresh is None and now >= self._retry_at:
+                self._start_refresh(args, kw)
+            if error is not None:
+                raise error
+            return value
+
+    def _store(self, value: T) -> None:
+        self._value, self._have_value = value, True
+        self._fetched = self._cache.clock()
+        self._error = None
+
+    def _start_refresh(self, args: tuple[Any, ...], kw: dict[str, Any]) -> None:
+        try:
+            future = self._cache.executor.submit(self._func, *args, **kw)
+        except RuntimeError:
+            return  # the provider is stopping: the last value has to do
+        self._refresh = future
+        future.add_done_callback(self._refreshed)
+
+    def _refreshed(self, future: Future[T]) -> None:
+        with self._lock:
+            if self._refresh is future:
+                self._take(future)
+
+    def _take(self, future: Future[T]) -> None:
+        self._refresh = None
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._store(future.result())
+            return
+        first = self._error is None
+        self._error = error
+        self._retry_at = self._cache.clock() + self._cache.ttl
+        name = getattr(self._func, "__qualname__", repr(self._func))
+        if first:
+            LOG.warning("Refreshing %s failed, the last answer stays in use: %s", name, error, exc_info=error)
+        else:
+            LOG.warning("Refreshing %s failed again: %s", name, error)
+
+
+class LazyExecutorTTLCache:
+    """Decorator: remembers one value, whatever the arguments, and renews it on ``executor`` when older than ``ttl`` s.
+
+    Only the first call waits (and raises what the function raises). A failing renewal is logged and tried again after
+    ``ttl``; callers keep getting the last value until it is older than ``max_age`` s, then they get the error.
+    """
+
+    def __init__(
+        self,
+        ttl: float,
+        executor: Executor,
+        *,
+        max_age: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ttl = ttl
+        self.executor = executor
+        self.max_age = max(10 * ttl, 60.0) if max_age is None else max_age
+        self.clock = clock
+
+    def __call__(self, func: Callable[..., T]) -> Callable[..., T]:
+        call = _CachedCall(self, func)
+
+        @functools.wraps(func)
+        def wrapper(*args: Any, **kw: Any) -> T:
+            return call(*args, **kw)
+
+        return wrapper

@@ -1,0 +1,47 @@
+"""Helpers for drivers (driver-api.md section 6). The code lives in modules of its own; these are the public names."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from nodepool.driver.image_uploader import ImageUploader, Segment
+from nodepool.driver.rate_limiter import RateLimiter, RateLimitInstance
+from nodepool.driver.resources import QuotaInformation
+from nodepool.driver.ttl_cache import LazyExecutorTTLCache
+
+MAX_QUOTA_AGE = 300
+"""How long limits of a provider are remembered, in seconds."""
+
+_LATE = {
+    "NodeDeleter": "nodepool.driver.threads",
+    "NodeLauncher": "nodepool.driver.threads",
+    "QuotaSupport": "nodepool.driver.quota",
+}
+
+if TYPE_CHECKING:
+    from nodepool.driver.quota import QuotaSupport
+    from nodepool.driver.threads import NodeDeleter, NodeLauncher
+
+
+def __getattr__(name: str) -> Any:
+    """Import these on first use: they need the ZooKeeper side, which configuration readers do without."""
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LATE[name]), name)
+    globals()[name] = value
+    return value
+
+
+__all__ = [
+    "MAX_QUOTA_AGE",
+    "ImageUploader",
+    "LazyExecutorTTLCache",
+    "NodeDeleter",
+    "NodeLauncher",
+    "QuotaInformation",
+    "QuotaSupport",
+    "RateLimitInstance",
+    "RateLimiter",
+    "Segment",
+]

@@ -1,0 +1,11 @@
+"""The launcher: turns node requests into working nodes."""
+
+from __future__ import annotations
+
+#: Seconds after which the lock directory of a vanished request is removed; read at each use.
+LOCK_CLEANUP = 28800
+
+from nodepool.launcher.pool import NodePool  # noqa: E402
+from nodepool.launcher.poolworker import PoolWorker  # noqa: E402
+
+__all__ = ["LOCK_CLEANUP", "NodePool", "PoolWorker"]

@@ -1,0 +1,189 @@
+"""Periodic cleaning and what a crash has left (launcher.md section 12); tasks are isolated from each other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException, NoNodeError
+
+from nodepool.zk import paths
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.writer import TransactionFailed, Txn
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pool import NodePool
+
+
+class LostRequests:
+    """Pending requests that nobody holds go back to ``requested``; their nodes are freed.
+
+    This is how work of a dead launcher goes on.  A request whose lock still stands is looked at again when the
+    lock goes.
+    """
+
+    log = logging.getLogger("nodepool.CleanupWorker")
+
+    def __init__(self, nodepool: NodePool, look_again: Callable[[], Any]) -> None:
+        self.nodepool = nodepool
+        self._look_again = look_again
+
+    def run(self) -> None:
+        facade = self.nodepool.zk
+        with facade.request_tree.lock:
+            candidates = [i for i in facade.request_tree.pending if not self.nodepool.is_handled(i)]
+        if not candidates:
+            return
+        kazoo = facade.kazoo_client
+        answers = [(i, kazoo.get_children_async(paths.request_lock(i), watch=self._lock_changed))
+                   for i in sorted(candidates)]
+        for request_id, answer in answers:
+            exists = True
+            try:
+                contenders = [n for n in answer.get(timeout=30) if paths.contender_number(n) is not None]
+            except NoNodeError:
+                contenders, exists = [], False
+            if not contenders and not self.nodepool.is_handled(request_id):
+                self._recycle(request_id, exists)
+
+    def _lock_changed(self, _event: Any) -> None:
+        self._look_again()
+
+    def _recycle(self, request_id: str, directory_exists: bool) -> None:
+        facade = self.nodepool.zk
+        seen = facade.request_tree.get(request_id)
+        if seen is None or seen.state != zk.PENDING:
+            return
+        request = seen.copy()
+        request.state = zk.REQUESTED
+        request.nodes = []
+        txn = Txn(facade.kazoo_client)
+        directory = paths.request_lock(request_id)
+        if not directory_exists:
+            txn.create(directory)
+        txn.delete(directory)  # refused while somebody holds the lock
+        txn.set(paths.request(request_id), request.serialize(), seen.stat.version if seen.stat else -1,
+                tree=facade.request_tree, record=request.copy())
+        for node_id in sorted(facade.node_tree.by_request.get(request_id, ())):
+            node = facade.node_tree.get(node_id)
+            if node is None or facade.node_tree.is_locked(node_id):
+                continue
+            changed = node.copy()
+            if changed.state == zk.INIT:
+                changed.state = zk.DELETING
+            elif changed.state == zk.READY:
+                changed.allocated_to = None
+            else:
+                continue
+            if node_id in facade.node_tree.lock_dirs:
+                txn.delete(paths.node_lock(node_id))
+            txn.set(paths.node(node_id), changed.serialize(), node.stat.version if node.stat else -1,
+                    tree=facade.node_tree, record=changed.copy())
+
+        def written(_results: list[Any] | None, error: BaseException | None) -> None:
+            if error is None:
+                self.log.info("Resetting lost request %s", request_id)
+            elif not isinstance(error, TransactionFailed):
+                self.log.warning("Cannot reset lost request %s: %r", request_id, error)
+
+        facade.writer.submit(txn, written)
+
+
+class CleanupWorker(threading.Thread):
+    """Runs all tasks every ``cleanup_interval`` seconds, and lost requests whenever a lock has gone."""
+
+    log = logging.getLogger("nodepool.CleanupWorker")
+
+    def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.time) -> None:
+        super().__init__(name="CleanupWorker", daemon=True)
+        self.nodepool = nodepool
+        self._now = now
+        self._event = threading.Event()
+        self._stopping = False
+        self._lost = LostRequests(nodepool, self.wake)
+        self._last_full = 0.0
+        #: When each provider's leak search ran last; a slow one runs on its own thread.
+        self._leak_threads: dict[str, threading.Thread] = {}
+
+    def wake(self) -> None:
+        """Look for lost requests soon."""
+        self._event.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._event.set()
+
+    def run(self) -> None:
+        self._last_full = time.monotonic()
+        while not self._stopping:
+            left = self._last_full + self.nodepool.cleanup_interval - time.monotonic()
+            woken = self._event.wait(max(0.0, left))
+            self._event.clear()
+            if self._stopping:
+                break
+            facade = self.nodepool.zk
+            if not (facade.connected and facade.synced and self.nodepool.config is not None):
+                self._event.wait(0.2)
+                continue
+            self._task("lost requests", self._lost.run)
+            if woken and time.monotonic() - self._last_full < self.nodepool.cleanup_interval:
+                continue
+            self._last_full = time.monotonic()
+            self._task("request locks", self._sweep_request_locks)
+            self._task("leaked resources", self._leaks)
+            self._task("all nodes", self._resync_nodes)
+
+    def _task(self, what: str, function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except KazooException as error:
+            self.log.warning("Cleaning up %s: %r", what, error)
+        except Exception:
+            self.log.exception("Error cleaning up %s:", what)
+
+    def _resync_nodes(self) -> None:
+        """Safety net: every node once, at low priority."""
+        tree = self.nodepool.zk.node_tree
+        with tree.lock:
+            ids = [*tree.nodes, *tree.empty]
+        for node_id in ids:
+            self.nodepool.node_reconciler.look_at(node_id, urgent=False)
+
+    def _sweep_request_locks(self) -> None:
+        from nodepool import launcher
+
+        facade = self.nodepool.zk
+        kazoo = facade.kazoo_client
+        requests = facade.request_tree
+        gone = [i for i in facade.getNodeRequestLockIDs() if requests.get(i) is None]
+        for request_id, answer in [(i, kazoo.exists_async(paths.request_lock(i))) for i in gone]:
+            stat = answer.get(timeout=30)
+            if stat is None or self._now() - stat.mtime / 1000 < launcher.LOCK_CLEANUP:
+                continue
+            if stat.numChildren and any(
+                    paths.contender_number(n) is not None for n in kazoo.get_children(paths.request_lock(request_id))):
+                continue
+            if kazoo.exists(paths.request(request_id)) is None:
+                facade.deleteNodeRequestLock(request_id)
+
+    def _leaks(self) -> None:
+        """One thread per provider, so that a slow cloud holds up nobody; never two for one provider."""
+        for name, manager in list(self.nodepool.config.provider_managers.items()):
+            running = self._leak_threads.get(name)
+            if running is not None and running.is_alive():
+                self.log.warning("The search for leaks of provider %s is still running", name)
+                continue
+            thread = threading.Thread(
+                target=self._task, name=f"Thread-leaks-{name}", daemon=True,
+                args=(f"provider {name}", manager.cleanupLeakedResources))
+            self._leak_threads[name] = thread
+            thread.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
+        for thread in self._leak_threads.values():
+            thread.join(timeout)

@@ -1,0 +1,199 @@
+"""Keeping min-ready nodes of each label (launcher.md section 14).
+
+Several launchers together keep exactly the number: before any of them adds requests it takes a short-lived mark
+under the elections path, so that each sees what the other has just asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import urllib.parse
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+
+from nodepool.zk import paths
+from nodepool.zk.records import FAILED, FULFILLED, REQUESTED, NodeRequest
+from nodepool.zk.requests import MIN_READY
+from nodepool.zk.writer import TransactionFailed, Txn
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pool import NodePool
+
+PRIORITY = "900"
+#: Seconds until a label is tried again after its requests failed; doubled up to the maximum.
+RETRY_START, RETRY_MAX = 1.0, 30.0
+#: Seconds between two looks without any event.
+RESYNC = 30.0
+
+
+class MinReady(threading.Thread):
+    """Creates the requests and follows them; woken by events."""
+
+    log = logging.getLogger("nodepool.MinReady")
+
+    def __init__(self, nodepool: NodePool) -> None:
+        super().__init__(name="PoolWorker-min-ready", daemon=True)
+        self.nodepool = nodepool
+        self._event = threading.Event()
+        self._stopping = False
+        #: Our own requests: id -> label.
+        self._requests: dict[str, str] = {}
+        self._delay: dict[str, float] = {}
+        self._not_before: dict[str, float] = {}
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._event.set()
+
+    def session_lost(self) -> None:
+        """Our requests were ephemeral: they are gone."""
+        self._requests.clear()
+        self._event.set()
+
+    def owns(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def run(self) -> None:
+        while not self._stopping:
+            wait = RESYNC
+            try:
+                wait = self._pass()
+            except Exception:
+                self.log.exception("Error keeping min-ready nodes:")
+                wait = 5.0
+            self._event.wait(wait)
+            self._event.clear()
+
+    def _pass(self) -> float:
+        zk = self.nodepool.zk
+        if not (zk.connected and zk.synced and self.nodepool.config is not None):
+            return RESYNC
+        self._follow()
+        now = time.monotonic()
+        wait = RESYNC
+        for label in list(self.nodepool.config.labels.values()):
+            if label.min_ready <= 0:
+                continue
+            if self._need(label) <= 0:
+                continue
+            not_before = self._not_before.get(label.name, 0)
+            if now < not_before:
+                wait = min(wait, not_before - now)
+                continue
+            if not self._servable(label):
+                wait = min(wait, 5.0)
+                continue
+            if not self._create(label):
+                wait = min(wait, 0.2)
+        return wait
+
+    def _need(self, label: Any) -> int:
+        zk = self.nodepool.zk
+        with zk.request_tree.lock:
+            # The node of a fulfilled one is still allocated and therefore not among the ready ones.
+            wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
+        return int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted)
+
+    def _servable(self, label: Any) -> bool:
+        """Whether some pool of ours could serve it, quota aside."""
+        zk = self.nodepool.zk
+        for pool in label.pools:
+            provider = getattr(pool, "provider", None)
+            manager = self.nodepool.config.provider_managers.get(getattr(provider, "name", None))
+            if provider is None or manager is None:
+                continue
+            if not provider.manage_images:
+                return True
+            pool_label = pool.labels[label.name] if isinstance(pool.labels, dict) else None
+            diskimage = getattr(pool_label, "diskimage", None)
+            if diskimage:
+                if zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True):
+                    return True
+            elif manager.labelReady(pool_label if pool_label is not None else label.name):
+                return True
+        return False
+
+    def _create(self, label: Any) -> bool:
+        """Ask for what is missing; False when another launcher is at it just now."""
+        zk = self.nodepool.zk
+        kazoo = zk.kazoo_client
+        mark = f"{paths.ELECTIONS}/min-ready-{urllib.parse.quote(label.name, safe='')}"
+        try:
+            kazoo.create(mark, self.nodepool.identifier.encode(), ephemeral=True, makepath=True)
+        except NodeExistsError:
+            return False
+        try:
+            # What others created before our mark has been announced to us; reading it must have come to its end.
+            kazoo.exists(mark)
+            need = self._need(label)
+            if need <= 0:
+                return True
+            txn = Txn(kazoo)
+            indexes = []
+            for _ in range(need):
+                request = NodeRequest()
+                request.state = REQUESTED
+                request.requestor = MIN_READY
+                request.node_types = [label.name]
+                request.reuse = False
+                request.event_id = uuid.uuid4().hex
+                indexes.append(txn.create(f"{paths.REQUESTS}/{PRIORITY}-", request.serialize(), ephemeral=True,
+                                          sequence=True, tree=zk.request_tree, record=request))
+            txn.delete(mark)
+            results = zk.writer.run(txn)
+            for index in indexes:
+                self._requests[str(results[index]).rsplit("/", 1)[1]] = label.name
+            self.log.info("Creating %s min-ready requests for label %s", need, label.name)
+            mark = ""
+            return True
+        finally:
+            if mark:
+                try:
+                    kazoo.delete(mark)
+                except (NoNodeError, KazooException):
+                    pass
+
+    def _follow(self) -> None:
+        """Finish our requests: fulfilled ones free their nodes, failed ones are tried again later."""
+        zk = self.nodepool.zk
+        for request_id, label in list(self._requests.items()):
+            request = zk.request_tree.get(request_id)
+            if request is None:
+                if zk.kazoo_client.exists(paths.request(request_id)) is None:
+                    self._requests.pop(request_id, None)
+                continue
+            if request.state == FULFILLED:
+                self._delay.pop(label, None)
+                self._finish(request)
+            elif request.state == FAILED:
+                delay = min(RETRY_MAX, self._delay.get(label, RETRY_START / 2) * 2)
+                self._delay[label] = delay
+                self._not_before[label] = time.monotonic() + delay
+                self.log.info("Min-ready request %s for %s failed; next try in %.0f s", request_id, label, delay)
+                zk.deleteNodeRequest(request)
+                self._requests.pop(request_id, None)
+
+    def _finish(self, request: NodeRequest) -> None:
+        zk = self.nodepool.zk
+        txn = Txn(zk.kazoo_client)
+        for node_id in request.nodes:
+            seen = zk.node_tree.get(node_id)
+            if seen is None or seen.allocated_to != request.id or zk.node_tree.is_locked(node_id):
+                continue
+            node = seen.copy()
+            node.allocated_to = None
+            txn.set(paths.node(node_id), node.serialize(), seen.stat.version if seen.stat else -1,
+                    tree=zk.node_tree, record=node.copy())
+        txn.delete(paths.request(request.id or ""))
+        try:
+            zk.writer.run(txn)
+        except TransactionFailed:
+            zk.deleteNodeRequest(request)  # the node is freed as its request is gone
+        self._requests.pop(request.id or "", None)

@@ -1,0 +1,221 @@
+"""Looks after one node at a time: deletion, deallocation, ages (launcher.md sections 11 and 12.4 - 12.6).
+
+Level-triggered: told only *which* node, it looks at the present record and does the one next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nodepool.workqueue import Reconciler
+from nodepool.zk import paths
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.locks import LockHandle, add_lock
+from nodepool.zk.writer import TransactionFailed, Txn
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pool import NodePool
+
+DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
+#: An init node without a request may belong to a launch that is just being written, for so many seconds.
+INIT_AGE = 300.0
+
+
+class NodeReconciler:
+    """The thread ``DeletedNodeWorker``."""
+
+    log = logging.getLogger("nodepool.DeletedNodeWorker")
+
+    def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.time) -> None:
+        self.nodepool = nodepool
+        self._now = now
+        self._attempts: dict[str, float] = {}
+        self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
+        self.queue = self._worker.queue
+
+    def start(self) -> None:
+        self._worker.start()
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._worker.join(timeout)
+
+    def is_alive(self) -> bool:
+        return self._worker.is_alive()
+
+    def look_at(self, node_id: str, urgent: bool = True) -> None:
+        self.queue.add(node_id, urgent)
+
+    # -- one node
+
+    def reconcile(self, node_id: str) -> float | None:
+        """Do the next step for this node; seconds until the next look, or None."""
+        facade = self.nodepool.zk
+        if not (facade.connected and facade.synced):
+            return None  # everything is looked at again after the synchronisation
+        tree = facade.node_tree
+        node = tree.get(node_id)
+        if node is None:
+            self._attempts.pop(node_id, None)
+            if node_id in tree.empty:
+                return self._remove_empty(node_id)
+            return None
+        if tree.is_locked(node_id):
+            return None  # the unlocking brings us back
+        if node.provider not in self.nodepool.config.providers:
+            return None
+        state = node.state
+        if state in DELETABLE:
+            return self._delete(node)
+        if state == zk.READY:
+            return self._ready(node)
+        if state == zk.HOLD:
+            return self._hold(node)
+        if state == zk.INIT:
+            return self._init(node)
+        return None
+
+    def _ready(self, node: zk.Node) -> float | None:
+        if node.allocated_to is not None:
+            if self._request_missing(node.allocated_to):
+                changed = node.copy()
+                changed.allocated_to = None
+                self._change(node, changed, "Unallocated ready node %s: its request is gone")
+            return None
+        limits = [age for label in node.type
+                  if (age := getattr(self.nodepool.config.labels.get(label), "max_ready_age", 0) or 0) > 0]
+        if not limits:
+            return None
+        return self._expire(node, min(limits), "Ready node %s has exceeded its max-ready-age")
+
+    def _hold(self, node: zk.Node) -> float | None:
+        limits = []
+        if node.hold_expiration is not None and node.hold_expiration > 0:
+            limits.append(float(node.hold_expiration))
+        global_limit = self.nodepool.config.max_hold_age
+        if global_limit and global_limit > 0:
+            limits.append(float(global_limit))
+        if not limits or min(limits) == float("inf"):
+            return None
+        return self._expire(node, min(limits), "Held node %s has exceeded its hold time")
+
+    def _expire(self, node: zk.Node, limit: float, message: str) -> float | None:
+        age = self._now() - (node.state_time or 0)
+        if age < limit:
+            return float(limit - age) + 0.01
+        changed = node.copy()
+        changed.state = zk.DELETING
+        self._change(node, changed, message)
+        return None
+
+    def _init(self, node: zk.Node) -> float | None:
+        if node.allocated_to is not None and not self._request_missing(node.allocated_to):
+            return None
+        age = self._now() - (node.state_time or 0)
+        if age < INIT_AGE:
+            return INIT_AGE - age + 0.01
+        changed = node.copy()
+        changed.state = zk.DELETING
+        self._change(node, changed, "Node %s was never launched and its request is gone")
+        return None
+
+    def _request_missing(self, request_id: str) -> bool:
+        facade = self.nodepool.zk
+        if facade.request_tree.get(request_id) is not None:
+            return False
+        return facade.kazoo_client.exists(paths.request(request_id)) is None
+
+    def _change(self, seen: zk.Node, changed: zk.Node, message: str) -> None:
+        """Write, provided that nobody has locked or changed the node."""
+        facade = self.nodepool.zk
+        node_id = seen.id or ""
+        txn = Txn(facade.kazoo_client)
+        if node_id in facade.node_tree.lock_dirs:
+            txn.delete(paths.node_lock(node_id))  # refused while anybody contends
+        txn.set(paths.node(node_id), changed.serialize(), seen.stat.version if seen.stat else -1,
+                tree=facade.node_tree, record=changed.copy())
+
+        def written(_results: list[Any] | None, error: BaseException | None) -> None:
+            if error is None:
+                self.log.info(message, node_id)
+            elif not isinstance(error, TransactionFailed):
+                self.log.warning("Cannot write node %s: %r", node_id, error)
+            # When it was refused the record has changed, and that change brings us back.
+
+        facade.writer.submit(txn, written)
+
+    def _remove_empty(self, node_id: str) -> float | None:
+        """A znode without data, left by somebody who locked a deleted node."""
+        facade = self.nodepool.zk
+        txn = Txn(facade.kazoo_client)
+        if node_id in facade.node_tree.lock_dirs:
+            txn.delete(paths.node_lock(node_id))
+        txn.delete(paths.node(node_id), 0)
+
+        def removed(_results: list[Any] | None, error: BaseException | None) -> None:
+            if error is None:
+                self.log.info("Removed empty node %s", node_id)
+
+        facade.writer.submit(txn, removed)
+        return None
+
+    # -- deletion
+
+    def _delete(self, node: zk.Node) -> float | None:
+        node_id = node.id or ""
+        last = self._attempts.get(node_id)
+        now = time.monotonic()
+        if last is not None and now - last < self.nodepool.delete_interval:
+            return float(self.nodepool.delete_interval - (now - last)) + 0.01
+        manager = self.nodepool.config.provider_managers.get(node.provider)
+        if node.state != zk.DELETED and node.provider is not None and manager is None:
+            return 5.0
+        self._attempts[node_id] = now
+        facade = self.nodepool.zk
+        changed = node.copy()
+        if node.state != zk.DELETED:
+            changed.state = zk.DELETING
+        txn = Txn(facade.kazoo_client)
+        lock = add_lock(txn, paths.node_lock(node_id), node_id in facade.node_tree.lock_dirs)
+        index = txn.set(paths.node(node_id), changed.serialize(), node.stat.version if node.stat else -1,
+                        tree=facade.node_tree, record=changed.copy())
+
+        def locked(results: list[Any] | None, error: BaseException | None) -> None:
+            if error is not None or results is None:
+                # Somebody was quicker; only an attempt of ours has to wait before the next.
+                self._attempts.pop(node_id, None)
+                return
+            path = str(results[lock])
+            changed.lock = LockHandle(path.rsplit("/", 1)[0], path, None)
+            changed.stat = results[index]
+            self.nodepool.start_deletion(changed)
+
+        facade.writer.submit(txn, locked)
+        return None
+
+    def begin(self, node: zk.Node) -> None:
+        """The node is ours and marked: let its provider delete it (on the reconciler's helper thread)."""
+        manager = self.nodepool.config.provider_managers.get(node.provider)
+        try:
+            if node.state == zk.DELETED or node.provider is None:
+                self.nodepool.zk.deleteNode(node)
+                return
+            if manager is None:
+                raise RuntimeError(f"provider {node.provider} is not running")
+            self.log.info("Deleting node %s (%s) of provider %s", node.id, node.external_id, node.provider)
+            manager.startNodeCleanup(node)
+        except Exception:
+            self.log.exception("Cannot delete node %s:", node.id)
+            self._unlock(node)
+
+    def _unlock(self, node: zk.Node) -> None:
+        handle, node.lock = node.lock, None
+        if isinstance(handle, LockHandle):
+            txn = Txn(self.nodepool.zk.kazoo_client)
+            txn.delete(handle.path)
+            self.nodepool.zk.writer.submit(txn)

@@ -1,0 +1,487 @@
+"""NodePool: makes, connects and stops all parts of the launcher (launcher.md sections 1 and 15)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from typing import Any
+
+from kazoo.protocol.states import KazooState
+
+from nodepool import config as nodepool_config
+from nodepool import metrics
+from nodepool.exceptions import ConfigurationError
+from nodepool.launcher import hostnames
+from nodepool.launcher.assignment import Assignment
+from nodepool.launcher.cleanup import CleanupWorker
+from nodepool.launcher.minready import MinReady
+from nodepool.launcher.nodes import DELETABLE, NodeReconciler
+from nodepool.launcher.poolworker import PoolWorker
+from nodepool.launcher.statistics import StatsWorker
+from nodepool.provider_manager import ProviderManager
+from nodepool.zk import ZooKeeperClient
+from nodepool.zk.components import LauncherComponent
+from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, READY, Node, NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
+
+#: Seconds for an orderly stop, and how much of it running launches may take.
+STOP_TIMEOUT, LAUNCH_GRACE = 9.0, 5.0
+#: Seconds to wait for a complete mirror before the first work.
+SYNC_TIMEOUT = 60.0
+
+
+class NodeClaims:
+    """Free nodes that some handler of this process is about to take."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: set[str | None] = set()
+
+    def claim(self, node_id: str | None) -> bool:
+        with self._lock:
+            if node_id in self._ids:
+                return False
+            self._ids.add(node_id)
+            return True
+
+    def release(self, node_id: str | None) -> None:
+        with self._lock:
+            self._ids.discard(node_id)
+
+
+class NodePool(threading.Thread):
+    """The launcher.
+
+    :param securefile: path of the secure configuration file, or None.
+    :param configfile: path of the configuration file.
+    :param watermark_sleep: kept for callers of 11.0.0; changes are noticed by events.
+    """
+
+    log = logging.getLogger("nodepool.NodePool")
+
+    def __init__(self, securefile: str | None, configfile: str, watermark_sleep: float = 1) -> None:
+        super().__init__(name="NodePool", daemon=True)
+        self.securefile = securefile
+        self.configfile = configfile
+        self.watermark_sleep = watermark_sleep
+        self.cleanup_interval: float = 60
+        self.delete_interval: float = 5
+        self.config: Any = None
+        self.zk: Any = None
+        self.statsd: Any = metrics.shared()
+        self.statsd.setAddress(metrics.statsd_address(os.environ))
+        self.ready = False
+        self.stopped = threading.Event()
+        self.identifier = f"{hostnames.short()}-{os.getpid()}"
+        self.claims = NodeClaims()
+        #: Why the file on disk is not in force, and since when; None when it is.
+        self.config_error: str | None = None
+        self.config_stale_since: float | None = None
+        self._wake = threading.Event()
+        self._pool_threads: dict[str, PoolWorker] = {}
+        self._workers: dict[str, PoolWorker] = {}
+        self._leaving: list[PoolWorker] = []
+        self._handlers: dict[str, Any] = {}
+        self._deletions: queue.SimpleQueue[Node | None] = queue.SimpleQueue()
+        self._seen_mtimes: Any = None
+        self._component: LauncherComponent | None = None
+        self._watcher: Any = None
+        self._begun = False
+        self.assignment = Assignment(self)
+        self.node_reconciler = NodeReconciler(self)
+        self.min_ready = MinReady(self)
+        self.cleanup = CleanupWorker(self)
+        self.statistics = StatsWorker(self)
+        self._delete_thread = threading.Thread(
+            target=self._run_deletions, name="DeletedNodeWorker", daemon=True)
+
+    # -- what others ask
+
+    def getZK(self) -> Any:
+        return self.zk
+
+    def getProviderManager(self, name: str) -> Any:
+        """The running provider.
+
+        :raises KeyError: there is none of this name.
+        """
+        return self.config.provider_managers[name]
+
+    def getPoolWorkers(self, provider_name: str) -> list[PoolWorker]:
+        return [w for w in list(self._pool_threads.values()) if w.provider_name == provider_name]
+
+    def workers_by_id(self) -> dict[str, PoolWorker]:
+        """Running pools by launcher id."""
+        return self._workers
+
+    def is_handled(self, request_id: str) -> bool:
+        return request_id in self._handlers
+
+    def getReadiness(self) -> tuple[bool, list[str]]:
+        """Whether the launcher can work, and what is not as it should be."""
+        details = []
+        if not self.ready:
+            details.append("starting: the first pass is not complete")
+        if self.zk is None or not self.zk.connected:
+            details.append("ZooKeeper: not connected")
+        ready = not details
+        if self.config_error is not None:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.config_stale_since))
+            details.append(f"configuration: stale since {since}: {self.config_error}")
+        if self.config is not None:
+            details += [f"provider {name}: not running" for name in self.config.providers_not_running]
+        return ready, details
+
+    # -- configuration
+
+    def loadConfig(self) -> Any:
+        """Read the files.
+
+        :raises ConfigurationError: they cannot be used.
+        """
+        config = nodepool_config.loadConfig(self.configfile)
+        if self.securefile:
+            nodepool_config.loadSecureConfig(config, self.securefile)
+        return config
+
+    def updateConfig(self) -> None:
+        """Read the files again when they have changed; a bad one leaves the running configuration in force."""
+        if self.config is not None and nodepool_config.checkRecentConfig(
+                self.config, self.configfile, self.securefile):
+            self._config_good()
+            return
+        try:
+            config = self.loadConfig()
+        except Exception as error:
+            self._config_bad(error)
+            return
+        self._config_good()
+        self._apply(config)
+
+    def _config_good(self) -> None:
+        if self.config_error is not None:
+            self.log.info("The configuration is good again")
+        self.config_error = self.config_stale_since = None
+        self._seen_mtimes = None
+        self.statsd.gauge("nodepool.launcher.config_stale", 0)
+
+    def _config_bad(self, error: Exception) -> None:
+        signature = (str(error), self._mtimes())
+        if self.config_stale_since is None:
+            self.config_stale_since = time.time()
+        self.config_error = str(error)
+        self.statsd.gauge("nodepool.launcher.config_stale", 1)
+        if signature != self._seen_mtimes:
+            self._seen_mtimes = signature
+            if isinstance(error, (ConfigurationError, OSError)):
+                self.log.error("The configuration cannot be used, keeping the last good one: %s", error)
+            else:
+                self.log.exception("The configuration cannot be used, keeping the last good one:")
+
+    def _mtimes(self) -> list[int | None]:
+        result: list[int | None] = []
+        for path in (self.configfile, self.securefile):
+            try:
+                result.append(os.stat(path).st_mtime_ns if path else None)
+            except OSError:
+                result.append(None)
+        return result
+
+    def _apply(self, config: Any) -> None:
+        """Bring a loaded configuration into force."""
+        if self.zk is None:
+            self._connect(config)
+            if self.stopped.is_set():
+                return
+        else:
+            try:
+                self.zk.resetHosts(config.zookeeper_servers)
+            except ConfigurationError as error:
+                self.log.error("%s", error)
+        old = self.config
+        ProviderManager.reconfigure(old, config, self.zk)
+        config.providers_not_running = []
+        for name in list(config.providers):
+            if name not in config.provider_managers:
+                config.providers_not_running.append(name)
+                del config.providers[name]
+        for name, reason in getattr(config, "provider_errors", {}).items():
+            config.providers_not_running.append(name)
+            self.log.error("Provider %s is left out: %s", name, reason)
+        self.config = config
+        self._update_workers()
+        self.assignment.wake(recheck=True)
+        self.min_ready.wake()
+        self.cleanup.wake()
+        if self.zk.synced:
+            self._look_at_all_nodes()
+
+    def _update_workers(self) -> None:
+        wanted = {(p.name, pool) for p in self.config.providers.values() for pool in p.pools}
+        for key, worker in list(self._pool_threads.items()):
+            if (worker.provider_name, worker.pool_name) not in wanted:
+                self.log.info("Pool %s is not configured any more", worker.label)
+                worker.leave()
+                worker.stop_when_idle()
+                self._leaving.append(worker)
+                del self._pool_threads[key]
+            elif not worker.is_alive() and worker.ident is not None:
+                self.log.error("The worker of pool %s has died; starting another", worker.label)
+                worker.stop()
+                del self._pool_threads[key]
+            else:
+                worker.refresh()
+        for provider_name, pool_name in sorted(wanted):
+            key = f"{provider_name}-{pool_name}"
+            if key not in self._pool_threads:
+                worker = PoolWorker(self, provider_name, pool_name)
+                self._pool_threads[key] = worker
+                worker.start()
+        self._workers = {w.launcher_id: w for w in self._pool_threads.values()}
+        self._leaving = [w for w in self._leaving if w.is_alive()]
+
+    # -- start
+
+    def _connect(self, config: Any) -> None:
+        client = ZooKeeperClient(
+            config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
+            tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca,
+            insecure=getattr(config, "zookeeper_insecure", False))
+        zk = ZooKeeper(client)
+        assert zk.node_tree and zk.request_tree and zk.component_tree and zk.image_tree
+        zk.node_tree.listeners.append(self._node_changed)
+        zk.node_tree.lock_listeners.append(self._node_lock_changed)
+        zk.request_tree.listeners.append(self._request_changed)
+        zk.component_tree.listeners.append(self._component_changed)
+        zk.image_tree.listeners.append(self._image_changed)
+        for tree in zk.trees:
+            tree.sync_listeners.append(self._tree_synced)
+        client.state_listeners.append(self._state_changed)
+        self._client = client
+        if self.stopped.is_set():
+            client.stop_connecting.set()
+        try:
+            client.connect()
+        except TimeoutError:
+            return
+        self.zk = zk
+        if not zk.wait_synced(SYNC_TIMEOUT):
+            self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
+        self._component = LauncherComponent(client, hostnames.short())
+        self._component.register()
+
+    def run(self) -> None:
+        self._begun = True
+        self._watcher = nodepool_config.ConfigWatcher(
+            [p for p in (self.configfile, self.securefile) if p], self._wake.set, name="NodePool config")
+        self._watcher.start()
+        while not self.stopped.is_set():
+            try:
+                self.updateConfig()
+                if self.config is not None and not self.ready and not self.stopped.is_set():
+                    self._start_workers()
+            except Exception:
+                self.log.exception("Error in the main loop:")
+                self._wake.wait(1.0)
+            # The watcher wakes us; a missing file or a failed start is looked at again.
+            self._wake.wait(30.0 if self.ready and self.config_error is None else 1.0)
+            self._wake.clear()
+
+    def _start_workers(self) -> None:
+        for worker in (self.assignment, self.min_ready, self.cleanup, self.statistics, self._delete_thread):
+            if worker.ident is None:
+                worker.start()
+        if not self.node_reconciler.is_alive():
+            self.node_reconciler.start()
+        if self._component is not None:
+            self._component.state = LauncherComponent.RUNNING
+        self._all_synced()
+        self.ready = True
+        self.log.info("The launcher is ready")
+
+    # -- events (on the connection thread: only add keys)
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.LOST:
+            for worker in list(self._pool_threads.values()):
+                worker.session_lost()
+            self.min_ready.session_lost()
+            self.statistics.session_lost()
+        elif state == KazooState.CONNECTED:
+            self.cleanup.wake()
+
+    def _tree_synced(self) -> None:
+        if self.zk is not None and self.zk.synced:
+            self._all_synced()
+
+    def _all_synced(self) -> None:
+        self.assignment.rebuild()
+        self._look_at_all_nodes()
+        self.cleanup.wake()
+        self.min_ready.wake()
+
+    def _look_at_all_nodes(self) -> None:
+        tree = self.zk.node_tree
+        with tree.lock:
+            ids = [*tree.nodes, *tree.empty]
+        for node_id in ids:
+            self.node_reconciler.look_at(node_id, urgent=False)
+
+    def _node_changed(self, node_id: str, old: Node | None, new: Node | None) -> None:
+        self.statistics.wake()
+        if new is None:
+            if old is not None:
+                self._capacity(old)
+                self._min_ready_label(old)
+            return
+        tree = self.zk.node_tree if self.zk is not None else None
+        if tree is None:
+            return
+        state = new._state
+        locked = node_id in tree.contenders
+        if not locked and (state in DELETABLE or state in (READY, HOLD, INIT)):
+            self.node_reconciler.look_at(node_id)
+        freed = state == READY and new.allocated_to is None and not locked
+        if freed or (old is not None and old.resources != new.resources):
+            self._capacity(new)
+        if old is None or old._state != state or old.allocated_to != new.allocated_to:
+            self._min_ready_label(new)
+            if new.allocated_to and state in (READY, FAILED, ABORTED):
+                handler = self._handlers.get(new.allocated_to)
+                if handler is not None and handler.BLOCKING:
+                    handler.pw.progress(handler)
+
+    def _node_lock_changed(self, node_id: str, locked: bool) -> None:
+        if locked or self.zk is None:
+            return
+        node = self.zk.node_tree.get(node_id)
+        if node is None:
+            return
+        self.node_reconciler.look_at(node_id)
+        if node._state == READY and node.allocated_to is None:
+            self._capacity(node)
+
+    def _capacity(self, node: Node) -> None:
+        """A node became free, or went: waiting requests may go on."""
+        worker = self._pool_threads.get(f"{node.provider}-{node.pool}")
+        if worker is not None:
+            for other in self.getPoolWorkers(node.provider or "") if len(self._pool_threads) > 1 else (worker,):
+                other.capacity_changed()
+        self.assignment.wake()
+
+    def _min_ready_label(self, node: Node) -> None:
+        config = self.config
+        if config is not None:
+            for label in node._type:
+                entry = config.labels.get(label)
+                if entry is not None and entry.min_ready > 0:
+                    self.min_ready.wake()
+
+    def _request_changed(self, request_id: str, _old: NodeRequest | None, new: NodeRequest | None) -> None:
+        self.assignment.request_changed(request_id)
+        self.statistics.wake()
+        if self.min_ready.owns(request_id):
+            self.min_ready.wake()
+        if new is None and self.zk is not None:
+            handler = self._handlers.get(request_id)
+            if handler is not None:
+                handler.pw.progress(handler)
+            for node_id in list(self.zk.node_tree.by_request.get(request_id, ())):
+                self.node_reconciler.look_at(node_id)
+
+    def _component_changed(self, _path: str, gone: bool) -> None:
+        self.assignment.wake(recheck=True)
+        if gone:
+            self.cleanup.wake()  # a launcher may have died: its requests are ours to go on with
+
+    def _image_changed(self, _image: str) -> None:
+        self.assignment.wake(recheck=True)
+        self.min_ready.wake()
+
+    # -- handlers and deletions
+
+    def handler_started(self, handler: Any) -> None:
+        self._handlers[handler.request.id] = handler
+
+    def handler_finished(self, handler: Any) -> None:
+        request_id = handler.request.id
+        if self._handlers.get(request_id) is handler:
+            del self._handlers[request_id]
+        self.zk.reservations.release(("tenant", handler))
+
+    def start_deletion(self, node: Node) -> None:
+        """The node is locked and marked: its provider deletes it."""
+        self._deletions.put(node)
+
+    def _run_deletions(self) -> None:
+        while True:
+            node = self._deletions.get()
+            if node is None:
+                return
+            self.node_reconciler.begin(node)
+
+    # -- stop
+
+    def stop(self) -> None:
+        """Stop everything in order, within 10 s; unfinished requests are picked up again from ZooKeeper."""
+        deadline = time.monotonic() + STOP_TIMEOUT
+        self.stopped.set()
+        self.ready = False
+        self._wake.set()
+        client = getattr(self, "_client", None)
+        if client is not None:
+            client.stop_connecting.set()
+        if self._begun and self.is_alive() and threading.current_thread() is not self:
+            self.join(max(0.1, deadline - time.monotonic()))
+        if self._watcher is not None:
+            self._watcher.stop()
+        workers: list[Any] = [self.assignment, self.min_ready, self.cleanup, self.node_reconciler, self.statistics]
+        for worker in workers:
+            worker.stop()
+        self._deletions.put(None)
+        pools = [*self._pool_threads.values(), *self._leaving]
+        for pool in pools:
+            pool.running = False
+        self._stop_providers(deadline)
+        for pool in pools:
+            pool.stop()
+        for worker in [*workers, *pools, self._delete_thread]:
+            if getattr(worker, "ident", 1) is not None:
+                worker.join(max(0.1, deadline - time.monotonic()))
+        if self._component is not None:
+            self._component.unregister()
+        if self.zk is not None:
+            self.zk.disconnect()
+        elif client is not None and client.client is not None:
+            client.disconnect()
+        self.statsd.setAddress(None)
+
+    def _stop_providers(self, deadline: float) -> None:
+        """Short launches may finish; longer ones are left to the next start."""
+        if self.config is None:
+            return
+        managers = list(self.config.provider_managers.values())
+        for manager in managers:
+            ProviderManager._call(manager, "idle")
+        grace = time.monotonic() + LAUNCH_GRACE
+        joiners = []
+        for manager in managers:
+            thread = threading.Thread(
+                target=self._stop_provider, args=(manager,), daemon=True, name=f"Thread-stop-{manager.provider.name}")
+            thread.start()
+            joiners.append((manager, thread))
+        for manager, thread in joiners:
+            thread.join(max(0.0, grace - time.monotonic()))
+            if thread.is_alive() and hasattr(manager, "abandon"):
+                self.log.info("Leaving unfinished launches of provider %s to the next start", manager.provider.name)
+                manager.abandon()
+        for _manager, thread in joiners:
+            thread.join(max(0.1, deadline - 2.0 - time.monotonic()))
+
+    @staticmethod
+    def _stop_provider(manager: Any) -> None:
+        ProviderManager._call(manager, "stop")
+        ProviderManager._call(manager, "join")

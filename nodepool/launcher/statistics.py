@@ -1,0 +1,180 @@
+"""Gauges (cli-web-metrics.md 7.3 - 7.5, launcher.md section 20)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool.launcher import hostnames
+from nodepool.stats import normalize_statsd_name
+from nodepool.zk import paths
+from nodepool.zk.records import Node
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pool import NodePool
+
+STATES = sorted(Node.VALID_STATES)
+#: Seconds between two reports at least, and between two complete ones at most.
+INTERVAL, COMPLETE_INTERVAL = 1.0, 60.0
+INTERNAL_INTERVAL = 10.0
+
+
+class StatsWorker(threading.Thread):
+    """Reports limits and internals of this process and, when elected, the state of the cluster."""
+
+    log = logging.getLogger("nodepool.StatsWorker")
+
+    def __init__(self, nodepool: NodePool) -> None:
+        super().__init__(name="StatsWorker", daemon=True)
+        self.nodepool = nodepool
+        self._event = threading.Event()
+        self._stopping = False
+        self._elected = False
+        self._election: Any = None
+        self._election_thread: threading.Thread | None = None
+        self._sent: dict[str, float] = {}
+        self._complete_at = 0.0
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._event.set()
+        if self._election is not None:
+            self._election.cancel()
+
+    def session_lost(self) -> None:
+        self._elected = False
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
+        if self._election_thread is not None:
+            self._election_thread.join(timeout)
+
+    def run(self) -> None:
+        if self.nodepool.statsd is None:
+            return
+        internals_at = 0.0
+        while not self._stopping:
+            now = time.monotonic()
+            try:
+                if self.nodepool.zk.connected:
+                    self._stand_for_election()
+                    if now >= internals_at:
+                        internals_at = now + INTERNAL_INTERVAL
+                        self._internals()
+                    self._report()
+            except KazooException as error:
+                self.log.warning("Cannot report: %r", error)
+            except Exception:
+                self.log.exception("Error reporting statistics:")
+            # At most once a second; nothing changes without an event except the internals.
+            if not self._stopping:
+                self._event.wait(max(0.1, internals_at - time.monotonic()))
+                self._event.clear()
+            left = INTERVAL - (time.monotonic() - now)
+            if left > 0 and not self._stopping:
+                threading.Event().wait(left)
+
+    # -- election
+
+    def _stand_for_election(self) -> None:
+        if self._election_thread is not None and self._election_thread.is_alive():
+            return
+        self._election = self.nodepool.zk.kazoo_client.Election(
+            f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}")
+        self._election_thread = threading.Thread(
+            target=self._run_election, name="StatsWorker-election", daemon=True)
+        self._election_thread.start()
+
+    def _run_election(self) -> None:
+        try:
+            self._election.run(self._won)
+        except Exception as error:
+            self.log.debug("Election ended: %r", error)
+
+    def _won(self) -> None:
+        self.log.info("Won the election for statistics")
+        self._elected = True
+        self._sent.clear()
+        self.wake()
+        session = self.nodepool.zk.client.session_id
+        while not self._stopping and self._elected and self.nodepool.zk.client.session_id in (session, None):
+            self.nodepool.stopped.wait(1.0)
+        self._elected = False
+
+    # -- reports
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now >= self._complete_at:
+            self._complete_at = now + COMPLETE_INTERVAL
+            self._sent.clear()
+        values: dict[str, float] = {}
+        self._limits(values)
+        if self._elected and self.nodepool.zk.synced:
+            self._cluster(values)
+        pipeline = self.nodepool.statsd.pipeline()
+        for name, value in values.items():
+            if self._sent.get(name) != value:
+                pipeline.gauge(name, value)
+                self._sent[name] = value
+        pipeline.send()
+
+    def _limits(self, values: dict[str, float]) -> None:
+        config = self.nodepool.config
+        if config is None:
+            return
+        for provider in config.providers.values():
+            total = sum(pool.max_servers for pool in provider.pools.values())
+            if total != math.inf:
+                values[f"nodepool.provider.{provider.name}.max_servers"] = total
+        for tenant, limits in config.tenant_resource_limits.items():
+            for name, limit in limits.items():
+                if limit != math.inf:
+                    values[f"nodepool.tenant_limits.{normalize_statsd_name(tenant)}."
+                           f"{normalize_statsd_name(name)}"] = limit
+
+    def _cluster(self, values: dict[str, float]) -> None:
+        zk = self.nodepool.zk
+        pools = zk.getRegisteredPools()
+        tree = zk.node_tree
+        labels = {label for pool in pools for label in pool.supported_labels}
+        providers = {pool.provider_name for pool in pools}
+        with tree.lock:
+            for state in STATES:
+                values[f"nodepool.nodes.{state}"] = tree.state_count[state]
+            for provider in providers | set(tree.provider_state_count):
+                counts = tree.provider_state_count.get(provider, {})
+                for state in STATES:
+                    values[f"nodepool.provider.{provider}.nodes.{state}"] = counts.get(state, 0)
+            for label in labels | set(tree.label_state_count):
+                counts = tree.label_state_count.get(label, {})
+                for state in STATES:
+                    values[f"nodepool.label.{label}.nodes.{state}"] = counts.get(state, 0)
+        with zk.request_tree.lock:
+            sets = [(key, count) for key, count in zk.request_tree.label_sets.items() if count]
+        for pool in pools:
+            if not pool.name:
+                continue
+            values[f"nodepool.provider.{pool.provider_name}.pool.{pool.name}.addressable_requests"] = sum(
+                count for key, count in sets if key <= pool.labels)
+
+    def _internals(self) -> None:
+        prefix = f"nodepool.launcher.{hostnames.short()}.zk"
+        pipeline = self.nodepool.statsd.pipeline()
+        zk = self.nodepool.zk
+        pipeline.gauge(f"{prefix}.client.connection_queue", len(zk.kazoo_client._queue))
+        for name, tree in (("node_cache", zk.node_tree), ("request_cache", zk.request_tree),
+                           ("image_cache", zk.image_tree)):
+            pipeline.gauge(f"{prefix}.{name}.event_queue", len(tree._deferred))
+            pipeline.gauge(f"{prefix}.{name}.playback_queue", max(0, tree._outstanding))
+        pipeline.send()

@@ -1,0 +1,51 @@
+"""Tenant limits (launcher.md 8.4): over all providers, promises included."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nodepool.driver.quota import QuotaSupport
+from nodepool.driver.resources import QuotaInformation
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pool import NodePool
+
+# From looking at the sums until the promise is booked; two pools must not spend the same rest.
+_lock = threading.Lock()
+
+
+def tenant_shortage(nodepool: NodePool, request: Any, limits: Mapping[str, float], pool: Any, manager: Any,
+                    key: Any) -> str | None:
+    """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
+    needed = QuotaInformation()
+    for label in request.node_types:
+        needed.add(manager.quotaNeededByLabel(label, pool))
+    zk = nodepool.zk
+    tree = zk.node_tree
+    with _lock:
+        with tree.lock:
+            used: dict[str, float] = dict(tree.tenant_usage.get(request.tenant_name, ()))
+            unmeasured = list(tree.unmeasured_tenant.get(request.tenant_name, {}).items())
+        for name, amount in zk.reservations.tenant(request.tenant_name).items():
+            used[name] = used.get(name, 0) + amount
+        for (provider, pool_name, label), count in unmeasured:
+            for name, amount in _estimate(nodepool, provider, pool_name, label).items():
+                used[name] = used.get(name, 0) + amount * count
+        for name, need in needed.get_resources().items():
+            limit = limits.get(name, math.inf)
+            if limit != math.inf and limit - used.get(name, 0) - need < 0:
+                return f"tenant {request.tenant_name} is limited to {limit} {name}, {used.get(name, 0)} in use"
+        zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
+    return None
+
+
+def _estimate(nodepool: NodePool, provider: str | None, pool_name: str | None, label: str) -> Mapping[str, float]:
+    config = nodepool.config.providers.get(provider)
+    manager = nodepool.config.provider_managers.get(provider)
+    pool = config.pools.get(pool_name) if config is not None else None
+    if pool is None or label not in pool.labels or not isinstance(manager, QuotaSupport):
+        return {}
+    return manager.quotaNeededByLabel(label, pool).get_resources()

@@ -1,0 +1,200 @@
+"""What the daemons count: kept for Prometheus, sent to statsd when asked (cli-web-metrics.md section 7).
+
+Recording is cheap (a dictionary entry, a queue entry) and never fails or waits.  Names are taken apart
+only when somebody asks for the Prometheus text (``nodepool.prometheus``).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from nodepool.statsd_sender import StatsdSender
+
+DEFAULT_HOST = "localhost"
+DEFAULT_PORT = 8125
+
+
+def statsd_address(env: Mapping[str, str]) -> tuple[str, int] | None:
+    """Host and port from ``STATSD_HOST`` and ``STATSD_PORT``; None when neither is set."""
+    host, port = env.get("STATSD_HOST"), env.get("STATSD_PORT")
+    if not host and not port:
+        return None
+    try:
+        number = int(port) if port else DEFAULT_PORT
+    except ValueError:
+        raise ValueError(f"STATSD_PORT must be a port number, not {port!r}") from None
+    return host or DEFAULT_HOST, number
+
+
+def _milliseconds(delta: float | datetime.timedelta) -> float:
+    return delta.total_seconds() * 1000.0 if isinstance(delta, datetime.timedelta) else delta
+
+
+@dataclass
+class Snapshot:
+    """Values at one moment; a timer is (number, sum in milliseconds)."""
+
+    gauges: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, float] = field(default_factory=dict)
+    timers: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+
+class Metrics:
+    """The statsd client interface that our code and drivers use, backed by memory and a sender thread."""
+
+    def __init__(self, address: tuple[str, int] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._gauges: dict[str, float] = {}
+        self._counters: dict[str, float] = collections.defaultdict(float)
+        self._timers: dict[str, list[float]] = {}
+        self._sender: StatsdSender | None = None
+        self.setAddress(address)
+
+    @classmethod
+    def fromEnvironment(cls, env: Mapping[str, str] = os.environ) -> Metrics:
+        return cls(statsd_address(env))
+
+    def setAddress(self, address: tuple[str, int] | None) -> None:
+        """Send to another statsd server, or to none."""
+        with self._lock:
+            old = self._sender
+            if address == (old.address if old else None):
+                return
+            self._sender = StatsdSender(address) if address else None
+        if old:
+            old.close()
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        sender = self._sender
+        return sender.address if sender else None
+
+    def incr(self, stat: str, count: float = 1, rate: float = 1) -> None:
+        with self._lock:
+            self._counters[stat] += count
+        if self._sender:
+            self._sender.put(stat, count, "c")
+
+    def decr(self, stat: str, count: float = 1, rate: float = 1) -> None:
+        self.incr(stat, -count, rate)
+
+    def gauge(self, stat: str, value: float, rate: float = 1, delta: bool = False) -> None:
+        with self._lock:
+            if delta:
+                value += self._gauges.get(stat, 0)
+            self._gauges[stat] = value
+        if self._sender:
+            self._sender.put(stat, value, "g")
+
+    def timing(self, stat: str, delta: float | datetime.timedelta, rate: float = 1) -> None:
+        """Record a duration in milliseconds."""
+        delta = _milliseconds(delta)
+        with self._lock:
+            timer = self._timers.get(stat)
+            if timer is None:
+                timer = self._timers[stat] = [0, 0.0]
+            timer[0] += 1
+            timer[1] += delta
+        if self._sender:
+            self._sender.put(stat, delta, "ms")
+
+    @contextlib.contextmanager
+    def timer(self, stat: str, rate: float = 1, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+        start = clock()
+        try:
+            yield
+        finally:
+            self.timing(stat, (clock() - start) * 1000)
+
+    def pipeline(self) -> MetricsPipeline:
+        """Several values that are sent together on leaving the ``with`` block, or by ``send()``."""
+        return MetricsPipeline(self)
+
+    def remove(self, stat: str) -> None:
+        """Forget a series, for example of a provider that is gone."""
+        with self._lock:
+            self._gauges.pop(stat, None)
+            self._counters.pop(stat, None)
+            self._timers.pop(stat, None)
+
+    def snapshot(self) -> Snapshot:
+        with self._lock:
+            return Snapshot(
+                dict(self._gauges),
+                dict(self._counters),
+                {name: (int(timer[0]), timer[1]) for name, timer in self._timers.items()},
+            )
+
+    @property
+    def dropped(self) -> int:
+        """Values that were not sent to statsd because the queue was full."""
+        sender = self._sender
+        return sender.dropped if sender else 0
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Send what is queued and end the sender thread; recording starts it again."""
+        sender = self._sender
+        if sender:
+            sender.close(timeout)
+
+
+class MetricsPipeline:
+    """Collects calls for :class:`Metrics`; statsd's ``pipeline`` interface."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._calls: list[tuple[str, str, float, bool]] = []
+
+    def __enter__(self) -> MetricsPipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.send()
+
+    def incr(self, stat: str, count: float = 1, rate: float = 1) -> None:
+        self._calls.append(("c", stat, count, False))
+
+    def decr(self, stat: str, count: float = 1, rate: float = 1) -> None:
+        self._calls.append(("c", stat, -count, False))
+
+    def gauge(self, stat: str, value: float, rate: float = 1, delta: bool = False) -> None:
+        self._calls.append(("g", stat, value, delta))
+
+    def timing(self, stat: str, delta: float | datetime.timedelta, rate: float = 1) -> None:
+        self._calls.append(("ms", stat, _milliseconds(delta), False))
+
+    def send(self) -> None:
+        calls, self._calls = self._calls, []
+        for kind, stat, value, delta in calls:
+            if kind == "g":
+                self._metrics.gauge(stat, value, delta=delta)
+            elif kind == "c":
+                self._metrics.incr(stat, value)
+            else:
+                self._metrics.timing(stat, value)
+
+
+_shared: Metrics | None = None
+_shared_lock = threading.Lock()
+
+
+def shared(env: Mapping[str, str] = os.environ) -> Metrics:
+    """The metrics of this process; each call looks at ``STATSD_HOST`` and ``STATSD_PORT`` again."""
+    global _shared
+    address = statsd_address(env)
+    with _shared_lock:
+        if _shared is None:
+            _shared = Metrics(address)
+        else:
+            _shared.setAddress(address)
+        return _shared

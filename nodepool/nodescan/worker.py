@@ -1,0 +1,259 @@
+"""The thread that advances scans."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import select
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.nodescan.request import NodescanRequest
+
+
+class NodescanWorker:
+    """Advances at most ``MAX_REQUESTS`` scans at a time in one thread; more wait in order.
+
+    The thread starts with the first scan that needs the network.
+    """
+
+    MAX_REQUESTS = 100
+
+    # Only safety nets: every event wakes the loop.
+    MAX_WAIT = 60.0
+    TICK = 1.0
+
+    def __init__(self, name: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.log = logging.getLogger("nodepool.NodescanWorker")
+        self.name = name
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._queue: deque[NodescanRequest] = deque()
+        self._active: OrderedDict[NodescanRequest, None] = OrderedDict()
+        self._ready: set[NodescanRequest] = set()
+        self._removed: list[NodescanRequest] = []
+        self._descriptors: dict[int, NodescanRequest | None] = {}
+        self._running = False
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._poll: Any = None
+        self._wake_read = self._wake_write = -1
+        self._woken = False
+
+    # From any thread
+
+    def start(self) -> None:
+        with self._lock:
+            self._running = True
+            if self._queue:
+                self._ensure_thread()
+
+    def stop(self) -> None:
+        """Take no more requests; those under way fail."""
+        with self._lock:
+            self._running = False
+            self._stopped = True
+            if self._thread is None:
+                rest = list(self._queue)
+                self._queue.clear()
+            else:
+                rest = []
+                self._wake()
+        for request in rest:
+            request.fail(exceptions.LaunchKeyscanException("The scanner was stopped"))
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def length(self) -> int:
+        """Scans waiting and under way."""
+        with self._lock:
+            return len(self._queue) + len(self._active)
+
+    def addRequest(self, request: NodescanRequest) -> None:
+        request.worker = self
+        if not request.needsNetwork():
+            self._advance(request, False)
+            return
+        with self._lock:
+            if not self._stopped:
+                self._queue.append(request)
+                if self._running:
+                    self._ensure_thread()
+                    self._wake()
+                return
+        request.fail(exceptions.LaunchKeyscanException("The scanner was stopped"))
+
+    def removeRequest(self, request: NodescanRequest | None) -> None:
+        """Forget a request, whatever its state."""
+        if request is None:
+            return
+        with self._lock:
+            if request in self._active:
+                self._removed.append(request)
+                self._wake()
+            else:
+                with contextlib.suppress(ValueError):
+                    self._queue.remove(request)
+
+    def wakeRequest(self, request: NodescanRequest) -> None:
+        """Something happened for this request: advance it."""
+        with self._lock:
+            if request in self._active:
+                self._ready.add(request)
+                self._wake()
+
+    # From the thread that advances
+
+    def registerDescriptor(self, fd: int, request: NodescanRequest | None = None) -> None:
+        """Report when a connection is made or refused."""
+        if fd in self._descriptors:
+            return
+        self._descriptors[fd] = request
+        # Once is enough: the request looks at the outcome and goes on.
+        self._poll.register(fd, select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP | select.EPOLLONESHOT)
+
+    def unRegisterDescriptor(self, fd: int) -> None:
+        if fd in self._descriptors:
+            del self._descriptors[fd]
+            with contextlib.suppress(OSError, ValueError):
+                self._poll.unregister(fd)
+
+    # Internal
+
+    def _ensure_thread(self) -> None:
+        """Call with the lock."""
+        if self._thread is None:
+            self._open()
+            name = f"keyscan-{self.name or hex(id(self))}"
+            self._thread = threading.Thread(target=self.run, name=name, daemon=True)
+            self._thread.start()
+
+    def _open(self) -> None:
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.epoll()
+        self._poll.register(self._wake_read, select.EPOLLIN)
+
+    def _close(self) -> None:
+        with self._lock:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_read = self._wake_write = -1
+        with contextlib.suppress(Exception):
+            self._poll.close()
+
+    def _wake(self) -> None:
+        """Call with the lock."""
+        if not self._woken and self._wake_write >= 0:
+            self._woken = True
+            os.write(self._wake_write, b"w")
+
+    def run(self) -> None:
+        try:
+            while self._running:
+                try:
+                    self._step()
+                except Exception:
+                    self.log.exception("Error in the scan loop:")
+            self._fail_rest()
+        finally:
+            self._close()
+
+    def run_one(self, request: NodescanRequest) -> None:
+        """Do one scan in the calling thread, on a worker that was not started."""
+        self._open()
+        self._running = True
+        request.worker = self
+        self._queue.append(request)
+        try:
+            while not request.complete:
+                self._step()
+        finally:
+            self._stopped = True
+            request.cleanup()
+            self._close()
+
+    def _step(self) -> None:
+        with self._lock:
+            for request in self._removed:
+                self._active.pop(request, None)
+            removed, self._removed = self._removed, []
+            while self._queue and len(self._active) < self.MAX_REQUESTS:
+                request = self._queue.popleft()
+                request.start_time = self.clock()
+                self._active[request] = None
+            ready, self._ready = self._ready, set()
+            active = list(self._active)
+        for request in removed:
+            request.cleanup()
+        now = self.clock()
+        for request in active:
+            if now >= request.deadline:
+                request.fail(request.timeoutError())
+            elif request in ready or now >= request.wake_at:
+                self._advance(request, request in ready)
+        done = [request for request in active if request.complete]
+        if done:
+            with self._lock:
+                for request in done:
+                    self._active.pop(request, None)
+            return  # their places are free
+        self._wait(active)
+
+    def _wait(self, active: list[NodescanRequest]) -> None:
+        wake_at = min((min(r.deadline, r.wake_at) for r in active if not r.complete), default=math.inf)
+        timeout = min(self.MAX_WAIT, max(0.0, wake_at - self.clock()))
+        events = self._poll.poll(timeout=timeout)
+        with self._lock:
+            for fd, _mask in events:
+                if fd == self._wake_read:
+                    self._woken = False
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                elif fd in self._descriptors:
+                    owner = self._descriptors[fd]
+                    # a descriptor registered without its request: everybody looks
+                    self._ready.update(self._active if owner is None else [owner])
+                    self._descriptors.pop(fd)
+                    with contextlib.suppress(OSError, ValueError):
+                        self._poll.unregister(fd)
+
+    def _advance(self, request: NodescanRequest, socket_ready: bool) -> None:
+        request.wake_at = self.clock() + self.TICK
+        try:
+            request.advance(socket_ready)
+        except Exception as error:
+            self.log.exception("Error scanning %s:", request.ip)
+            request.fail(error)
+
+    def _fail_rest(self) -> None:
+        with self._lock:
+            rest = [*self._active, *self._queue]
+            self._active.clear()
+            self._queue.clear()
+        for request in rest:
+            request.fail(exceptions.LaunchKeyscanException("The scanner was stopped"))
+
+
+class _Target:
+    """The attributes of a node that a scan reads."""
+
+    def __init__(self, ip: str, port: int, connection_type: str) -> None:
+        self.interface_ip = ip
+        self.connection_port = port
+        self.connection_type = connection_type
+
+
+def scan_blocking(ip: str, port: int, timeout: float, gather_hostkeys: bool) -> list[str]:
+    """Scan in the calling thread; see ``nodepool.nodeutils.nodescan``."""
+    target = _Target(ip, port, "ssh" if gather_hostkeys else "tcp")
+    request = NodescanRequest(target, True, timeout, logging.getLogger("nodepool.utils"))
+    NodescanWorker(ip).run_one(request)
+    return request.result()

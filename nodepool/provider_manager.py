@@ -1,0 +1,90 @@
+"""Starting, replacing and stopping the providers of a configuration (driver-api.md section 4)."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from nodepool.driver import Drivers
+
+
+def get_provider(provider_config: Any) -> Any:
+    """A new, not started provider."""
+    return Drivers.get(provider_config.driver.name).getProvider(provider_config)
+
+
+class ProviderManager:
+    """Class methods only."""
+
+    log = logging.getLogger("nodepool.ProviderManager")
+
+    @classmethod
+    def reconfigure(cls, old_config: Any, new_config: Any, zk_conn: Any, only_image_manager: bool = False) -> None:
+        """Fill ``new_config.provider_managers``.
+
+        Equal providers are kept; changed ones are told to idle, replaced and then stopped; those that vanished are
+        idled and stopped.  One that does not start is logged and left out.
+        """
+        running = dict(old_config.provider_managers) if old_config is not None else {}
+        replaced: list[Any] = []
+        wanted: list[Any] = []
+        for config in new_config.providers.values():
+            if only_image_manager and not config.manage_images:
+                continue
+            manager = running.pop(config.name, None)
+            if manager is not None and manager.provider == config:
+                cls.log.debug("Keeping provider %s", config.name)
+                new_config.provider_managers[config.name] = manager
+                continue
+            if manager is not None:
+                cls.log.debug("Replacing provider %s", config.name)
+                cls._call(manager, "idle")
+                replaced.append(manager)
+            wanted.append(config)
+        for name, manager in running.items():
+            cls.log.info("Provider %s is not configured any more; stopping it", name)
+            cls._call(manager, "idle")
+            replaced.append(manager)
+        cls._start_all(wanted, new_config, zk_conn)
+        for manager in replaced:
+            cls._call(manager, "stop")
+
+    @classmethod
+    def _start_all(cls, wanted: list[Any], new_config: Any, zk_conn: Any) -> None:
+        """At the same time: one that is slow to start does not hold up the others."""
+        if not wanted:
+            return
+        if len(wanted) == 1:
+            started = [cls._start(wanted[0], zk_conn)]
+        else:
+            with ThreadPoolExecutor(min(16, len(wanted)), thread_name_prefix="start-providers") as pool:
+                started = list(pool.map(lambda config: cls._start(config, zk_conn), wanted))
+        for config, manager in zip(wanted, started, strict=True):
+            if manager is not None:
+                new_config.provider_managers[config.name] = manager
+
+    @classmethod
+    def _start(cls, config: Any, zk_conn: Any) -> Any:
+        try:
+            manager = get_provider(config)
+            manager.start(zk_conn)
+        except Exception:
+            cls.log.exception("Error starting provider %s", config.name)
+            return None
+        return manager
+
+    @classmethod
+    def _call(cls, manager: Any, method: str) -> None:
+        try:
+            getattr(manager, method)()
+        except Exception:
+            cls.log.exception("Error in %s of provider %s:", method, manager.provider.name)
+
+    @classmethod
+    def stopProviders(cls, config: Any) -> None:
+        """Stop all and wait for each."""
+        for manager in config.provider_managers.values():
+            cls._call(manager, "stop")
+        for manager in config.provider_managers.values():
+            cls._call(manager, "join")

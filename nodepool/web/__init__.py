@@ -1,0 +1,1 @@
+"""HTTP interface of the launcher (cli-web-metrics.md section 6)."""

@@ -1,0 +1,125 @@
+"""The paths of the web interface as a WSGI application."""
+
+from __future__ import annotations
+
+import http
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool import status
+from nodepool.exceptions import ZKException
+from nodepool.prometheus import Exposition
+from nodepool.web.cache import ResponseCache
+from nodepool.web.http import HttpError, Request, Response, StartResponse, format_date, negotiate, send
+
+log = logging.getLogger("nodepool.WebApp")
+
+HTML, TEXT, JSON = "text/html", "text/plain", "application/json"
+CONTENT_TYPES = {HTML: "text/plain; charset=UTF-8", TEXT: "text/plain; charset=UTF-8", JSON: JSON}
+NO_STORE = (("Cache-Control", "no-store"),)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One path: what it reads, its columns, and its parameters besides ``fields``."""
+
+    read: Callable[..., status.Results]
+    columns: Mapping[str, str]
+    parameters: tuple[str, ...] = ()
+
+
+LISTINGS = {
+    "/image-list": Listing(status.image_list, status.UPLOAD_COLUMNS),
+    "/dib-image-list": Listing(status.dib_image_list, status.BUILD_COLUMNS),
+    "/image-status": Listing(status.image_status, status.IMAGE_STATUS_COLUMNS),
+    "/node-list": Listing(status.node_list, status.NODE_DETAIL_COLUMNS, ("node_id",)),
+    "/request-list": Listing(status.request_list, status.REQUEST_COLUMNS),
+    "/label-list": Listing(status.label_list, status.LABEL_COLUMNS),
+}
+
+
+class Application:
+    """Answers GET, and every other method alike, from the launcher's picture of the cluster."""
+
+    def __init__(self, nodepool: Any, cache: ResponseCache, exposition: Exposition, max_age: float) -> None:
+        self._nodepool = nodepool
+        self._cache = cache
+        self._exposition = exposition
+        self._max_age = max_age
+
+    def __call__(self, environ: Mapping[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        head = environ.get("REQUEST_METHOD") == "HEAD"
+        return send(self._answer(environ), head, start_response)
+
+    def _answer(self, environ: Mapping[str, Any]) -> Response:
+        try:
+            return self._dispatch(Request.fromEnviron(environ))
+        except HttpError as error:
+            return _failure(error.status, error.text)
+        except (KazooException, ZKException) as error:
+            log.warning("Cannot answer %s: %s: %s", environ.get("PATH_INFO"), type(error).__name__, error)
+            return _failure(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper cannot be reached")
+        except Exception:
+            log.exception("Cannot answer %s", environ.get("PATH_INFO"))
+            return _failure(http.HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error, see the launcher's log")
+
+    def _dispatch(self, request: Request) -> Response:
+        listing = LISTINGS.get(request.path)
+        if listing is not None:
+            return self._list(request, listing)
+        if request.path == "/ready":
+            return self._ready()
+        if request.path == "/metrics":
+            return Response(self._exposition.render(), self._exposition.content_type, headers=NO_STORE)
+        raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found")
+
+    def _ready(self) -> Response:
+        """Details follow in lines of their own, also when ready (a configuration that could not be reloaded)."""
+        readiness = getattr(self._nodepool, "getReadiness", None)
+        ready, details = readiness() if readiness else (bool(self._nodepool.ready), [])
+        first = "OK" if ready else "Not ready"
+        body = "\n".join([first, *details]).encode()
+        code = http.HTTPStatus.OK if ready else http.HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(body, status=code, headers=NO_STORE)
+
+    def _list(self, request: Request, listing: Listing) -> Response:
+        media = negotiate(request.accept, (HTML, TEXT, JSON))
+        if media is None:
+            raise HttpError(http.HTTPStatus.NOT_ACCEPTABLE, "Available are text/plain and application/json")
+        zk = self._nodepool.getZK()
+        if zk is None:
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper has not been reached yet")
+        arguments = {name: request.parameters[name] for name in listing.parameters if name in request.parameters}
+        form = "json" if media == JSON else "pretty"
+        fields = _fields(request, listing) if form == "pretty" else None
+
+        def make() -> bytes:
+            return status.output(listing.read(zk, **arguments), form, fields).encode()
+
+        entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
+        headers = (
+            ("Cache-Control", f"max-age={self._max_age:g}, public"),
+            ("Last-Modified", format_date(entry.made_at)),
+            ("Expires", format_date(entry.made_at + self._max_age)),
+        )
+        content_type = CONTENT_TYPES[media]
+        if request.if_modified_since is not None and entry.made_at <= request.if_modified_since:
+            return Response(b"", content_type, http.HTTPStatus.NOT_MODIFIED, headers)
+        return Response(entry.body, content_type, headers=headers)
+
+
+def _fields(request: Request, listing: Listing) -> tuple[str, ...] | None:
+    """The columns asked for in the table's order, so that spellings of one question share a cache entry."""
+    text = request.parameters.get("fields")
+    if text is None:
+        return None
+    wanted = {name.strip() for name in text.split(",")}
+    return tuple(key for key in listing.columns if key in wanted)
+
+
+def _failure(code: http.HTTPStatus, text: str) -> Response:
+    return Response(text.encode("utf-8", "replace"), status=code, headers=NO_STORE)

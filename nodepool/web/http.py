@@ -1,0 +1,149 @@
+"""The little HTTP that the interface needs, on plain WSGI: values, negotiation, conditional requests."""
+
+from __future__ import annotations
+
+import email.utils
+import http
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_QUERY_FIELDS = 20
+MAX_PARAMETER_LENGTH = 1024
+
+_MEDIA_RANGE = re.compile(r"([\w!#$&^.+-]+|\*)/([\w!#$&^.+-]+|\*)\Z")
+
+StartResponse = Callable[..., Any]
+
+
+class HttpError(Exception):
+    """Answered with this status and text."""
+
+    def __init__(self, status: http.HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+@dataclass(frozen=True)
+class Response:
+    body: bytes
+    content_type: str = "text/plain; charset=UTF-8"
+    status: http.HTTPStatus = http.HTTPStatus.OK
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    path: str
+    parameters: Mapping[str, str]
+    accept: str | None
+    if_modified_since: float | None
+    head: bool
+
+    @classmethod
+    def fromEnviron(cls, environ: Mapping[str, Any]) -> Request:
+        """
+        :raises HttpError: a parameter cannot be understood (400).
+        """
+        path = environ.get("PATH_INFO", "").encode("latin-1", "replace").decode("utf-8", "replace")
+        return cls(
+            path=path,
+            parameters=parse_parameters(environ.get("QUERY_STRING", "")),
+            accept=environ.get("HTTP_ACCEPT"),
+            if_modified_since=parse_date(environ.get("HTTP_IF_MODIFIED_SINCE")),
+            head=environ.get("REQUEST_METHOD") == "HEAD",
+        )
+
+
+def parse_parameters(query: str) -> dict[str, str]:
+    """The first value of each parameter.
+
+    :raises HttpError: not UTF-8, too many or too long (400).
+    """
+    try:
+        pairs = urllib.parse.parse_qsl(
+            query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
+        )
+    except ValueError as error:
+        raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Bad query: {error}") from None
+    result: dict[str, str] = {}
+    for name, value in pairs:
+        if len(value) > MAX_PARAMETER_LENGTH:
+            raise HttpError(
+                http.HTTPStatus.BAD_REQUEST, f"Parameter is longer than {MAX_PARAMETER_LENGTH} characters"
+            )
+        result.setdefault(name, value)
+    return result
+
+
+def parse_date(text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def format_date(seconds: float) -> str:
+    return email.utils.formatdate(seconds, usegmt=True)
+
+
+def _ranges(accept: str) -> list[tuple[str, str, float]] | None:
+    """Media ranges with their weights; None when the header is malformed."""
+    result = []
+    for part in accept.split(","):
+        media, *parameters = (piece.strip() for piece in part.split(";"))
+        if not media:
+            continue
+        match = _MEDIA_RANGE.match(media.lower())
+        if not match:
+            return None
+        weight = 1.0
+        for parameter in parameters:
+            name, _, value = parameter.partition("=")
+            if name.strip().lower() == "q":
+                try:
+                    weight = float(value)
+                except ValueError:
+                    return None
+                if not 0 <= weight <= 1:
+                    return None
+        result.append((match[1], match[2], weight))
+    return result
+
+
+def negotiate(accept: str | None, offers: Sequence[str]) -> str | None:
+    """The offer that ranks first; the earlier one at equal weight; None when none is acceptable."""
+    ranges = _ranges(accept) if accept else None
+    if not ranges:
+        return offers[0]
+
+    def weight(offer: str) -> float:
+        kind, subtype = offer.split("/")
+        matching = [
+            # The most specific range decides.
+            ((r_kind != "*") + (r_sub != "*"), q)
+            for r_kind, r_sub, q in ranges
+            if r_kind in (kind, "*") and r_sub in (subtype, "*")
+        ]
+        return max(matching)[1] if matching else 0.0
+
+    best = max(offers, key=weight)
+    return best if weight(best) > 0 else None
+
+
+def send(response: Response, head: bool, start_response: StartResponse) -> Iterable[bytes]:
+    headers = [
+        ("Content-Type", response.content_type),
+        ("Content-Length", str(len(response.body))),
+        ("Access-Control-Allow-Origin", "*"),
+        *response.headers,
+    ]
+    if response.status == http.HTTPStatus.NOT_MODIFIED:
+        headers = headers[2:]
+    start_response(f"{response.status.value} {response.status.phrase}", headers)
+    return [] if head or response.status == http.HTTPStatus.NOT_MODIFIED else [response.body]

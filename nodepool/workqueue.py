@@ -1,0 +1,168 @@
+"""A queue of keys with merging, delay, priority and per-key exclusion, and the worker loop around it (style.md).
+
+Keys say only *what to look at*.  Adding a key that waits already merges; a key that is being worked on is handed
+out again afterwards, never to two workers at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class WorkQueue(Generic[K]):
+    """Thread-safe.  ``monotonic`` is injected so that delays are tested without waiting."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._now = monotonic
+        self._condition = threading.Condition()
+        self._urgent: deque[K] = deque()
+        self._normal: deque[K] = deque()
+        self._ready: set[K] = set()
+        self._working: set[K] = set()
+        self._again: dict[K, bool] = {}
+        self._delayed: list[tuple[float, int, K]] = []
+        self._due: dict[K, float] = {}
+        self._count = itertools.count()
+        self._closed = False
+
+    def __len__(self) -> int:
+        with self._condition:
+            return len(self._ready) + len(self._due)
+
+    def add(self, key: K, urgent: bool = True) -> None:
+        """Make the key ready now; a delay it waits for is over."""
+        with self._condition:
+            self._due.pop(key, None)
+            if self._add(key, urgent):
+                self._condition.notify()
+
+    def _add(self, key: K, urgent: bool) -> bool:
+        if key in self._working:
+            self._again[key] = self._again.get(key, False) or urgent
+            return False
+        if key in self._ready:
+            return False
+        self._ready.add(key)
+        (self._urgent if urgent else self._normal).append(key)
+        return True
+
+    def add_later(self, key: K, delay: float) -> None:
+        """Make the key ready in ``delay`` seconds, or when it is due earlier anyway."""
+        with self._condition:
+            due = self._now() + delay
+            if key in self._ready or self._due.get(key, due + 1) <= due:
+                return
+            self._due[key] = due
+            heapq.heappush(self._delayed, (due, next(self._count), key))
+            self._condition.notify()
+
+    def _promote(self) -> float | None:
+        """Move due keys to the ready ones; seconds until the next, or None."""
+        while self._delayed:
+            due, _, key = self._delayed[0]
+            if self._due.get(key) != due:
+                heapq.heappop(self._delayed)
+                continue
+            left = due - self._now()
+            if left > 0:
+                return left
+            heapq.heappop(self._delayed)
+            del self._due[key]
+            self._add(key, False)
+        return None
+
+    def get(self, timeout: float | None = None) -> K | None:
+        """The next key, or None after ``timeout`` seconds or when closed.  Follow with :meth:`done`."""
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._condition:
+            while True:
+                wait = self._promote()
+                if self._closed:
+                    return None
+                if self._urgent or self._normal:
+                    key = (self._urgent or self._normal).popleft()
+                    self._ready.discard(key)
+                    self._working.add(key)
+                    return key
+                if end is not None:
+                    left = end - time.monotonic()
+                    if left <= 0:
+                        return None
+                    wait = left if wait is None else min(wait, left)
+                self._condition.wait(wait)
+
+    def done(self, key: K) -> None:
+        with self._condition:
+            self._working.discard(key)
+            urgent = self._again.pop(key, None)
+            if urgent is not None and self._add(key, urgent):
+                self._condition.notify()
+
+    def close(self) -> None:
+        """Wake all workers; nothing is handed out any more."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+
+class Reconciler(Generic[K]):
+    """Threads that take keys and call ``reconcile(key)``.
+
+    Its result is None (done) or the seconds after which to look again; an exception is logged and tried again with
+    a growing delay.
+    """
+
+    BACKOFF_START = 0.5
+    BACKOFF_MAX = 60.0
+
+    def __init__(
+        self, name: str, reconcile: Callable[[K], float | None], log: logging.Logger, threads: int = 1,
+    ) -> None:
+        self.name = name
+        self.queue: WorkQueue[K] = WorkQueue()
+        self._reconcile = reconcile
+        self._log = log
+        self._failures: dict[K, int] = {}
+        self._threads = [
+            threading.Thread(target=self._run, name=name if threads == 1 else f"{name}_{i}", daemon=True)
+            for i in range(threads)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self.queue.close()
+
+    def join(self, timeout: float | None = None) -> None:
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(timeout)
+
+    def is_alive(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        queue = self.queue
+        while (key := queue.get()) is not None:
+            try:
+                again = self._reconcile(key)
+            except Exception:
+                count = self._failures[key] = self._failures.get(key, 0) + 1
+                again = min(self.BACKOFF_MAX, self.BACKOFF_START * 2 ** (count - 1))
+                self._log.exception("Error about %s; looking again in %.1f s", key, again)
+            else:
+                self._failures.pop(key, None)
+            finally:
+                queue.done(key)
+            if again is not None:
+                queue.add_later(key, again)
