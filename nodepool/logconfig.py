@@ -80,7 +80,15 @@ class DictLoggingConfig(LoggingConfig):
         self._config = config
 
     def apply(self) -> None:
-        logging.config.dictConfig(self._config)
+        """
+        :raises ValueError: the set-up cannot be used, for example a directory is missing.
+        """
+        try:
+            logging.config.dictConfig(self._config)
+        except ValueError as error:
+            # Which file or class it was stands in the cause only.
+            reason = f": {error.__cause__}" if error.__cause__ else ""
+            raise ValueError(f"Logging: {error}{reason}") from error
 
     def writeJson(self, path: str) -> None:
         """Write the set-up as JSON, readable again by :func:`load_config`."""

@@ -62,6 +62,8 @@ def setup_command_logging(debug: bool, logconfig: str | None) -> None:
 
 def describe(error: BaseException) -> str:
     """One line for people."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if isinstance(error, KeyError) and type(error).__str__ is KeyError.__str__:
         text = f"missing key {text}"

@@ -16,7 +16,7 @@ from nodepool.logconfig import LoggingConfig, ServerLoggingConfig, load_config
 from nodepool.version import get_version_string
 
 #: Seconds for an orderly stop; what is unfinished then is picked up after the restart.
-STOP_LIMIT = 9.0
+STOP_LIMIT = 9.5
 
 log = logging.getLogger("nodepool.daemon")
 
@@ -76,6 +76,7 @@ def run_daemon(prog: str, server: str, args: argparse.Namespace, make_service: C
     except Exception as error:
         if logging_ready and not foreground:
             log.error("Cannot start: %s", describe(error), exc_info=args.debug)
+        pid_file.release()
         report.failed(describe(error))
         report_error(prog, error, args.debug)
         status = 1

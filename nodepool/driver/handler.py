@@ -186,6 +186,11 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
             else:
                 self._give_back()
             return
+        if step.short is not None:
+            # At once: the pool takes nothing more from now on, not only when this has been written.
+            if not self.paused:
+                self.log.info("Pausing request handling: not enough quota for %s", step.short)
+            self._set_paused(True)
         if step.empty and self.accepted:
             self._after_step(step)
         else:
@@ -404,9 +409,6 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
 
     def _after_step(self, step: Step) -> None:
         if step.short is not None:
-            if not self.paused:
-                self.log.info("Pausing request handling: not enough quota for %s", step.short)
-            self._set_paused(True)
             self.pw.make_room(self)
         else:
             self._set_paused(False)

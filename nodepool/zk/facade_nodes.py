@@ -206,16 +206,14 @@ class NodeMethods(FacadeBase):
         tree = self.node_tree
         if tree is None:
             return False
-        now = time.time()
-        with tree.lock:
-            for node_id in tree.by_provider.get(provider_name, ()):
-                node = tree.nodes.get(node_id)
-                if (node is not None and node.pool == pool_name and node.state == DELETING
-                        and now - (node.state_time or 0) < DELETION_GUARD):
-                    return False
         oldest = tree.oldest_free(provider_name, pool_name)
         if oldest is None:
             return False
+        now = time.time()
+        with tree.lock:
+            deleting = tree.deleting.get((provider_name, pool_name), {})
+            if any(now - since < DELETION_GUARD for since in deleting.values()):
+                return False
         node = oldest.copy()
         node.state = DELETING
         txn = Txn(self.kazoo_client)

@@ -10,7 +10,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk import paths
 from nodepool.zk.client import ZooKeeperClient
-from nodepool.zk.records import READY, Node, parse_object
+from nodepool.zk.records import DELETING, READY, Node, parse_object
 from nodepool.zk.tree import Tree
 
 #: listener(node id, record before or None, record now or None); on the connection thread.
@@ -49,6 +49,8 @@ class NodeTree(Tree[Node]):
         #: Nodes without ``resources``: (provider, pool, label) and tenant -> how many.
         self.unmeasured: Counter[tuple[str | None, str | None, str]] = Counter()
         self.unmeasured_tenant: dict[str, Counter[tuple[str | None, str | None, str]]] = defaultdict(Counter)
+        #: (provider, pool) -> {node id: since when} of the nodes being deleted.
+        self.deleting: dict[PoolKey, dict[str, float]] = defaultdict(dict)
         #: Nodes whose lock directory exists.
         self.lock_dirs: set[str] = set()
         self._free_ids: set[str] = set()
@@ -184,6 +186,11 @@ class NodeTree(Tree[Node]):
         else:
             ids.discard(node_id)
         pool = (provider, node.pool)
+        if state == DELETING:
+            if sign > 0:
+                self.deleting[pool][node_id] = node.state_time or 0
+            else:
+                self.deleting[pool].pop(node_id, None)
         tenant = node.tenant_name
         resources = node.resources
         if resources and isinstance(resources, dict):
@@ -266,8 +273,9 @@ class NodeTree(Tree[Node]):
     def oldest_free(self, provider: str, pool: str) -> Node | None:
         """The free node of this pool that has been ready longest, whatever its label."""
         with self.lock:
-            ids = {i for per_label in self.free.get((provider, pool), {}).values() for i in per_label}
-            candidates = [self.nodes[i] for i in ids if i in self.nodes]
+            # Each label's nodes stand in the order in which they became free.
+            firsts = {next(iter(ids)) for ids in self.free.get((provider, pool), {}).values() if ids}
+            candidates = [self.nodes[i] for i in firsts if i in self.nodes]
             return min(candidates, key=lambda n: (n.state_time or 0, n._id or ""), default=None)
 
     def pool_state_count(self, provider: str, pool: str, state: str) -> int:

@@ -38,6 +38,8 @@ _int = struct.Struct("!i")
 _reply = struct.Struct("!iqi")
 _watch = struct.Struct("!iii")
 _RECEIVE_SIZE = 256 * 1024
+#: What has been received is handled once it is more than this.
+_HANDLE_SIZE = 1024 * 1024
 #: At most this many bytes of requests are put into one send.
 _SEND_SIZE = 256 * 1024
 
@@ -104,15 +106,18 @@ class Handler(SequentialThreadingHandler):
     def select(
         self, rlist: Iterable[Any], wlist: Iterable[Any], xlist: Iterable[Any], timeout: float | None = None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        poll = select.poll()
+        wanted: dict[int, int] = {}
         by_fd: dict[int, Any] = {}
         for items, flag in ((rlist, select.POLLIN), (wlist, select.POLLOUT)):
             for item in items:
                 fd = item if isinstance(item, int) else item.fileno()
                 if fd < 0:
                     raise ConnectionDropped("socket closed")
-                poll.register(fd, flag)
+                wanted[fd] = wanted.get(fd, 0) | flag
                 by_fd[fd] = item
+        poll = select.poll()
+        for fd, flags in wanted.items():
+            poll.register(fd, flags)
         ready = poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
         readable = [by_fd[fd] for fd, event in ready if event & ~select.POLLOUT]
         writable = [by_fd[fd] for fd, event in ready if event & (select.POLLOUT | select.POLLERR | select.POLLHUP)]
@@ -145,9 +150,8 @@ class Connection(kazoo_connection.ConnectionHandler):
             if not chunk:
                 raise ConnectionDropped("socket connection broken")
             received += chunk
-            # A TLS socket holds decrypted data that select does not see: read until it is empty.
-            if len(chunk) < _RECEIVE_SIZE and not (hasattr(sock, "pending") and sock.pending()):
-                break
+            if len(received) > _HANDLE_SIZE and not (hasattr(sock, "pending") and sock.pending()):
+                break  # a TLS socket may hold decrypted data that select does not see
         offset, size = 0, len(received)
         result = None
         data = bytes(received)

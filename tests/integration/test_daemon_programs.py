@@ -183,7 +183,7 @@ def test_port_in_use(launcher, options):
         reply = launcher.run(*options, WEB_PORT=port)
         assert reply.returncode == 1
         assert reply.stderr.startswith(
-            f"nodepool-launcher: error: [Errno 98] web server cannot listen on 127.0.0.1 port {port}: "
+            f"nodepool-launcher: error: web server cannot listen on 127.0.0.1 port {port}: "
         )
         with launcher.start("-f", "--no-webapp", WEB_PORT=port) as process:
             while "is running" not in process.stdout.readline():

@@ -18,7 +18,8 @@ class MetastaticCloudImage(ConfigValue):
         self.name = "unused"
         self.username = "unknown"
         self.python_path = "unknown"
-        self.shell_type = "unknown"
+        # None is a value of its own here, and an instance cannot override with it.
+        self.shell_type: str | None = None
         self.connection_type = "unknown"
         self.connection_port = "unknown"
 

@@ -126,7 +126,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.log.info("Creating server with hostname np%s for %s (attempt %s of %s)",
                       node.id, node.type[0], self.attempts, self.retries)
         machine = self.manager.adapter.getCreateStateMachine(
-            f"np{node.id}", self.label, self._image_external_id, metadata, self.handler.request.getSafeAttributes(),
+            f"np{node.id}", self.label, self._image_external_id, metadata, self.handler.request,
             node.az, self.log)
         machine.wake = self.wake
         self.state_machine = machine

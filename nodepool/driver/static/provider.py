@@ -86,6 +86,8 @@ class StaticNodeProvider(Provider, QuotaSupport):
         # Ids of our records by host; only a hint where to look, renewed by every cleanup.
         self._known: dict[NodeTuple, set[str]] = defaultdict(set)
         self._queued: set[NodeTuple] = set()
+        self._running: set[NodeTuple] = set()
+        self._again: set[NodeTuple] = set()
         # The mirror may show a deleted record for a moment longer.
         self._deleted: deque[str] = deque(maxlen=1000)
         self._warned: dict[NodeTuple, str] = {}
@@ -128,15 +130,38 @@ class StaticNodeProvider(Provider, QuotaSupport):
     # Bringing a host in line
 
     def _submit(self, host: NodeTuple, update: bool = False) -> Future[None] | None:
-        """Look at this host soon; one look that has not begun serves everybody who asks meanwhile."""
+        """Look at this host soon.
+
+        One look that has not begun serves everybody who asks meanwhile, and a host is not looked at twice at a time:
+        a dead one must not occupy all threads.
+        """
         with self._lock:
-            if self._executor is None or self._idle or (host in self._queued and not update):
+            if self._executor is None or self._idle or host in self._queued:
+                return None
+            if host in self._running:
+                self._again.add(host)
                 return None
             self._queued.add(host)
             try:
-                return self._executor.submit(self._sync, host, update)
+                return self._executor.submit(self._look_at, host, update)
             except RuntimeError:
                 return None  # stopped meanwhile
+
+    def _look_at(self, host: NodeTuple, update: bool) -> None:
+        with self._lock:
+            self._queued.discard(host)
+            self._running.add(host)
+        reached = False
+        try:
+            reached = self._sync(host, update)
+        finally:
+            with self._lock:
+                self._running.discard(host)
+                again = host in self._again
+                self._again.discard(host)
+        # One that does not answer is left to the next cleanup.
+        if again and reached:
+            self._submit(host)
 
     def _read_records(self) -> None:
         known: dict[NodeTuple, set[str]] = defaultdict(set)
@@ -165,11 +190,10 @@ class StaticNodeProvider(Provider, QuotaSupport):
     def _slots(self, host: NodeTuple) -> Slots:
         return Slots(self._hosts[host][1]["max-parallel-jobs"], self._records(host))
 
-    def _sync(self, host: NodeTuple, update: bool) -> None:
-        with self._lock:
-            self._queued.discard(host)
+    def _sync(self, host: NodeTuple, update: bool) -> bool:
+        """Bring a host in line; False when it could not be reached."""
         if self._idle:
-            return
+            return False
         pool, static_node = self._hosts[host]
         try:
             slots = self._slots(host)
@@ -182,20 +206,20 @@ class StaticNodeProvider(Provider, QuotaSupport):
             if update:
                 for node in self._records(host):
                     self.deregisterNode(node)
-            return
+            return False
         except Exception:
             self.log.exception("Error checking static host %s:", host)
-            return
+            return False
         try:
             # Only ZooKeeper from here on: whoever waits for this lock waits milliseconds.
             with self._host_locks[host]:
                 if self._idle:
-                    return
+                    return False
                 slots = self._slots(host)
                 for node in slots.excess:
                     self.deregisterNode(node)
                 if template is None:
-                    return
+                    return True
                 if update:
                     for node in slots.taken:
                         self._update(node, template)
@@ -203,6 +227,7 @@ class StaticNodeProvider(Provider, QuotaSupport):
                     self._register(template, slot)
         except Exception:
             self.log.exception("Error registering the nodes of static host %s:", host)
+        return True
 
     def _warn(self, host: NodeTuple, error: Exception) -> None:
         """Once per change: a host may be down for days."""

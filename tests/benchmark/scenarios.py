@@ -1,0 +1,224 @@
+"""What is measured: each scenario takes a Bench and returns figures by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from tests.benchmark.harness import Bench, percentile
+
+Figures = dict[str, float]
+
+
+def instant(count: int = 1, labels: list[str] | None = None, **pool: Any) -> dict[str, Any]:
+    """A configuration with instant providers that all offer the same labels."""
+    labels = labels or ["small"]
+    return {
+        "labels": [{"name": label} for label in [*labels, "idle"]],
+        "providers": [
+            {"name": f"p{i}", "driver": "instant", "pools": [{"name": "main", "labels": labels, **pool}]}
+            for i in range(count)]}
+
+
+def fake(count: int, servers: int, min_ready: int = 0) -> dict[str, Any]:
+    """Cloud-like providers: the fake driver, whose servers become active after 0.1 s."""
+    return {
+        "labels": [{"name": "small", "min-ready": min_ready}],
+        "providers": [
+            {"name": f"fake-{i}", "cloud": "fake", "rate": 0.0001, "cloud-images": [{"name": "Fake Precise"}],
+             "pools": [{"name": "main", "max-servers": servers,
+                        "labels": [{"name": "small", "cloud-image": "Fake Precise", "min-ram": 8192}]}]}
+            for i in range(count)]}
+
+
+def ready_node(bench: Bench, samples: int = 20) -> Figures:
+    """One request, a ready node waits."""
+    bench.start(instant())
+    zuul = bench.zuul
+    times = []
+    for _ in range(samples):
+        zuul.create_nodes(1, type=["small"])
+        time.sleep(0.3)
+        request = zuul.submit(["small"])
+        zuul.wait([request])
+        times.append(zuul.latency(request))
+        zuul.wait_gone(zuul.use([request]))
+    return {"ready node: median ms": median(times), "ready node: 99th ms": percentile(times, 0.99)}
+
+
+def launched(bench: Bench, count: int = 200, outstanding: int = 10) -> Figures:
+    """One request after the other, ten outstanding, each node launched."""
+    bench.start(instant())
+    zuul = bench.zuul
+    pending: list[str] = []
+    times: list[float] = []
+    for _ in range(count):
+        pending.append(zuul.submit(["small"]))
+        if len(pending) >= outstanding:
+            first = pending.pop(0)
+            zuul.wait([first])
+            times.append(zuul.latency(first))
+            zuul.use([first])
+    zuul.wait(pending)
+    return {"launched, 10 outstanding: median ms": median(times)}
+
+
+def burst(bench: Bench, count: int = 1000) -> Figures:
+    """All at once; then the nodes are used and deleted."""
+    bench.start(instant())
+    zuul = bench.zuul
+    zuul.wait(warm := [zuul.submit(["small"])])
+    zuul.wait_gone(zuul.use(warm))
+    counters, reads, updates, cpu = bench.server.counters(), zuul.reads, zuul.updates, bench.launcher.cpu()
+    start = time.monotonic()
+    ids = zuul.submit_many([["small"]] * count)
+    end = zuul.wait(ids)
+    zuul.wait_gone(zuul.use(ids))
+    time.sleep(0.5)
+    used = bench.launcher.cpu() - cpu
+    after = bench.server.counters()
+    return {
+        "burst: requests/s": count / (end - start),
+        "burst: CPU ms per node": used / count * 1000,
+        "burst: transactions per node": (after["update"] - counters["update"] - (zuul.updates - updates)) / count,
+        "burst: reads per node": (after["read"] - counters["read"] - (zuul.reads - reads)) / count,
+    }
+
+
+def metastatic(bench: Bench, count: int = 500) -> Figures:
+    """Slots over backing nodes of 64 slots."""
+    config = instant(labels=["backing"])
+    config["labels"].append({"name": "slot"})
+    config["providers"].append({"name": "meta", "driver": "metastatic", "pools": [
+        {"name": "main", "labels": [{"name": "slot", "backing-label": "backing", "max-parallel-jobs": 64}]}]})
+    bench.start(config)
+    start = time.monotonic()
+    end = bench.zuul.wait(bench.zuul.submit_many([["slot"]] * count))
+    return {"500 metastatic slots: s": end - start}
+
+
+def many_providers(bench: Bench, count: int = 500) -> Figures:
+    """Twenty providers with the same five labels."""
+    labels = [f"label{i}" for i in range(5)]
+    bench.start(instant(20, labels))
+    start = time.monotonic()
+    end = bench.zuul.wait(bench.zuul.submit_many([[labels[i % 5]] for i in range(count)]))
+    return {"500 requests, 20 providers: s": end - start}
+
+
+def clouds(bench: Bench, count: int = 200) -> Figures:
+    """Ten cloud-like providers of 20 servers."""
+    bench.start(fake(10, 20))
+    start = time.monotonic()
+    end = bench.zuul.wait(bench.zuul.submit_many([["small"]] * count))
+    return {"200 requests, 10 clouds: s": end - start}
+
+
+def steady(bench: Bench, idle: int = 10_000, rate: float = 10.0, seconds: float = 15.0) -> Figures:
+    """A steady stream beside idle nodes."""
+    bench.start(instant())
+    zuul = bench.zuul
+    name = f"{rate:g}/s beside {idle} idle"
+    figures: Figures = {}
+    if idle:
+        zuul.create_nodes(idle)
+        time.sleep(8.0)
+        cpu, start = bench.launcher.cpu(), time.monotonic()
+        time.sleep(10.0)
+        figures[f"idle CPU beside {idle} nodes: %"] = (bench.launcher.cpu() - cpu) / (time.monotonic() - start) * 100
+        figures[f"memory with {idle} nodes: MB"] = bench.launcher.memory()
+    zuul.wait(warm := [zuul.submit(["small"])])
+    zuul.use(warm)
+    cpu, start = bench.launcher.cpu(), time.monotonic()
+    ids: list[str] = []
+    open_ids: list[str] = []
+    while time.monotonic() - start < seconds:
+        request = zuul.submit(["small"])
+        ids.append(request)
+        open_ids.append(request)
+        finished = [i for i in open_ids if i in zuul.ended]
+        if finished:
+            zuul.use(finished)
+            open_ids = [i for i in open_ids if i not in finished]
+        time.sleep(max(0.0, start + len(ids) / rate - time.monotonic()))
+    zuul.wait(ids)
+    zuul.use(open_ids)
+    time.sleep(1.0)
+    figures[f"{name}: median ms"] = median(zuul.latency(i) for i in ids)
+    figures[f"{name}: CPU ms per node"] = (bench.launcher.cpu() - cpu) / len(ids) * 1000
+    return figures
+
+
+def unservable(bench: Bench, count: int = 2000, pools: int = 20) -> Figures:
+    """Requests that wait for full pools."""
+    bench.start(instant(pools, **{"max-servers": 1}))
+    zuul = bench.zuul
+    zuul.wait(zuul.submit_many([["small"]] * pools))
+    zuul.submit_many([["small"]] * count)
+    time.sleep(8.0)
+    cpu, start = bench.launcher.cpu(), time.monotonic()
+    time.sleep(10.0)
+    return {"2000 waiting, 20 pools: CPU %": (bench.launcher.cpu() - cpu) / (time.monotonic() - start) * 100}
+
+
+def memory(bench: Bench) -> Figures:
+    """Two providers at rest."""
+    bench.start(fake(2, 10))
+    time.sleep(3.0)
+    return {"memory, 2 providers: MB": bench.launcher.memory()}
+
+
+def restart(bench: Bench, nodes: int = 500, waiting: int = 250) -> Figures:
+    """SIGKILL with nodes in all states and requests waiting, then a new process."""
+    bench.start(instant(4, **{"max-servers": 200}), timeout=4.0)
+    zuul = bench.zuul
+    first = zuul.submit_many([["small"]] * (nodes // 2))
+    zuul.wait(first)
+    zuul.use(first[:100])
+    ids = zuul.submit_many([["small"]] * waiting)
+    time.sleep(0.15)
+    bench.launcher.kill()
+    time.sleep(0.5)
+    done = sum(1 for i in ids if i in zuul.ended)
+    start = time.monotonic()
+    bench.run_launcher()
+    end = zuul.wait(ids)
+    later = sorted(zuul.ended[i][0] for i in ids if zuul.ended[i][0] > start)
+    time.sleep(1.0)
+    return {"restart: first decision s": (later[0] if later else end) - start, "restart: all served s": end - start,
+            "restart: served before the kill": float(done)}
+
+
+def urgent(bench: Bench, waiting: int = 2000) -> Figures:
+    """A full provider, thousands waiting, then an urgent request and room."""
+    bench.start(instant(1, **{"max-servers": 20}))
+    zuul = bench.zuul
+    first = zuul.submit_many([["small"]] * 20)
+    zuul.wait(first)
+    zuul.submit_many([["small"]] * waiting, priority="300")
+    time.sleep(6.0)
+    request = zuul.submit(["small"], priority="100")
+    time.sleep(0.3)
+    start = time.monotonic()
+    # The one paused for quota comes first; the urgent one is served with the next room.
+    zuul.use(first[:2])
+    zuul.wait([request], timeout=120)
+    return {"urgent among 2000: ms": (zuul.ended[request][0] - start) * 1000}
+
+
+SCENARIOS: dict[str, Callable[[Bench], Figures]] = {
+    "ready": ready_node,
+    "launched": launched,
+    "burst": burst,
+    "metastatic": metastatic,
+    "providers": many_providers,
+    "clouds": clouds,
+    "steady": lambda bench: steady(bench, 0),
+    "idle10000": steady,
+    "unservable": unservable,
+    "memory": memory,
+    "restart": restart,
+    "urgent": urgent,
+}

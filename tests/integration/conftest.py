@@ -1,0 +1,27 @@
+"""Fixtures of the launcher tests."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import Chroot
+from tests.integration.launcher_bench import LauncherBench, StatsdReceiver, make_bench
+
+
+@pytest.fixture
+def bench(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[LauncherBench]:
+    yield from make_bench(zk_chroot, monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsdReceiver]:
+    receiver = StatsdReceiver()
+    monkeypatch.setenv("STATSD_HOST", "127.0.0.1")
+    monkeypatch.setenv("STATSD_PORT", str(receiver.port))
+    try:
+        yield receiver
+    finally:
+        receiver.close()
