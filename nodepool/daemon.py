@@ -77,6 +77,7 @@ class PidFile:
             # A process that locks nothing may hold it, too.
             if pid and pid != os.getpid() and _alive(pid):
                 return pid
+            os.fchmod(fd, 0o644)
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
             self._fd, fd = fd, -1

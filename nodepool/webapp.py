@@ -73,11 +73,8 @@ class WebApp(threading.Thread):
 
     def run(self) -> None:
         log.debug("Web server listens on %s port %s", *self.server.socket.getsockname()[:2])
-        try:
-            while not self._stopping.is_set():
-                wasyncore.loop(timeout=60, use_poll=True, map=self._map, count=1)
-        finally:
-            wasyncore.close_all(self._map, ignore_all=True)
+        while not self._stopping.is_set():
+            wasyncore.loop(timeout=60, use_poll=True, map=self._map, count=1)
 
     def stop(self) -> None:
         """End the server and its threads; returns within seconds, also if it never ran."""
@@ -87,6 +84,6 @@ class WebApp(threading.Thread):
         if self.is_alive():
             self.server.pull_trigger()
             self.join(STOP_TIMEOUT)
-        else:
-            wasyncore.close_all(self._map, ignore_all=True)
+        # Only now: the loop must not meet closed descriptors, nor we write to one that was closed.
+        wasyncore.close_all(self._map, ignore_all=True)
         self.server.task_dispatcher.shutdown(timeout=STOP_TIMEOUT)

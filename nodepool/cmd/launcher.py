@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 PROG = "nodepool-launcher"
 PID_FILE = "/var/run/nodepool/nodepool.pid"
+
+log = logging.getLogger("nodepool.daemon")
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -53,11 +56,12 @@ class LauncherService:
             self._repl.start()
 
     def stop(self) -> None:
-        if self._repl:
-            self._repl.stop()
-        if self._webapp:
-            self._webapp.stop()
-        self._pool.stop()
+        for part in (self._repl, self._webapp, self._pool):
+            if part is not None:
+                try:
+                    part.stop()
+                except Exception:
+                    log.exception("Error while stopping %s", type(part).__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

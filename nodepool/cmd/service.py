@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -91,10 +92,15 @@ class Runner:
     def __init__(self, pid_file: daemon.PidFile, stop_limit: float = STOP_LIMIT) -> None:
         self._pid_file = pid_file
         self._stop_limit = stop_limit
-        self._stop = threading.Event()
+        self._stopping = False
 
     def run(self, make_service: Callable[[], Service], report: daemon.StartReport) -> int:
-        # As early as this: a signal while starting ends the start in order.
+        # A pipe, because a lock or an event that a signal handler sets may be held by the code it interrupts, and
+        # because a signal just before waiting for one would be noticed only after the wait.
+        wakeup, written = os.pipe()
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        # As early as this: a signal while starting ends the daemon once it has started.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
         service = make_service()
@@ -106,7 +112,7 @@ class Runner:
         log.info("Nodepool %s is running, process %s", get_version_string(), os.getpid())
         report.running()
         daemon.notify("READY=1")
-        self._stop.wait()
+        self._wait_for_signal(wakeup)
         daemon.notify("STOPPING=1")
         log.info("Stopping")
         finished = self._end(service)
@@ -118,11 +124,15 @@ class Runner:
             self._exit_now()
         return 0
 
+    def _wait_for_signal(self, wakeup: int) -> None:
+        while not self._stopping:
+            os.read(wakeup, 512)
+
     def _signal(self, number: int, frame: Any) -> None:
-        if self._stop.is_set():
+        if self._stopping:
             # Asked twice: the locks end with the session, a restart cleans up.
             self._exit_now()
-        self._stop.set()
+        self._stopping = True
 
     def _end(self, service: Service) -> bool:
         """Stop within the limit; False when something still runs."""
@@ -133,10 +143,15 @@ class Runner:
             except Exception:
                 log.exception("Error while stopping")
 
+        deadline = time.monotonic() + self._stop_limit
         thread = threading.Thread(target=work, name="Shutdown", daemon=True)
         thread.start()
         thread.join(self._stop_limit)
-        return not thread.is_alive()
+        # The interpreter would wait for these without limit.
+        waiting = [thread, *(t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread())]
+        for one in waiting:
+            one.join(max(0.0, deadline - time.monotonic()))
+        return not any(one.is_alive() for one in waiting)
 
     def _exit_now(self) -> None:
         self._pid_file.release()

@@ -64,7 +64,7 @@ class ConfigWatcher:
             self._inotify = INotify(nonblocking=True)
             mask = (
                 flags.CLOSE_WRITE | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ATTRIB
-                | flags.MODIFY | flags.DELETE_SELF | flags.MOVE_SELF
+                | flags.DELETE_SELF | flags.MOVE_SELF
             )  # fmt: skip
             directories = {os.path.dirname(path) for path in self.paths}
             directories |= {os.path.dirname(os.path.realpath(path)) for path in self.paths}

@@ -432,6 +432,7 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
             return self._poll_declined()
         gone = self.accepted and self.zk.request_tree.get(self.request.id) is None and self.zk.request_tree.synced.is_set()
         if self.paused and not gone:
+            self._save_ready()
             return False
         if not self.launchesComplete():
             if gone and self.paused:
@@ -453,6 +454,22 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         else:
             self._fulfil()
         return self.done
+
+    def _save_ready(self) -> None:
+        """The end of the request is not near: show (and keep over a crash) the nodes that are ready."""
+        for node in self.nodeset:
+            if node.state != zk.READY or not node.unsaved or not isinstance(node.lock, LockHandle):
+                continue
+            node.unsaved = False
+            txn = Txn(self.zk.kazoo_client)
+            txn.check(node.lock.path)
+            txn.set(paths.node(node.id or ""), node.serialize(), tree=self.zk.node_tree, record=node.copy())
+
+            def written(_results: list[Any] | None, error: BaseException | None, node: zk.Node = node) -> None:
+                if error is not None:
+                    node.unsaved = True  # written together with the request
+
+            self.zk.writer.submit(txn, written)
 
     def _sort_nodes(self) -> None:
         self._failed_nodes, self._ready_nodes = [], []
@@ -554,7 +571,8 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         request = self.request
         if self.launcher_id not in request.declined_by:
             request.declined_by = [*request.declined_by, self.launcher_id]
-        pools = {pool.id for pool in self.zk.getRegisteredPools()}
+        # Those of ours that are only being registered count, too.
+        pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.pw.nodepool.workers_by_id().keys()
         if pools <= set(request.declined_by):
             self.log.info("Failing declined node request: every pool has declined it")
             request.state = zk.FAILED

@@ -73,9 +73,9 @@ class NodeDeleter(threading.Thread):
 
     log = logging.getLogger("nodepool.NodeDeleter")
 
-    def __init__(self, zk_conn: Any, provider_manager: Any, node: Node) -> None:
+    def __init__(self, zk: Any, provider_manager: Any, node: Node) -> None:
         threading.Thread.__init__(self, name=f"NodeDeleter for {node.provider} {node.external_id}")
-        self._zk = zk_conn
+        self._zk = zk
         self._provider_manager = provider_manager
         self._node = node
 

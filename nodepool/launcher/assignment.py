@@ -72,6 +72,8 @@ def choose(
     """
     eligible = [p for p in pools if cls.labels <= p.labels and p.id not in cls.declined]
     if not eligible:
+        if not workers.keys() <= {p.id for p in pools}:
+            return Decision(reason="some pools of ours are still being registered")
         ours = tuple(i for i in workers if i not in cls.declined and any(p.id == i for p in pools))
         if ours:
             return Decision(decline_by=ours)
@@ -132,19 +134,33 @@ class Assignment(threading.Thread):
 
     # -- input, from any thread
 
-    def request_changed(self, request_id: str) -> None:
+    def request_changed(self, request_id: str, request: NodeRequest | None) -> None:
+        """A request appeared, changed or vanished; most changes of requests in work do not concern us."""
+        if (request is None or request._state != REQUESTED) and request_id not in self._where:
+            return
         with self._condition:
             self._dirty[request_id] = None
             self._condition.notify()
 
     def wake(self, recheck: bool = False) -> None:
         """Something that waiting requests may wait for has changed."""
+        if recheck:
+            self.version += 1
+        if not self._where and not recheck:
+            return  # nobody waits; whoever comes later sees the present state
         with self._condition:
-            if recheck:
-                self.version += 1
             if not self._wake_all:
                 self._wake_all = True
                 self._condition.notify()
+
+    def recheck(self, reason: str) -> None:
+        """Look again at the classes that wait for this reason, and only at them."""
+        with self._condition:
+            for cls in self._classes.values():
+                if cls.reason is not None and reason in cls.reason and cls.queue:
+                    cls.reason = None
+                    self._dirty.setdefault(cls.queue[0][1], None)
+            self._condition.notify()
 
     def release(self, request_id: str, wait_for: str | None = None, retry_after: float = 0.0,
                 checked_by: str | None = None) -> None:
@@ -162,10 +178,16 @@ class Assignment(threading.Thread):
                 self._refresh(request_id)
                 entry = self._where.get(request_id)
                 if entry is not None:
-                    if wait_for is not None:
-                        entry[0].reason = wait_for
+                    self._dirty.setdefault(request_id, None)
                     if checked_by is not None:
-                        entry[0].checked[checked_by] = self.version
+                        entry[0].checked[checked_by] = self.version  # another pool may still take it
+                    elif wait_for is not None:
+                        entry[0].reason = wait_for
+                    if entry[0].reason is None:
+                        self._dirty[request_id] = None  # to be decided anew
+                    elif wait_for is None:
+                        self._condition.notify()
+                return
             self._condition.notify()
 
     def stop(self) -> None:
@@ -313,7 +335,8 @@ class Assignment(threading.Thread):
         for launcher_id in launcher_ids:
             if launcher_id not in request.declined_by:
                 request.declined_by.append(launcher_id)
-        if {pool.id for pool in zk.getRegisteredPools()} <= set(request.declined_by):
+        pools = {pool.id for pool in zk.getRegisteredPools()} | self.nodepool.workers_by_id().keys()
+        if pools <= set(request.declined_by):
             request.state = FAILED
         else:
             request.state = REQUESTED

@@ -32,7 +32,10 @@ class NodeReconciler:
     def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.time) -> None:
         self.nodepool = nodepool
         self._now = now
+        #: When a deletion of ours began; the next one has to wait.
         self._attempts: dict[str, float] = {}
+        #: Nodes whose first deletion step is being written.
+        self._marking: set[str] = set()
         self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
         self.queue = self._worker.queue
 
@@ -175,7 +178,9 @@ class NodeReconciler:
         manager = self.nodepool.config.provider_managers.get(node.provider)
         if node.state != zk.DELETED and node.provider is not None and manager is None:
             return 5.0
-        self._attempts[node_id] = now
+        if node_id in self._marking:
+            return None
+        self._marking.add(node_id)
         facade = self.nodepool.zk
         changed = node.copy()
         if node.state != zk.DELETED:
@@ -186,10 +191,12 @@ class NodeReconciler:
                         tree=facade.node_tree, record=changed.copy())
 
         def locked(results: list[Any] | None, error: BaseException | None) -> None:
+            self._marking.discard(node_id)
             if error is not None or results is None:
-                # Somebody was quicker; only an attempt of ours has to wait before the next.
-                self._attempts.pop(node_id, None)
+                if isinstance(error, TransactionFailed):
+                    self.look_at(node_id)  # the record has changed meanwhile, or somebody was quicker
                 return
+            self._attempts[node_id] = time.monotonic()
             path = str(results[lock])
             changed.lock = LockHandle(path.rsplit("/", 1)[0], path, None)
             changed.stat = results[index]

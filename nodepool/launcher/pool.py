@@ -14,6 +14,7 @@ from kazoo.protocol.states import KazooState
 from nodepool import config as nodepool_config
 from nodepool import metrics
 from nodepool.exceptions import ConfigurationError
+from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.launcher import hostnames
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
@@ -24,7 +25,7 @@ from nodepool.launcher.statistics import StatsWorker
 from nodepool.provider_manager import ProviderManager
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
-from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, READY, Node, NodeRequest
+from nodepool.zk.records import ABORTED, DELETING, FAILED, HOLD, INIT, READY, Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds for an orderly stop, and how much of it running launches may take.
@@ -381,7 +382,7 @@ class NodePool(threading.Thread):
                     self.min_ready.wake()
 
     def _request_changed(self, request_id: str, _old: NodeRequest | None, new: NodeRequest | None) -> None:
-        self.assignment.request_changed(request_id)
+        self.assignment.request_changed(request_id, new)
         self.statistics.wake()
         if self.min_ready.owns(request_id):
             self.min_ready.wake()
@@ -414,7 +415,12 @@ class NodePool(threading.Thread):
 
     def start_deletion(self, node: Node) -> None:
         """The node is locked and marked: its provider deletes it."""
-        self._deletions.put(node)
+        config = self.config
+        manager = config.provider_managers.get(node.provider) if config is not None else None
+        if isinstance(manager, StateMachineProvider) and node.state == DELETING:
+            self.node_reconciler.begin(node)  # only queues it
+        else:
+            self._deletions.put(node)
 
     def _run_deletions(self) -> None:
         while True:

@@ -175,8 +175,10 @@ class PoolWorker(threading.Thread):
             assignment.wake()
         elif retry_after > 0:
             assignment.release(handler.request.id, retry_after=retry_after)
+            self._launches_ended()
         else:
             assignment.release(handler.request.id, wait_for=f"{self.label}: nothing free")
+            self._launches_ended()
 
     # -- what the assignment uses
 
@@ -212,7 +214,20 @@ class PoolWorker(threading.Thread):
         return None
 
     def active_launches(self) -> int:
-        return self.backlog + sum(int(handler.alive_thread_count) for handler in list(self.request_handlers))
+        return self.backlog + sum(self._launches(handler) for handler in list(self.request_handlers))
+
+    @staticmethod
+    def _launches(handler: Any) -> int:
+        alive = int(handler.alive_thread_count)
+        if alive or handler.nodeset or handler.paused or handler.done:
+            return alive
+        return len(handler.request.node_types)  # just taken on: its launches are about to begin
+
+    def _launches_ended(self) -> None:
+        """What counted as launches to come does so no more."""
+        provider = self.getProviderConfig()
+        if provider is not None and provider.max_concurrency > 0:
+            self.nodepool.assignment.recheck("max-concurrency")
 
     def offer(self, request_id: str, check_only: bool) -> None:
         self.backlog += 1
@@ -230,16 +245,19 @@ class PoolWorker(threading.Thread):
         if request is None or request.state != REQUESTED or self.launcher_id in request.declined_by \
                 or not self.running:
             assignment.release(request_id)
+            self._launches_ended()
             return
         manager = self.getProviderManager()
         if manager is None:
             assignment.release(request_id, wait_for=f"{self.label}: the provider is not running")
+            self._launches_ended()
             return
         try:
             handler = manager.getRequestHandler(self, request.copy())
         except Exception:
             self.log.exception("The driver cannot handle request %s:", request_id)
             assignment.release(request_id, retry_after=30.0)
+            self._launches_ended()
             return
         self.request_handlers.append(handler)
         self.nodepool.handler_started(handler)
@@ -275,6 +293,7 @@ class PoolWorker(threading.Thread):
         self._mailboxes.pop(handler, None)
         self.nodepool.handler_finished(handler)
         self.nodepool.assignment.release(handler.request.id, wait_for=wait_for, checked_by=checked_by)
+        self._launches_ended()
 
     def _tenant_shortage(self, handler: Any, manager: Any) -> str | None:
         request = handler.request
@@ -347,7 +366,8 @@ class PoolWorker(threading.Thread):
         self.running = False
 
     def _pause(self, next_tick: float) -> float | None:
-        due = [t for t in (self._publish_at, next_tick if self.request_handlers else None) if t is not None]
+        ticking = self.request_handlers or (self.component is None and self.running)
+        due = [t for t in (self._publish_at, next_tick if ticking else None) if t is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _tick(self) -> None:

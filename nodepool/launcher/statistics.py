@@ -82,7 +82,7 @@ class StatsWorker(threading.Thread):
                 self._event.clear()
             left = INTERVAL - (time.monotonic() - now)
             if left > 0 and not self._stopping:
-                threading.Event().wait(left)
+                self.nodepool.stopped.wait(left)
 
     # -- election
 

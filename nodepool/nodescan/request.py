@@ -222,19 +222,25 @@ class NodescanRequest:
         self.state = self.NEGOTIATING_INIT if self.state == self.CONNECTING_INIT else self.NEGOTIATING_KEY
         self._event = NodescanEvent(self.worker, self)
         algorithms = self._wanted[0] if self.state == self.NEGOTIATING_KEY else None
-        self._negotiation = ssh.Negotiation(self._sock, self._event, f"keyscan-ssh {self.ip}", algorithms)
+        try:
+            self._negotiation = ssh.Negotiation(self._sock, self._event, f"keyscan-ssh {self.ip}", algorithms)
+        except Exception as error:
+            self._retry(error)
 
     def _negotiated(self) -> None:
         assert self._negotiation is not None
         negotiation = self._negotiation
-        error = negotiation.error()
+        try:
+            error = negotiation.error()
+            name, key = negotiation.key() if error is None else ("", "")
+        except Exception as problem:
+            error = problem
         if error is not None:
             if self.state == self.NEGOTIATING_KEY and ssh.is_no_common_algorithm(error):
                 self._next_key()
             else:
                 self._retry(error)
             return
-        name, key = negotiation.key()
         self.keys.setdefault(ssh.key_type(name), key)
         if self.state == self.NEGOTIATING_INIT:
             groups = ssh.group_by_type(negotiation.supported)

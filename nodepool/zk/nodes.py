@@ -131,7 +131,8 @@ class NodeTree(Tree[Node]):
             now = bool(names)
             if before != now:
                 self._index_free(node_id, self.nodes.get(node_id))
-        if before != now:
+        if before != now and (now or paths.node(node_id) not in self._own):
+            # (While a write of ours is under way its answer announces the node, with the new record.)
             for listener in self.lock_listeners:
                 listener(node_id, now)
 

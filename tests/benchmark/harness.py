@@ -263,6 +263,7 @@ class Bench:
         self.name = name
         self.work = work / f"{name}-{uuid.uuid4().hex[:8]}"
         self.work.mkdir(parents=True)
+        (self.work / "log").mkdir()
         self.chroot = f"/bench-{uuid.uuid4().hex[:12]}"
         (self.work / "clouds.yaml").write_text(
             "clouds: {fake: {auth: {username: u, password: p, project_name: n, auth_url: 'http://fake.example'}}}")
@@ -283,7 +284,7 @@ class Bench:
         self.zuul.wait_pools(sum(len(p["pools"]) for p in config["providers"]))
 
     def run_launcher(self) -> None:
-        self.launcher = Launcher(self.python, self.config_path, self.work / "launcher.log", self.environment)
+        self.launcher = Launcher(self.python, self.config_path, self.work / "log" / "launcher.log", self.environment)
 
     def close(self) -> None:
         self.launcher.stop()

@@ -70,7 +70,7 @@ def main() -> int:
                     except Exception:
                         failed = True
                         log(f"{name} ({release}, run {run + 1}) failed:\n{traceback.format_exc()}")
-                        log_path = bench.work / "launcher.log"
+                        log_path = bench.work / "log" / "launcher.log"
                         if log_path.exists():
                             log("end of its log:\n" + "\n".join(log_path.read_text().splitlines()[-15:]))
                         continue

@@ -712,3 +712,15 @@ def test_large_lists_are_read_in_parallel(run, plain):
     start = time.monotonic()
     assert run("list").count("\n") == 2004
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.spec("cli-web-metrics.md 9: config-validate on the good sample file works without ZooKeeper")
+def test_config_validate(tmp_path):
+    sample = os.path.join(os.path.dirname(__file__), "..", "..", "etc", "nodepool.yaml")
+    with open(sample, encoding="utf-8") as stream:
+        text = stream.read()
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(text.replace("port: 2281", "port: 9"))
+    bad.write_text(text + "\nnonsense: 1\n")
+    assert nodepoolcmd.main(["-c", str(good), "config-validate"]) == 0
+    assert nodepoolcmd.main(["-c", str(bad), "config-validate"]) == 1

@@ -191,16 +191,20 @@ def test_backing_node_deleted(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("issue 2, 5: tenant, priority and event id passed on to the backing request")
 def test_request_passes_on_whose_it_is(bench: LauncherBench) -> None:
-    # nobody serves the backing label
-    content = config(meta(slot()), labels={"backing-label": {}, "user-label": {}})
-    bench.start(content)
+    # nobody serves the backing label, so the request may be gone soon
+    pool = bench.start(config(meta(slot()), labels={"backing-label": {}, "user-label": {}}))
+    seen: list[Any] = []
+
+    def changed(_id: str, _old: Any, new: Any) -> None:
+        if new is not None and new.requestor == OWNER:
+            seen.append(new)
+
+    pool.zk.request_tree.listeners.append(changed)
     bench.submit("user-label", priority="300", tenant_name="t1", event_id="e1", relative_priority=4)
-
-    def backing() -> Any:
-        return next((r for r in bench.zk.nodeRequestIterator(cached=False) if r.requestor == OWNER), None)
-
-    request = wait_for(backing)
+    wait_for(lambda: seen)
+    request = seen[0]
     assert request.id.startswith("300-")
+    assert request.node_types == ["backing-label"]
     assert (request.tenant_name, request.event_id, request.relative_priority) == ("t1", "e1", 4)
 
 

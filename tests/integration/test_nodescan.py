@@ -127,7 +127,7 @@ def test_only_the_types_the_host_has_are_asked_for(worker: NodescanWorker) -> No
 def test_other_connection_types_only_connect(worker: NodescanWorker, peer: Any) -> None:
     silent = peer(lambda sock: None)
     assert scan(worker, target(silent.port, "winrm")).result() == []
-    assert silent.count == 1
+    _wait(lambda: silent.count == 1)
 
 
 @pytest.mark.spec("driver-api.md 7.8: host_key_checking false: complete immediately, no connection, no keys")
@@ -419,3 +419,21 @@ def _wait(condition: Callable[[], bool], timeout: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, "condition not met in time"
         time.sleep(0.01)
+
+
+@pytest.mark.spec("driver-api.md 7.8: test suites replace paramiko.transport.Transport")
+def test_errors_at_once_from_the_library_are_retried(
+    worker: NodescanWorker, peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    class Broken:
+        def __init__(self, sock: Any) -> None:
+            made.append(1)
+            raise ValueError("broken library")
+
+    monkeypatch.setattr("paramiko.transport.Transport", Broken)
+    silent = peer(lambda sock: None)
+    with pytest.raises(exceptions.ConnectionTimeoutException, match="broken library"):
+        scan(worker, target(silent.port), timeout=1).result()
+    assert len(made) > 1

@@ -258,6 +258,21 @@ def test_two_labels_in_one_request(bench: DriverBench) -> None:
     bench.wait_nodes("a")
 
 
+@pytest.mark.spec("launcher.md 21 static_multiprovider_handler: static and cloud providers work side by side")
+def test_beside_another_provider(bench: DriverBench) -> None:
+    content = config(host())
+    content["labels"].append({"name": "cloudy"})
+    content["providers"].append({"name": "other", "driver": "test", "pools": [{"name": "main", "labels": ["cloudy"]}]})
+    bench.start(content)
+    bench.wait_nodes("a")
+    (launched,) = bench.get("cloudy")
+    (static,) = bench.get("a")
+    assert (launched.provider, static.provider) == ("other", "static")
+    bench.give_back(launched, static)
+    bench.wait_gone(launched.id)
+    bench.wait_nodes("a")
+
+
 @pytest.mark.spec("driver-static.md 6.14: failing its liveness check it is removed; a new node serves the request")
 @pytest.mark.spec("launcher.md 21 liveness_check, liveness_two_node")
 def test_liveness(bench: DriverBench, sshd: SSHServer) -> None:

@@ -42,7 +42,8 @@ def make_build(image, build_id, state="ready", ctime=10):
 class FakeZK:
     def __init__(self, nodes=(), node_requests=(), pools=(), **images):
         self.nodes, self.requests, self.pools = list(nodes), list(node_requests), list(pools)
-        base = {"names": set(), "providers": {}, "builds": [], "uploads": [], "paused": set(), "requests": {}, "build_locks": {}}  # fmt: skip
+        base = {"names": set(), "providers": {}, "builds": [], "uploads": [], "paused": set(), "requests": {},
+                "build_locks": {}}  # fmt: skip
         self.images = SimpleNamespace(**{**base, **images})
 
     def readNodes(self, with_contenders=True):

@@ -12,10 +12,12 @@ import getpass
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import subprocess
 import threading
+import time
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
@@ -30,6 +32,8 @@ from nodepool.zk.records import FULFILLED, IN_USE, READY, USED
 LOCK_TIMEOUT = 30
 RETURN_LOCK_TIMEOUT = 5
 IDENTIFIER = "nodepool-cli:"
+#: Seconds; a signal in the instant before waiting is noticed then.
+SIGNAL_LATENCY = 0.5
 ENVIRONMENT = "NODEPOOL_NODES_JSON"
 
 INVENTORY_KEYS = (
@@ -97,7 +101,7 @@ def accept(context: Context) -> int:
             if args.command:
                 return _run(args.command, nodes, signals)
             _print_nodes(context, nodes)
-            signals.ended.wait(args.hold)
+            signals.wait(args.hold)
             return 0
         finally:
             _give_back(context, nodes)
@@ -173,7 +177,7 @@ def _run(command: list[str], nodes: list[Any], signals: _Signals) -> int:
         process = signals.process = subprocess.Popen(command, env=environment)
     except OSError as error:
         raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
-    if signals.ended.is_set():
+    if signals.asked:
         process.terminate()
     status = process.wait()
     return status if status >= 0 else 128 - status
@@ -183,7 +187,9 @@ class _Signals:
     """INT and TERM end the use of the nodes (a child gets TERM), not us: the nodes are still returned."""
 
     def __init__(self) -> None:
-        self.ended = threading.Event()
+        self.asked = False
+        # Not an event: its lock may be held by the very code that a signal interrupts.
+        self._queue: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.process: subprocess.Popen[bytes] | None = None
         self._before: dict[int, Any] = {}
 
@@ -197,8 +203,19 @@ class _Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def wait(self, timeout: float | None) -> None:
+        """Wait for a signal, at most ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.asked:
+            left = SIGNAL_LATENCY if deadline is None else min(SIGNAL_LATENCY, deadline - time.monotonic())
+            if left <= 0:
+                return
+            with contextlib.suppress(queue.Empty):
+                self._queue.get(timeout=left)
+
     def _handler(self, number: int, frame: Any) -> None:
-        self.ended.set()
+        self.asked = True
+        self._queue.put(number)
         # The terminal sends INT to the child itself.
         if self.process is not None and number == signal.SIGTERM:
             self.process.terminate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from nodepool.driver.statemachine import Instance, StateMachine
@@ -80,12 +81,16 @@ class MetastaticCreateStateMachine(StateMachine):
 
     def advance(self) -> MetastaticInstance | None:
         if self.state == self.START:
-            self.external_id = self.node_id
             self.state = self.REQUESTING
             self.adapter.allocate(self)
         if self.state == self.REQUESTING:
             backing_node = self.adapter.poll(self)
+            # The adapter wakes us; this is for events that got lost.
+            self.next_wake = time.monotonic() + 1.0
             if backing_node is not None:
+                # Not earlier: a node that dies while it waits leaves nothing behind that an id could help to find,
+                # and storing it would cost a write for each slot.
+                self.external_id = self.node_id
                 self.state = self.COMPLETE
                 self.complete = True
                 node = self.adapter.requestedNode(self.node_id)

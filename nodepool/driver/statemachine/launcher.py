@@ -56,6 +56,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._saved_external_id: Any = node.external_id
         self._lost = False
         self._orphan = False
+        self._quick = False
 
     @property
     def complete(self) -> bool:
@@ -104,9 +105,20 @@ class StateMachineNodeLauncher(StatsReporter):
         """Begin: the (possibly slow) making of the create machine runs on the provider's start threads."""
         self.start_time = time.monotonic()
         self.manager.launchers.append(self)
-        self.future = self.manager.start_executor(self._start)
+        if self.manager.starts_quickly:
+            self._quick = True
+            self.manager.create_loop.add(self)
+            return
+        self.future = self.manager.start_executor(self._timed_start)
         self.manager.create_loop.add(self)
         self.future.add_done_callback(lambda _future: self.wake())
+
+    def _timed_start(self) -> None:
+        started = time.monotonic()
+        try:
+            self._start()
+        finally:
+            self.manager.note_start(time.monotonic() - started)
 
     def wake(self) -> None:
         self.manager.create_loop.wake(self)
@@ -175,7 +187,11 @@ class StateMachineNodeLauncher(StatsReporter):
             return min(bound, self._pass_delete() or 0.0)
         machine = self.state_machine
         if machine is None:
-            self._start()  # a further attempt, on this thread
+            if self._quick:
+                self._quick = False
+                self._timed_start()
+            else:
+                self._start()  # a further attempt, on this thread
             machine = self.state_machine
         if self._instance is not None:
             return bound  # waits for the scan

@@ -102,6 +102,19 @@ class StateMachineProvider(Provider, QuotaSupport):
 
     # -- launching and deleting
 
+    #: Starts that take less than this many seconds need no thread of their own.
+    QUICK_START = 0.001
+    _slow_starts = 3
+
+    @property
+    def starts_quickly(self) -> bool:
+        """Whether the adapter has lately made its create machines without waiting for anything."""
+        return self._slow_starts == 0
+
+    def note_start(self, seconds: float) -> None:
+        """One slow start sends the next ones to the start threads; three quick ones bring them back."""
+        self._slow_starts = max(0, self._slow_starts - 1) if seconds < self.QUICK_START else 3
+
     def start_executor(self, function: Callable[[], Any]) -> Future[Any]:
         """Run something that may block on one of the start threads."""
         if self.state_machine_start_worker is None:

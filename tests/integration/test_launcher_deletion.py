@@ -1,0 +1,195 @@
+"""Deletion of nodes and leaked resources (launcher.md 10, 11, 13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.integration.launcher_bench import LauncherBench, StatsdReceiver, config, provider
+
+SPEC = "launcher.md 21 test_launcher "
+
+
+@pytest.mark.spec(SPEC + "node_delete_success")
+def test_an_externally_deleted_node_is_replaced(bench: LauncherBench) -> None:
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    node = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
+    bench.zuul.write_node(node.id, state="deleting")
+    bench.wait_gone(node.id)
+    new = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
+    assert new.id != node.id
+    assert [s.id for s in bench.servers("fake-provider")] == [new.external_id]
+
+
+@pytest.mark.spec("launcher.md 11; schema 8.11: every deletable state, also what a dead launcher or executor left")
+@pytest.mark.parametrize("state", ["used", "in-use", "building", "failed", "deleting", "deleted", "aborted"])
+def test_deletable_states(bench: LauncherBench, state: str) -> None:
+    bench.start(config(provider()))
+    locked = bench.ready_node("fake-provider", "main", "fake-label")
+    bench.zuul.lock(locked.id)
+    bench.zuul.write_node(locked.id, state=state)
+    foreign = bench.ready_node("elsewhere", "main", "fake-label", state=state)
+    kept = [bench.ready_node("fake-provider", "main", "fake-label", state=s).id for s in ("hold", "testing", "ready")]
+    node = bench.ready_node("fake-provider", "main", "fake-label", state=state, external_id="never-existed")
+    bench.wait_gone(node.id)
+    assert bench.node(locked.id).state == state
+    assert bench.node(foreign.id).state == state
+    for node_id in kept:
+        bench.node(node_id)
+    bench.zuul.unlock(locked.id)
+    bench.wait_gone(locked.id)
+
+
+@pytest.mark.spec(SPEC + "node_delete_DELETED_success; driver-openstack.md 3.20")
+def test_a_server_listed_as_deleted_counts_as_gone(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider()))
+    request_id, nodes = bench.fulfilled("fake-label")
+    cloud = bench.cloud("fake-provider")
+    server = cloud.get_server(nodes[0].external_id)
+    bench.zuul.accept(request_id)
+    server.status = "DELETED"
+    bench.zuul.give_back(nodes[0].id)
+    bench.wait_gone(nodes[0].id)
+    assert server in cloud._server_list
+    assert not list(pool.getProviderManager("fake-provider").listNodes())
+
+
+@pytest.mark.spec(SPEC + "node_delete_failure; driver-api.md 14.24")
+def test_a_failing_delete(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    node = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
+    adapter = bench.adapter("fake-provider")
+    original, calls = adapter._deleteServer, []
+
+    def fail(external_id: str) -> Any:
+        calls.append(external_id)
+        raise RuntimeError("induced")
+
+    monkeypatch.setattr(adapter, "_deleteServer", fail)
+    bench.zuul.write_node(node.id, state="deleting")
+    wait_for(lambda: len(calls) >= 2, what="tried again")
+    assert bench.node(node.id).state == "deleting"
+    wait_for(lambda: not bench.zuul.contenders(node.id), what="unlocked between the tries")
+    new = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
+    assert new.id != node.id
+    monkeypatch.setattr(adapter, "_deleteServer", original)
+    bench.wait_gone(node.id)
+
+
+@pytest.mark.spec(SPEC + "node_delete_error; driver-openstack.md 3.21")
+def test_a_server_in_error_after_its_delete_stays_visible(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()))
+    manager = pool.getProviderManager("fake-provider")
+    request_id, nodes = bench.fulfilled("fake-label")
+    server = bench.cloud("fake-provider").get_server(nodes[0].external_id)
+
+    def delete(external_id: str) -> bool:
+        server.status = "ERROR"
+        return True
+
+    adapter = bench.adapter("fake-provider")
+    monkeypatch.setattr(adapter, "_deleteServer", delete)
+    bench.zuul.accept(request_id)
+    bench.zuul.give_back(nodes[0].id)
+    wait_for(lambda: server.status == "ERROR")
+    assert [i.metadata["nodepool_node_id"] for i in manager.listNodes()] == [nodes[0].id]
+    assert bench.node(nodes[0].id).state == "deleting"
+    # It counts against the quota.
+    assert manager.estimatedNodepoolQuotaUsed().quota["compute"]["instances"] == 1
+    bench.zk.deleteRawNode(nodes[0].id)
+    wait_for(lambda: manager.possibly_leaked_nodes)
+
+
+@pytest.mark.spec(SPEC + "leaked_node; driver-api.md 14.25; driver-openstack.md 3.22")
+def test_leaked_node(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    node = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
+    cloud = bench.cloud("fake-provider")
+    untagged = cloud.create_server(name="mine", flavor=cloud._flavor_list[0])
+    other = cloud.create_server(name="theirs", flavor=cloud._flavor_list[0], meta={
+        "nodepool_provider_name": "another", "nodepool_node_id": "0000000777"})
+    bench.zk.deleteRawNode(node.id)
+    wait_for(lambda: cloud.get_server(node.external_id) is None, what="the leaked server deleted")
+    statsd.wait("nodepool.provider.fake-provider.leaked.instances", "1|c")
+    new = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
+    assert {s.id for s in cloud._server_list} == {untagged.id, other.id, new.external_id}
+    assert statsd.lines.count("nodepool.provider.fake-provider.leaked.instances:1|c") == 1
+
+
+@pytest.mark.spec(SPEC + "leaked_port_cleanup; driver-openstack.md 3.22")
+def test_leaked_ports(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+    bench.start(config(provider(**{"port-cleanup-interval": 600})), cleanup_interval=0.3)
+    cloud = bench.cloud("fake-provider")
+    assert len(cloud._down_ports) == 2
+    wait_for(lambda: bench.adapter("fake-provider").leaks.down_ports)
+    assert len(cloud._down_ports) == 2
+    old = bench.pools[0].getProviderManager("fake-provider")
+    bench.config(config(provider(**{"port-cleanup-interval": 1})))
+    wait_for(lambda: bench.pools[0].getProviderManager("fake-provider") is not old)
+    cloud = bench.cloud("fake-provider")
+    wait_for(lambda: not cloud._down_ports, what="leaked ports deleted")
+    statsd.wait("nodepool.provider.fake-provider.leaked.ports", "2|c")
+
+
+@pytest.mark.spec("driver-api.md 14.26: equal upload numbers of different builds do not collide")
+def test_leaked_uploads_are_told_apart_by_build(bench: LauncherBench) -> None:
+    from nodepool.driver.openstack.adapter import OpenStackResource
+
+    pool = bench.make(config(provider()), cleanup_interval=1000)
+    pool.start()
+    bench.wait_ready(pool)
+    manager, adapter = pool.getProviderManager("fake-provider"), bench.adapter("fake-provider")
+    known = bench.store_image("img", "fake-provider")
+    deleted: list[Any] = []
+
+    def resource(build_id: str) -> Any:
+        return OpenStackResource({"nodepool_provider_name": "fake-provider", "nodepool_build_id": build_id,
+                                  "nodepool_upload_id": known.id}, "image", build_id)
+
+    adapter.listResources = lambda: [resource(known.build_id), resource("f" * 32)]
+    adapter.deleteResource = lambda r: deleted.append(r.metadata["nodepool_build_id"])
+    manager.cleanupLeakedResources()
+    assert not deleted
+    manager.cleanupLeakedResources()
+    assert deleted == ["f" * 32]
+
+
+@pytest.mark.spec(SPEC + "empty_node_deleted; schema 6 rule 2")
+def test_an_empty_znode_is_removed(bench: LauncherBench) -> None:
+    bench.start(config(provider()))
+    path = bench.zuul.client.create("/nodepool/nodes/", b"", sequence=True)
+    node_id = path.rsplit("/", 1)[1]
+    bench.wait_gone(node_id)
+    # As Zuul leaves it when it locks a node that has just been deleted.
+    held = bench.zuul.client.create("/nodepool/nodes/0000009999", b"")
+    bench.zuul.lock("0000009999")
+    bench.use_up(bench.fulfilled("fake-label")[0])
+    assert bench.zuul.client.exists(held)
+    bench.zuul.unlock("0000009999")
+    bench.wait_gone("0000009999")
+
+
+@pytest.mark.spec(SPEC + "deleteRawNode_exception; schema 6 rule 3")
+def test_a_half_removed_node(bench: LauncherBench) -> None:
+    """A launcher died between ``deleted`` and the removal; or Zuul's lock came in between."""
+    node = bench.ready_node("fake-provider", "main", "fake-label", state="deleted")
+    unowned = bench.ready_node("fake-provider", "main", "fake-label", state="deleting")
+    bench.start(config(provider()))
+    bench.wait_gone(node.id, unowned.id)
+
+
+@pytest.mark.spec("zookeeper-schema.md 10.2: a node locked by somebody else is never written")
+def test_a_node_locked_while_it_is_to_be_deleted(bench: LauncherBench) -> None:
+    bench.start(config(provider()))
+    request_id, nodes = bench.fulfilled("fake-label")
+    node_id = nodes[0].id
+    bench.zuul.accept(request_id)
+    bench.zuul.write_node(node_id, state="used")
+    version = bench.zuul.client.get(f"/nodepool/nodes/{node_id}")[1].version
+    bench.use_up(bench.fulfilled("fake-label")[0])
+    assert bench.zuul.client.get(f"/nodepool/nodes/{node_id}")[1].version == version
+    bench.zuul.unlock(node_id)
+    bench.wait_gone(node_id)
+    wait_for(lambda: not bench.servers("fake-provider"))

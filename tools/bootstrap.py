@@ -1,0 +1,66 @@
+"""What quickstart and run-tests share: missing Debian packages and a virtual environment. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+VENV = REPOSITORY / ".venv"
+#: program -> Debian package that brings it.
+PROGRAMS = {"java": "default-jre-headless", "openssl": "openssl", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
+FILES = {"/usr/share/java/zookeeper.jar": "zookeeper", "/usr/sbin/sshd": "openssh-server"}
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def missing_packages() -> list[str]:
+    found = {package for program, package in PROGRAMS.items() if shutil.which(program) is None}
+    found |= {package for path, package in FILES.items() if not os.path.exists(path)}
+    probe = subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True, check=False)
+    if probe.returncode:
+        found.add("python3-venv")
+    return sorted(found)
+
+
+def install_packages() -> None:
+    """Install what is missing.
+
+    :raises SystemExit: something is missing and we are not root.
+    """
+    packages = missing_packages()
+    if not packages:
+        return
+    command = f"apt-get install {' '.join(packages)}"
+    if os.geteuid() != 0:
+        sys.exit(f"These packages are missing; install them first: {command}")
+    say(f"Installing {', '.join(packages)}")
+    environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+    for step in (["apt-get", "update", "-qq"],
+                 ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]):
+        subprocess.run(step, check=True, env=environment, stdout=sys.stderr, timeout=1800)
+
+
+def virtual_environment(extras: str = "") -> pathlib.Path:
+    """Make (or bring up to date) the virtual environment in .venv; returns its python."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - the scripts are started by whatever python3 there is
+        sys.exit(f"Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}")
+    python = VENV / "bin" / "python"
+    wanted = hashlib.sha256((REPOSITORY / "setup.cfg").read_bytes() + extras.encode()).hexdigest()
+    stamp = VENV / f"installed-{extras or 'plain'}"
+    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return python
+    say("Preparing the virtual environment")
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True, timeout=300)
+    target = f"{REPOSITORY}[{extras}]" if extras else str(REPOSITORY)
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", target],
+                   check=True, stdout=sys.stderr, timeout=1800)
+    stamp.write_text(wanted)
+    return python

@@ -1,0 +1,354 @@
+"""The second half of tools/quickstart: runs in the virtual environment, with Nodepool's own modules."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from nodepool.zk import ZooKeeperClient
+from nodepool.zk import zookeeper as zk
+
+HERE = pathlib.Path(__file__).resolve().parent
+SLOTS = 8
+STEP_TIMEOUT = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+@dataclass
+class Ordered:
+    """A request of ours and what happened to it, in milliseconds since its submission."""
+
+    label: str
+    driver: str
+    request_id: str = ""
+    submitted: float = 0.0
+    events: dict[str, float] = field(default_factory=dict)
+    node: Any = None
+    returned: float = 0.0
+
+    def note(self, what: str, when: float | None = None) -> None:
+        if what not in self.events:
+            self.events[what] = ((when or time.monotonic()) - self.submitted) * 1000
+            say(f"  {self.events[what]:8.1f} ms  {self.request_id}  {self.label:7} {what}")
+
+
+class Demo:
+    """Starts, shows and stops everything."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-quickstart-"))
+        self.processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.server: dict[str, Any] = {}
+        self.ssh_port = free_port()
+        self.web_port = free_port()
+        self.condition = threading.Condition()
+        self.orders: list[Ordered] = []
+        self.facade: Any = None
+        self.config = self.work / "nodepool.yaml"
+
+    # -- starting
+
+    def start(self) -> None:
+        say("Starting ZooKeeper (TLS, loopback only)")
+        out = subprocess.run(
+            [sys.executable, str(HERE / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
+            check=True, capture_output=True, timeout=120)
+        self.server = json.loads(out.stdout)
+        say(f"Starting sshd on 127.0.0.1:{self.ssh_port}: the machine that we hand out")
+        self._start_sshd()
+        self._write_config()
+        say("Starting nodepool-launcher")
+        with open(self.work / "launcher.log", "wb") as log:
+            process = subprocess.Popen(
+                [str(pathlib.Path(sys.executable).with_name("nodepool-launcher")), "-f", "-c", str(self.config)],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.processes.append(("nodepool-launcher", process))
+        self._wait_ready(process)
+        client = ZooKeeperClient(
+            f"127.0.0.1:{self.server['port']}", tls_cert=self.server["cert"], tls_key=self.server["key"],
+            tls_ca=self.server["ca"])
+        client.connect(timeout=30)
+        self.facade = zk.ZooKeeper(client)
+        self.facade.wait_synced(30)
+        self.facade.request_tree.listeners.append(self._request_changed)
+        self.facade.node_tree.listeners.append(self._node_changed)
+
+    def _start_sshd(self) -> None:
+        directory = self.work / "sshd"
+        directory.mkdir(mode=0o700)
+        for kind in ("ed25519", "ecdsa", "rsa"):
+            subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(directory / f"host_{kind}")],
+                           check=True, timeout=60)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / "client")],
+                       check=True, timeout=60)
+        (directory / "config").write_text("\n".join([
+            f"Port {self.ssh_port}", "ListenAddress 127.0.0.1",
+            *(f"HostKey {directory}/host_{kind}" for kind in ("ed25519", "ecdsa", "rsa")),
+            f"AuthorizedKeysFile {directory}/client.pub", "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no", "PermitRootLogin prohibit-password", "StrictModes no", "UsePAM no",
+            f"PidFile {directory}/pid", "MaxStartups 100:30:200", ""]))
+        if os.geteuid() == 0:
+            os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
+        with open(self.work / "sshd.log", "wb") as log:
+            process = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(directory / "config")],
+                                       stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.processes.append(("sshd", process))
+        deadline = time.monotonic() + STEP_TIMEOUT
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.ssh_port), timeout=1).close()
+                return
+            except OSError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"sshd did not start:\n{(self.work / 'sshd.log').read_text()}")
+                time.sleep(0.02)
+
+    def _write_config(self) -> None:
+        self.config.write_text(yaml.safe_dump({
+            "zookeeper-servers": [{"host": "127.0.0.1", "port": self.server["port"]}],
+            "zookeeper-tls": {name: self.server[name] for name in ("ca", "cert", "key")},
+            "webapp": {"port": self.web_port, "listen_address": "127.0.0.1"},
+            "labels": [{"name": "machine"}, {"name": "backing"}, {"name": "slot"}],
+            "providers": [
+                {"name": "here", "driver": "static", "pools": [{"name": "main", "nodes": [{
+                    "name": "127.0.0.1", "labels": ["machine", "backing"], "username": getpass.getuser(),
+                    "connection-port": self.ssh_port, "max-parallel-jobs": 2}]}]},
+                {"name": "slots", "driver": "metastatic", "pools": [{"name": "main", "max-servers": SLOTS, "labels": [
+                    {"name": "slot", "backing-label": "backing", "max-parallel-jobs": SLOTS, "grace-time": 2,
+                     "host-key-checking": True}]}]},
+            ]}, sort_keys=False))
+
+    def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + STEP_TIMEOUT
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.web_port}/ready", timeout=2) as answer:
+                    if answer.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                pass
+            if process.poll() is not None or time.monotonic() > deadline:
+                tail = (self.work / "launcher.log").read_text(errors="replace")[-3000:]
+                sys.exit(f"nodepool-launcher did not become ready; end of its log:\n{tail}")
+            time.sleep(0.05)
+
+    # -- watching
+
+    def _request_changed(self, request_id: str, _old: Any, new: Any) -> None:
+        now = time.monotonic()
+        with self.condition:
+            for order in self.orders:
+                if order.request_id == request_id and new is not None:
+                    if new.state in (zk.PENDING, zk.FULFILLED):
+                        order.note("accepted", now)
+                    if new.state == zk.FULFILLED:
+                        self._note_keys(order, new.nodes, now)
+                        order.note("ready", now)
+                    elif new.state == zk.FAILED:
+                        order.note("failed", now)
+            self.condition.notify_all()
+
+    def _note_keys(self, order: Ordered, nodes: list[str], now: float) -> None:
+        node = self.facade.node_tree.get(nodes[0]) if nodes else None
+        if node is not None and node.host_keys:
+            order.note(f"keys scanned ({len(node.host_keys)})", now)
+
+    def _node_changed(self, _node_id: str, _old: Any, new: Any) -> None:
+        if new is None or not new.allocated_to:
+            with self.condition:
+                self.condition.notify_all()
+            return
+        now = time.monotonic()
+        with self.condition:
+            for order in self.orders:
+                if order.request_id == new.allocated_to and new.host_keys:
+                    order.note(f"keys scanned ({len(new.host_keys)})", now)
+            self.condition.notify_all()
+
+    def _wait(self, what: str, condition: Any) -> None:
+        deadline = time.monotonic() + STEP_TIMEOUT
+        with self.condition:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise SystemExit(f"{what} took more than {STEP_TIMEOUT:.0f} s; see {self.work}/launcher.log")
+                self.condition.wait(left)
+
+    # -- the show
+
+    def order_nodes(self) -> None:
+        say(f"\nAsking for one whole machine and three of {SLOTS} slots on another")
+        for label, driver in (("machine", "static"), ("slot", "metastatic"), ("slot", "metastatic"),
+                              ("slot", "metastatic")):
+            request = zk.NodeRequest()
+            request.state = zk.REQUESTED
+            request.node_types = [label]
+            request.requestor = "quickstart"
+            order = Ordered(label, driver)
+            order.submitted = time.monotonic()
+            self.facade.storeNodeRequest(request, priority="200")
+            with self.condition:
+                order.request_id = request.id or ""
+                self.orders.append(order)
+                order.note("submitted", order.submitted)
+            present = self.facade.request_tree.get(request.id)
+            if present is not None:  # it may have gone on before we knew its name
+                self._request_changed(order.request_id, None, present)
+        self._wait("Serving the requests", lambda: all({"ready", "failed"} & set(o.events) for o in self.orders))
+        failed = [o.request_id for o in self.orders if "failed" in o.events]
+        if failed:
+            raise SystemExit(f"requests failed: {', '.join(failed)}; see {self.work}/launcher.log")
+
+    def log_in(self) -> None:
+        say("\nTaking the nodes over and running a command on each")
+        for order in self.orders:
+            request = self.facade.getNodeRequest(order.request_id)
+            node = self.facade.getNode(request.nodes[0])
+            self.facade.lockNode(node, blocking=True, timeout=10)
+            self.facade.deleteNodeRequest(request)
+            node.state = zk.IN_USE
+            self.facade.storeNode(node)
+            order.node = node
+            known = self.work / f"known_hosts-{node.id}"
+            known.write_text("".join(f"[{node.interface_ip}]:{node.connection_port} {key}\n" for key in node.host_keys))
+            out = subprocess.run(
+                ["ssh", "-i", str(self.work / "sshd" / "client"), "-p", str(node.connection_port), "-o", "BatchMode=yes",
+                 "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
+                 f"{node.username}@{node.interface_ip}", "echo logged in to $(hostname) as $(id -un)"],
+                capture_output=True, text=True, timeout=30, check=False)
+            if out.returncode:
+                raise SystemExit(f"cannot log in to node {node.id}: {out.stderr.strip()}")
+            order.note(f"ssh: {out.stdout.strip()}")
+            order.events["ssh"] = order.events[f"ssh: {out.stdout.strip()}"]
+
+    def give_back(self) -> None:
+        say("\nReturning the nodes")
+        for order in self.orders:
+            order.node.state = zk.USED
+            self.facade.storeNode(order.node)
+            order.returned = time.monotonic()
+            self.facade.unlockNode(order.node)
+
+        def gone() -> bool:
+            now = time.monotonic()
+            for order in self.orders:
+                if "gone" not in order.events and self.facade.node_tree.get(order.node.id) is None:
+                    order.events["gone"] = (now - order.returned) * 1000
+                    say(f"  {order.events['gone']:8.1f} ms  node {order.node.id} is gone")
+            return all("gone" in o.events for o in self.orders)
+
+        self._wait("Deleting the nodes", gone)
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "nodes": [{"label": o.label, "driver": o.driver, "ready_ms": round(o.events["ready"], 1),
+                       "ssh_ms": round(o.events["ssh"], 1), "gone_ms": round(o.events["gone"], 1)} for o in self.orders],
+            "images": [],
+            "left_behind": [],
+        }
+
+    def keep(self) -> None:
+        nodepool = f"{pathlib.Path(sys.executable).with_name('nodepool')} -c {self.config}"
+        say(f"""
+It is running; try these in another terminal:
+
+  {nodepool} list --detail
+  {nodepool} request create slot --wait
+  {nodepool} request-list
+  curl http://127.0.0.1:{self.web_port}/node-list
+  curl http://127.0.0.1:{self.web_port}/metrics
+  tail -f {self.work}/launcher.log
+
+Ctrl-C stops everything.""")
+        stopped = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        while not stopped.wait(3600):
+            pass
+
+    # -- stopping
+
+    def stop(self) -> list[str]:
+        """Stop all that was started; returns what would not go."""
+        left: list[str] = []
+        if self.facade is not None:
+            left += [f"node {n.id} ({n.state})" for n in self.facade.nodeIterator(cached=False)
+                     if n.state in (zk.BUILDING, zk.INIT, zk.USED, zk.DELETING)]
+            self.facade.disconnect()
+        for name, process in reversed(self.processes):
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)
+                left.append(f"process {name} had to be killed")
+        if self.server:
+            subprocess.run([sys.executable, str(HERE / "zookeeper"), "stop", "--dir", str(self.work / "zookeeper")],
+                           check=False, timeout=60)
+        return left
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tools/quickstart", description="Launch real nodes on this machine.")
+    parser.add_argument("--keep", action="store_true", help="leave it running until Ctrl-C")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write what happened to FILE")
+    parser.add_argument("--no-image", action="store_true", help="accepted; no image is built yet")
+    arguments = parser.parse_args()
+    demo = Demo(arguments)
+    summary: dict[str, Any] = {"nodes": [], "images": [], "left_behind": []}
+    good = False
+    try:
+        demo.start()
+        demo.order_nodes()
+        demo.log_in()
+        demo.give_back()
+        summary = demo.summary()
+        good = True
+        if arguments.keep:
+            demo.keep()
+    except KeyboardInterrupt:
+        say("interrupted")
+    finally:
+        summary["left_behind"] = demo.stop()
+        if arguments.json:
+            arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
+        if good:
+            shutil.rmtree(demo.work, ignore_errors=True)
+        else:
+            say(f"The logs are in {demo.work}")
+    if good:
+        say(f"\nAll stopped; nothing left behind.\n{len(summary['nodes'])} nodes: ready after "
+            + ", ".join(f"{n['ready_ms']:.0f}" for n in summary["nodes"]) + " ms")
+    return 0 if good and not summary["left_behind"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
