@@ -128,6 +128,8 @@ class Assignment(threading.Thread):
         self._classes: dict[tuple[Any, ...], RequestClass] = {}
         self._where: dict[str, tuple[RequestClass, SortKey]] = {}
         self._claimed: set[str] = set()
+        self._events = 0
+        self._claimed_at: dict[str, int] = {}
         #: Grows whenever a decline check may come out differently.
         self.version = 0
         self.decisions = 0
@@ -144,6 +146,7 @@ class Assignment(threading.Thread):
 
     def wake(self, recheck: bool = False) -> None:
         """Something that waiting requests may wait for has changed."""
+        self._events += 1
         if recheck:
             self.version += 1
         if not self._where and not recheck:
@@ -171,6 +174,8 @@ class Assignment(threading.Thread):
         """
         with self._condition:
             self._claimed.discard(request_id)
+            # What happened since it was handed out may have taken the reason to wait away.
+            unchanged = self._claimed_at.pop(request_id, self._events) == self._events
             if retry_after > 0:
                 self._claimed.add(request_id)
                 heapq.heappush(self._timers, (time.monotonic() + retry_after, request_id))
@@ -181,11 +186,9 @@ class Assignment(threading.Thread):
                     self._dirty.setdefault(request_id, None)
                     if checked_by is not None:
                         entry[0].checked[checked_by] = self.version  # another pool may still take it
-                    elif wait_for is not None:
+                    elif wait_for is not None and unchanged:
                         entry[0].reason = wait_for
-                    if entry[0].reason is None:
-                        self._dirty[request_id] = None  # to be decided anew
-                    elif wait_for is None:
+                    if entry[0].reason is None or wait_for is None:
                         self._condition.notify()
                 return
             self._condition.notify()
@@ -310,6 +313,7 @@ class Assignment(threading.Thread):
     def _decide(self, cls: RequestClass, request_id: str, pools: list[RegisteredPool],
                 workers: dict[str, PoolWorker]) -> None:
         self.decisions += 1
+        events = self._events
         decision = choose(cls, pools, workers, self.version)
         with self._condition:
             if not cls.queue or cls.queue[0][1] != request_id:
@@ -318,6 +322,7 @@ class Assignment(threading.Thread):
                 cls.reason = decision.reason
                 return
             self._claimed.add(request_id)
+            self._claimed_at[request_id] = events
             self._remove(request_id)
         if decision.worker is not None:
             decision.worker.offer(request_id, decision.check_only)

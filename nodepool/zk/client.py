@@ -81,7 +81,7 @@ class ZooKeeperClient:
         #: Called with kazoo's state name on the connection thread; must return at once.
         self.state_listeners: list[StateListener] = []
         self._state: str | None = None
-        self._was_lost = False
+        self._closing = False
         self._connected = threading.Event()
         self.stop_connecting = threading.Event()
 
@@ -95,6 +95,8 @@ class ZooKeeperClient:
         elif state == KazooState.SUSPENDED:
             self._connected.clear()
             self.log.warning("ZooKeeper connection: suspended; no new work until it is back")
+        elif self._closing:
+            self._connected.clear()
         else:
             self._connected.clear()
             self.log.warning("ZooKeeper connection: lost; locks and registrations of this session are gone")
@@ -170,8 +172,10 @@ class ZooKeeperClient:
             listener()
         client, self.client = self.client, None
         if client is not None:
+            self._closing = True
             client.stop()
             client.close()
+            self._closing = False
         self._connected.clear()
 
     def resetHosts(self, hosts: str) -> None:

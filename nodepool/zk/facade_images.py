@@ -310,18 +310,20 @@ class ImageMethods(FacadeBase):
             if len(parts) == 10 and parts[9].isdigit():
                 parent = path.rsplit("/", 1)[0]
                 highest[parent] = max(highest.get(parent, 0), int(parts[9]))
+        # The counter of a container only grows by creating children: before any record stands in the way.
+        for parent, number in highest.items():
+            self.kazoo_client.ensure_path(parent)
+            while True:
+                path = self.kazoo_client.create(f"{parent}/", sequence=True)
+                self.kazoo_client.delete(path)
+                if int(path.rsplit("/", 1)[1]) >= number:
+                    break
         for path, text in sorted(import_data.items()):
             raw = text.encode("utf8")
             try:
                 self.kazoo_client.create(path, raw, makepath=True)
             except NodeExistsError:
                 self.kazoo_client.set(path, raw)
-        for parent, number in highest.items():
-            while True:  # the counter of a container only grows by creating children
-                path = self.kazoo_client.create(f"{parent}/", sequence=True)
-                self.kazoo_client.delete(path)
-                if int(path.rsplit("/", 1)[1]) >= number:
-                    break
 
 
 __all__ = ["ImageMethods"]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from nodepool.exceptions import ZKException, ZKLockException
 from nodepool.zk import locks, paths
@@ -193,10 +193,14 @@ class NodeMethods(FacadeBase):
 
     def deleteRawNode(self, node_id: str) -> None:
         """Remove the znode and all below it."""
-        try:
-            self.kazoo_client.delete(paths.node(node_id), recursive=True)
-        except NoNodeError:
-            pass
+        for _attempt in range(5):
+            try:
+                self.kazoo_client.delete(paths.node(node_id), recursive=True)
+            except NotEmptyError:
+                continue  # somebody has just contended for its lock
+            except NoNodeError:
+                pass
+            return
 
     def deleteOldestUnusedNode(self, provider_name: str, pool_name: str) -> bool:
         """Make room: the free node of the pool that is ready longest goes to ``deleting``.

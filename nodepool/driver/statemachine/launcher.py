@@ -53,7 +53,9 @@ class StateMachineNodeLauncher(StatsReporter):
         self._instance: Any = None
         self._pace = Pace()
         self._followed: Any = None
+        #: What the record says, and what was last sent to it.
         self._saved_external_id: Any = node.external_id
+        self._sent_external_id: Any = node.external_id
         self._lost = False
         self._orphan = False
         self._quick = False
@@ -201,7 +203,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if machine.complete and instance is not None:
             self._created(instance)
             return 0.0 if self.nodescan_request.complete else bound
-        if machine.external_id != self._saved_external_id:
+        if machine.external_id != self._sent_external_id:
             self.node.external_id = machine.external_id
             self._save_later()
         return self._pace.rest(machine, machine.state != before, bound)
@@ -237,9 +239,9 @@ class StateMachineNodeLauncher(StatsReporter):
             private = getattr(instance, "private_ipv4", None) or getattr(instance, "private_ipv6", None)
             node.interface_ip = private or node.interface_ip
         for name in IMAGE_OVERRIDES:
-            value = getattr(instance, name, None)
-            if value is not None:
-                setattr(node, name, value)
+            if hasattr(instance, name):
+                setattr(node, name, getattr(instance, name))
+        node.host_keys = node.host_keys or []
         attributes = getattr(instance, "node_attributes", None)
         if attributes:
             node.attributes = {**attributes, **(pool.node_attributes or {})}
@@ -323,7 +325,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if machine.complete:
             self.delete_state_machine = None
             self.node.external_id = None
-            self._saved_external_id = None
+            self._saved_external_id = self._sent_external_id = None
             if self._orphan:
                 self._orphan = False
                 return None
@@ -364,7 +366,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _save(self) -> None:
         self.zk.storeNode(self.node)
-        self._saved_external_id = self.node.external_id
+        self._saved_external_id = self._sent_external_id = self.node.external_id
 
     def _save_later(self) -> None:
         """Write the record without waiting, as long as our lock stands."""
@@ -375,7 +377,7 @@ class StateMachineNodeLauncher(StatsReporter):
         txn.check(node.lock.path)
         record = node.copy()
         txn.set(f"{self.zk._nodePath(node.id)}", record.serialize(), tree=self.zk.node_tree, record=record)
-        external_id = node.external_id
+        external_id = self._sent_external_id = node.external_id
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
             if error is None:
