@@ -142,13 +142,15 @@ class Connection(kazoo_connection.ConnectionHandler):
         """Take whatever is there; every complete message is handled."""
         sock = self._socket
         received = self._received
+        ended = False
         while True:
             try:
                 chunk = sock.recv(_RECEIVE_SIZE)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 break
             if not chunk:
-                raise ConnectionDropped("socket connection broken")
+                ended = True
+                break
             received += chunk
             if len(received) > _HANDLE_SIZE and not (hasattr(sock, "pending") and sock.pending()):
                 break  # a TLS socket may hold decrypted data that select does not see
@@ -167,6 +169,8 @@ class Connection(kazoo_connection.ConnectionHandler):
                 break
         if offset:
             del received[:offset]
+        if ended and result is not kazoo_connection.CLOSE_RESPONSE:
+            raise ConnectionDropped("socket connection broken")
         return result
 
     def _message(self, data: bytes) -> Any:

@@ -70,7 +70,7 @@ def test_changes_missed_during_a_lost_session_are_repaired(zk: Any, zk_chroot: C
         zk.storeNode(node)
     states: list[str] = []
     zk.client.state_listeners.append(states.append)
-    from kazoo.client import _SESSION_EXPIRED
+    from kazoo.protocol.connection import _SESSION_EXPIRED
 
     zk.kazoo_client._call(_SESSION_EXPIRED, None)
     wait_for(lambda: KazooState.LOST in states)

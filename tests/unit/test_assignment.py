@@ -1,0 +1,319 @@
+"""Which request next, and for which pool: the pure decision and the queue of classes (launcher.md 2 - 4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodepool.launcher.assignment import Assignment, RequestClass, choose
+from nodepool.zk.components import RegisteredPool
+from nodepool.zk.records import PENDING, REQUESTED, NodeRequest
+
+
+@dataclass
+class Worker:
+    """Our own pool as the decision sees it."""
+
+    label: str
+    load: int = 0
+    paused: bool = False
+    refusal: str | None = None
+
+    def admission(self, _cls: RequestClass) -> str | None:
+        return self.refusal
+
+
+def pool(pool_id: str, labels: str = "a", priority: int = 100, paused: bool = False,
+         provider: str | None = None) -> RegisteredPool:
+    return RegisteredPool(f"/{pool_id}", {
+        "id": pool_id, "name": "main", "provider_name": provider or f"p-{pool_id}", "supported_labels": labels.split(),
+        "priority": priority, "paused": paused})
+
+
+def requests(labels: str = "a", provider: str | None = None, declined: str = "") -> RequestClass:
+    return RequestClass(tuple(labels.split()), provider, None, frozenset(declined.split()))
+
+
+@pytest.mark.spec("launcher.md 2.3, 2.14: an eligible pool takes it; the less busy one of equals")
+def test_eligible() -> None:
+    worker = Worker("one")
+    assert choose(requests(), [pool("one")], {"one": worker}, 0).worker is worker
+    busy, idle = Worker("one", load=5), Worker("two", load=1)
+    assert choose(requests(), [pool("one"), pool("two")], {"one": busy, "two": idle}, 0).worker is idle
+
+
+@pytest.mark.spec("launcher.md 2.4: the wished provider, unless it cannot")
+def test_provider_wish() -> None:
+    one, two = Worker("one"), Worker("two")
+    workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
+    assert choose(requests(provider="p-two"), pools, workers, 0).worker is two
+    assert choose(requests(provider="p-two"), pools, {"one": one}, 0).reason == "another launcher can serve it"
+    assert choose(requests(provider="p-two", declined="two"), pools, workers, 0).worker is one
+    assert choose(requests(provider="unknown"), pools, workers, 0).worker is not None
+
+
+@pytest.mark.spec("launcher.md 2.5, 4: yield to a better pool that is not paused")
+def test_pool_priority() -> None:
+    low, high = Worker("low"), Worker("high")
+    pools = [pool("low", priority=50), pool("high", priority=10)]
+    workers = {"low": low, "high": high}
+    assert choose(requests(), pools, workers, 0).worker is high
+    assert choose(requests(), pools, {"low": low}, 0).worker is None
+    assert choose(requests(), [pool("low", priority=50), pool("high", priority=10, paused=True)],
+                  {"low": low}, 0).worker is low
+    high.refusal = "max-concurrency"
+    assert choose(requests(), pools, workers, 0).worker is None  # it merely defers
+
+
+@pytest.mark.spec("launcher.md 2.10, 6: a paused pool only looks whether it has to decline, once per state of affairs")
+def test_paused_pools_only_check() -> None:
+    worker = Worker("one", paused=True)
+    cls = requests()
+    decision = choose(cls, [pool("one")], {"one": worker}, 7)
+    assert decision.worker is worker and decision.check_only
+    cls.checked["one"] = 7
+    decision = choose(cls, [pool("one")], {"one": worker}, 7)
+    assert decision.worker is None and "paused" in decision.reason
+    assert choose(cls, [pool("one")], {"one": worker}, 8).check_only
+    other = Worker("two")
+    assert choose(cls, [pool("one"), pool("two", priority=200)], {"one": worker, "two": other}, 7).worker is other
+
+
+@pytest.mark.spec("launcher.md 2.6, 3: declined only when nobody is eligible, by all of ours; the last one fails it")
+def test_declines() -> None:
+    pools = [pool("one"), pool("two", "b"), pool("theirs", "c")]
+    workers = {"one": Worker("one"), "two": Worker("two")}
+    assert choose(requests("c"), pools, workers, 0).reason == "another launcher can serve it"
+    assert set(choose(requests("d"), pools, workers, 0).decline_by) == {"one", "two"}
+    assert choose(requests("d", declined="one"), pools, workers, 0).decline_by == ("two",)
+    assert choose(requests("d", declined="one two"), pools, workers, 0).decline_by == ()
+    # The launcher that had not declined is gone.
+    assert choose(requests("d", declined="one two"), pools[:2], workers, 0).decline_by
+    assert choose(requests("a b"), pools, workers, 0).decline_by
+
+
+@pytest.mark.spec("issue: nothing is declined while our own pools are still being registered")
+def test_no_decline_before_all_pools_are_registered() -> None:
+    workers = {"one": Worker("one"), "two": Worker("two")}
+    decision = choose(requests("b"), [pool("one")], workers, 0)
+    assert decision.worker is None and not decision.decline_by and "registered" in decision.reason
+    assert choose(requests("a"), [pool("one")], workers, 0).worker is workers["one"]
+
+
+# -- the queue
+
+
+class Tree:
+    def __init__(self) -> None:
+        self.requests: dict[str, NodeRequest] = {}
+
+    def get(self, request_id: str) -> NodeRequest | None:
+        return self.requests.get(request_id)
+
+    def snapshot(self) -> list[NodeRequest]:
+        return list(self.requests.values())
+
+
+class TakingWorker(Worker):
+    """Takes everything offered and remembers the order."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__("worker")
+        self.log = log
+
+    def offer(self, request_id: str, check_only: bool) -> None:
+        assert not check_only
+        self.log.append(request_id)
+
+
+class Zk:
+    connected = synced = True
+
+    def __init__(self, tree: Tree, pools: list[RegisteredPool]) -> None:
+        self.request_tree = tree
+        self.pools = pools
+
+    def getRegisteredPools(self) -> list[RegisteredPool]:
+        return self.pools
+
+
+class Launcher:
+    def __init__(self, tree: Tree, worker: Any) -> None:
+        self.zk = Zk(tree, [pool("one", "a b c")])
+        self.workers = {"one": worker}
+
+    def workers_by_id(self) -> dict[str, Any]:
+        return self.workers
+
+
+def make(tree: Tree, worker: Any) -> Assignment:
+    return Assignment(Launcher(tree, worker))  # type: ignore[arg-type]
+
+
+def request(request_id: str, labels: tuple[str, ...] = ("a",), **values: Any) -> NodeRequest:
+    result = NodeRequest(request_id)
+    result.state = REQUESTED
+    result.node_types = list(labels)
+    for key, value in values.items():
+        setattr(result, key, value)
+    return result
+
+
+RECORDS = st.lists(st.tuples(
+    st.sampled_from(["099", "100", "199", "200", "300", "900"]), st.integers(0, 5),
+    st.sampled_from([("a",), ("b",), ("a", "b"), ("c", "c")]), st.sampled_from([None, "t1", "t2"]),
+    st.sampled_from([None, "p-one", "elsewhere"])), max_size=80)
+
+
+@pytest.mark.spec("launcher.md 2: served by (priority string, relative priority, sequence); schema 5")
+@given(RECORDS)
+def test_serving_order(records: list[tuple[str, int, tuple[str, ...], str | None, str | None]]) -> None:
+    tree, log = Tree(), []
+    for number, (priority, relative, labels, tenant, wish) in enumerate(records):
+        name = f"{priority}-{number:010d}"
+        tree.requests[name] = request(name, labels, relative_priority=relative, tenant_name=tenant, provider=wish)
+    assignment = make(tree, TakingWorker(log))
+    assignment.rebuild()
+    for _ in range(len(records) // 32 + 1):
+        assignment._pass()
+    assert log == sorted(tree.requests, key=lambda i: tree.requests[i].priority)
+    assert assignment.waiting() == 0
+
+
+@dataclasses.dataclass
+class Room:
+    """A worker with room for so many; the rest waits."""
+
+    label: str = "worker"
+    load: int = 0
+    paused: bool = False
+    room: int = 0
+    log: list[str] = dataclasses.field(default_factory=list)
+
+    def admission(self, _cls: RequestClass) -> str | None:
+        return None if self.room else "full"
+
+    def offer(self, request_id: str, check_only: bool) -> None:
+        self.room -= 1
+        self.log.append(request_id)
+
+
+CHANGES = st.lists(st.one_of(
+    st.tuples(st.just("add"), st.sampled_from(["100", "200"]), st.integers(0, 3), st.sampled_from("ab")),
+    st.tuples(st.just("room"), st.integers(1, 3)),
+    st.tuples(st.just("revise"), st.integers(0, 30), st.integers(0, 3)),
+    st.tuples(st.just("cancel"), st.integers(0, 30)),
+    st.tuples(st.just("taken by another"), st.integers(0, 30))), max_size=40)
+
+
+@pytest.mark.spec("launcher.md 2: at each moment the best of those that wait; issue: an urgent one overtakes")
+@given(CHANGES)
+def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> None:
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    waiting: dict[str, NodeRequest] = {}
+    count = 0
+
+    def changed(name: str) -> None:
+        assignment.request_changed(name, tree.get(name))
+
+    for kind, *values in changes:
+        name = sorted(waiting)[values[0] % len(waiting)] if waiting and isinstance(values[0], int) else None
+        if kind == "add":
+            priority, relative, label = values
+            new = f"{priority}-{count:010d}"
+            count += 1
+            waiting[new] = tree.requests[new] = request(new, (label,), relative_priority=relative)
+            changed(new)
+        elif kind == "room":
+            worker.room += values[0]
+            assignment.wake()
+        elif name is None:
+            continue
+        elif kind == "revise":
+            waiting[name] = tree.requests[name] = request(
+                name, tuple(waiting[name].node_types), relative_priority=values[1])
+            changed(name)
+        elif kind == "cancel":
+            del waiting[name], tree.requests[name]
+            changed(name)
+        else:
+            other = waiting.pop(name).copy()
+            other.state = PENDING
+            tree.requests[name] = other
+            changed(name)
+        expected = sorted(waiting, key=lambda i: waiting[i].priority)[:worker.room]
+        before = len(worker.log)
+        assignment._pass()
+        taken = worker.log[before:]
+        assert taken == expected
+        for done in taken:
+            del waiting[done]
+        assert assignment.waiting() == len(waiting)
+
+
+@pytest.mark.spec("issue: thousands of waiting requests cost nothing")
+def test_only_heads_are_looked_at() -> None:
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    for number in range(3000):
+        name = f"200-{number:010d}"
+        tree.requests[name] = request(name, ("a",) if number % 2 else ("b",))
+    assignment.rebuild()
+    assignment._pass()
+    assert assignment.decisions == 2
+    assert assignment.reason_for("200-0000002999") == "worker: full"
+    worker.room = 1
+    assignment.wake()
+    assignment._pass()
+    assert worker.log == ["200-0000000000"] and assignment.decisions < 8
+
+
+@pytest.mark.spec("launcher.md 2: what happened while a pool looked at the request is not missed")
+def test_a_change_while_it_was_handed_out_is_not_lost() -> None:
+    tree, worker = Tree(), Room(room=1)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assert worker.log == [name]
+    assignment.wake()  # quota came free after the pool had looked
+    worker.room = 1
+    assignment.release(name, wait_for="tenant is short")
+    assignment._pass()
+    assert worker.log == [name, name]
+    # Without a change it waits.
+    worker.room = 1
+    assignment.release(name, wait_for="tenant is short")
+    assignment._pass()
+    assert worker.log == [name, name] and assignment.reason_for(name) == "tenant is short"
+    assignment.recheck("something else")
+    assert assignment.reason_for(name) == "tenant is short"
+    assignment.recheck("tenant")
+    assignment._pass()
+    assert len(worker.log) == 3
+
+
+@pytest.mark.spec("launcher.md 2.12: left alone for a moment")
+def test_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("nodepool.launcher.assignment.time.monotonic", lambda: now[0])
+    tree, worker = Tree(), Room(room=9)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assignment.release(name, retry_after=2.0)
+    assignment.request_changed(name, tree.get(name))
+    assignment._pass()
+    assert worker.log == [name]
+    now[0] += 2.1
+    assignment._pass()
+    assert worker.log == [name, name]

@@ -1,0 +1,234 @@
+"""Records: what is stored, what absence means, what is refused (zookeeper-schema.md 1, 5, 7, 11)."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.records import RecordError, parse_object
+
+SPEC = "launcher.md 21 test_zk: "
+
+
+def stored(record: Any) -> dict[str, Any]:
+    return dict(json.loads(record.serialize().decode("utf8")))
+
+
+@pytest.mark.spec("python-interface.md 2, driver-api.md 8: state constants")
+def test_state_names() -> None:
+    for name in ("BUILDING UPLOADING READY DELETING FAILED REQUESTED FULFILLED PENDING TESTING USED HOLD INIT ABORTED "
+                 "DELETED").split():
+        assert getattr(zk, name) == name.lower()
+    assert zk.IN_USE == "in-use"
+
+
+@pytest.mark.spec(SPEC + "BaseModel_bad_id, BaseModel_bad_state, BaseModel_toDict")
+@pytest.mark.parametrize("model", [zk.Node, zk.NodeRequest, zk.BaseModel, lambda o: zk.ImageBuild("i", o)])
+def test_base_model(model: Any) -> None:
+    with pytest.raises(TypeError, match="'id' attribute must be a string type"):
+        model(123)
+    record = model("0000000001")
+    with pytest.raises(TypeError, match="'not-a-state' is not a valid state"):
+        record.state = "not-a-state"
+    with pytest.raises(TypeError):
+        record.id = None
+    assert "id" not in record.toDict() and set(record.toDict()) >= {"state", "state_time"}
+
+
+@pytest.mark.spec("zookeeper-schema.md 1: assigning a state stamps the time, reading does not")
+def test_state_time() -> None:
+    node = zk.Node()
+    assert (node.state, node.state_time) == (None, None)
+    before = time.time()
+    node.state = zk.READY
+    assert node.state_time is not None and before <= node.state_time <= time.time()
+    assert zk.Node.fromDict({"state": "ready", "state_time": 5.5}, "1").state_time == 5.5
+
+
+@pytest.mark.spec("zookeeper-schema.md 1: legal states")
+def test_legal_states() -> None:
+    assert {"requested", "pending", "fulfilled", "failed"} == zk.NodeRequest.VALID_STATES
+    assert set(zk.Node.VALID_STATES) == {"init", "building", "testing", "ready", "in-use", "used", "hold", "deleting",
+                                         "failed", "aborted", "deleted"}
+    assert set(zk.ImageBuild.VALID_STATES) == {"building", "ready", "deleting", "failed"}
+    assert set(zk.ImageUpload.VALID_STATES) == {"uploading", "ready", "deleting", "failed"}
+
+
+@pytest.mark.spec(SPEC + "ImageBuild_toDict, ImageBuild_fromDict; schema 11")
+def test_image_build() -> None:
+    build = zk.ImageBuild("image", "0" * 32)
+    assert set(stored(build)) == {"state", "state_time", "username", "python_path", "shell_type"}
+    build.state = zk.BUILDING
+    build.builder, build.builder_id, build.formats = "host.example", "id-1", ["raw", "qcow2"]
+    build.username, build.python_path, build.shell_type = "u", "/p", "cmd"
+    data = stored(build)
+    assert data["formats"] == "qcow2,raw" and "id" not in data and "image_name" not in data
+    again = zk.ImageBuild.fromDict(data, "image", "0" * 32)
+    assert (again.id, again.image_name, again.formats) == ("0" * 32, "image", ["qcow2", "raw"])
+    assert again.toDict() == build.toDict()
+    plain = zk.ImageBuild.fromDict({"state": "ready", "state_time": 1.0})
+    assert (plain.username, plain.python_path, plain.shell_type) == ("zuul", "/usr/bin/python2", None)
+    assert (plain.builder, plain.builder_id, plain.formats) == (None, None, [])
+    null = zk.ImageBuild.fromDict({"state": "ready", "username": None, "python_path": None})
+    assert (null.username, null.python_path) == (None, None)
+
+
+@pytest.mark.spec(SPEC + "ImageUpload_toDict, ImageUpload_fromDict; schema 11")
+def test_image_upload() -> None:
+    upload = zk.ImageUpload("b" * 32, "provider", "image", "0000000001", "u", "/p", "cmd")
+    upload.state, upload.external_id, upload.external_name, upload.format = zk.READY, "ext", "image-1", "raw"
+    data = stored(upload)
+    assert set(data) == {"state", "state_time", "external_id", "external_name", "format", "username", "python_path",
+                         "shell_type"}
+    again = zk.ImageUpload.fromDict(data, "b" * 32, "provider", "image", "0000000001")
+    assert again == upload and again.toDict() == upload.toDict()
+    assert again != zk.ImageUpload.fromDict(data, "c" * 32, "provider", "image", "0000000001")
+    plain = zk.ImageUpload.fromDict({"state": "ready"}, "b", "p", "i", "1")
+    assert (plain.username, plain.python_path, plain.external_id) == ("zuul", "/usr/bin/python2", None)
+
+
+TEXT = st.text(max_size=20)
+ANY = st.recursive(st.none() | st.booleans() | st.integers(-2**40, 2**40) | TEXT,
+                   lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=5)
+NULLABLE = st.none() | TEXT
+REQUEST = st.fixed_dictionaries({
+    "state": st.sampled_from(sorted(zk.NodeRequest.VALID_STATES)), "state_time": st.floats(0, 2e9),
+    "declined_by": st.lists(TEXT, max_size=3), "node_types": st.lists(TEXT, max_size=3),
+    "nodes": st.lists(TEXT, max_size=3), "reuse": st.booleans(), "requestor": NULLABLE, "requestor_data": ANY,
+    "provider": NULLABLE, "relative_priority": st.integers(0, 1000), "event_id": NULLABLE,
+    "created_time": st.none() | st.floats(0, 2e9), "tenant_name": NULLABLE})
+
+
+@pytest.mark.spec(SPEC + "NodeRequest_toDict, NodeRequest_fromDict; schema 5")
+@given(REQUEST)
+def test_node_request_round_trip(values: dict[str, Any]) -> None:
+    record = zk.NodeRequest.fromDict(values, "200-0000000001")
+    assert stored(record) == values
+    assert zk.NodeRequest.fromDict(stored(record), "200-0000000001") == record
+    assert record.copy() == record
+    assert record != zk.NodeRequest.fromDict(values, "200-0000000002")
+
+
+@pytest.mark.spec("schema 5: absent keys; driver-api.md 8: priority, getSafeAttributes")
+def test_node_request_defaults() -> None:
+    record = zk.NodeRequest.fromDict({"state": "requested"}, "199-0000000042")
+    assert (record.declined_by, record.node_types, record.nodes, record.reuse) == ([], [], [], True)
+    assert (record.relative_priority, record.requestor, record.event_id, record.tenant_name) == (0, None, None, None)
+    assert record.priority == ("199", 0, "0000000042")
+    assert zk.NodeRequest.fromDict({"relative_priority": None}, "1-2").relative_priority == 0
+    record.tenant_name = "t"
+    text = "{request.id} {request.tenant_name} {request.labels} {request.requestor} {request.event_id}"
+    assert text.format(request=record.getSafeAttributes()) == "199-0000000042 t [] None None"
+    fresh = zk.NodeRequest()
+    fresh.declined_by.append("x")
+    assert zk.NodeRequest().declined_by == []
+
+
+@pytest.mark.spec("issue, bad input: malformed names and values concern their own record")
+@pytest.mark.parametrize("values", [
+    {"state": "odd"}, {"state": 5}, {"node_types": "text"}, {"node_types": [1]}, {"declined_by": {"a": 1}},
+    {"relative_priority": "high"}, {"relative_priority": True}, {"nodes": [None]}])
+def test_bad_requests(values: dict[str, Any]) -> None:
+    with pytest.raises(RecordError):
+        zk.NodeRequest.fromDict(values, "200-0000000001")
+
+
+@pytest.mark.parametrize("name", ["", "200", "200-", "-0000000001", "200-x"])
+def test_bad_request_names(name: str) -> None:
+    with pytest.raises(RecordError, match="priority"):
+        _ = zk.NodeRequest(name).priority
+
+
+PLAIN = ("cloud provider pool allocated_to az region public_ipv4 private_ipv4 public_ipv6 host_id interface_ip image_id "
+         "launcher hostname comment hold_job connection_type shell_type python_path tenant_name requestor username").split()
+NODE = st.fixed_dictionaries({
+    "state": st.sampled_from(sorted(zk.Node.VALID_STATES)), "state_time": st.floats(0, 2e9),
+    "type": st.lists(TEXT, max_size=3), "created_time": st.none() | st.floats(0, 2e9), "external_id": ANY,
+    "user_data": ANY, "driver_data": ANY, "host_keys": st.lists(TEXT, max_size=2),
+    "hold_expiration": st.none() | st.integers(0, 10**9),
+    "connection_port": st.integers(1, 65535) | st.dictionaries(TEXT, TEXT, max_size=2),
+    "resources": st.none() | st.dictionaries(TEXT, st.integers(0, 1000), max_size=3), "slot": st.none() | st.integers(0, 9),
+    "attributes": st.none() | st.dictionaries(TEXT, ANY, max_size=2),
+    "node_properties": st.dictionaries(TEXT, ANY, max_size=2), **{name: NULLABLE for name in PLAIN}})
+
+
+@pytest.mark.spec(SPEC + "Node_toDict, Node_fromDict; schema 7; driver-api.md 8: fields")
+@given(NODE)
+def test_node_round_trip(values: dict[str, Any]) -> None:
+    node = zk.Node.fromDict(values, "0000000001")
+    expected = {**values, "ssh_port": values["connection_port"]}
+    assert stored(node) == expected
+    assert zk.Node.fromDict(stored(node), "0000000001") == node
+    assert node.copy() == node and node.copy() is not node
+
+
+@pytest.mark.spec("schema 7, driver-api.md 8: absent keys")
+def test_node_defaults() -> None:
+    node = zk.Node.fromDict({"state": "ready"}, "1")
+    for name in PLAIN:
+        assert getattr(node, name) == ("zuul" if name == "username" else None), name
+    assert (node.type, node.host_keys, node.connection_port, node.hold_expiration) == ([], [], 22, None)
+    assert zk.Node.fromDict({"username": None}, "1").username is None
+    fresh = zk.Node()
+    assert (fresh.node_properties, fresh.username, fresh.connection_port, fresh.type) == ({}, "zuul", 22, [])
+    assert (fresh.lock, fresh.lock_contenders) == (None, set())
+
+
+@pytest.mark.spec(SPEC + "custom_connection_port; schema 7: ssh_port mirrors it for old readers")
+def test_connection_port() -> None:
+    assert zk.Node.fromDict({"ssh_port": 2222}, "1").connection_port == 2222
+    assert zk.Node.fromDict({"ssh_port": 2222, "connection_port": 5986}, "1").connection_port == 5986
+    node = zk.Node()
+    node.connection_port = 99
+    assert (stored(node)["connection_port"], stored(node)["ssh_port"]) == (99, 99)
+
+
+@pytest.mark.spec(SPEC + "Node_fromDict: plain-string type wrapped; hold_expiration coerced")
+def test_odd_node_values() -> None:
+    assert zk.Node.fromDict({"type": "label"}, "1").type == ["label"]
+    assert zk.Node.fromDict({"type": None}, "1").type == zk.Node.fromDict({"type": ""}, "1").type[:0] == []
+    node = zk.Node()
+    node.type = "label"
+    assert node.type == ["label"] and stored(node)["type"] == ["label"]
+    for value, expected in (("100", 100), (100, 100), ("x", 0), ([], 0), (None, None), (7.9, 7)):
+        assert zk.Node.fromDict({"hold_expiration": value}, "1").hold_expiration == expected
+    # Zuul adds the id.
+    assert "id" not in zk.Node.fromDict({"id": "0000000001", "state": "used"}, "0000000001").toDict()
+
+
+@pytest.mark.parametrize("values", [{"state": "flying"}, {"state": ["ready"]}, {"type": 5}, {"type": [1]}])
+def test_bad_nodes(values: dict[str, Any]) -> None:
+    with pytest.raises(RecordError):
+        zk.Node.fromDict(values, "1")
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"5", b'"text"', b"\xff\xfe", b"[" * 100000])
+def test_bad_json(data: bytes) -> None:
+    with pytest.raises(RecordError):
+        parse_object(data)
+
+
+def test_no_data() -> None:
+    assert parse_object(b"") is None and parse_object(None) is None
+
+
+@pytest.mark.spec("zookeeper-schema.md 7: credentials are kept out of texts")
+def test_secrets_are_not_shown() -> None:
+    node = zk.Node("1")
+    node.connection_port = {"token": "s3cret"}
+    node.driver_data = {"password": "s3cret"}
+    assert "s3cret" not in repr(node)
+
+
+@pytest.mark.spec("python-interface.md 2: NodeRequestLockStats, ImageBuildRequest")
+def test_small_records() -> None:
+    assert zk.NodeRequestLockStats("a") == zk.NodeRequestLockStats("a") != zk.NodeRequestLockStats("b")
+    assert zk.NodeRequestLockStats().lock_id is None
+    request = zk.ImageBuildRequest("image", True)
+    assert (request.image_name, request.pending) == ("image", True)
