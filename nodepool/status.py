@@ -72,6 +72,7 @@ IMAGE_STATUS_COLUMNS = {
     "build_request": "Build Request",
     "build_request_age": "Build Request Age",
 }
+WAITING_COLUMNS = {"id": "Request ID", "node_types": "Node Types", "state": "State", "reason": "Waits Because"}
 REQUEST_COLUMNS = {
     "id": "Request ID",
     "relative_priority": "Priority",
@@ -244,6 +245,15 @@ def request_list(zk: Any) -> Results:
         for request in sorted(zk.readRequests(), key=lambda request: request.id)
     ]
     return Results(rows, REQUEST_COLUMNS)
+
+
+def waiting_list(nodepool: Any) -> Results:
+    """Requests that this launcher has seen and that are not fulfilled yet, each with the reason why."""
+    rows = [
+        {"id": request_id, "node_types": list(labels), "state": state, "reason": reason}
+        for request_id, labels, state, reason in nodepool.explain()
+    ]
+    return Results(rows, WAITING_COLUMNS)
 
 
 def label_list(zk: Any) -> Results:

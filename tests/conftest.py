@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kazoo.exceptions import NoNodeError
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _server: dict[str, Any] = {}
@@ -124,7 +125,11 @@ def zk_chroot(tmp_path: pathlib.Path) -> Iterator[Chroot]:
 
 
 def _wipe(kazoo: Any) -> None:
-    for child in kazoo.get_children("/"):
+    try:
+        children = kazoo.get_children("/")
+    except NoNodeError:
+        return
+    for child in children:
         kazoo.delete(f"/{child}", recursive=True)
 
 

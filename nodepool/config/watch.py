@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 COALESCE = 0.05  # seconds; an editor writes a file in several steps
-POLL_INTERVAL = 1.0  # seconds; also with inotify, for file systems that send no events
+POLL_INTERVAL = 1.0  # seconds; without inotify
+SAFETY_INTERVAL = 10.0  # seconds; with inotify, for file systems that send no events
 
 
 class ConfigWatcher:
@@ -89,7 +90,7 @@ class ConfigWatcher:
     def _run(self) -> None:
         try:
             while not self._stopped.is_set():
-                self._wait(POLL_INTERVAL)
+                self._wait(POLL_INTERVAL if self._inotify is None else SAFETY_INTERVAL)
                 if self._stopped.is_set() or self._signature() == self._seen:
                     continue
                 self._stopped.wait(COALESCE)

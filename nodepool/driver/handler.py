@@ -50,6 +50,8 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         self.pool: Any = None
         self.zk: Any = None
         self.manager: Any = None
+        #: Which quota is short by how much, in words; while paused.
+        self.shortage: str | None = None
         # Our own books.
         self._busy = False  # a transaction is under way
         self._finishing = False
@@ -189,7 +191,8 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         if step.short is not None:
             # At once: the pool takes nothing more from now on, not only when this has been written.
             if not self.paused:
-                self.log.info("Pausing request handling: not enough quota for %s", step.short)
+                self.log.info("Pausing request handling: not enough quota for %s%s", step.short,
+                              f" ({self.shortage})" if self.shortage else "")
             self._set_paused(True)
         if step.empty and self.accepted:
             self._after_step(step)
@@ -430,7 +433,8 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
             return False
         if self._declined:
             return self._poll_declined()
-        gone = self.accepted and self.zk.request_tree.get(self.request.id) is None and self.zk.request_tree.synced.is_set()
+        requests = self.zk.request_tree
+        gone = self.accepted and requests.get(self.request.id) is None and requests.synced.is_set()
         if self.paused and not gone:
             self._save_ready()
             return False

@@ -204,6 +204,13 @@ class Assignment(threading.Thread):
             entry = self._where.get(request_id)
             return entry[0].reason if entry is not None else None
 
+    def explain(self) -> list[tuple[str, tuple[str, ...], str]]:
+        """(request, labels, why it has not been taken) of all requests waiting here, in serving order."""
+        with self._condition:
+            entries = [(key, request_id, cls) for request_id, (cls, key) in self._where.items()]
+        return [(request_id, cls.node_types, cls.reason or "to be looked at") for _, request_id, cls in sorted(
+            entries, key=lambda entry: entry[:2])]
+
     def waiting(self) -> int:
         with self._condition:
             return len(self._where)

@@ -13,8 +13,8 @@ from kazoo.protocol.states import KazooState
 
 from nodepool import config as nodepool_config
 from nodepool import metrics
-from nodepool.exceptions import ConfigurationError
 from nodepool.driver.statemachine import StateMachineProvider
+from nodepool.exceptions import ConfigurationError
 from nodepool.launcher import hostnames
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
@@ -120,6 +120,15 @@ class NodePool(threading.Thread):
 
     def is_handled(self, request_id: str) -> bool:
         return request_id in self._handlers
+
+    def explain(self) -> list[tuple[str, tuple[str, ...], str, str]]:
+        """(request, labels, state, why it is not fulfilled yet) of every request that this launcher deals with."""
+        rows = [(i, labels, "requested", reason) for i, labels, reason in self.assignment.explain()]
+        for request_id, handler in list(self._handlers.items()):
+            reason = f"{handler.pw.label}: " + (
+                f"paused, {handler.shortage or 'no quota'}" if handler.paused else "its nodes are being made")
+            rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state), reason))
+        return sorted(rows)
 
     def getReadiness(self) -> tuple[bool, list[str]]:
         """Whether the launcher can work, and what is not as it should be."""

@@ -36,6 +36,7 @@ class StatsWorker(threading.Thread):
         self._event = threading.Event()
         self._stopping = False
         self._elected = False
+        self._step_down = threading.Event()
         self._election: Any = None
         self._election_thread: threading.Thread | None = None
         self._sent: dict[str, float] = {}
@@ -47,11 +48,14 @@ class StatsWorker(threading.Thread):
     def stop(self) -> None:
         self._stopping = True
         self._event.set()
+        self._step_down.set()
         if self._election is not None:
             self._election.cancel()
 
     def session_lost(self) -> None:
+        """The election was held in that session."""
         self._elected = False
+        self._step_down.set()
 
     def join(self, timeout: float | None = None) -> None:
         if self.ident is not None:
@@ -103,12 +107,12 @@ class StatsWorker(threading.Thread):
 
     def _won(self) -> None:
         self.log.info("Won the election for statistics")
+        self._step_down.clear()
         self._elected = True
         self._sent.clear()
         self.wake()
-        session = self.nodepool.zk.client.session_id
-        while not self._stopping and self._elected and self.nodepool.zk.client.session_id in (session, None):
-            self.nodepool.stopped.wait(1.0)
+        if not self._stopping:
+            self._step_down.wait()
         self._elected = False
 
     # -- reports
@@ -173,6 +177,7 @@ class StatsWorker(threading.Thread):
         pipeline = self.nodepool.statsd.pipeline()
         zk = self.nodepool.zk
         pipeline.gauge(f"{prefix}.client.connection_queue", len(zk.kazoo_client._queue))
+        pipeline.gauge(f"nodepool.launcher.{hostnames.short()}.requests_waiting", self.nodepool.assignment.waiting())
         for name, tree in (("node_cache", zk.node_tree), ("request_cache", zk.request_tree),
                            ("image_cache", zk.image_tree)):
             pipeline.gauge(f"{prefix}.{name}.event_queue", len(tree._deferred))

@@ -30,6 +30,8 @@ class Listing:
     read: Callable[..., status.Results]
     columns: Mapping[str, str]
     parameters: tuple[str, ...] = ()
+    #: It tells about this launcher (``read`` gets the NodePool), not about the cluster.
+    own: bool = False
 
 
 LISTINGS = {
@@ -39,6 +41,7 @@ LISTINGS = {
     "/node-list": Listing(status.node_list, status.NODE_DETAIL_COLUMNS, ("node_id",)),
     "/request-list": Listing(status.request_list, status.REQUEST_COLUMNS),
     "/label-list": Listing(status.label_list, status.LABEL_COLUMNS),
+    "/waiting-list": Listing(status.waiting_list, status.WAITING_COLUMNS, own=True),
 }
 
 
@@ -98,7 +101,8 @@ class Application:
         fields = _fields(request, listing) if form == "pretty" else None
 
         def make() -> bytes:
-            return status.output(listing.read(zk, **arguments), form, fields).encode()
+            source = self._nodepool if listing.own else zk
+            return status.output(listing.read(source, **arguments), form, fields).encode()
 
         entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
         headers = (

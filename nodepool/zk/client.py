@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,27 @@ from nodepool.zk.protocol import Client, Handler
 
 #: Seconds between two messages while no server answers.
 CONNECT_MESSAGE_INTERVAL = 10.0
+
+class _Calm(logging.Filter):
+    """Lets a message of kazoo through once in a while: it repeats itself with every attempt to connect."""
+
+    def __init__(self, interval: float) -> None:
+        super().__init__()
+        self._interval = interval
+        self._seen: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        message = record.getMessage()
+        if now - self._seen.get(message, -self._interval) < self._interval:
+            return False
+        if len(self._seen) > 100:
+            self._seen.clear()
+        self._seen[message] = now
+        return True
+
+
+_calm = _Calm(60.0)
 
 StateListener = Callable[[str], Any]
 
@@ -145,6 +165,7 @@ class ZooKeeperClient:
             hosts=servers + chroot, timeout=self.timeout, read_only=self.read_only, handler=Handler(),
             connection_retry=retry, command_retry=KazooRetry(max_tries=2, delay=0.1, max_delay=1.0),
             **self._tls)
+        logging.getLogger("kazoo.client").addFilter(_calm)
         client.add_listener(self._state_changed)
         self.client = client
         started = last = time.monotonic()
@@ -158,10 +179,6 @@ class ZooKeeperClient:
                 last = now
                 self.log.warning(
                     "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)", self.hosts, now - started)
-        if chroot:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                client.ensure_path("/")
         for listener in list(self.on_connect_listeners):
             listener()
 

@@ -242,10 +242,10 @@ class ImageMethods(FacadeBase):
 
     # -- all at once
 
-    def readImages(self) -> ImageData:
+    def readImages(self, cached: bool = True) -> ImageData:
         """Everything about images; from the mirror when it is complete, else read (pipelined)."""
         tree = self.image_tree
-        if tree is not None and tree.synced.is_set():
+        if cached and tree is not None and tree.synced.is_set():
             return tree.data()
         data = ImageData(names=set(self.getImageNames()))
         build_paths: list[str] = []
@@ -286,7 +286,7 @@ class ImageMethods(FacadeBase):
     def exportImageData(self) -> dict[str, str]:
         """Pause markers, builds and uploads: path -> text (zookeeper-schema.md section 11)."""
         result: dict[str, str] = {}
-        data = self.readImages()
+        data = self.readImages(cached=False)
         wanted = [f"{paths.image(i)}/pause" for i in sorted(data.paused)]
         wanted += [paths.build(b.image_name or "", b.id or "") for b in data.builds]
         wanted += [paths.upload(u.image_name or "", u.build_id or "", u.provider_name or "", u.id or "")

@@ -210,14 +210,14 @@ class NodeMethods(FacadeBase):
         tree = self.node_tree
         if tree is None:
             return False
-        oldest = tree.oldest_free(provider_name, pool_name)
-        if oldest is None:
-            return False
         now = time.time()
         with tree.lock:
             deleting = tree.deleting.get((provider_name, pool_name), {})
             if any(now - since < DELETION_GUARD for since in deleting.values()):
                 return False
+        oldest = tree.oldest_free(provider_name, pool_name)  # walks over them, hence after the guard
+        if oldest is None:
+            return False
         node = oldest.copy()
         node.state = DELETING
         txn = Txn(self.kazoo_client)

@@ -274,9 +274,10 @@ class NodeTree(Tree[Node]):
     def oldest_free(self, provider: str, pool: str) -> Node | None:
         """The free node of this pool that has been ready longest, whatever its label."""
         with self.lock:
-            # Each label's nodes stand in the order in which they became free.
-            firsts = {next(iter(ids)) for ids in self.free.get((provider, pool), {}).values() if ids}
-            candidates = [self.nodes[i] for i in firsts if i in self.nodes]
+            # Not the order of the dict: a node that was allocated for a while, or was there when we started,
+            # stands behind younger ones.
+            ids = {i for per_label in self.free.get((provider, pool), {}).values() for i in per_label}
+            candidates = [self.nodes[i] for i in ids if i in self.nodes]
             return min(candidates, key=lambda n: (n.state_time or 0, n._id or ""), default=None)
 
     def pool_state_count(self, provider: str, pool: str, state: str) -> int:

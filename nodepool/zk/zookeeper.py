@@ -74,6 +74,8 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
 
     def start(self) -> None:
         """Begin to mirror; called by itself once connected."""
+        if self.kazoo_client.chroot:
+            self.kazoo_client.ensure_path("/")
         for path in (paths.NODES, paths.REQUESTS, paths.REQUEST_LOCKS, paths.IMAGES,
                      f"{paths.COMPONENTS}/pool", f"{paths.COMPONENTS}/launcher"):
             try:

@@ -32,7 +32,7 @@ class Zuul:
         self.client = client
         self.locks: dict[str, str] = {}
 
-    def _get(self, path: str) -> tuple[dict[str, Any] | None, Any]:
+    def _get(self, path: str) -> tuple[Any, Any]:
         from kazoo.exceptions import NoNodeError
 
         try:
@@ -52,10 +52,12 @@ class Zuul:
             f"/nodepool/requests/{priority}-", json.dumps(record).encode(), sequence=True, makepath=True)
         return str(path).rsplit("/", 1)[1]
 
-    def request(self, request_id: str) -> dict[str, Any] | None:
+    def request(self, request_id: str) -> Any:
+        """The record, or None."""
         return self._get(f"/nodepool/requests/{request_id}")[0]
 
-    def node(self, node_id: str) -> dict[str, Any] | None:
+    def node(self, node_id: str) -> Any:
+        """The record, or None."""
         return self._get(f"/nodepool/nodes/{node_id}")[0]
 
     def write_node(self, node_id: str, **values: Any) -> None:
@@ -304,9 +306,8 @@ def make_bench(chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathli
         bench.close()
 
 
-def provider(name: str = "fake-provider", *, labels: list[str] | None = None, pool: dict[str, Any] | None = None,
-             label: dict[str, Any] | None = None, pools: list[dict[str, Any]] | None = None,
-             **options: Any) -> dict[str, Any]:
+def provider(name: str = "fake-provider", /, *, labels: Any = None, pool: Any = None, label: Any = None,
+             pools: Any = None, **options: Any) -> dict[str, Any]:
     """A fake provider with one pool; every label is a ``Fake Precise`` cloud image of 4 cores and 8192 MiB."""
     def entries(names: list[str]) -> list[dict[str, Any]]:
         return [{"name": n, "cloud-image": "fake-image", "min-ram": 8192, **(label or {})} for n in names]
@@ -321,8 +322,7 @@ def provider(name: str = "fake-provider", *, labels: list[str] | None = None, po
             "pools": pools, **options}
 
 
-def config(*providers: dict[str, Any], labels: dict[str, dict[str, Any]] | None = None,
-           **options: Any) -> dict[str, Any]:
+def config(*providers: dict[str, Any], labels: Any = None, **options: Any) -> dict[str, Any]:
     """A configuration whose labels are those of the providers; ``labels`` adds options to them."""
     names: dict[str, dict[str, Any]] = {name: {} for name in labels or {}}
     for entry in providers:

@@ -1,4 +1,4 @@
-"""One request becomes nodes: every field, order, metadata, retries of what is found at start (launcher.md section 5)."""
+"""One request becomes nodes: every field, order, metadata, what is found at start (launcher.md section 5)."""
 
 from __future__ import annotations
 
@@ -282,7 +282,8 @@ def test_host_keys(bench: LauncherBench) -> None:
             {"name": "keys", "cloud-image": "fake-image", "min-ram": 1},
             {"name": "label-off", "cloud-image": "fake-image", "min-ram": 1, **off},
             {"name": "cli", "cloud-image": "cli", "min-ram": 1},
-            {"name": "win", "cloud-image": "win", "min-ram": 1}, {"name": "win2", "cloud-image": "win2", "min-ram": 1}]},
+            {"name": "win", "cloud-image": "win", "min-ram": 1},
+            {"name": "win2", "cloud-image": "win2", "min-ram": 1}]},
         {"name": "off", **off, "labels": [{"name": "pool-off", "cloud-image": "fake-image", "min-ram": 1}]}])))
     expected = {"keys": ("ssh", 22, ["ssh-rsa FAKEKEY"]), "label-off": ("ssh", 22, []), "pool-off": ("ssh", 22, []),
                 "cli": ("network_cli", 22, ["ssh-rsa FAKEKEY"]), "win": ("winrm", 5986, []), "win2": ("winrm", 99, [])}

@@ -38,7 +38,7 @@ def test_reused_nodes_bind_the_zone(bench: LauncherBench) -> None:
     other = bench.ready_node("fake-provider", "main", "b", az="az1")
     request_id, nodes = bench.fulfilled("a", "b")
     assert [n.az for n in nodes] == ["az2", "az2"]
-    used = bench.zuul.request(request_id)["nodes"]  # type: ignore[index]
+    used = bench.zuul.request(request_id)["nodes"]
     assert used[0] == first.id and used[1] != other.id
 
 

@@ -67,8 +67,8 @@ def test_a_vanished_pool_does_not_leave_requests_hanging(bench: LauncherBench) -
     pool = bench.start(config(provider(pool={"max-servers": 0})))
     ids = [bench.submit("fake-label"), bench.submit("x"), bench.submit("unknown")]
     own = list(pool.workers_by_id())
-    wait_for(lambda: bench.zuul.request(ids[0])["declined_by"] == own)  # type: ignore[index]
-    assert [bench.zuul.request(i)["state"] for i in ids[:2]] == ["requested"] * 2  # type: ignore[index]
+    wait_for(lambda: bench.zuul.request(ids[0])["declined_by"] == own)
+    assert [bench.zuul.request(i)["state"] for i in ids[:2]] == ["requested"] * 2
     bench.zuul.client.delete(path)
     for request_id in ids:
         bench.wait_request(request_id, "failed")
@@ -98,7 +98,7 @@ def test_broken_requests_disturb_nothing(bench: LauncherBench, caplog: pytest.Lo
     bench.fulfilled("fake-label")
     messages = [r.getMessage() for r in caplog.records]
     assert len([m for m in messages if "/nodepool/requests/strange" in m]) == 1
-    assert bench.zuul.request("strange")["state"] == "requested"  # type: ignore[index]
+    assert bench.zuul.request("strange")["state"] == "requested"
 
 
 @pytest.mark.spec("zookeeper-schema.md 5: optional keys; an empty set of labels")

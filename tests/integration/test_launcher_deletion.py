@@ -79,7 +79,8 @@ def test_a_failing_delete(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.spec(SPEC + "node_delete_error; driver-openstack.md 3.21")
-def test_a_server_in_error_after_its_delete_stays_visible(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_in_error_after_its_delete_stays_visible(
+        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()))
     manager = pool.getProviderManager("fake-provider")
     request_id, nodes = bench.fulfilled("fake-label")

@@ -42,7 +42,8 @@ def test_launch_retries(bench: LauncherBench, statsd: StatsdReceiver, monkeypatc
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher fail_request_on_launch_timeout; driver-api.md 14.9; driver-openstack.md 3.17")
+@pytest.mark.spec("launcher.md 21 test_launcher fail_request_on_launch_timeout; driver-api.md 14.9; "
+                  "driver-openstack.md 3.17")
 def test_launch_timeout(bench: LauncherBench) -> None:
     bench.start(config(provider(**{"launch-timeout": 1, "launch-retries": 2})))
     cloud = bench.cloud("fake-provider")
@@ -79,7 +80,7 @@ def test_delete_errors_between_attempts_are_retried(bench: LauncherBench) -> Non
     request_id, _nodes = bench.fulfilled("fake-label")
     assert cloud.times_failed_launch == cloud.times_failed_delete == 1
     assert cloud.launch_success and cloud.delete_success
-    assert len(bench.zuul.request(request_id)["nodes"]) == 1  # type: ignore[index]
+    assert len(bench.zuul.request(request_id)["nodes"]) == 1
     assert len(cloud._server_list) == 1
 
 
@@ -196,7 +197,7 @@ def test_failed_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) 
     request_id, nodes = bench.fulfilled("fake-label")
     assert nodes[0].provider == "fake-two"
     worker = pool.getPoolWorkers("fake-one")[0]
-    assert bench.zuul.request(request_id)["declined_by"] == [worker.launcher_id]  # type: ignore[index]
+    assert bench.zuul.request(request_id)["declined_by"] == [worker.launcher_id]
 
 
 @pytest.mark.spec("launcher.md 21 test_launcher broken_provider; driver-api.md 14.4")

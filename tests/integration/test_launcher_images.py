@@ -16,8 +16,8 @@ def dib(bench: LauncherBench, *names: str) -> dict[str, Any]:
             "elements-dir": ".", "images-dir": str(bench.tmp)}
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher unmanaged_image, unmanaged_image_provider_name, unmanaged_image_provider_id; "
-                  "driver-openstack.md 3.6")
+@pytest.mark.spec("launcher.md 21 test_launcher unmanaged_image, unmanaged_image_provider_name, "
+                  "unmanaged_image_provider_id; driver-openstack.md 3.6")
 def test_cloud_images(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     images = [{"name": "Fake Precise"}, {"name": "by-name", "image-name": "Fake Precise", "username": "u"},
               {"name": "by-id", "image-id": "provider-id", "python-path": "/usr/bin/python3", "shell-type": "cmd"}]
@@ -37,7 +37,8 @@ def test_cloud_images(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> 
     assert "provider-id" not in looked_up
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher unmanaged_image: images appearing later are found; driver-openstack.md 3.7")
+@pytest.mark.spec("launcher.md 21 test_launcher unmanaged_image: images appearing later are found; "
+                  "driver-openstack.md 3.7")
 def test_a_cloud_image_that_appears_later(bench: LauncherBench) -> None:
     bench.start(config(provider(**{"cloud-images": [{"name": "late", "image-name": "Late Image"}]}, pools=[
         {"name": "main", "labels": [{"name": "fake-label", "cloud-image": "late", "min-ram": 1}]}])))
@@ -71,7 +72,8 @@ def test_the_newest_ready_upload_is_used(bench: LauncherBench) -> None:
     assert bench.cloud("fake-provider").get_server(node.external_id)["image"] == {"id": "newer"}
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_vhd_image, node_vhd_and_qcow2, dib_upload_fail; driver-openstack.md 3.23, 3.24")
+@pytest.mark.spec("launcher.md 21 test_launcher node_vhd_image, node_vhd_and_qcow2, dib_upload_fail; "
+                  "driver-openstack.md 3.23, 3.24")
 def test_each_provider_uses_its_own_upload(bench: LauncherBench) -> None:
     """Uploads to two clouds in two formats, later a third cloud whose upload failed."""
     bench.store_image("img", "fake-vhd", external_id="v", format="vhd")

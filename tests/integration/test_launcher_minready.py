@@ -23,7 +23,7 @@ def test_min_ready_nodes(bench: LauncherBench) -> None:
     assert set(bench.zk.getReadyNodesOfTypes(["fake-label"])) == {"fake-label"}
     # One is taken: replaced at once.
     request_id, _nodes = bench.fulfilled("fake-label")
-    assert bench.zuul.request(request_id)["nodes"][0] in {n.id for n in nodes}  # type: ignore[index]
+    assert bench.zuul.request(request_id)["nodes"][0] in {n.id for n in nodes}
     bench.wait_nodes(2, state="ready", allocated_to=None)
     wait_for(lambda: not pool.min_ready._requests)
 

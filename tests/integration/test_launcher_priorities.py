@@ -17,8 +17,9 @@ def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[st
     """Serve waiting requests one by one (there is room for one node) and say in which order."""
     order: list[str] = []
     while len(order) < len(ids):
-        done = wait_for(lambda: [i for i in ids if i not in order
-                                 and bench.zuul.request(i)["state"] == "fulfilled"])  # type: ignore[index]
+        left = [i for i in ids if i not in order]
+        done = wait_for(lambda left=left: [  # type: ignore[misc]
+            i for i in left if bench.zuul.request(i)["state"] == "fulfilled"])
         assert len(done) == 1, done
         order += done
         bench.zuul.give_back(*bench.zuul.accept(done[0]))

@@ -52,8 +52,8 @@ def test_pool_quota(bench: LauncherBench, limit: dict[str, int], label: dict[str
     two_then_two(bench, bench.start(config(provider(pool=limit, label=label))))
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_assignment_at_cloud_{cores,instances,ram,volumes,volume_gb}_quota; "
-                  "driver-openstack.md 3.12")
+@pytest.mark.spec("launcher.md 21 test_launcher node_assignment_at_cloud_{cores,instances,ram,volumes,volume_gb}_quota"
+                  "; driver-openstack.md 3.12")
 @pytest.mark.parametrize(("limits", "label"), [
     ({"cores": 8}, {}), ({"instances": 2}, {}), ({"ram": 16384}, {}), ({"volumes": 2}, VOLUME),
     ({"gigabytes": 80}, VOLUME)])
@@ -62,7 +62,8 @@ def test_cloud_quota(bench: LauncherBench, limits: dict[str, float], label: dict
     two_then_two(bench, bench.start(config(provider(label=label))))
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_assignment_at_cloud_cores_quota: no limit; driver-openstack.md 3.12")
+@pytest.mark.spec("launcher.md 21 test_launcher node_assignment_at_cloud_cores_quota: no limit; "
+                  "driver-openstack.md 3.12")
 @pytest.mark.parametrize("unlimited", [-1, math.inf])
 def test_unlimited_cloud(bench: LauncherBench, unlimited: float) -> None:
     bench.quota(cores=unlimited, instances=-1, ram=unlimited, volumes=unlimited, gigabytes=unlimited)

@@ -33,8 +33,8 @@ def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     second = bench.start(content, name="two.yaml")
     request_id, _nodes = bench.fulfilled("a")
     for state in Node.VALID_STATES:
-        for name in (f"nodepool.nodes.{state}", f"nodepool.label.a.nodes.{state}", f"nodepool.label.unused.nodes.{state}",
-                     f"nodepool.provider.fake-one.nodes.{state}", f"nodepool.provider.fake-two.nodes.{state}"):
+        for what in ("", "label.a.", "label.unused.", "provider.fake-one.", "provider.fake-two."):
+            name = f"nodepool.{what}nodes.{state}"
             wait_for(lambda name=name: statsd.last(name), what=name)  # type: ignore[misc]
     for name in ("nodepool.nodes", "nodepool.label.a.nodes", "nodepool.provider.fake-one.nodes"):
         statsd.wait(f"{name}.ready", "1|g")

@@ -173,7 +173,8 @@ RECORDS = st.lists(st.tuples(
 @pytest.mark.spec("launcher.md 2: served by (priority string, relative priority, sequence); schema 5")
 @given(RECORDS)
 def test_serving_order(records: list[tuple[str, int, tuple[str, ...], str | None, str | None]]) -> None:
-    tree, log = Tree(), []
+    tree = Tree()
+    log: list[str] = []
     for number, (priority, relative, labels, tenant, wish) in enumerate(records):
         name = f"{priority}-{number:010d}"
         tree.requests[name] = request(name, labels, relative_priority=relative, tenant_name=tenant, provider=wish)

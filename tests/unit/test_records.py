@@ -22,8 +22,8 @@ def stored(record: Any) -> dict[str, Any]:
 
 @pytest.mark.spec("python-interface.md 2, driver-api.md 8: state constants")
 def test_state_names() -> None:
-    for name in ("BUILDING UPLOADING READY DELETING FAILED REQUESTED FULFILLED PENDING TESTING USED HOLD INIT ABORTED "
-                 "DELETED").split():
+    for name in ("BUILDING", "UPLOADING", "READY", "DELETING", "FAILED", "REQUESTED", "FULFILLED", "PENDING", "TESTING",
+                 "USED", "HOLD", "INIT", "ABORTED", "DELETED"):
         assert getattr(zk, name) == name.lower()
     assert zk.IN_USE == "in-use"
 
@@ -145,17 +145,19 @@ def test_bad_request_names(name: str) -> None:
         _ = zk.NodeRequest(name).priority
 
 
-PLAIN = ("cloud provider pool allocated_to az region public_ipv4 private_ipv4 public_ipv6 host_id interface_ip image_id "
-         "launcher hostname comment hold_job connection_type shell_type python_path tenant_name requestor username").split()
+PLAIN = [
+    "cloud", "provider", "pool", "allocated_to", "az", "region", "public_ipv4", "private_ipv4", "public_ipv6", "host_id",
+    "interface_ip", "image_id", "launcher", "hostname", "comment", "hold_job", "connection_type", "shell_type",
+    "python_path", "tenant_name", "requestor", "username"]
 NODE = st.fixed_dictionaries({
     "state": st.sampled_from(sorted(zk.Node.VALID_STATES)), "state_time": st.floats(0, 2e9),
     "type": st.lists(TEXT, max_size=3), "created_time": st.none() | st.floats(0, 2e9), "external_id": ANY,
     "user_data": ANY, "driver_data": ANY, "host_keys": st.lists(TEXT, max_size=2),
     "hold_expiration": st.none() | st.integers(0, 10**9),
     "connection_port": st.integers(1, 65535) | st.dictionaries(TEXT, TEXT, max_size=2),
-    "resources": st.none() | st.dictionaries(TEXT, st.integers(0, 1000), max_size=3), "slot": st.none() | st.integers(0, 9),
-    "attributes": st.none() | st.dictionaries(TEXT, ANY, max_size=2),
-    "node_properties": st.dictionaries(TEXT, ANY, max_size=2), **{name: NULLABLE for name in PLAIN}})
+    "resources": st.none() | st.dictionaries(TEXT, st.integers(0, 1000), max_size=3),
+    "slot": st.none() | st.integers(0, 9), "attributes": st.none() | st.dictionaries(TEXT, ANY, max_size=2),
+    "node_properties": st.dictionaries(TEXT, ANY, max_size=2), **dict.fromkeys(PLAIN, NULLABLE)})
 
 
 @pytest.mark.spec(SPEC + "Node_toDict, Node_fromDict; schema 7; driver-api.md 8: fields")

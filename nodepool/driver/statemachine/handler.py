@@ -70,8 +70,7 @@ class StateMachineHandler(NodeRequestHandler):
     def hasRemainingQuota(self, ntype: str) -> bool:
         needed = self.manager.quotaNeededByLabel(ntype, self.pool).get_resources()
         short = self._short(needed, used=True)
-        if short is not None:
-            self.log.debug("No quota for another %s: %s", ntype, short)
+        self.shortage = short
         return short is None
 
     def _short(self, needed: Mapping[str, float], used: bool) -> str | None:

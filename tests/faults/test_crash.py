@@ -1,0 +1,91 @@
+"""SIGKILL at each step of a node's life, then a clean start (design.md section 5, issue "Done when").
+
+The cases are independent and mostly wait, so several run at once; each test only fetches the outcome of its case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.conftest import zookeeper_server
+from tests.faults.harness import Bench
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(150)]
+
+#: Transactions about requests and nodes from submission to the last removal, for one request with two nodes.
+TRANSACTIONS = 10
+AT_ONCE = 4
+
+CASES = [
+    *(f"txn-{when}:{n}" for n in range(1, TRANSACTIONS + 1) for when in ("before", "after")),
+    *(f"{step}-{when}:{n}" for step in ("create", "delete") for when in ("before", "after") for n in (1, 2)),
+    "txn-sent:1", "txn-sent:2", "txn-done:2", "txn-done:6",
+    # The launcher that cleans up dies, too (and the third one has to do it).
+    "txn-after:1,txn-before:1", "txn-after:2,txn-after:1", "txn-after:3,txn-after:2", "create-after:2,txn-before:3",
+    "txn-after:8,delete-after:1",
+]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_survives() -> None:
+    """Threads of other cases run on; ``outcomes`` waits for all of them at the end."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+             ) -> Iterator[dict[str, Future[dict[str, Any]]]]:
+    """The futures of all cases that were selected."""
+    selected = [i.callspec.params["case"] for i in request.session.items if i.path == request.path and
+                hasattr(i, "callspec")]
+    settings, tmp = zookeeper_server(), tmp_path_factory.mktemp("crash")
+
+    def run(case: str) -> dict[str, Any]:
+        bench = Bench(settings, tmp / case.replace(":", "-").replace(",", "-"))
+        try:
+            return one_life(bench, case.split(",") if case else [])
+        finally:
+            bench.close()
+
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="case") as executor:
+        yield {case: executor.submit(run, case) for case in ["", *selected]}
+        executor.shutdown(cancel_futures=True)
+
+
+def one_life(bench: Bench, crashes: list[str]) -> dict[str, Any]:
+    """Two nodes from request to gone; whenever the launcher has died another is started, at last a clean one."""
+    bench.cloud.set(create_delay=0.1, delete_delay=0.1)
+    config = bench.config()
+    crashes = list(crashes)
+    launchers = [bench.start(config, crash_at=crashes.pop(0) if crashes else "")]
+    bench.wait_pools(1)
+
+    def revive() -> None:
+        if not launchers[-1].alive():
+            launchers.append(bench.start(config, wait=False, crash_at=crashes.pop(0) if crashes else ""))
+
+    zuul = bench.zuul
+    request_id = zuul.submit("l0", "l0")
+    zuul.wait_fulfilled([request_id], 30, revive)
+    zuul.use([request_id])
+    bench.wait_nothing_left(30, revive)
+    bench.check_fencing()
+    return {**bench.check_counts(), "launchers": len(launchers),
+            "transactions": sum(any("/nodepool/nodes" in op["path"] or "/nodepool/requests" in op["path"]
+                                    for op in line["ops"]) for line in bench.transactions())}
+
+
+def test_all_transactions_are_covered(outcomes: dict[str, Future[dict[str, Any]]]) -> None:
+    result = outcomes[""].result()
+    assert result == {"requests": 1, "created": 2, "leaked": 0, "launchers": 1, "transactions": result["transactions"]}
+    assert result["transactions"] <= TRANSACTIONS, "more transactions than cases: raise TRANSACTIONS"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed(case: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
+    result = outcomes[case].result()
+    assert result["requests"] == 1
+    assert result["launchers"] > 1 or case.endswith(f":{TRANSACTIONS}"), "the point was never passed"
