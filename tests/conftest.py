@@ -116,6 +116,10 @@ class Chroot:
 def zk_chroot(tmp_path: pathlib.Path) -> Iterator[Chroot]:
     server = zookeeper_server()
     chroot = Chroot(server["hosts"], f"/test-{uuid.uuid4().hex}", server["ca"], server["cert"], server["key"], tmp_path)
+    setup = chroot.connect()
+    setup.client.ensure_path("/")
+    setup.disconnect()
+    chroot.clients.clear()
     yield chroot
     for client in chroot.clients:
         client.disconnect()

@@ -149,12 +149,11 @@ class Assignment(threading.Thread):
         self._events += 1
         if recheck:
             self.version += 1
-        if not self._where and not recheck:
-            return  # nobody waits; whoever comes later sees the present state
         with self._condition:
             if not self._wake_all:
                 self._wake_all = True
-                self._condition.notify()
+                if self._where:
+                    self._condition.notify()  # else whoever comes next brings it about
 
     def recheck(self, reason: str) -> None:
         """Look again at the classes that wait for this reason, and only at them."""
