@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError, SessionExpiredError
 
 from nodepool.driver.provider import NodeRequestHandlerNotifications
 from nodepool.driver.steps import LabelRecorder, Step, read_results
@@ -98,6 +98,10 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
 
     def prepareNode(self, node: zk.Node) -> None:
         """Fill more before the node is stored as BUILDING (a hook of ours, not of 11.0.0)."""
+        return
+
+    def launchesDropped(self) -> None:
+        """The locks of all nodes are gone: launches under way must end without a result (a hook of ours)."""
         return
 
     # -- facts
@@ -316,6 +320,12 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
     def _answered(self, then: Callable[..., None], args: tuple[Any, ...], results: list[Any] | None,
                   error: BaseException | None) -> None:
         self._busy = False
+        if self.done and results is not None:
+            # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper.
+            for result in results:
+                if isinstance(result, str) and "__lock__" in result:
+                    self.zk.kazoo_client.abandoned.add(result)
+            results, error = None, SessionExpiredError()
         try:
             then(*args, results, error)
         except Exception:
@@ -388,12 +398,14 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
 
     def _lock_created(self, step: Step) -> None:
         txn = Txn(self.zk.kazoo_client)
+        # A launcher that stood still for long may have lost the request, and others its nodes, to another one.
+        txn.check(self.request.lock.path)
         for _label, node in step.created:
             node.state = zk.BUILDING
             self.prepareNode(node)
             step.lock_index[id(node)] = add_lock(txn, paths.node_lock(node.id or ""), False)
             step.set_index[id(node)] = txn.set(
-                paths.node(node.id or ""), node.serialize(), tree=self.zk.node_tree, record=node.copy())
+                paths.node(node.id or ""), node.serialize(), 0, tree=self.zk.node_tree, record=node.copy())
         self._submit(txn, self._created, step)
 
     def _created(self, step: Step, results: list[Any] | None, error: BaseException | None) -> None:
@@ -695,11 +707,16 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
 
     def _drop(self) -> None:
         """We may not write any more (lost session, lost lock): leave everything to the clean-up."""
+        if self.done:
+            return
         self.log.warning("Dropping the request; it is picked up again from ZooKeeper")
         self._set_paused(False)
-        for node in self.nodeset:
-            node.lock = None
-        self.request.lock = None
+        abandoned = self.zk.kazoo_client.abandoned if self.zk is not None else None
+        for record in (*self.nodeset, self.request):
+            handle, record.lock = record.lock, None
+            if abandoned is not None and isinstance(handle, LockHandle):
+                abandoned.add(handle.path)  # the session may live on
+        self.launchesDropped()
         self._finish()
 
     drop = _drop

@@ -42,6 +42,7 @@ class MinReady(threading.Thread):
         self._stopping = False
         #: Our own requests: id -> label.
         self._requests: dict[str, str] = {}
+        self._adopt = False
         self._delay: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
 
@@ -129,6 +130,9 @@ class MinReady(threading.Thread):
             kazoo.create(mark, self.nodepool.identifier.encode(), ephemeral=True, makepath=True)
         except NodeExistsError:
             return False
+        except KazooException:
+            kazoo.abandoned.add(mark)  # it may be there
+            raise
         try:
             # What others created before our mark has been announced to us; reading it must have come to its end.
             kazoo.exists(mark)
@@ -147,7 +151,11 @@ class MinReady(threading.Thread):
                 indexes.append(txn.create(f"{paths.REQUESTS}/{PRIORITY}-", request.serialize(), ephemeral=True,
                                           sequence=True, tree=zk.request_tree, record=request))
             txn.delete(mark)
-            results = zk.writer.run(txn)
+            try:
+                results = zk.writer.run(txn)
+            except (KazooException, TimeoutError):
+                self._adopt = True  # they may be there
+                raise
             for index in indexes:
                 self._requests[str(results[index]).rsplit("/", 1)[1]] = label.name
             self.log.info("Creating %s min-ready requests for label %s", need, label.name)
@@ -157,12 +165,16 @@ class MinReady(threading.Thread):
             if mark:
                 try:
                     kazoo.delete(mark)
-                except (NoNodeError, KazooException):
+                except NoNodeError:
                     pass
+                except KazooException:
+                    kazoo.abandoned.add(mark)
 
     def _follow(self) -> None:
         """Finish our requests: fulfilled ones free their nodes, failed ones are tried again later."""
         zk = self.nodepool.zk
+        if self._adopt:
+            self._adopt_own()
         for request_id, label in list(self._requests.items()):
             request = zk.request_tree.get(request_id)
             if request is None:
@@ -179,6 +191,16 @@ class MinReady(threading.Thread):
                 self.log.info("Min-ready request %s for %s failed; next try in %.0f s", request_id, label, delay)
                 zk.deleteNodeRequest(request)
                 self._requests.pop(request_id, None)
+
+    def _adopt_own(self) -> None:
+        """The answer to a creation got lost: find what our session has created."""
+        zk = self.nodepool.zk
+        session = zk.client.session_id
+        found = [r for r in zk.nodeRequestIterator(cached=False)
+                 if r.requestor == MIN_READY and r.stat is not None and r.stat.ephemeralOwner == session]
+        for request in found:
+            self._requests.setdefault(request.id or "", request.node_types[0])
+        self._adopt = False
 
     def _finish(self, request: NodeRequest) -> None:
         zk = self.nodepool.zk

@@ -68,8 +68,8 @@ class NodeReconciler:
             if node_id in tree.empty:
                 return self._remove_empty(node_id)
             return None
-        if tree.is_locked(node_id):
-            return None  # the unlocking brings us back
+        if tree.is_locked(node_id) or tree.is_changing(node_id):
+            return None  # the unlocking, or the new record, brings us back
         if node.provider not in self.nodepool.config.providers:
             return None
         state = node.state

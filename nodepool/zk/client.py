@@ -16,6 +16,8 @@ from nodepool.zk.protocol import Client, Handler
 
 #: Seconds between two messages while no server answers.
 CONNECT_MESSAGE_INTERVAL = 10.0
+#: Seconds until the first of them.
+FIRST_MESSAGE_AFTER = 2.0
 
 class _Calm(logging.Filter):
     """Lets a message of kazoo through once in a while: it repeats itself with every attempt to connect."""
@@ -168,7 +170,8 @@ class ZooKeeperClient:
         logging.getLogger("kazoo.client").addFilter(_calm)
         client.add_listener(self._state_changed)
         self.client = client
-        started = last = time.monotonic()
+        started = time.monotonic()
+        last = started - CONNECT_MESSAGE_INTERVAL + FIRST_MESSAGE_AFTER
         live = client.start_async()
         while not live.wait(0.2):
             now = time.monotonic()

@@ -45,6 +45,7 @@ class Component:
         self._lock = threading.Lock()
         self._version = 0
         self._registered = False
+        self._unwritten = False
         self._session: int | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -82,6 +83,7 @@ class Component:
         prefix = f"{paths.COMPONENTS}/{self.kind}/{self.content['hostname']}"
         self.path = kazoo.create(prefix, self._serialize(), makepath=True, ephemeral=True, sequence=True)
         self._version = 0
+        self._unwritten = False
         self._session = self.client.session_id
         self._registered = True
         self.log.info("Registered component %s", self.path)
@@ -94,50 +96,67 @@ class Component:
             self._registered = False
             path, self.path = self.path, None
             kazoo = self.client.client
-            if path is None or kazoo is None or not self.client.connected:
+            if path is None or kazoo is None:
                 return
             try:
-                kazoo.delete(path)
+                if self.client.connected:
+                    kazoo.delete(path)
+                else:
+                    kazoo.abandoned.add(path)
             except NoNodeError:
                 pass
             except KazooException as error:
-                self.log.warning("Cannot remove component %s: %r; it ends with the session", path, error)
+                self.log.warning("Cannot remove component %s now: %r", path, error)
+                kazoo.abandoned.add(path)
 
     def _state_changed(self, state: str) -> None:
         if state != KazooState.CONNECTED or not self._registered:
             return
-        if self._session is not None and self._session == self.client.session_id:
+        if self._session is not None and self._session == self.client.session_id and not self._unwritten:
             return
         threading.Thread(target=self._register_again, name="ThreadPoolExecutor component", daemon=True).start()
 
     def _register_again(self) -> None:
         with self._lock:
-            if not self._registered or self._session == self.client.session_id:
+            if not self._registered:
                 return
             try:
-                self._register()
+                if self._session != self.client.session_id:
+                    self._register()
+                elif self._unwritten:
+                    self._write()
             except KazooException as error:
                 self.log.warning("Cannot register component again: %r", error)
 
     def update(self, **values: Any) -> None:
-        """Change attributes; written only when something differs.  Failures are logged: the next write repairs."""
+        """Change attributes; written only when something differs, or as soon as there is a connection again."""
         with self._lock:
             changed = {key: value for key, value in values.items()
                        if key not in self.content or self.content[key] != value}
             if not changed:
                 return
             self.content.update(changed)
-            kazoo = self.client.client
-            if self.path is None or kazoo is None or not self.client.connected:
+            if self.path is None:
+                return
+            self._unwritten = True
+            if self.client.client is None or not self.client.connected:
                 return
             try:
-                self._version = kazoo.set(self.path, self._serialize(), version=self._version).version
-            except NoNodeError:
-                pass  # the session was lost; registration follows
-            except BadVersionError:
-                self._version = kazoo.set(self.path, self._serialize()).version
+                self._write()
             except KazooException as error:
                 self.log.warning("Cannot update component %s: %r", self.path, error)
+
+    def _write(self) -> None:
+        kazoo = self.client.client
+        if kazoo is None or self.path is None:
+            return
+        try:
+            self._version = kazoo.set(self.path, self._serialize(), version=self._version).version
+        except NoNodeError:
+            pass  # the session was lost; registration follows
+        except BadVersionError:
+            self._version = kazoo.set(self.path, self._serialize()).version
+        self._unwritten = False
 
 
 class LauncherComponent(Component):

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 
-from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, KazooException, NodeExistsError, NoNodeError
 
 from nodepool.exceptions import TimeoutException, ZKLockException
 from nodepool.zk import paths
@@ -98,7 +98,7 @@ def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, 
         try:
             results = txn.commit()
         except ConnectionLoss:
-            _withdraw_by_prefix(client, directory, prefix)
+            client.abandoned.add(prefix)  # the contender may be there
             raise
         problem = next((r for r in results if isinstance(r, (NoNodeError, NodeExistsError))), None)
         if isinstance(results[-1], str):
@@ -124,26 +124,18 @@ def _withdraw(client: Client, path: str) -> None:
     except NoNodeError:
         pass
     except KazooException as error:
-        log.warning("Cannot withdraw from lock %s: %r", path, error)
-
-
-def _withdraw_by_prefix(client: Client, directory: str, prefix: str) -> None:
-    """The connection broke while our contender was being made: it may be there."""
-    start = prefix.rsplit("/", 1)[1]
-    try:
-        for name in client.get_children(directory):
-            if name.startswith(start):
-                client.delete(f"{directory}/{name}")
-    except KazooException as error:
-        log.debug("Cannot look for our contender in %s: %r", directory, error)
+        log.warning("Cannot withdraw from lock %s now: %r", path, error)
+        client.abandoned.add(path)
 
 
 def release(client: Client, handle: LockHandle) -> None:
-    """Give a lock back; one that is gone already is no error."""
+    """Give a lock back, after the next reconnect at the latest; one that is gone already is no error."""
     try:
         client.delete(handle.path)
     except NoNodeError:
         pass
+    except (ConnectionLoss, ConnectionClosedError):
+        client.abandoned.add(handle.path)
 
 
 def names_in_order(client: Client, directory: str) -> list[str]:

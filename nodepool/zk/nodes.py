@@ -102,6 +102,11 @@ class NodeTree(Tree[Node]):
         elif len(parts) == 3 and paths.contender_number(parts[2]) is not None:
             self._contender(parts[0], parts[2], True)
 
+    def unchanged(self, parts: list[str]) -> None:
+        if parts[0] not in self.contenders:
+            for listener in self.lock_listeners:
+                listener(parts[0], False)
+
     def vanished(self, parts: list[str], path: str) -> None:
         if len(parts) == 1:
             with self.lock:
@@ -131,8 +136,8 @@ class NodeTree(Tree[Node]):
             now = bool(names)
             if before != now:
                 self._index_free(node_id, self.nodes.get(node_id))
-        if before != now and (now or paths.node(node_id) not in self._own):
-            # (While a write of ours is under way its answer announces the node, with the new record.)
+        if before != now and (now or not self.is_changing(node_id)):
+            # (When its record is being written by us or read, the answer announces the node, with the new record.)
             for listener in self.lock_listeners:
                 listener(node_id, now)
 
@@ -240,6 +245,11 @@ class NodeTree(Tree[Node]):
         """All nodes, sorted by id."""
         with self.lock:
             return [node for _, node in sorted(self.nodes.items())]
+
+    def is_changing(self, node_id: str) -> bool:
+        """Whether the record is being written by us or read: what we show is about to be replaced."""
+        path = paths.node(node_id)
+        return path in self._own or path in self.reading
 
     def is_locked(self, node_id: str) -> bool:
         return node_id in self.contenders

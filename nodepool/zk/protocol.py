@@ -29,6 +29,8 @@ from kazoo.protocol import connection as kazoo_connection
 from kazoo.protocol.serialization import Auth, Close, Exists, GetChildren, GetChildren2, Transaction, write_string
 from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
 
+from nodepool.zk.abandoned import AbandonedLocks
+
 log = logging.getLogger("nodepool.zk.protocol")
 
 CREATED, DELETED, CHANGED = 1, 2, 3
@@ -331,6 +333,7 @@ class Client(KazooClient):
         #: (root, callback) of persistent watches; the server forgets them with each connection.
         self.persistent_watches: list[tuple[str, EventCallback]] = []
         super().__init__(*args, **kwargs)
+        self.abandoned = AbandonedLocks(self)
         old = self._connection
         self._connection = Connection(
             self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options)

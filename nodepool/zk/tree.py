@@ -47,6 +47,8 @@ class Tree(Generic[R]):
         self._own: dict[str, list[int]] = {}
         self._own_creates = 0
         self._deferred: set[str] = set()
+        #: Paths that are being read: what we show of them is about to change.
+        self.reading: dict[str, int] = {}
         self.reads = 0
 
     # -- to be implemented
@@ -73,6 +75,9 @@ class Tree(Generic[R]):
 
     def appeared(self, parts: list[str], path: str) -> None:
         """A znode without data of interest exists."""
+
+    def unchanged(self, parts: list[str]) -> None:
+        """A write of ours was refused: what was put off for its sake can be done now."""
 
     def vanished(self, parts: list[str], path: str) -> None:
         """A znode is gone."""
@@ -108,6 +113,7 @@ class Tree(Generic[R]):
             with self.lock:
                 self._generation += 1
                 self._own.clear()
+                self.reading.clear()
                 self._own_creates = 0
                 self._deferred.clear()
 
@@ -182,6 +188,11 @@ class Tree(Generic[R]):
 
     def _read(self, path: str, parts: list[str], sync_generation: int | None) -> None:
         def answer(result: Any, error: BaseException | None, _zxid: int) -> None:
+            left = self.reading.get(path, 1) - 1
+            if left > 0:
+                self.reading[path] = left
+            else:
+                self.reading.pop(path, None)
             if sync_generation is not None and sync_generation != self._generation:
                 return
             if error is None:
@@ -198,6 +209,7 @@ class Tree(Generic[R]):
         client = self.client.client
         if client is not None:
             self.reads += 1
+            self.reading[path] = self.reading.get(path, 0) + 1
             client.submit(GetData(client.full_path(path), None), Reply(answer))
 
     def take(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
@@ -282,8 +294,12 @@ class Tree(Generic[R]):
             elif self._own_creates:
                 self._own_creates -= 1
         if stat is None or record is None:
-            if own is not None and own[1] > 0 and own[0] <= 0:
-                self._read(path, path[self._prefix:].split("/"), None)
+            if own is not None and own[0] <= 0:
+                parts = path[self._prefix:].split("/")
+                if own[1] > 0:
+                    self._read(path, parts, None)
+                else:
+                    self.unchanged(parts)
             return
         if isinstance(result, str):
             path = result

@@ -136,7 +136,9 @@ class Writer:
 
     def _answer(self, txns: list[Txn], results: list[Any] | None, error: BaseException | None, zxid: int) -> None:
         failed = -1
-        if error is None:
+        if error is not None:
+            self._abandon(txns)
+        else:
             assert results is not None
             for index, result in enumerate(results):
                 if isinstance(result, BaseException) and not isinstance(
@@ -176,6 +178,13 @@ class Writer:
                 except Exception:
                     log.exception("Error after a transaction")
         self._next(again, one_by_one=bool(again))
+
+    def _abandon(self, txns: list[Txn]) -> None:
+        """The outcome is unknown: no lock that was to be taken or given back may stay."""
+        for txn in txns:
+            for operation in txn.operations:
+                if isinstance(operation, (Create, Delete)) and "__lock__" in operation.path:
+                    self._client.abandoned.add(self._client.unchroot(operation.path))
 
     def _next(self, again: list[Txn], one_by_one: bool) -> None:
         """One answer came: send what was refused only for its company, then what has been waiting."""

@@ -69,7 +69,8 @@ def test_storing_requests(zk: Any, other: Any) -> None:
     record.state = zkm.FULFILLED
     record.nodes = ["0000000001"]
     zk.storeNodeRequest(record)
-    assert other.getNodeRequest(record.id) == record == zk.getNodeRequest(record.id, cached=True)
+    assert other.getNodeRequest(record.id) == record
+    wait_for(lambda: zk.getNodeRequest(record.id, cached=True) == record)
     second = request(event_id="mine")
     zk.storeNodeRequest(second, priority="300")
     assert second.id.startswith("300-") and other.getNodeRequest(second.id).event_id == "mine"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodepool.launcher.assignment import Assignment, RequestClass, choose
@@ -212,6 +212,8 @@ CHANGES = st.lists(st.one_of(
     st.tuples(st.just("taken by another"), st.integers(0, 30))), max_size=40)
 
 
+@example([("add", "100", 0, "a"), ("add", "100", 0, "b"), ("room", 1), ("cancel", 0), ("room", 1),
+          ("add", "100", 0, "b")])
 @pytest.mark.spec("launcher.md 2: at each moment the best of those that wait; issue: an urgent one overtakes")
 @given(CHANGES)
 def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> None:

@@ -114,5 +114,9 @@ class StateMachineHandler(NodeRequestHandler):
         self.launchers.append(launcher)
         launcher.launch()
 
+    def launchesDropped(self) -> None:
+        for launcher in self.launchers:
+            launcher.lock_lost()
+
     def launchesComplete(self) -> bool:
         return all(launcher.complete for launcher in self.launchers)

@@ -332,6 +332,11 @@ class StateMachineNodeLauncher(StatsReporter):
             return 0.0
         return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
 
+    def lock_lost(self) -> None:
+        """The record belongs to somebody else now; from any thread."""
+        self._lost = True
+        self.wake()
+
     def _lose(self) -> None:
         """The lock on the record is gone: write nothing, remove what the record does not know about."""
         self.log.warning("Lost the lock of node %s; giving up the launch", self.node.id)
