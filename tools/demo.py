@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -28,6 +30,7 @@ from nodepool.zk import zookeeper as zk
 HERE = pathlib.Path(__file__).resolve().parent
 SLOTS = 8
 STEP_TIMEOUT = 60.0
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def free_port() -> int:
@@ -204,7 +207,7 @@ class Demo:
     # -- the show
 
     def order_nodes(self) -> None:
-        say(f"\nAsking for one whole machine and three of {SLOTS} slots on another")
+        say(f"\nAsking for one whole machine and three of {SLOTS} slots on another (times since each request)")
         for label, driver in (("machine", "static"), ("slot", "metastatic"), ("slot", "metastatic"),
                               ("slot", "metastatic")):
             request = zk.NodeRequest()
@@ -249,7 +252,7 @@ class Demo:
             order.events["ssh"] = order.events[f"ssh: {out.stdout.strip()}"]
 
     def give_back(self) -> None:
-        say("\nReturning the nodes")
+        say("\nReturning the nodes (times since the return)")
         for order in self.orders:
             order.node.state = zk.USED
             self.facade.storeNode(order.node)
@@ -279,19 +282,24 @@ class Demo:
         say(f"""
 It is running; try these in another terminal:
 
-  {nodepool} list --detail
-  {nodepool} request create slot --wait
-  {nodepool} request-list
-  curl http://127.0.0.1:{self.web_port}/node-list
-  curl http://127.0.0.1:{self.web_port}/metrics
+  alias np='{nodepool}'
+  np list                         the nodes; more columns with --detail
+  np request create slot --wait   ask for a node; prints the id of the request
+  np request accept ID --detach   take the node over, as Zuul does
+  np request return ID            give it back
+  np request-list                 all requests
   tail -f {self.work}/launcher.log
 
+Log in to a node (here all of them are this machine):
+
+  ssh -i {self.work}/sshd/client -p {self.ssh_port} {getpass.getuser()}@127.0.0.1
+
+For a browser or curl: http://127.0.0.1:{self.web_port}/node-list, /request-list, /waiting-list, /ready, /metrics
+
 Ctrl-C stops everything.""")
-        stopped = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopped.set())
-        while not stopped.wait(3600):
-            pass
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                signal.pause()
 
     # -- stopping
 
@@ -310,10 +318,20 @@ Ctrl-C stops everything.""")
                 process.kill()
                 process.wait(5)
                 left.append(f"process {name} had to be killed")
-        if self.server:
-            subprocess.run([sys.executable, str(HERE / "zookeeper"), "stop", "--dir", str(self.work / "zookeeper")],
-                           check=False, timeout=60)
+        if (self.work / "zookeeper").exists():
+            tool = [sys.executable, str(HERE / "zookeeper")]
+            directory = ["--dir", str(self.work / "zookeeper")]
+            subprocess.run([*tool, "stop", *directory], check=False, timeout=60)
+            if subprocess.run([*tool, "status", *directory], check=False, timeout=60).returncode == 0:
+                left.append("process zookeeper")
         return left
+
+
+def interrupt(*_: Any) -> None:
+    """Whatever ends us, what we started is stopped; asking again does not disturb that."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -323,8 +341,14 @@ def main() -> int:
     parser.add_argument("--no-image", action="store_true", help="accepted; no image is built yet")
     arguments = parser.parse_args()
     demo = Demo(arguments)
+    for number in ENDS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
+            signal.signal(number, interrupt)
+    # Messages of the libraries are of interest only when something goes wrong.
+    logging.basicConfig(filename=demo.work / "quickstart.log", level=logging.INFO,
+                        format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     summary: dict[str, Any] = {"nodes": [], "images": [], "left_behind": []}
-    good = False
+    good = interrupted = False
     try:
         demo.start()
         demo.order_nodes()
@@ -335,19 +359,22 @@ def main() -> int:
         if arguments.keep:
             demo.keep()
     except KeyboardInterrupt:
+        interrupted = True
         say("interrupted")
     finally:
         summary["left_behind"] = demo.stop()
         if arguments.json:
             arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
-        if good:
+        good = good and not summary["left_behind"]
+        if good or (interrupted and not summary["left_behind"]):
             shutil.rmtree(demo.work, ignore_errors=True)
         else:
+            say("\nLeft behind: " + (", ".join(summary["left_behind"]) or "nothing"))
             say(f"The logs are in {demo.work}")
     if good:
         say(f"\nAll stopped; nothing left behind.\n{len(summary['nodes'])} nodes: ready after "
             + ", ".join(f"{n['ready_ms']:.0f}" for n in summary["nodes"]) + " ms")
-    return 0 if good and not summary["left_behind"] else 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

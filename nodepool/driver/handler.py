@@ -12,7 +12,15 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError, SessionExpiredError
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
 
 from nodepool.driver.provider import NodeRequestHandlerNotifications
 from nodepool.driver.steps import LabelRecorder, Step, read_results
@@ -23,6 +31,8 @@ from nodepool.zk.locks import LockHandle, add_lock
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
+#: What says nothing about the request.
+CONNECTION_ERRORS = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError)
 #: How often a refused first transaction is tried again at once before the request goes back to the queue.
 CONFLICT_RETRIES = 3
 
@@ -141,7 +151,9 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
             return ["images are not available"]
         if not self.hasProviderQuota(self.request.node_types):
             return ["it would exceed quota"]
-        return []
+        # What the labels need has been asked now; the driver may have found one that can never work.
+        broken = sorted(set(self.request.node_types) & set(self.manager.errorLabels()))
+        return [f"node type(s) [{','.join(broken)}] cannot work"] if broken else []
 
     # -- filling the node set
 
@@ -157,9 +169,17 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
                 self.declineRequest()
             else:
                 self._fill()
-        except Exception:
-            self.log.exception("Declining node request due to exception in NodeRequestHandler:")
-            self.declineRequest()
+        except Exception as error:
+            self.trouble(error)
+
+    def trouble(self, error: Exception) -> None:
+        """A step has failed: decline, unless only ZooKeeper was out of reach."""
+        if isinstance(error, CONNECTION_ERRORS):
+            self.log.warning("ZooKeeper failed while working on the request: %r", error)
+            self._drop()
+            return
+        self.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
+        self.declineRequest()
 
     def _missing_labels(self) -> list[str]:
         missing = list(self.request.node_types)
@@ -328,9 +348,8 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
             results, error = None, SessionExpiredError()
         try:
             then(*args, results, error)
-        except Exception:
-            self.log.exception("Declining node request due to exception in NodeRequestHandler:")
-            self.declineRequest()
+        except Exception as error:
+            self.trouble(error)
         if self._poll_later and not self._busy:
             self._poll_later = False
             self.poll()
@@ -712,7 +731,8 @@ class NodeRequestHandler(NodeRequestHandlerNotifications, abc.ABC):
         self.log.warning("Dropping the request; it is picked up again from ZooKeeper")
         self._set_paused(False)
         abandoned = self.zk.kazoo_client.abandoned if self.zk is not None else None
-        for record in (*self.nodeset, self.request):
+        records: list[Any] = [*self.nodeset, self.request]
+        for record in records:
             handle, record.lock = record.lock, None
             if abandoned is not None and isinstance(handle, LockHandle):
                 abandoned.add(handle.path)  # the session may live on

@@ -83,6 +83,8 @@ class MinReady(threading.Thread):
             if label.min_ready <= 0:
                 continue
             if self._need(label) <= 0:
+                if self._arriving(label):
+                    wait = min(wait, 0.1)
                 continue
             not_before = self._not_before.get(label.name, 0)
             if now < not_before:
@@ -100,7 +102,19 @@ class MinReady(threading.Thread):
         with zk.request_tree.lock:
             # The node of a fulfilled one is still allocated and therefore not among the ready ones.
             wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
-        return int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted)
+        return int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted) - self._arriving(label)
+
+    def _arriving(self, label: Any) -> int:
+        """Nodes of finished requests that are just being read.
+
+        A launcher frees the node and removes its request in one transaction; we see the removal at once, the free
+        node only when it has been read.
+        """
+        tree = self.nodepool.zk.node_tree
+        with tree.lock:
+            found = [tree.nodes.get(path.rsplit("/", 1)[1]) for path in list(tree.reading)]
+        return sum(1 for node in found if node is not None and label.name in node.type and node.requestor == MIN_READY
+                   and node.allocated_to is not None)
 
     def _servable(self, label: Any) -> bool:
         """Whether some pool of ours could serve it, quota aside."""
@@ -135,7 +149,10 @@ class MinReady(threading.Thread):
             raise
         try:
             # What others created before our mark has been announced to us; reading it must have come to its end.
-            kazoo.exists(mark)
+            for _ in range(5):
+                kazoo.exists(mark)
+                if not zk.request_tree._deferred:
+                    break
             need = self._need(label)
             if need <= 0:
                 return True

@@ -265,7 +265,6 @@ class PoolWorker(threading.Thread):
 
     def _begin(self, handler: Any, manager: Any, check_only: bool) -> None:
         """First step of a handler: only look while the pool is paused, else serve it."""
-        request = handler.request
         try:
             if isinstance(manager, QuotaSupport):
                 shortage = self._tenant_shortage(handler, manager)
@@ -280,9 +279,8 @@ class PoolWorker(threading.Thread):
                 handler.log.info("Declining node request because: %s", ", ".join(reasons))
                 handler.declineRequest()
                 return
-        except Exception:
-            self.log.exception("Declining request %s due to exception:", request.id)
-            handler.declineRequest()
+        except Exception as error:
+            handler.trouble(error)
             return
         handler.run()
 

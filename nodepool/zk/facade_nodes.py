@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kazoo.exceptions import NoNodeError, NotEmptyError
+from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
 from nodepool.exceptions import ZKException, ZKLockException
 from nodepool.zk import locks, paths
@@ -229,6 +229,9 @@ class NodeMethods(FacadeBase):
         try:
             self.writer.run(txn)
         except TransactionFailed:
+            return False
+        except (KazooException, TimeoutError) as error:
+            self.log.warning("Cannot make room in %s %s now: %r", provider_name, pool_name, error)
             return False
         self.log.info("Deleting idle node %s of %s %s to make room", node.id, provider_name, pool_name)
         return True

@@ -73,19 +73,22 @@ class LauncherProcess:
     """The nodepool-launcher program in the foreground."""
 
     def __init__(self, bench: Bench, config: pathlib.Path, name: str, crash_at: str = "", **environment: str) -> None:
+        self.prepare(bench, config, name)
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(HERE / "drivers"),
+               "NODEPOOL_JOURNAL": str(bench.journal), "NODEPOOL_CRASH_AT": crash_at, **environment}
+        with open(self.log, "ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "serve.py"), "-f", "-c", str(self.config),
+                 "-p", str(bench.tmp / f"{name}.pid")], stdout=out, stderr=out, cwd="/", env=env)
+
+    def prepare(self, bench: Bench, config: pathlib.Path, name: str) -> None:
+        """A copy of the configuration with a web server of its own."""
         self.log = bench.tmp / f"{name}.log"
-        self.journal = bench.journal
         self.port = free_port()
         content = yaml.safe_load(config.read_text())
         content["webapp"] = {"port": self.port, "listen_address": "127.0.0.1"}
         self.config = bench.tmp / f"{name}.yaml"
         self.config.write_text(yaml.safe_dump(content))
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(HERE / "drivers"),
-               "NODEPOOL_JOURNAL": str(self.journal), "NODEPOOL_CRASH_AT": crash_at, **environment}
-        with open(self.log, "ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "serve.py"), "-f", "-c", str(self.config),
-                 "-p", str(bench.tmp / f"{name}.pid")], stdout=out, stderr=out, cwd="/", env=env)
 
     def rewrite(self, change: Callable[[dict[str, Any]], Any]) -> None:
         """Change the configuration file in one go."""
@@ -141,7 +144,7 @@ class Proxy:
     """TCP proxy in front of ZooKeeper.
 
     ``close`` ends all connections and accepts no data, ``hold`` lets nothing through but keeps them open (a silent
-    partition), ``open`` is normal.
+    partition), ``deaf`` lets requests through and swallows the answers, ``open`` is normal.
     """
 
     def __init__(self, target_port: int) -> None:
@@ -209,6 +212,8 @@ class Proxy:
                         return
                     while self._mode == "hold" and not self._stopping:
                         time.sleep(0.02)
+                    if self._mode == "deaf" and sock is server:
+                        continue
                     (server if sock is client else client).sendall(data)
         except OSError:
             pass
@@ -418,13 +423,16 @@ class Bench:
         assert created == deleted
         return {"requests": len(self.zuul.submitted), "created": created, "leaked": self.cloud.count("leaked")}
 
-    def transactions(self) -> list[dict[str, Any]]:
-        """All answered transactions of all launchers, in the order of the server."""
+    def answers(self) -> list[dict[str, Any]]:
+        """What became of every transaction of every launcher."""
         try:
-            lines = [json.loads(line) for line in self.journal.read_text().splitlines()]
+            return [json.loads(line) for line in self.journal.read_text().splitlines()]
         except FileNotFoundError:
             return []
-        return sorted((line for line in lines if not line["refused"]), key=lambda line: line["zxid"])
+
+    def transactions(self) -> list[dict[str, Any]]:
+        """All committed transactions of all launchers, in the order of the server."""
+        return sorted((line for line in self.answers() if not line["refused"]), key=lambda line: line["zxid"])
 
     def writers(self) -> dict[str, list[int]]:
         """Per node and request: the sessions that wrote it, in order, repetitions left out."""
@@ -461,13 +469,15 @@ def own_server() -> Iterator[dict[str, Any]]:
     tool = load_tool("zookeeper")
     root = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-fault-zk-"))
 
-    def start() -> None:
-        tool.start(root)
+    def stop() -> None:
+        tool.stop(root)
+        for process in tool._processes:
+            process.wait(10)
 
     try:
         settings = tool.start(root)
         yield {"hosts": f"127.0.0.1:{settings['port']}", "port": settings["port"], "ca": settings["ca"],
-               "cert": settings["cert"], "key": settings["key"], "start": start, "stop": lambda: tool.stop(root)}
+               "cert": settings["cert"], "key": settings["key"], "start": lambda: tool.start(root), "stop": stop}
     finally:
-        tool.stop(root)
+        stop()
         shutil.rmtree(root, ignore_errors=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import zookeeper_server
+from tests.conftest import wait_for, zookeeper_server
 from tests.faults.harness import Bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(150)]
@@ -27,6 +27,8 @@ CASES = [
     # The launcher that cleans up dies, too (and the third one has to do it).
     "txn-after:1,txn-before:1", "txn-after:2,txn-after:1", "txn-after:3,txn-after:2", "create-after:2,txn-before:3",
     "txn-after:8,delete-after:1",
+    # With min-ready nodes: their requests, the hand-over of one that is ready, its replacement.
+    *(f"ready:txn-after:{n}" for n in range(1, 13)),
 ]
 
 
@@ -46,6 +48,8 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     def run(case: str) -> dict[str, Any]:
         bench = Bench(settings, tmp / case.replace(":", "-").replace(",", "-"))
         try:
+            if case.startswith("ready:"):
+                return ready_life(bench, case.removeprefix("ready:"))
             return one_life(bench, case.split(",") if case else [])
         finally:
             bench.close()
@@ -78,6 +82,35 @@ def one_life(bench: Bench, crashes: list[str]) -> dict[str, Any]:
                                     for op in line["ops"]) for line in bench.transactions())}
 
 
+def ready_life(bench: Bench, crash: str) -> dict[str, Any]:
+    """One node that is kept ready is handed over and used; at last nothing is kept any more."""
+    label = {"name": "l0", "min-ready": 1}
+    config = bench.config(labels=[label])
+    launchers = [bench.start(config, crash_at=crash, wait=False)]
+
+    def revive() -> None:
+        if not launchers[-1].alive():
+            launchers.append(bench.start(config, wait=False))
+
+    def kept() -> bool:
+        revive()
+        nodes = list(zuul.read("nodes").values())
+        return len(nodes) == 1 and nodes[0]["state"] == "ready" and not nodes[0]["allocated_to"] and not any(
+            r["requestor"] != "zuul" for r in zuul.read("requests").values())
+
+    zuul = bench.zuul
+    wait_for(kept, 30, "the ready node")
+    request_id = zuul.submit("l0")
+    zuul.wait_fulfilled([request_id], 30, revive)
+    zuul.use([request_id])
+    wait_for(kept, 30, "the next ready node")
+    launchers[-1].kill()
+    bench.start(bench.config(labels=[{"name": "l0", "max-ready-age": 1}]), wait=False)
+    bench.wait_nothing_left(30)
+    bench.check_fencing()
+    return {**bench.check_counts(), "launchers": len(launchers)}
+
+
 def test_all_transactions_are_covered(outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     result = outcomes[""].result()
     assert result == {"requests": 1, "created": 2, "leaked": 0, "launchers": 1, "transactions": result["transactions"]}
@@ -88,4 +121,4 @@ def test_all_transactions_are_covered(outcomes: dict[str, Future[dict[str, Any]]
 def test_killed(case: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     result = outcomes[case].result()
     assert result["requests"] == 1
-    assert result["launchers"] > 1 or case.endswith(f":{TRANSACTIONS}"), "the point was never passed"
+    assert result["launchers"] > 1 or case.endswith((f":{TRANSACTIONS}", ":11", ":12")), "the point was never passed"

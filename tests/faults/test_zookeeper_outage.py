@@ -13,7 +13,9 @@ import pytest
 from tests.conftest import wait_for
 from tests.faults.harness import SESSION, Bench, Proxy, own_server
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(120),
+              # kazoo leaves the socket of a refused TLS connection to the garbage collector.
+              pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 REQUESTS = 30
 
@@ -79,7 +81,7 @@ def test_not_there_at_the_start(bench: Bench) -> None:
         pattern = re.compile(rf"^.*{re.escape(proxy.host)}.*$", re.MULTILINE)
         began = time.monotonic()
         wait_for(lambda: len(set(pattern.findall(launcher.text()))) >= 2, 25, "two messages naming the server")
-        assert time.monotonic() - began < 23
+        assert time.monotonic() - began < 15
         assert launcher.alive() and not launcher.ready()
         assert "Traceback" not in launcher.text()
         proxy.set("open")

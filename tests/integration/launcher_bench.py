@@ -298,6 +298,18 @@ class LauncherBench:
             pool.stop()
 
 
+def expire_session(pool: Any) -> None:
+    """Let the server end the launcher's session, as after a long silence."""
+    from kazoo.client import KazooClient
+
+    kazoo = pool.zk.kazoo_client
+    other = KazooClient(hosts=",".join(f"{h}:{p}" for h, p in kazoo.hosts), client_id=kazoo.client_id, use_ssl=True,
+                        certfile=kazoo.certfile, keyfile=kazoo.keyfile, ca=kazoo.ca)
+    other.start(10)
+    other.stop()
+    other.close()
+
+
 def make_bench(chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[LauncherBench]:
     bench = LauncherBench(chroot, monkeypatch, tmp_path)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -108,3 +109,25 @@ def test_a_minimal_request(bench: LauncherBench) -> None:
         "/nodepool/requests/100-", b'{"state": "requested", "node_types": ["fake-label"]}', sequence=True)
     bench.wait_request(path.rsplit("/", 1)[1], "fulfilled")
     assert bench.wait_request(bench.submit(), "fulfilled")["nodes"] == []
+
+
+@pytest.mark.spec("launcher.md 8.5, driver-api.md 7.3: a label that can never work is offered as broken, the rest works")
+def test_a_misconfigured_label(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+    from nodepool.exceptions import RuntimeConfigurationException
+
+    pool = bench.start(config(provider(labels=["fake-label", "broken"])))
+    adapter = bench.adapter("fake-provider")
+    original = adapter.getQuotaForLabel
+
+    def quota(label: Any) -> Any:
+        if label.name == "broken":
+            raise RuntimeConfigurationException("induced")
+        return original(label)
+
+    adapter.getQuotaForLabel = quota
+    for _ in range(2):
+        assert bench.wait_request(bench.submit("broken"), "failed")["declined_by"]
+    bench.fulfilled("fake-label")
+    assert set(pool.getProviderManager("fake-provider").errorLabels()) == {"broken"}
+    assert len([r for r in caplog.records if "cannot work" in r.getMessage()]) == 1
+    bench.wait_nodes(1)

@@ -194,3 +194,21 @@ def test_a_node_locked_while_it_is_to_be_deleted(bench: LauncherBench) -> None:
     bench.zuul.unlock(node_id)
     bench.wait_gone(node_id)
     wait_for(lambda: not bench.servers("fake-provider"))
+
+
+@pytest.mark.spec("zookeeper-schema.md 6 rule 1: swept when old and without a live contender")
+def test_request_locks_are_swept_with_care(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.launcher.LOCK_CLEANUP", 0)
+    root = "/nodepool/requests-lock"
+    for name in ("200-0000000001", "200-0000000002"):
+        bench.zuul.client.create(f"{root}/{name}", makepath=True)
+    held = bench.zuul.client.create(f"{root}/200-0000000002/{'a' * 32}__lock__", ephemeral=True, sequence=True)
+    waiting = bench.submit("nowhere", state="failed")
+    bench.zuul.client.create(f"{root}/{waiting}")
+    bench.start(config(provider()), cleanup_interval=0.2)
+    wait_for(lambda: "200-0000000001" not in bench.zk.getNodeRequestLockIDs())
+    bench.use_up(bench.fulfilled("fake-label")[0])
+    assert set(bench.zk.getNodeRequestLockIDs()) >= {"200-0000000002", waiting}
+    bench.zuul.client.delete(held)
+    bench.zuul.cancel(waiting)
+    wait_for(lambda: not bench.zk.getNodeRequestLockIDs())

@@ -9,7 +9,7 @@ import pytest
 
 from nodepool.nodescan import NodescanRequest
 from tests.conftest import wait_for
-from tests.integration.launcher_bench import LauncherBench, StatsdReceiver, config, provider
+from tests.integration.launcher_bench import LauncherBench, StatsdReceiver, config, expire_session, provider
 
 pytestmark = pytest.mark.filterwarnings("ignore:The 'http_status' parameter")
 
@@ -156,7 +156,7 @@ def test_a_lost_session_drops_the_handlers(bench: LauncherBench) -> None:
     wait_for(lambda: cloud._server_list)
     worker = pool.getPoolWorkers("fake-provider")[0]
     handler = worker.request_handlers[0]
-    expire(pool)
+    expire_session(pool)
     wait_for(lambda: handler.done and handler not in worker.request_handlers)
     cloud.pause_creates = False
     for server in list(cloud._server_list):
@@ -167,18 +167,6 @@ def test_a_lost_session_drops_the_handlers(bench: LauncherBench) -> None:
     bench.wait_ready(pool)
     assert len(bench.zk.getRegisteredPools()) == 1
     bench.use_up(request_id)
-
-
-def expire(pool: Any) -> None:
-    """Let the server end the launcher's session, as after a long silence."""
-    from kazoo.client import KazooClient
-
-    kazoo = pool.zk.kazoo_client
-    other = KazooClient(hosts=",".join(f"{h}:{p}" for h, p in kazoo.hosts), client_id=kazoo.client_id, use_ssl=True,
-                        certfile=kazoo.certfile, keyfile=kazoo.keyfile, ca=kazoo.ca)
-    other.start(10)
-    other.stop()
-    other.close()
 
 
 @pytest.mark.spec("launcher.md 21 test_launcher failed_provider")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -194,27 +195,35 @@ def test_paused_gets_declined(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 test_launcher multiple_paused_requests; driver-api.md 14.12")
-def test_multiple_paused_requests(bench: LauncherBench) -> None:
-    """Two launches are refused by the cloud; they are served in the order of the requests."""
+def test_multiple_paused_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cloud refuses two launches under way; they are served in the order of the requests."""
     pool = bench.start(config(provider(pool={"max-servers": 2, "ignore-provider-quota": True})))
-    first, _nodes = bench.fulfilled("fake-label")
-    bench.use_up(first)
-    bench.quota(instances=0)
+    adapter, gate = bench.adapter("fake-provider"), threading.Event()
+    original = adapter._createServer
+
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        assert gate.wait(10)
+        raise RuntimeError("Quota exceeded")
+
+    monkeypatch.setattr(adapter, "_createServer", refuse)
     late = bench.submit("fake-label", priority="300")
-    worker = pool.getPoolWorkers("fake-provider")[0]
-    wait_for(lambda: len(worker.request_handlers) == 1)
+    bench.wait_request(late, "pending")
     early = bench.submit("fake-label", priority="100")
-    try:
-        wait_for(lambda: len(worker.paused_handlers) == 2, 1.0)
-        both = True
-    except AssertionError:
-        both = False  # the first was refused before the second came: a paused pool takes no more
-    bench.quota(instances=1)
-    record = bench.wait_request(early if both else late, "fulfilled")
-    other = late if both else early
-    assert bench.zuul.request(other)["state"] in ("pending", "requested")
-    bench.use_up(early if both else late)
-    assert bench.wait_request(other, "fulfilled")["nodes"] != record["nodes"]
+    bench.wait_request(early, "pending")
+    gate.set()
+    worker = pool.getPoolWorkers("fake-provider")[0]
+    wait_for(lambda: len(worker.paused_handlers) == 2)
+    # Somebody's nodes fill the pool; then there is room for one, and later for the other.
+    held = [bench.ready_node("fake-provider", "main", "fake-label", state="hold", resources={"instances": 1})
+            for _ in range(2)]
+    bench.wait_nodes(2)
+    monkeypatch.setattr(adapter, "_createServer", original)
+    assert len(worker.paused_handlers) == 2
+    bench.zuul.write_node(held[0].id, state="used")
+    bench.wait_request(early, "fulfilled")
+    assert bench.zuul.request(late)["state"] == "pending"
+    bench.zuul.write_node(held[1].id, state="used")
+    bench.wait_request(late, "fulfilled")
 
 
 @pytest.mark.spec("launcher.md 21 test_launcher exception_causing_decline_of_paused_request; driver-api.md 14.13")

@@ -247,3 +247,35 @@ def test_export_and_import(zk: Any) -> None:
     assert zk.exportImageData() == data
     assert zk.getImagePaused("image")
     assert zk.storeImageUpload("image", build_id, "prov", upload()) > number
+
+
+@pytest.mark.spec(SPEC + "tree_cache_parsing; schema 14: which path is what")
+def test_what_the_mirror_takes_for_what(zk: Any, zk_chroot: Chroot) -> None:
+    kazoo = zk_chroot.connect().client
+    record, root = b'{"state": "ready", "state_time": 1.0}', "/nodepool/images/image"
+    uploads = f"{root}/builds/b1/providers/prov/images"
+    for path, data in {
+            f"{root}/pause": b"", f"{root}/request-build": b"", f"{root}/builds/lock/{'a' * 32}__lock__0000000000": b"",
+            f"{root}/builds/b1": record, f"{root}/builds/b1/lock/x": record, f"{root}/builds/b1/other/y": record,
+            f"{uploads}/0000000001": record, f"{uploads}/lock/z": record, f"{uploads}/0000000001/lock/c": record,
+            f"{root}/odd/builds": record, "/nodepool/images/empty": b""}.items():
+        if kazoo.exists(path):
+            kazoo.set(path, data)
+        else:
+            kazoo.create(path, data, makepath=True)
+    for path in ("/nodepool/nodes/0000000001", "/nodepool/nodes/0000000002"):
+        kazoo.create(path, record)
+    kazoo.create(f"/nodepool/nodes/0000000001/lock/{'a' * 32}__lock__0000000003", makepath=True)
+    kazoo.create("/nodepool/nodes/0000000001/other/thing", record, makepath=True)
+    kazoo.create("/nodepool/nodes/0000000002/lock/nonsense", record, makepath=True)
+    second = ZooKeeper(zk_chroot.connect())
+    assert second.wait_synced(20)
+    for facade in (zk, second):  # by events, and by the first synchronisation
+        tree = facade.image_tree
+        wait_for(lambda t=tree: len(t.uploads) == 1 and t.builds and t.paused and t.requests)  # type: ignore[misc]
+        wait_for(lambda f=facade: f.node_tree.is_locked("0000000001"))  # type: ignore[misc]
+        assert (tree.names, set(tree.builds), tree.paused) == ({"image", "empty"}, {("image", "b1")}, {"image"})
+        assert set(tree.uploads) == {("image", "b1", "prov", "0000000001")}
+        assert set(facade.node_tree.nodes) == {"0000000001", "0000000002"}
+        assert not facade.node_tree.is_locked("0000000002")
+        assert facade.getNode("0000000001", cached=True).lock_contenders == {f"{'a' * 32}__lock__0000000003"}

@@ -47,7 +47,7 @@ def has(messages, *words):
     return any(all(word in message for word in words) for message in messages)
 
 
-@pytest.mark.spec("config.md 17: a file with `port: %(NODEPOOL_PORT)` validates and the validator holds the integer 8005")  # noqa: E501
+@pytest.mark.spec("config.md 17: a file with `port: %(NODEPOOL_PORT)` validates and the validator holds the integer 8005")
 def test_complete():
     validator = ConfigValidator(str(FIXTURES / "complete.yaml"))
     assert validator.validate(ENV) == 0
@@ -79,7 +79,7 @@ def test_bad_yaml(validate, tmp_path):
             ("      - name: i\n", "      - name: nope\n"),
             (":9:", "diskimage nope in provider fake-1 is not defined in the main diskimages list"),
         ),
-        (("labels:\n  - name: l\nd", "labels:\n  - name: o\nd"), (":13:", "label l in provider fake-1 not in top-level labels")),  # noqa: E501
+        (("labels:\n  - name: l\nd", "labels:\n  - name: o\nd"), (":13:", "label l in provider fake-1 not in top-level labels")),
         (
             ("diskimage: i", "diskimage: nope"),
             (":14:", "label l in provider fake-1 uses diskimage nope which is not defined in the main diskimages"),

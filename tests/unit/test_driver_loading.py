@@ -84,7 +84,7 @@ def test_builtin_directory_repeated(caplog):
     assert type(Drivers.get("openstack")).__name__ == "OpenStackDriver"
 
 
-@pytest.mark.spec("driver-api.md 1.2: an external directory may replace a built-in driver; the duplicate is warned about")  # noqa: E501
+@pytest.mark.spec("driver-api.md 1.2: an external directory may replace a built-in driver; the duplicate is warned about")
 def test_replaces_builtin(directory, caplog):
     reload([directory("test", DRIVER.format(name="Mine"))])
     assert type(Drivers.get("test")).__name__ == "Mine"

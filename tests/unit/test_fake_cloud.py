@@ -167,7 +167,7 @@ class TestLaunch:
 
     @pytest.mark.spec("driver-openstack.md 3.16: failing creations and deletions")
     def test_launch_and_delete_fail(self, provider, label, monkeypatch):
-        monkeypatch.setattr(fake.FakeAdapter, "fake_cloud", lambda *a: fake.FakeLaunchAndDeleteFailCloud(times_to_fail=1))  # noqa: E501
+        monkeypatch.setattr(fake.FakeAdapter, "fake_cloud", lambda *a: fake.FakeLaunchAndDeleteFailCloud(times_to_fail=1))
         adapter = fake.FakeAdapter(provider)
         machine = create(adapter, label)
         with pytest.raises(exceptions.LaunchStatusException):
@@ -243,7 +243,7 @@ class TestImagesAndLabels:
     @pytest.mark.spec("driver-openstack.md 3.25: Image metadata from both levels arrive at the cloud image")
     def test_upload(self, adapter, tmp_path):
         image_id = adapter.uploadImage(
-            None, "img", str(tmp_path / "x.qcow2"), image_format="qcow2", metadata={"nodepool_build_id": "1"}, sha256="s"  # noqa: E501
+            None, "img", str(tmp_path / "x.qcow2"), image_format="qcow2", metadata={"nodepool_build_id": "1"}, sha256="s"
         )
         image = adapter._client.get_image(image_id)
         assert image["properties"] == {"nodepool_build_id": "1"}
@@ -347,7 +347,7 @@ class TestImagesAndLabels:
 
 
 class TestLeaks:
-    @pytest.mark.spec("driver-openstack.md 3.22: DOWN ports: removed after two sightings and the interval, leaked.ports = 2")  # noqa: E501
+    @pytest.mark.spec("driver-openstack.md 3.22: DOWN ports: removed after two sightings and the interval, leaked.ports = 2")
     def test_ports(self, adapter, provider):
         now = [100.0]
         counted = []
@@ -393,7 +393,7 @@ class Pages:
 
 
 class TestListing:
-    @pytest.mark.spec("driver-openstack.md 2.2: paging by servers_links or the Link header; a repeated marker is an error")  # noqa: E501
+    @pytest.mark.spec("driver-openstack.md 2.2: paging by servers_links or the Link header; a repeated marker is an error")
     def test_pages(self):
         following = {"servers_links": [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]}
         pages = Pages({None: (["a", "b"], following), "b": (["c"], {"header": "http://x/?marker=c"}), "c": (["d"], {})})

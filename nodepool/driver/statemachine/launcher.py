@@ -128,7 +128,10 @@ class StateMachineNodeLauncher(StatsReporter):
     def _start(self) -> None:
         if not self._prepared:
             self.prepare()
-            self._save()
+            if isinstance(self.node.lock, LockHandle):
+                self._save_later()  # ZooKeeper out of reach is no failed attempt
+            else:
+                self._save()
         if self._prepare_error is not None:
             raise self._prepare_error
         node = self.node
@@ -391,6 +394,7 @@ class StateMachineNodeLauncher(StatsReporter):
                 self._lost = True
                 self.wake()
             elif isinstance(error, (SessionExpiredError, KazooException)):
+                self._sent_external_id = self._saved_external_id  # written again in the next pass
                 self.log.warning("Cannot write node %s: %r", node.id, error)
 
         try:

@@ -8,6 +8,7 @@ import itertools
 import math
 
 import voluptuous as v
+
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig, statemachine
 from nodepool.driver.utils import QuotaInformation
 
