@@ -155,6 +155,13 @@ class NodePool(threading.Thread):
         config = nodepool_config.loadConfig(self.configfile)
         if self.securefile:
             nodepool_config.loadSecureConfig(config, self.securefile)
+        if not config.zookeeper_servers:
+            raise ConfigurationError(f"{self.configfile}: No ZooKeeper servers specified in config (zookeeper-servers)")
+        if not (config.zookeeper_tls_cert and config.zookeeper_tls_key and config.zookeeper_tls_ca) \
+                and not config.zookeeper_insecure:
+            raise ConfigurationError(
+                f"{self.configfile}: A TLS ZooKeeper connection is required; please supply the zookeeper-tls config "
+                "values cert, key and ca (or set zookeeper-insecure: true to go without)")
         return config
 
     def updateConfig(self) -> None:
@@ -168,8 +175,12 @@ class NodePool(threading.Thread):
         except Exception as error:
             self._config_bad(error)
             return
+        try:
+            self._apply(config)
+        except ConfigurationError as error:  # found out only now, such as an unreadable certificate
+            self._config_bad(error)
+            return
         self._config_good()
-        self._apply(config)
 
     def _config_good(self) -> None:
         if self.config_error is not None:

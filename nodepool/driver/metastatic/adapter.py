@@ -127,6 +127,7 @@ class MetastaticAdapter(Adapter):
             self.stop_event.set()
             requests = list(self.requests.open)
         self._unlisten()
+        self.housekeeping.timer.stop()
         for request_id in requests:
             # Its node would arrive for nobody.
             self.requests.forget(request_id, delete=True)
@@ -196,8 +197,11 @@ class MetastaticAdapter(Adapter):
         with self.lock:
             self._waiting.pop(node_id, None)
             record = self.book.deallocate(node_id)
-            if record is not None and record.lost and record.isEmpty():
+            if record is None or not record.isEmpty():
+                return
+            if record.lost:
                 self.book.drop(record)
+        self.housekeeping.became_idle(record)
 
     def live_node(self, record: BackingNodeRecord) -> Node | None:
         """The backing node, None when it cannot be used any more."""
