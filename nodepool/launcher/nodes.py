@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
 
 DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
-#: An init node without a request may belong to a launch that is just being written, for so many seconds.
-INIT_AGE = 300.0
+#: An init node without a request may belong to a launch that is just being written, for so many seconds while its
+#: launcher lives, and is looked at so often (seconds).
+INIT_AGE, INIT_LOOK = 300.0, 5.0
 
 
 class NodeReconciler:
@@ -120,8 +121,9 @@ class NodeReconciler:
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
             return None
         age = self._now() - (node.state_time or 0)
-        if age < INIT_AGE:
-            return INIT_AGE - age + 0.01
+        if age < INIT_AGE and any(pool.id == node.launcher for pool in self.nodepool.zk.getRegisteredPools()):
+            # Its maker is alive; when that ends this node is not announced.
+            return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
         changed = node.copy()
         changed.state = zk.DELETING
         self._change(node, changed, "Node %s was never launched and its request is gone")

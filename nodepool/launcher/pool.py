@@ -26,6 +26,7 @@ from nodepool.provider_manager import ProviderManager
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.records import ABORTED, DELETING, FAILED, HOLD, INIT, READY, Node, NodeRequest
+from nodepool.zk.requests import MIN_READY
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds for an orderly stop, and how much of it running launches may take.
@@ -401,11 +402,11 @@ class NodePool(threading.Thread):
                 if entry is not None and entry.min_ready > 0:
                     self.min_ready.wake()
 
-    def _request_changed(self, request_id: str, _old: NodeRequest | None, new: NodeRequest | None) -> None:
+    def _request_changed(self, request_id: str, old: NodeRequest | None, new: NodeRequest | None) -> None:
         self.assignment.request_changed(request_id, new)
         self.statistics.wake()
-        if self.min_ready.owns(request_id):
-            self.min_ready.wake()
+        if self.min_ready.owns(request_id) or (new is None and old is not None and old.requestor == MIN_READY):
+            self.min_ready.wake()  # also when one of another launcher, that has died, is gone
         if new is None and self.zk is not None:
             handler = self._handlers.get(request_id)
             if handler is not None:

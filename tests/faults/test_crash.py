@@ -121,4 +121,6 @@ def test_all_transactions_are_covered(outcomes: dict[str, Future[dict[str, Any]]
 def test_killed(case: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     result = outcomes[case].result()
     assert result["requests"] == 1
-    assert result["launchers"] > 1 or case.endswith((f":{TRANSACTIONS}", ":11", ":12")), "the point was never passed"
+    # (Deletions at the same time may be merged into one transaction.)
+    last = int(case.rsplit(":", 1)[1]) >= TRANSACTIONS - 2
+    assert result["launchers"] > 1 or last, "the point was never passed"

@@ -73,7 +73,8 @@ def test_a_bad_file_is_kept_out(bench: Bench) -> None:
     bench.wait_pools(1)
     good = launcher.config.read_text()
     ids = [zuul.submit("l0") for _ in range(5)]
-    bad = {"broken YAML": good + "\n  - : [", "a label nobody defines": good.replace("labels:\n- name: l0", "labels:\n- name: other", 1), "empty": ""}
+    bad = {"broken YAML": good + "\n  - : [", "empty": "",
+           "a label nobody defines": good.replace("labels:\n- name: l0", "labels:\n- name: other", 1)}
     for what, text in bad.items():
         launcher.config.write_text(text)
         wait_for(lambda: "stale" in launcher.readiness(), 5, f"{what}: readiness tells")

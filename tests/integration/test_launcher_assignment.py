@@ -218,7 +218,8 @@ def test_a_ready_node_of_a_missing_request_is_freed(bench: LauncherBench) -> Non
 @pytest.mark.spec("zookeeper-schema.md 10.4, 10.5; schema 8.8")
 def test_an_allocated_node_is_not_touched_while_zuul_holds_it(bench: LauncherBench) -> None:
     """Between Zuul's removal of the request and ``in-use`` the node is ready, locked and allocated to nobody."""
-    bench.start(config(provider(pool={"max-servers": 1}), labels={"fake-label": {"max-ready-age": 1}}))
+    bench.start(config(provider(labels=["fake-label", "other"], pool={"max-servers": 1}),
+                       labels={"fake-label": {"max-ready-age": 1}, "other": {"max-ready-age": 1}}))
     request_id, nodes = bench.fulfilled("fake-label")
     node_id = bench.zuul.request(request_id)["nodes"][0]
     bench.zuul.lock(node_id)
@@ -227,7 +228,7 @@ def test_an_allocated_node_is_not_touched_while_zuul_holds_it(bench: LauncherBen
     bench.wait_request(second, "pending")
     bench.zuul.write_node(node_id, state="ready", state_time=1.0)
     # Something else that the reconciler expires, so that we know that it has been at work.
-    expired = bench.ready_node("fake-provider", "main", "fake-label", state_time=1.0)
+    expired = bench.ready_node("fake-provider", "main", "other", state_time=1.0)
     bench.wait_gone(expired.id)
     assert bench.zuul.node(node_id)["allocated_to"] == request_id == nodes[0].allocated_to
     bench.zuul.write_node(node_id, state="in-use")
