@@ -31,6 +31,8 @@ SortKey = tuple[str, int, str]
 
 #: After so many decisions newcomers are sorted in, so that an urgent one overtakes a flood.
 ROUND = 32
+#: Seconds that other launchers get to register again after a lost session; counted from the reconnect.
+REGISTRATION_GRACE = 5.0
 #: Seconds after which waiting requests are looked at again without any event (safety net).
 RESYNC = 30.0
 
@@ -48,6 +50,13 @@ class RequestClass:
     reason: str | None = None
     #: Launcher ids of paused pools that found nothing to decline, and for which state of affairs.
     checked: dict[str, int] = field(default_factory=dict)
+    #: Launcher ids of pools that have looked and cannot serve it now, with the reason; until something changes.
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def look_again(self) -> None:
+        """Something has changed."""
+        self.reason = None
+        self.refused.clear()
 
     def __post_init__(self) -> None:
         self.labels = frozenset(self.node_types)
@@ -98,6 +107,9 @@ def choose(
         if best is not None and best < pool.priority:
             reasons.append(f"{worker.label}: a pool of better priority is open")
             continue
+        if pool.id in cls.refused:
+            reasons.append(f"{worker.label}: {cls.refused[pool.id]}")
+            continue
         reason = worker.admission(cls)
         if reason is None and worker.paused:
             if cls.checked.get(pool.id) != version:
@@ -133,6 +145,12 @@ class Assignment(threading.Thread):
         #: Grows whenever a decline check may come out differently.
         self.version = 0
         self.decisions = 0
+        #: Nothing is declined before this moment (monotonic seconds).
+        self.others_return_until = 0.0
+
+    def session_lost(self) -> None:
+        """ZooKeeper may have been gone for everybody: give other launchers time to register again."""
+        self.others_return_until = time.monotonic() + REGISTRATION_GRACE
 
     # -- input, from any thread
 
@@ -160,15 +178,15 @@ class Assignment(threading.Thread):
         with self._condition:
             for cls in self._classes.values():
                 if cls.reason is not None and reason in cls.reason and cls.queue:
-                    cls.reason = None
+                    cls.look_again()
                     self._dirty.setdefault(cls.queue[0][1], None)
             self._condition.notify()
 
     def release(self, request_id: str, wait_for: str | None = None, retry_after: float = 0.0,
-                checked_by: str | None = None) -> None:
+                checked_by: str | None = None, refused_by: str | None = None) -> None:
         """A pool is through with the request; when it is still open it is queued again.
 
-        :param wait_for: the reason why its class has to wait for a change.
+        :param wait_for: the reason why its class has to wait for a change; only for this pool with ``refused_by``.
         :param retry_after: seconds to leave it alone.
         """
         with self._condition:
@@ -185,6 +203,9 @@ class Assignment(threading.Thread):
                     self._dirty.setdefault(request_id, None)
                     if checked_by is not None:
                         entry[0].checked[checked_by] = self.version  # another pool may still take it
+                    elif wait_for is not None and refused_by is not None:
+                        if unchanged:
+                            entry[0].refused[refused_by] = wait_for
                     elif wait_for is not None and unchanged:
                         entry[0].reason = wait_for
                     if entry[0].reason is None or wait_for is None:
@@ -286,6 +307,9 @@ class Assignment(threading.Thread):
                 request_id = heapq.heappop(self._timers)[1]
                 self._claimed.discard(request_id)
                 self._dirty[request_id] = None
+                entry = self._where.get(request_id)
+                if entry is not None:
+                    entry[0].look_again()
             dirty, self._dirty = self._dirty, {}
             for request_id in dirty:
                 self._refresh(request_id)
@@ -295,7 +319,7 @@ class Assignment(threading.Thread):
                 for key in empty:
                     del self._classes[key]
                 for cls in self._classes.values():
-                    cls.reason = None
+                    cls.look_again()
             heads = [(cls.queue[0], id(cls), cls) for cls in self._classes.values()
                      if cls.queue and cls.reason is None]
         if not ready or not heads:
@@ -321,6 +345,12 @@ class Assignment(threading.Thread):
         self.decisions += 1
         events = self._events
         decision = choose(cls, pools, workers, self.version)
+        wait = self.others_return_until - time.monotonic() if decision.decline_by else 0.0
+        if wait > 0:
+            # Everybody's registration went with the session: who can serve it may not be back yet.
+            decision = Decision(reason="after a lost session: other launchers may still have to register again")
+            with self._condition:
+                heapq.heappush(self._timers, (time.monotonic() + wait + 0.01, request_id))
         with self._condition:
             if not cls.queue or cls.queue[0][1] != request_id:
                 return

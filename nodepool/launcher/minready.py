@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from nodepool.zk import paths
-from nodepool.zk.records import FAILED, FULFILLED, REQUESTED, NodeRequest
+from nodepool.zk.records import BUILDING, FAILED, FULFILLED, READY, REQUESTED, NodeRequest
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -105,16 +105,18 @@ class MinReady(threading.Thread):
         return int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted) - self._arriving(label)
 
     def _arriving(self, label: Any) -> int:
-        """Nodes of finished requests that are just being read.
+        """Nodes made for min-ready requests that are gone already; they are free in a moment.
 
-        A launcher frees the node and removes its request in one transaction; we see the removal at once, the free
-        node only when it has been read.
+        A launcher frees the node and removes its request in one transaction: we see the removal at once, the free
+        node only when it has been read.  When a launcher has died, its requests are gone before their nodes are freed.
         """
-        tree = self.nodepool.zk.node_tree
+        zk = self.nodepool.zk
+        tree = zk.node_tree
         with tree.lock:
-            found = [tree.nodes.get(path.rsplit("/", 1)[1]) for path in list(tree.reading)]
-        return sum(1 for node in found if node is not None and label.name in node.type and node.requestor == MIN_READY
-                   and node.allocated_to is not None)
+            found = [tree.nodes[i] for request_id, ids in tree.by_request.items()
+                     if zk.request_tree.get(request_id) is None for i in ids if i in tree.nodes]
+            return sum(1 for node in found if node.requestor == MIN_READY and label.name in node.type and (
+                node.state == READY or (node.state == BUILDING and tree.is_locked(node.id))))
 
     def _servable(self, label: Any) -> bool:
         """Whether some pool of ours could serve it, quota aside."""

@@ -92,6 +92,7 @@ class NodePool(threading.Thread):
         self._component: LauncherComponent | None = None
         self._watcher: Any = None
         self._begun = False
+        self._session_was_lost = False
         self.assignment = Assignment(self)
         self.node_reconciler = NodeReconciler(self)
         self.min_ready = MinReady(self)
@@ -328,11 +329,15 @@ class NodePool(threading.Thread):
 
     def _state_changed(self, state: str) -> None:
         if state == KazooState.LOST:
+            self._session_was_lost = True
             for worker in list(self._pool_threads.values()):
                 worker.session_lost()
             self.min_ready.session_lost()
             self.statistics.session_lost()
         elif state == KazooState.CONNECTED:
+            if self._session_was_lost:
+                self._session_was_lost = False
+                self.assignment.session_lost()
             self.cleanup.wake()
 
     def _tree_synced(self) -> None:

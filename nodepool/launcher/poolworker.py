@@ -177,7 +177,7 @@ class PoolWorker(threading.Thread):
             assignment.release(handler.request.id, retry_after=retry_after)
             self._launches_ended()
         else:
-            assignment.release(handler.request.id, wait_for=f"{self.label}: nothing free")
+            assignment.release(handler.request.id, wait_for="nothing free", refused_by=self.launcher_id)
             self._launches_ended()
 
     # -- what the assignment uses
@@ -249,7 +249,8 @@ class PoolWorker(threading.Thread):
             return
         manager = self.getProviderManager()
         if manager is None:
-            assignment.release(request_id, wait_for=f"{self.label}: the provider is not running")
+            assignment.release(request_id, wait_for="the provider is not running",
+                               refused_by=self.launcher_id)
             self._launches_ended()
             return
         try:
@@ -269,7 +270,7 @@ class PoolWorker(threading.Thread):
             if isinstance(manager, QuotaSupport):
                 shortage = self._tenant_shortage(handler, manager)
                 if shortage is not None:
-                    self._withdraw(handler, wait_for=f"{self.label}: {shortage}")
+                    self._withdraw(handler, wait_for=shortage)
                     return
             if check_only or self.paused:
                 reasons = handler.getDeclinedReasons()
@@ -290,7 +291,8 @@ class PoolWorker(threading.Thread):
             self.request_handlers.remove(handler)
         self._mailboxes.pop(handler, None)
         self.nodepool.handler_finished(handler)
-        self.nodepool.assignment.release(handler.request.id, wait_for=wait_for, checked_by=checked_by)
+        self.nodepool.assignment.release(
+            handler.request.id, wait_for=wait_for, checked_by=checked_by, refused_by=self.launcher_id)
         self._launches_ended()
 
     def _tenant_shortage(self, handler: Any, manager: Any) -> str | None:

@@ -21,7 +21,8 @@ def _http_error(name: str, message: str, status: int) -> Exception:
     # The SDK is imported when something fails only: it is big.
     from openstack import exceptions as sdk
 
-    error: Exception = getattr(sdk, name)(message, http_status=status)
+    error: Exception = getattr(sdk, name)(message)
+    error.status_code = status  # type: ignore[attr-defined]
     return error
 
 
