@@ -38,7 +38,8 @@ def check(path: str, expected: str) -> None:
     wanted = {name: p.default for name, p in inspect.signature(template["f"]).parameters.items()}
     have = parameters(path)
     assert list(have)[: len(wanted)] == list(wanted), path
-    assert {name: have[name] for name in wanted} == wanted, path
+    given = {name: default for name, default in wanted.items() if default is not EMPTY}
+    assert {name: have[name] for name in given} == given, path
     assert all(default is not EMPTY for name, default in have.items() if name not in wanted), path
 
 
@@ -80,7 +81,7 @@ def test_daemon_attributes() -> None:
     assert parameters("nodepool.cmd.config_validator:ConfigValidator.validate") == {"env": os.environ}
     assert parameters("nodepool.config:loadConfig") == {"config_path": EMPTY, "env": os.environ}
     assert ConfigValidator("x").validate({}) == 1
-    client = ZooKeeperClient("127.0.0.1:1/chroot", False, 10.0, "cert", "key", "ca")
+    client = ZooKeeperClient("127.0.0.1:1/chroot", insecure=True)
     for name in ("connect", "disconnect"):
         assert callable(getattr(client, name))
     client.disconnect()  # never connected
@@ -223,7 +224,7 @@ def test_facade_properties() -> None:
     from nodepool.zk import ZooKeeperClient
     from nodepool.zk.zookeeper import ZooKeeper
 
-    client = ZooKeeperClient("127.0.0.1:1", tls_cert="cert", tls_key="key", tls_ca="ca")
+    client = ZooKeeperClient("127.0.0.1:1", insecure=True)
     facade = ZooKeeper(client, enable_cache=False)
     assert facade.client is client
     assert hasattr(type(facade), "kazoo_client")
@@ -360,7 +361,7 @@ DRIVER_SIGNATURES = {
     "nodepool.driver.statemachine:Adapter.notifyNodescanFailure": "label, external_id",
     "nodepool.driver.statemachine:Resource": "metadata, type",
     "nodepool.driver.statemachine:StateMachineNodeLauncher": "handler, node, provider_config",
-    "nodepool.driver.statemachine:StateMachineNodeDeleter": "zk, provider_manager, node",
+    "nodepool.driver.statemachine:StateMachineNodeDeleter": "zk_conn, provider_manager, node",
     "nodepool.driver.statemachine:NodescanRequest": "node, host_key_checking, timeout, log",
     "nodepool.driver.statemachine:NodescanRequest.advance": "socket_ready",
     "nodepool.nodeutils:nodescan": "ip, port=22, timeout=60, gather_hostkeys=True",

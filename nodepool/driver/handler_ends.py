@@ -1,0 +1,364 @@
+"""How a request ends: fulfilled, declined, given back, dropped (driver-api.md 5.6, launcher.md section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
+
+from nodepool.driver.handler_base import HandlerBase
+from nodepool.zk import paths
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.locks import LockHandle
+from nodepool.zk.writer import TransactionFailed, Txn
+
+#: What says nothing about the request.
+CONNECTION_ERRORS = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError)
+
+
+class RequestEnds(HandlerBase):
+    """Writes the end of a request and frees what it held."""
+
+    # -- transactions
+
+    def _submit(self, txn: Txn, then: Callable[..., None], *args: Any) -> None:
+        """Send a transaction; ``then(*args, results, error)`` is the next step of this handler."""
+        self._busy = True
+
+        def answered(results: list[Any] | None, error: BaseException | None) -> None:
+            self.pw.post(self, self._answered, then, args, results, error)
+
+        self.zk.writer.submit(txn, answered)
+
+    def _answered(self, then: Callable[..., None], args: tuple[Any, ...], results: list[Any] | None,
+                  error: BaseException | None) -> None:
+        self._busy = False
+        if self.done and results is not None:
+            # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper.
+            for result in results:
+                if isinstance(result, str) and "__lock__" in result:
+                    self.zk.kazoo_client.abandoned.add(result)
+            results, error = None, SessionExpiredError()
+        try:
+            then(*args, results, error)
+        except Exception as error:
+            self.trouble(error)
+        if self._poll_later and not self._busy:
+            self._poll_later = False
+            self.poll()
+
+    def trouble(self, error: Exception) -> None:
+        """A step has failed: decline, unless only ZooKeeper was out of reach."""
+        if isinstance(error, CONNECTION_ERRORS):
+            self.log.warning("ZooKeeper failed while working on the request: %r", error)
+            self._drop()
+            return
+        self.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
+        self.declineRequest()
+
+    def _set_paused(self, paused: bool) -> None:
+        if self.paused != paused:
+            self.paused = paused
+            self.pw.pause_changed(self)
+
+    # -- ends
+
+    def poll(self) -> bool:
+        """Look whether the nodes are complete and finish the request; True when it is done."""
+        if self.done:
+            return True
+        if self._busy or self._finishing:
+            self._poll_later = True
+            return False
+        if self._declined:
+            return self._poll_declined()
+        requests = self.zk.request_tree
+        gone = self.accepted and requests.get(self.request.id) is None and requests.synced.is_set()
+        if self.paused and not gone:
+            self._save_ready()
+            return False
+        if not self.launchesComplete():
+            if gone and self.paused:
+                self._set_paused(False)
+            return False
+        if not self.accepted:
+            return False
+        self._sort_nodes()
+        if gone:
+            self.log.info("Node request was removed by its owner; releasing its nodes")
+            self._release(None)
+        elif self._failed_nodes:
+            self.log.info("Declining node request because nodes failed: %s", [n.id for n in self._failed_nodes])
+            self.declineRequest()
+        elif len(self._ready_nodes) < len(self.request.node_types):
+            # Aborted for quota: go on when there is some.
+            self._set_paused(True)
+            self.pw.post(self, self.pw.retry_later, self)
+        else:
+            self._fulfil()
+        return self.done
+
+    def _save_ready(self) -> None:
+        """The end of the request is not near: show (and keep over a crash) the nodes that are ready."""
+        for node in self.nodeset:
+            if node.state != zk.READY or not node.unsaved or not isinstance(node.lock, LockHandle):
+                continue
+            node.unsaved = False
+            txn = Txn(self.zk.kazoo_client)
+            txn.check(node.lock.path)
+            txn.set(paths.node(node.id or ""), node.serialize(), tree=self.zk.node_tree, record=node.copy())
+
+            def written(_results: list[Any] | None, error: BaseException | None, node: zk.Node = node) -> None:
+                if error is not None:
+                    node.unsaved = True  # written together with the request
+
+            self.zk.writer.submit(txn, written)
+
+    def _sort_nodes(self) -> None:
+        self._failed_nodes, self._ready_nodes = [], []
+        aborted = []
+        for node in self.nodeset:
+            if node.state == zk.READY:
+                self._ready_nodes.append(node)
+            elif node.state == zk.ABORTED:
+                aborted.append(node)
+            else:
+                self._failed_nodes.append(node)
+        for node in aborted:
+            self.nodeset.remove(node)
+            self._satisfied_types.removeNode(node.id)
+            self._unlock_one(node)
+
+    def _unlock_one(self, node: zk.Node) -> None:
+        handle, node.lock = node.lock, None
+        if isinstance(handle, LockHandle):
+            txn = Txn(self.zk.kazoo_client)
+            txn.delete(handle.path)
+            self.zk.writer.submit(txn)
+
+    def _ordered_ids(self, have: list[tuple[str, str]]) -> list[str]:
+        """Node ids in the order of the requested labels."""
+        have = list(have)
+        result = []
+        for label in self.request.node_types:
+            index = next(i for i, (other, _) in enumerate(have) if other == label)
+            result.append(have.pop(index)[1])
+        return result
+
+    def _fulfil(self) -> None:
+        self._finishing = True
+        self.request.nodes = self._ordered_ids(
+            [(entry["label"], entry["node_id"]) for entry in self._satisfied_types.data])
+        self.request.state = zk.FULFILLED
+        txn = Txn(self.zk.kazoo_client)
+        for node in self.nodeset:
+            self._add_unlock(txn, node, write=node.unsaved)
+        index = self._add_request_end(txn)
+        self._submit(txn, self._fulfilled, index)
+
+    def _add_unlock(self, txn: Txn, node: zk.Node, write: bool) -> None:
+        if write:
+            txn.set(paths.node(node.id or ""), node.serialize(), tree=self.zk.node_tree, record=node.copy())
+        if isinstance(node.lock, LockHandle):
+            txn.delete(node.lock.path)
+
+    def _add_request_end(self, txn: Txn) -> int:
+        """Write the request, then give up its lock."""
+        request = self.request
+        index = txn.set(paths.request(request.id or ""), request.serialize(),
+                        request.stat.version if request.stat else -1, tree=self.zk.request_tree, record=request.copy())
+        if self.accepted:
+            txn.delete(request.lock.path)
+        return index
+
+    def _fulfilled(self, _index: int, _results: list[Any] | None, error: BaseException | None) -> None:
+        self._finishing = False
+        if error is None:
+            self.log.info("Fulfilled node request with nodes %s", ",".join(self.request.nodes))
+            self._finish()
+            return
+        self.request.nodes = []
+        if isinstance(error, TransactionFailed) and error.path == paths.request(self.request.id or ""):
+            if isinstance(error.cause, NoNodeError):
+                self.log.info("Node request was removed by its owner; releasing its nodes")
+                self._release(None)
+                return
+            self._reread_request()
+            self.poll()
+            return
+        self.log.warning("Cannot write the result of the request: %r", error)
+        self._drop()
+
+    def _reread_request(self) -> None:
+        """Somebody wrote the request although we hold its lock: keep what is theirs."""
+        present = self.zk.getNodeRequest(self.request.id)
+        if present is not None:
+            present.lock = self.request.lock
+            self.request = present
+            self.request.state = zk.PENDING
+
+    def declineRequest(self) -> None:
+        """Say that this pool cannot serve it; FAILED when every registered pool has said so."""
+        if self.done or self._declined:
+            return
+        if self.zk is None:
+            self.zk = self.pw.getZK()
+        self._declined = True
+        if self._busy:
+            self._poll_later = True
+        else:
+            self._write_decline()
+
+    def _write_decline(self) -> None:
+        self._set_paused(False)
+        request = self.request
+        if self.launcher_id not in request.declined_by:
+            request.declined_by = [*request.declined_by, self.launcher_id]
+        # Those of ours that are only being registered count, too.
+        pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.pw.nodepool.workers_by_id().keys()
+        if pools <= set(request.declined_by):
+            self.log.info("Failing declined node request: every pool has declined it")
+            request.state = zk.FAILED
+        else:
+            request.state = zk.REQUESTED
+        self._release(request)
+
+    def _poll_declined(self) -> bool:
+        if not self._request_free:
+            self._write_decline()
+        elif self.nodeset and self.launchesComplete():
+            self._sort_nodes()
+            self._release(None)
+        return self.done
+
+    def _give_back(self, retry_after: float | None = None) -> None:
+        """Leave the request to the queue, as if we had never looked at it."""
+        self._set_paused(False)
+        if self.accepted:
+            self._declined = True
+            self.request.state = zk.REQUESTED
+            self.request.nodes = []
+            self._release(self.request)
+            return
+        self.done = True
+        self.pw.finished(self, retry_after=retry_after if retry_after is not None else 0.0)
+
+    def _release(self, request: zk.NodeRequest | None) -> None:
+        """Free the nodes that have reached an end; write and unlock the request when one is given."""
+        txn = Txn(self.zk.kazoo_client)
+        free = [n for n in self.nodeset if n.state not in (zk.BUILDING, zk.INIT)]
+        for node in free:
+            write = node.state == zk.READY
+            if write:
+                node.allocated_to = None
+            self._add_unlock(txn, node, write)
+        if request is not None:
+            if not self.accepted:
+                directory = paths.request_lock(request.id or "")
+                if not self._lock_directory_exists:
+                    txn.create(directory)
+                txn.delete(directory)
+            self._add_request_end(txn)
+        elif self.accepted:
+            txn.delete(self.request.lock.path)
+        if not txn.operations:
+            self._released(free, None, None)
+            return
+        self._submit(txn, self._released, free)
+
+    def _released(self, free: list[zk.Node], _results: list[Any] | None, error: BaseException | None) -> None:
+        if error is not None:
+            self._release_refused(error)
+            return
+        for node in free:
+            node.lock = None
+            if node in self.nodeset:
+                self.nodeset.remove(node)
+        self.request.lock = None
+        if self.nodeset:
+            # Launches under way: their nodes are freed when they end.
+            self._declined = self._request_free = True
+            self.pw.request_released(self)
+            self.poll()
+        else:
+            self._finish()
+
+    def _release_refused(self, error: BaseException) -> None:
+        self._conflicts += 1
+        request_path = paths.request(self.request.id or "")
+        if not isinstance(error, TransactionFailed) or self._conflicts > 10:
+            self.log.warning("Cannot release the request: %r", error)
+            self._drop()
+        elif error.path == paths.request_lock(self.request.id or ""):
+            if isinstance(error.cause, NotEmptyError):
+                self._declined = False
+                self._give_back(retry_after=0.05)
+            else:
+                self._lock_directory_exists = isinstance(error.cause, NodeExistsError)
+                self._write_decline()
+        elif error.path == request_path and isinstance(error.cause, NoNodeError):
+            self._release(None)  # the owner removed it
+        elif error.path == request_path:
+            if self.accepted:
+                self._reread_request()
+                self._write_decline()
+            else:
+                self._declined = False
+                self._give_back()
+        else:
+            self.log.warning("Cannot release the nodes of the request: %r", error)
+            self._drop()
+
+    def unlockNodeSet(self, clear_allocation: bool = False) -> None:
+        """Unlock every node we hold; errors are logged."""
+        for node in self.nodeset:
+            if not isinstance(node.lock, LockHandle):
+                continue
+            try:
+                if clear_allocation:
+                    node.allocated_to = None
+                    self.zk.storeNode(node)
+                self.zk.unlockNode(node)
+            except Exception:
+                self.log.exception("Error unlocking node %s:", node.id)
+        self.nodeset = []
+
+    def hand_back(self) -> None:
+        """The pool goes away: return the request to the queue and free its nodes."""
+        if self.done or self._declined or self._finishing:
+            return
+        if self._busy:
+            self.pw.post(self, self.hand_back)
+            return
+        self._give_back()
+
+    def _drop(self) -> None:
+        """We may not write any more (lost session, lost lock): leave everything to the clean-up."""
+        if self.done:
+            return
+        self.log.warning("Dropping the request; it is picked up again from ZooKeeper")
+        self._set_paused(False)
+        abandoned = self.zk.kazoo_client.abandoned if self.zk is not None else None
+        records: list[Any] = [*self.nodeset, self.request]
+        for record in records:
+            handle, record.lock = record.lock, None
+            if abandoned is not None and isinstance(handle, LockHandle):
+                abandoned.add(handle.path)  # the session may live on
+        self.launchesDropped()
+        self._finish()
+
+    drop = _drop
+
+    def _finish(self) -> None:
+        self._set_paused(False)
+        self.done = True
+        self.pw.finished(self)
