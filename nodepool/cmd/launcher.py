@@ -35,6 +35,7 @@ class LauncherService:
 
         self._args = args
         self._pool: Any = NodePool(args.secure, args.config)
+        self._pool.session_file = f"{args.pidfile}.session"
         self._webapp: WebApp | None = None
         self._repl: ReplServer | None = None
 

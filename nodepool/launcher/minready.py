@@ -66,6 +66,9 @@ class MinReady(threading.Thread):
             wait = RESYNC
             try:
                 wait = self._pass()
+            except KazooException as error:
+                self.log.warning("Cannot keep min-ready nodes now: %r", error)
+                wait = 1.0
             except Exception:
                 self.log.exception("Error keeping min-ready nodes:")
                 wait = 5.0

@@ -25,6 +25,7 @@ from nodepool.launcher.statistics import StatsWorker
 from nodepool.provider_manager import ProviderManager
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
+from nodepool.zk.previous_session import SessionFile
 from nodepool.zk.records import ABORTED, DELETING, FAILED, HOLD, INIT, READY, Node, NodeRequest
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.zookeeper import ZooKeeper
@@ -76,6 +77,8 @@ class NodePool(threading.Thread):
         self.statsd: Any = metrics.shared()
         self.statsd.setAddress(metrics.statsd_address(os.environ))
         self.ready = False
+        #: Where the ZooKeeper session is remembered, so that the next process can end it when we are killed.
+        self.session_file: str | None = None
         self.stopped = threading.Event()
         self.identifier = f"{hostnames.short()}-{os.getpid()}"
         self.claims = NodeClaims()
@@ -273,6 +276,8 @@ class NodePool(threading.Thread):
             config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
             tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca,
             insecure=getattr(config, "zookeeper_insecure", False))
+        if self.session_file is not None:
+            client.session_file = SessionFile(self.session_file)
         zk = ZooKeeper(client)
         assert zk.node_tree and zk.request_tree and zk.component_tree and zk.image_tree
         zk.node_tree.listeners.append(self._node_changed)

@@ -12,6 +12,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from nodepool.exceptions import ConfigurationError
+from nodepool.zk.previous_session import SessionFile, end_session
 from nodepool.zk.protocol import Client, Handler
 
 #: Seconds between two messages while no server answers.
@@ -96,6 +97,8 @@ class ZooKeeperClient:
         self.read_only = read_only
         self.timeout = float(timeout)
         self.client: Client | None = None
+        #: Where to remember the session for the next process (see ``previous_session``).
+        self.session_file: SessionFile | None = None
         self.on_connect_listeners: list[Callable[[], Any]] = []
         self.on_reconnect_listeners: list[Callable[[], Any]] = []
         self.on_disconnect_listeners: list[Callable[[], Any]] = []
@@ -113,6 +116,7 @@ class ZooKeeperClient:
         self._state = state
         if state == KazooState.CONNECTED:
             self.log.debug("ZooKeeper connection: connected")
+            self._remember_session()
             self._connected.set()
         elif state == KazooState.SUSPENDED:
             self._connected.clear()
@@ -127,6 +131,11 @@ class ZooKeeperClient:
                 listener(state)
             except Exception:
                 self.log.exception("Error in a connection listener")
+
+    def _remember_session(self) -> None:
+        client = self.client
+        if self.session_file is not None and client is not None and client.client_id is not None:
+            self.session_file.remember(self.hosts, client.client_id)
 
     @property
     def connected(self) -> bool:
@@ -162,6 +171,7 @@ class ZooKeeperClient:
         if self.client is not None:
             return
         servers, chroot = split_hosts(self.hosts)
+        left_behind = self.session_file.acquire() if self.session_file is not None else None
         retry = KazooRetry(max_tries=-1, delay=0.2, backoff=1.5, max_delay=1.0, max_jitter=0.3)
         client = Client(
             hosts=servers + chroot, timeout=self.timeout, read_only=self.read_only, handler=Handler(),
@@ -182,6 +192,10 @@ class ZooKeeperClient:
                 last = now
                 self.log.warning(
                     "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)", self.hosts, now - started)
+        if left_behind is not None:
+            end_session(left_behind, self.hosts, lambda client_id: Client(
+                hosts=servers + chroot, timeout=self.timeout, client_id=client_id, handler=Handler("old session"),
+                **self._tls))
         for listener in list(self.on_connect_listeners):
             listener()
 
@@ -196,6 +210,8 @@ class ZooKeeperClient:
             client.stop()
             client.close()
             self._closing = False
+            if self.session_file is not None:
+                self.session_file.release()
         self._connected.clear()
 
     def resetHosts(self, hosts: str) -> None:

@@ -21,6 +21,7 @@ def main() -> None:
     from nodepool import launcher
 
     pool = launcher.NodePool(None, sys.argv[1])
+    pool.session_file = sys.argv[1] + ".session"  # what our nodepool-launcher does; without meaning for others
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     pool.start()

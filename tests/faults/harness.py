@@ -434,22 +434,22 @@ class Bench:
         """All committed transactions of all launchers, in the order of the server."""
         return sorted((line for line in self.answers() if not line["refused"]), key=lambda line: line["zxid"])
 
-    def writers(self) -> dict[str, list[int]]:
-        """Per node and request: the sessions that wrote it, in order, repetitions left out."""
-        result: dict[str, list[int]] = {}
-        for line in self.transactions():
-            for op in line["ops"]:
-                if op["op"] in ("SetData", "Create", "Delete") and op["path"].count("/") == 3 and \
-                        op["path"].startswith(("/nodepool/nodes/", "/nodepool/requests/")):
-                    sessions = result.setdefault(op["path"], [])
-                    if not sessions or sessions[-1] != line["session"]:
-                        sessions.append(line["session"])
-        return result
-
     def check_fencing(self) -> None:
-        """Who has once been replaced as the writer of a record never writes it again."""
-        for path, sessions in self.writers().items():
-            assert len(sessions) == len(set(sessions)), f"{path} was written by sessions {sessions}"
+        """Who has been replaced as the writer of a record writes it again only after taking its lock anew."""
+        last: dict[str, int] = {}
+        seen: dict[str, set[int]] = {}
+        for line in self.transactions():
+            session = line["session"]
+            locked = {_record_locked(op) for op in line["ops"]}
+            for op in line["ops"]:
+                path = op["path"]
+                if op["op"] not in ("SetData", "Delete") or path.count("/") != 3 or \
+                        not path.startswith(("/nodepool/nodes/", "/nodepool/requests/")):
+                    continue
+                if last.get(path, session) != session and session in seen[path]:
+                    assert path in locked, f"session {session} overwrote {path}, which others had taken over: {line}"
+                last[path] = session
+                seen.setdefault(path, set()).add(session)
 
     def close(self) -> None:
         for launcher in self.launchers:
@@ -459,6 +459,16 @@ class Bench:
         for child in list(self.zuul.kazoo.get_children("/")):
             self.zuul.kazoo.delete(f"/{child}", recursive=True)
         self.zuul.connection.disconnect()
+
+
+def _record_locked(op: dict[str, Any]) -> str | None:
+    """The node or request that this operation locks (or proves to be unlocked by removing the lock's directory)."""
+    parts = op["path"].split("/")[2:]
+    if op["op"] not in ("Create", "Delete") or (op["op"] == "Delete" and "__lock__" in parts[-1]):
+        return None
+    if parts[0] == "requests-lock":
+        return f"/nodepool/requests/{parts[1]}"
+    return f"/nodepool/nodes/{parts[1]}" if parts[0] == "nodes" and "lock" in parts[2:] else None
 
 
 @contextlib.contextmanager

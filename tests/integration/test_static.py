@@ -80,6 +80,7 @@ def test_configured_keys_must_be_among_those_offered(bench: DriverBench, sshd: S
 @pytest.mark.spec("launcher.md 21 static_reuse: a used node is re-registered at once, without the cleanup worker")
 @pytest.mark.spec("launcher.md 21 static_python_path, static_shell_type: kept over re-registration")
 @pytest.mark.spec("launcher.md 21 static_request_handled: the request gets the existing node; after use it is back")
+@pytest.mark.spec("driver-static.md 6.3: registered again without the periodic cleanup, same slot, path and shell type")
 def test_reuse(bench: DriverBench) -> None:
     bench.start(config(host(**{"python-path": "/usr/bin/py", "shell-type": "cmd"})), cleanup_interval=60)
     (before,) = bench.wait_nodes("a")
@@ -93,6 +94,7 @@ def test_reuse(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 static_multiname: same host with different users are independent nodes")
+@pytest.mark.spec("driver-static.md 6.4: same host under two user names = two hosts")
 def test_two_users(bench: DriverBench) -> None:
     bench.start(config(host(), host(labels="b", username="zuul-2")))
     bench.wait_nodes("a")
@@ -107,6 +109,7 @@ def test_two_users(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 static_unresolvable: does not prevent others from registering")
+@pytest.mark.spec("driver-static.md 6.5: an unresolvable host does not prevent others")
 def test_unresolvable_and_unreachable(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
     real = nodeutils.nodescan
 
@@ -125,6 +128,7 @@ def test_unresolvable_and_unreachable(bench: DriverBench, monkeypatch: pytest.Mo
 
 @pytest.mark.spec("launcher.md 21 static_node_increase, static_node_decrease")
 @pytest.mark.spec("launcher.md 21 static_parallel_increase, static_parallel_decrease")
+@pytest.mark.spec("driver-static.md 6.6: adding, removing, raising, lowering")
 def test_hosts_and_slots_follow_the_configuration(bench: DriverBench) -> None:
     bench.start(config(host()))
     (first,) = bench.wait_nodes("a")
@@ -174,6 +178,7 @@ def test_update_in_place(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 static_node_update_startup: changes made while down are applied in place, same id")
+@pytest.mark.spec("driver-static.md 6.7: changes across a restart keep the node id")
 def test_update_at_start(bench: DriverBench) -> None:
     old = Node()
     old.state = READY
@@ -190,6 +195,9 @@ def test_update_at_start(bench: DriverBench) -> None:
 @pytest.mark.spec("launcher.md 21 static_multilabel: node lists all its labels")
 @pytest.mark.spec("launcher.md 21 label_quota: accepting a node takes all its labels off the label quota in one pass")
 @pytest.mark.spec("launcher.md 21 static_waiting_handler: waits requested and undeclined while others are served")
+@pytest.mark.spec("driver-static.md 6.10: label quota is reduced for all labels of a taken node")
+@pytest.mark.spec("driver-static.md 6.9: a waiting request stays REQUESTED, undeclined, and is served")
+@pytest.mark.spec("driver-static.md 6.8: multi-label nodes carry all labels")
 def test_multi_label_and_waiting(bench: DriverBench) -> None:
     bench.start(config(host(labels=["a", "b"]), host("fake-host-2", "c")))
     (node,) = bench.wait_nodes("a")
@@ -218,6 +226,7 @@ def test_two_slots(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 static_ignore_assigned_ready_nodes")
+@pytest.mark.spec("driver-static.md 6.11: an allocated READY node is left alone by the cleanup")
 def test_allocated_ready_nodes_are_left_alone(bench: DriverBench) -> None:
     bench.start(config(host()), cleanup_interval=0.2, delete_interval=0.2)
     bench.wait_nodes("a")
@@ -233,6 +242,7 @@ def test_allocated_ready_nodes_are_left_alone(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 static_waiting_handler_order: waiting requests are served by priority, then sequence")
+@pytest.mark.spec("driver-static.md 6.12: by priority, then order of submission")
 def test_order(bench: DriverBench) -> None:
     bench.start(config(host()))
     bench.wait_nodes("a")
@@ -248,6 +258,7 @@ def test_order(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 static_multinode_handler: request over two labels fulfilled with two nodes")
+@pytest.mark.spec("driver-static.md 6.13: a two-label request gets two nodes")
 def test_two_labels_in_one_request(bench: DriverBench) -> None:
     bench.start(config(host(), host("fake-host-2", "b")))
     bench.wait_nodes("a")
@@ -259,6 +270,7 @@ def test_two_labels_in_one_request(bench: DriverBench) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 static_multiprovider_handler: static and cloud providers work side by side")
+@pytest.mark.spec("driver-static.md 6.13: static and cloud providers side by side")
 def test_beside_another_provider(bench: DriverBench) -> None:
     content = config(host())
     content["labels"].append({"name": "cloudy"})
@@ -301,6 +313,7 @@ def test_liveness(bench: DriverBench, sshd: SSHServer) -> None:
 
 
 @pytest.mark.spec("launcher.md 21 host_key_checking_toggle: off -> no scan at all")
+@pytest.mark.spec("driver-static.md 6.15: with host-key-checking off no scan is ever made")
 def test_no_checking_no_scan(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
     scans: list[str] = []
 
@@ -323,6 +336,7 @@ def test_no_checking_no_scan(bench: DriverBench, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.spec("launcher.md 21 missing_static_node: record deleted behind our back is registered again")
+@pytest.mark.spec("driver-static.md 6.16: a znode that disappears is registered again by the cleanup")
 def test_vanished_record(bench: DriverBench) -> None:
     bench.start(config(host(**{"max-parallel-jobs": 2})), cleanup_interval=0.5)
     one, _two = bench.wait_nodes("a", 2)

@@ -56,7 +56,7 @@ def test_contenders_follow_locks(zk: Any, zk_chroot: Chroot) -> None:
     other.lockNode(theirs, blocking=False)
     wait_for(lambda: zk.getCachedNode(node.id).lock_contenders)
     assert zk.node_tree.free_ids("p", "main", "label") == []
-    with pytest.raises(ZKLockException, match="Did not get lock on .*"):
+    with pytest.raises(ZKLockException, match=r"Did not get lock on .*"):
         zk.lockNode(zk.getNode(node.id), blocking=False)
     other.unlockNode(theirs)
     wait_for(lambda: zk.node_tree.free_ids("p", "main", "label") == [node.id])

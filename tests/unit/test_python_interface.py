@@ -130,9 +130,10 @@ def test_records() -> None:
     assert (request.requestor, request.provider, request.relative_priority) == (None, None, 0)
     assert (request.event_id, request.tenant_name, request.stat) == (None, None, None)
     node = zk.Node()
-    for name in ("provider pool allocated_to az region cloud public_ipv4 private_ipv4 public_ipv6 interface_ip host_id image_id "
+    names = ("provider pool allocated_to az region cloud public_ipv4 private_ipv4 public_ipv6 interface_ip host_id image_id "
                  "launcher external_id hostname attributes shell_type resources comment hold_job hold_expiration "
-                 "user_data driver_data requestor tenant_name slot lock stat").split():
+                 "user_data driver_data requestor tenant_name slot lock stat")
+    for name in names.split():
         assert getattr(node, name) is None, name
     assert (node.type, node.host_keys, node.connection_port) == ([], [], 22)
     assert not node.lock_contenders
@@ -292,7 +293,7 @@ def test_value_equality(path: str, arguments: tuple[Any, ...], attribute: str) -
     cls = find(path)
     one, two = cls(*arguments), cls(*arguments)
     assert one == two
-    assert not one != two
+    assert (one != two) is False
     setattr(one, attribute, "changed" if attribute != "max_servers" else 3)
     assert one != two
 
@@ -394,8 +395,7 @@ def test_driver_signatures(path: str) -> None:
     check(path, DRIVER_SIGNATURES[path])
 
 
-@pytest.mark.spec("driver-api.md 1 - 10: names of the plug-in API; driver-fake-test-example.md 1, 2, 3")
-@pytest.mark.parametrize("path", """
+NAMES = """
     nodepool.driver:Drivers.load nodepool.driver:Drivers.drivers nodepool.driver:Drivers.drivers_paths
     nodepool.driver:Drivers.log nodepool.driver:ConfigValue.ignore_equality nodepool.driver:LabelRecorder.removeNode
     nodepool.driver:ConfigPool.getCommonSchemaDict nodepool.driver:ProviderConfig.getCommonSchemaDict
@@ -434,7 +434,11 @@ def test_driver_signatures(path: str) -> None:
     nodepool.driver.example.adapter:Instance
     nodepool.driver.test:TestDriver nodepool.driver.test.config:TestPool nodepool.driver.test.handler:TestHandler
     nodepool.status:node_list nodepool.status:output nodepool.cmd.nodepoolcmd:main
-""".split())
+"""
+
+
+@pytest.mark.spec("driver-api.md 1 - 10: names of the plug-in API; driver-fake-test-example.md 1, 2, 3")
+@pytest.mark.parametrize("path", NAMES.split())
 def test_driver_names(path: str) -> None:
     find(path)
 
@@ -605,7 +609,7 @@ def test_request_attributes() -> None:
     request.requestor_data = {"a": 1}
     assert request.priority == ("050", 4, "0000000123")
     safe = request.getSafeAttributes()
-    assert "{request.id} {request.labels} {request.tenant_name} {request.requestor_data}".format(request=safe) == (
-        "050-0000000123 ['l'] t {'a': 1}")
+    template = "{request.id} {request.labels} {request.tenant_name} {request.requestor_data}"
+    assert template.format(request=safe) == "050-0000000123 ['l'] t {'a': 1}"
     for name in ("requestor", "relative_priority", "event_id", "created_time"):
         assert hasattr(safe, name), name

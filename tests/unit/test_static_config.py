@@ -75,6 +75,7 @@ def test_ssh_port() -> None:
 
 
 @pytest.mark.spec("driver-static.md 6.1: validation refuses unknown provider keys")
+@pytest.mark.spec("launcher.md 21 test_driver_static static_validator; config.md 17: static provider with an unknown key -> 1")
 def test_schema() -> None:
     entry = provider(
         {

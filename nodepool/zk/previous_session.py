@@ -1,0 +1,95 @@
+"""Ends the session that a killed process has left behind, so that its locks do not outlive it until the time-out.
+
+The session's id and password are kept in a file that only its owner can read.  A lock on the open file, which the
+kernel gives back when the process dies, tells a dead owner from a living one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
+
+log = logging.getLogger("nodepool.zk.ZooKeeperClient")
+
+#: Seconds to reach ZooKeeper for ending the old session.
+TIMEOUT = 5.0
+
+
+class SessionFile:
+    """Remembers the present session for the next process.
+
+    :param path: where; its directory must exist and be writable, else nothing is remembered.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> dict[str, Any] | None:
+        """Become the owner; returns what the last owner remembered, if it is dead and has not ended in order."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            log.debug("Not remembering the session in %s: %s", self.path, error.strerror)
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)  # somebody lives here
+            return None
+        os.fchmod(fd, 0o600)
+        self._fd = fd
+        try:
+            value = json.loads(os.pread(fd, 4096, 0) or b"null")
+        except ValueError:
+            value = None
+        return value if isinstance(value, dict) else None
+
+    def remember(self, hosts: str, client_id: tuple[int, bytes]) -> None:
+        """The session in use now."""
+        self._write(json.dumps({"hosts": hosts, "id": client_id[0], "password": client_id[1].hex()}).encode())
+
+    def release(self) -> None:
+        """The session was ended in order."""
+        self._write(b"")
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _write(self, data: bytes) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, data, 0)
+        except OSError as error:
+            log.warning("Cannot remember the session in %s: %s", self.path, error.strerror)
+
+
+def end_session(old: dict[str, Any], hosts: str, make_client: Callable[[tuple[int, bytes]], Any]) -> bool:
+    """Close a dead process's session; False when that was not possible (it then ends by its time-out)."""
+    try:
+        if old["hosts"] != hosts:
+            return False
+        client_id = (int(old["id"]), bytes.fromhex(old["password"]))
+    except (KeyError, TypeError, ValueError):
+        return False
+    client = make_client(client_id)
+    try:
+        client.start(timeout=TIMEOUT)
+        resumed = client.client_id is not None and client.client_id[0] == client_id[0]
+        client.stop()
+        client.close()
+    except (KazooException, KazooTimeoutError, OSError) as error:
+        log.warning("Cannot end the session of the last process: %r; it ends by its time-out", error)
+        return False
+    if resumed:
+        log.info("Ended the session of the last process, which was killed")
+    return bool(resumed)
