@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import waitress.server
 from waitress import wasyncore
+from waitress.task import ThreadedTaskDispatcher
 
 from nodepool import metrics
 from nodepool.prometheus import Exposition
@@ -41,6 +43,13 @@ def _listen(address: str, port: int) -> socket.socket:
     return sock
 
 
+class _Dispatcher(ThreadedTaskDispatcher):
+    """Gives its threads a name that test benches know (driver-fake-test-example.md 4.5)."""
+
+    def start_new_thread(self, target: Callable[[int], None], thread_no: int) -> None:
+        threading.Thread(target=target, name=f"Thread-WebApp-{thread_no}", args=(thread_no,), daemon=True).start()
+
+
 class WebApp(threading.Thread):
     """Serves the state of ``nodepool`` (needs ``ready`` and ``getZK()``) over HTTP.
 
@@ -50,7 +59,7 @@ class WebApp(threading.Thread):
     def __init__(
         self, nodepool: Any, port: int = 8005, listen_address: str = "0.0.0.0", cache_expiry: float = 1
     ) -> None:
-        super().__init__(name="WebApp", daemon=True)
+        super().__init__(name="Thread-WebApp", daemon=True)
         self.nodepool = nodepool
         self.port = port
         self.listen_address = listen_address
@@ -59,11 +68,14 @@ class WebApp(threading.Thread):
         exposition = Exposition(getattr(nodepool, "metrics", None) or metrics.shared())
         self._map: dict[int, Any] = {}
         self._stopping = threading.Event()
+        listening = _listen(listen_address, port)
+        dispatcher = _Dispatcher()
+        dispatcher.set_thread_count(THREADS)
         self.server = waitress.server.create_server(
             Application(nodepool, self.cache, exposition, cache_expiry),
             map=self._map,
-            sockets=[_listen(listen_address, port)],
-            threads=THREADS,
+            _dispatcher=dispatcher,
+            sockets=[listening],
             connection_limit=CONNECTION_LIMIT,
             channel_timeout=IDLE_TIMEOUT,
             max_request_header_size=16384,

@@ -275,9 +275,19 @@ class NodeRequestHandler(RequestEnds):
             node.stat = results[step.set_index[id(node)]]
             self.nodeset.append(node)
             self._satisfied_types.add(label, node.id)
-        for _label, node in step.created:
-            self.launch(node)
+        self._launch_all([node for _label, node in step.created])
         self._after_step(step)
+
+    def _launch_all(self, nodes: list[zk.Node]) -> None:
+        """When the driver cannot launch one of them, none of the rest is tried: the request is declined."""
+        for index, node in enumerate(nodes):
+            try:
+                self.launch(node)
+            except Exception:
+                self.log.exception("Cannot launch node %s:", node.id)
+                for failed in nodes[index:]:
+                    failed.state = zk.FAILED
+                return
 
     def _after_step(self, step: Step) -> None:
         if step.short is not None:

@@ -255,7 +255,8 @@ class RequestEnds(HandlerBase):
     def _release(self, request: zk.NodeRequest | None) -> None:
         """Free the nodes that have reached an end; write and unlock the request when one is given."""
         txn = Txn(self.zk.kazoo_client)
-        free = [n for n in self.nodeset if n.state not in (zk.BUILDING, zk.INIT)]
+        ended = self.launchesComplete()
+        free = [n for n in self.nodeset if ended or n.state not in (zk.BUILDING, zk.INIT)]
         for node in free:
             write = node.state == zk.READY
             if write:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
 
 DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
+#: A ready node that was made to carry others, while whoever asked for it has died before taking it: so many seconds
+#: it waits for the next who wants one.
+METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
 #: An init node without a request may belong to a launch that is just being written, for so many seconds while its
 #: launcher lives, and is looked at so often (seconds).
 INIT_AGE, INIT_LOOK = 300.0, 5.0
@@ -93,6 +96,8 @@ class NodeReconciler:
             return None
         limits = [age for label in node.type
                   if (age := getattr(self.nodepool.config.labels.get(label), "max_ready_age", 0) or 0) > 0]
+        if (node.requestor or "").startswith(METASTATIC):
+            limits.append(BACKING_AGE)
         if not limits:
             return None
         return self._expire(node, min(limits), "Ready node %s has exceeded its max-ready-age")

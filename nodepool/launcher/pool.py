@@ -228,13 +228,18 @@ class NodePool(threading.Thread):
             except ConfigurationError as error:
                 self.log.error("%s", error)
         old = self.config
+        if old is not None:
+            self._keep_unusable(old, config)
         ProviderManager.reconfigure(old, config, self.zk)
         config.providers_not_running = []
         for name in list(config.providers):
             if name not in config.provider_managers:
                 config.providers_not_running.append(name)
                 del config.providers[name]
-        for name, reason in getattr(config, "provider_errors", {}).items():
+        for name, reason in config.provider_errors.items():
+            if name in config.providers:
+                self.log.error("Provider %s goes on with its last good configuration: %s", name, reason)
+                continue
             config.providers_not_running.append(name)
             self.log.error("Provider %s is left out: %s", name, reason)
         self.config = config
@@ -244,6 +249,18 @@ class NodePool(threading.Thread):
         self.cleanup.wake()
         if self.zk.synced:
             self._look_at_all_nodes()
+
+    @staticmethod
+    def _keep_unusable(old: Any, config: Any) -> None:
+        """A running provider whose new entry cannot be used (driver or library missing) goes on as it was."""
+        for name in config.provider_errors:
+            provider = old.providers.get(name)
+            if provider is None or name in config.providers:
+                continue
+            config.providers[name] = provider
+            for pool in provider.pools.values():
+                for label in set(pool.labels) & set(config.labels):
+                    config.labels[label].pools.append(pool)
 
     def _update_workers(self) -> None:
         wanted = {(p.name, pool) for p in self.config.providers.values() for pool in p.pools}

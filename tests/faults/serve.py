@@ -92,8 +92,9 @@ def patch_writer() -> None:
 
 
 def patch_intervals() -> None:
-    from nodepool.launcher import NodePool
+    from nodepool.launcher import NodePool, nodes
 
+    nodes.BACKING_AGE = 3.0
     start = NodePool.start
 
     def _start(self: Any) -> None:

@@ -198,6 +198,7 @@ def test_listings_do_not_write(run, plain):
     assert snapshot(plain.kazoo_client) == before
 
 
+@pytest.mark.spec("cli-web-metrics.md 9: image-list of an empty cluster: no rows")
 def test_listings_of_an_empty_tree(run, plain):
     for command in ("list", "image-list", "dib-image-list", "image-status", "request-list", "alien-image-list"):
         assert run(command).count("\n") == 4
@@ -335,6 +336,7 @@ def test_delete_now(run, rows, plain, managers, providers):
 # -- images
 
 
+@pytest.mark.spec("cli-web-metrics.md 9: image-list cells 3, 6; dib-image-list cells 0, 1, 4; image-status cell 0")
 def test_image_listings(rows, plain):
     build = make_build(plain)
     number = make_upload(plain, build)

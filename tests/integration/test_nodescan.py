@@ -99,7 +99,7 @@ def scan(worker: NodescanWorker, node: Attributes, timeout: float = 20, checking
     return request
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan: one key per algorithm offered by the host")
+@pytest.mark.spec("launcher.md 21 test_nodescan nodescan: one key per algorithm offered by the host")
 @pytest.mark.spec("driver-api.md 14.30: nodescan success")
 @pytest.mark.parametrize("kind", ["ssh", "network_cli"])
 def test_every_key_once_with_one_connection_each(worker: NodescanWorker, sshd: SSHServer, kind: str) -> None:
@@ -155,7 +155,7 @@ def test_fake_addresses(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch)
     assert scan(worker, target(22, "network_cli", ip="192.0.2.1")).result() == ["ssh-rsa FAKEKEY"]
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan: no connect -> connection-timeout error")
+@pytest.mark.spec("launcher.md 21 test_nodescan nodescan_connection_timeout: no connect -> connection-timeout error")
 def test_refused_until_timeout(worker: NodescanWorker) -> None:
     started = time.monotonic()
     request = scan(worker, target(free_port()), timeout=1)
@@ -164,7 +164,7 @@ def test_refused_until_timeout(worker: NodescanWorker) -> None:
     assert 0.9 < time.monotonic() - started < 5
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan: hanging handshake -> connection-timeout error")
+@pytest.mark.spec("launcher.md 21 test_nodescan nodescan_ssh_timeout: hanging handshake -> connection-timeout error")
 def test_hanging_handshake(worker: NodescanWorker, peer: Any) -> None:
     silent = peer(lambda sock: None)
     with pytest.raises(exceptions.ConnectionTimeoutException):
@@ -176,7 +176,7 @@ def test_hanging_handshake(worker: NodescanWorker, peer: Any) -> None:
     _wait(lambda: not any(t.name.startswith("keyscan-ssh") for t in threading.enumerate()))
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan: handshake errors repeated until the limit -> connection-timeout error")
+@pytest.mark.spec("launcher.md 21 test_nodescan nodescan_ssh_error: repeated until the limit -> connection-timeout error")
 @pytest.mark.spec("launcher.md 16: pace retries, about one a second")
 def test_handshake_errors(worker: NodescanWorker, peer: Any) -> None:
     def garbage(sock: socket.socket) -> None:
@@ -217,7 +217,7 @@ def test_dropped_connections_do_not_lose_keys(worker: NodescanWorker, peer: Any,
     assert dropped == [3]
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan: with the parallel limit 1 two scans both complete")
+@pytest.mark.spec("launcher.md 21 test_nodescan nodescan_queue: with the parallel limit 1 two scans both complete")
 def test_queue(worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodescanWorker, "MAX_REQUESTS", 1)
     requests = [NodescanRequest(target(sshd.port), True, 20, None) for _ in range(2)]

@@ -105,10 +105,82 @@ def test_classic_launch_raises(bench: LauncherBench, directory: str) -> None:
     failed = bench.wait_request(bench.submit("bread"), "failed")
     assert failed["declined_by"]
     (worker,) = pool.getPoolWorkers("baker")
-    wait_for(lambda: not worker.request_handlers, what="the handler ends")
+    wait_for(lambda: not worker.request_handlers, 5, "the handler ends")
     bench.wait_nodes(0)
     manager.explode = False
     bench.fulfilled("bread")
+
+
+def kiosk(limit: int) -> dict[str, Any]:
+    return {"name": "corner", "driver": "kiosk", "pools": [{"name": "main", "labels": ["paper"], "max-servers": limit}]}
+
+
+def most_nodes(bench: LauncherBench, provider_name: str) -> list[int]:
+    """The greatest number of records of the provider so far, in a list that keeps changing."""
+    from nodepool.zk.zookeeper import ZooKeeper
+
+    watching = ZooKeeper(bench.chroot.connect())
+    assert watching.wait_synced(20) and watching.node_tree is not None
+    most = [0]
+
+    def changed(_node_id: str, _old: Any, _new: Any) -> None:
+        most[0] = max(most[0], len(watching.getProviderNodes(provider_name)))
+
+    watching.node_tree.listeners.append(changed)
+    return most
+
+
+@pytest.mark.spec("driver-api.md 5.5, 12: one node after the other: a driver that counts records never exceeds its limit")
+@pytest.mark.parametrize("labels", [1, 2])
+def test_classic_driver_that_counts(bench: LauncherBench, labels: int) -> None:
+    most = most_nodes(bench, "corner")
+    bench.start({**config(kiosk(3)), "drivers-path": str(DRIVERS)})
+    waiting = [bench.submit(*["paper"] * labels) for _ in range(8)]
+    while waiting:
+        states = {r: bench.zuul.request(r)["state"] for r in waiting}
+        assert "failed" not in states.values()
+        for request_id in [r for r, state in states.items() if state == "fulfilled"]:
+            bench.use_up(request_id)
+            waiting.remove(request_id)
+    assert most[0] == 3
+
+
+@pytest.mark.spec("driver-api.md 5.5, launcher.md 21 failed_provider: what a driver raises concerns that request only")
+@pytest.mark.parametrize("hook", ["imagesAvailable", "hasProviderQuota", "hasRemainingQuota", "setNodeMetadata"])
+def test_hooks_that_raise(bench: LauncherBench, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start({**config(kiosk(3)), "drivers-path": str(DRIVERS)})
+    handler = next(cls for cls in type(pool.getProviderManager("corner")).__init__.__globals__.values()
+                   if getattr(cls, "__name__", "") == "KioskHandler")
+    with monkeypatch.context() as patch:
+        patch.setattr(handler, hook, lambda *args: 1 / 0)
+        assert bench.wait_request(bench.submit("paper"), "failed")["declined_by"]
+    (worker,) = pool.getPoolWorkers("corner")
+    wait_for(lambda: not worker.request_handlers)
+    bench.fulfilled("paper", "paper")
+    assert len(bench.zk.getNodes()) == 2
+
+
+@pytest.mark.spec("driver-api.md 4: exceptions of cleanupLeakedResources are logged per provider")
+def test_leak_search_that_raises(bench: LauncherBench, directory: str, caplog: pytest.LogCaptureFixture) -> None:
+    pool = bench.make({**config(kiosk(3), bakery()), "drivers-path": directory}, cleanup_interval=0.2)
+    pool.start()
+    bench.wait_ready(pool)
+    corner, baker = pool.getProviderManager("corner"), pool.getProviderManager("baker")
+    corner.cleanupLeakedResources = lambda: 1 / 0
+    wait_for(lambda: "ZeroDivisionError" in caplog.text, what="the failure in the log")
+    before = len(baker.calls)
+    wait_for(lambda: baker.calls[before:].count("cleanupLeakedResources") >= 2, what="the other's search")
+
+
+@pytest.mark.spec("launcher.md 8.4, driver-api.md 4: tenant limits concern providers with QuotaSupport only")
+def test_tenant_limit_and_a_driver_without_quota(bench: LauncherBench) -> None:
+    content = config(kiosk(1), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]})
+    bench.start({**content, "drivers-path": str(DRIVERS)})
+    first, _nodes = bench.fulfilled("paper", tenant_name="acme")
+    second = bench.submit("paper", tenant_name="acme")
+    bench.wait_request(second, "pending")
+    bench.use_up(first)
+    bench.wait_request(second, "fulfilled")
 
 
 @pytest.mark.spec("driver-api.md 7; issue 2: a state machine driver written for 11.0.0 runs without a changed line")
@@ -137,7 +209,10 @@ def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> N
     statsd.wait("nodepool.launch.provider.founder.error.quota", "1|c")
     # A leak: the record goes, the machine stays.
     node_id = bench.zuul.accept(request_id)[0]
-    bench.zuul.client.delete(f"/nodepool/nodes/{node_id}", recursive=True)
+    gone = bench.zuul.client.transaction()
+    for path in (bench.zuul.locks.pop(node_id), f"/nodepool/nodes/{node_id}/lock", f"/nodepool/nodes/{node_id}"):
+        gone.delete(path)
+    gone.commit()
     wait_for(lambda: not adapter.casts, 15, "the leaked machine is deleted")
     statsd.wait("nodepool.provider.founder.leaked.instances", "1|c")
     bench.stop(pool)

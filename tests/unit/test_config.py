@@ -254,6 +254,7 @@ class TestDiskImages:
         assert (image.rebuild_age, image.build_timeout, image.dib_cmd) == (86400, 28800, "disk-image-create")
 
     @pytest.mark.spec("config.md 17: Built formats are the union of `formats` and the formats of the providers")
+    @pytest.mark.spec("driver-api.md 3.4: image types of managed images")
     def test_formats(self, write):
         text = """
 diskimages: [{name: only, formats: [raw]}, {name: both, formats: [raw]}]
@@ -273,7 +274,8 @@ zookeeper-tls: {cert: a, key: b, ca: c}
 diskimages: [{name: image, env-vars: {A: a, B: b}}]
 """
 
-    @pytest.mark.spec("config.md 17: Servers given only in the secure file are used")
+    @pytest.mark.spec("config.md 17: Servers given only in the secure file are used; host:port + chroot")
+    @pytest.mark.spec("config.md 17: An env-var given only in the secure file appears in env_vars; user zuul")
     def test_replaces(self, write):
         config = load(write, self.MAIN)
         secure = write(
@@ -426,6 +428,7 @@ class TestProviders:
         assert list(config.providers) == ["fake-1"]
         assert "nope: unknown driver" in config.provider_errors["a"]
 
+    @pytest.mark.spec("config.md 17: one provider with a broken set-up does not prevent others")
     def test_missing_library_leaves_the_others(self, write, monkeypatch):
         Drivers.load([])
 
@@ -462,6 +465,7 @@ providers:
             ("diskimages: [{name: other}]", ["other", "fake-1", "yaml:4"]),
         ],
     )
+    @pytest.mark.spec("driver-api.md 3.4: unknown label -> load fails")
     def test_broken_provider(self, write, options, expected):
         text = "labels: [{name: l}]\ndiskimages: [{name: i}]\nproviders:\n"
         text += f"  - {{name: fake-1, cloud: fake, {options}}}"
@@ -478,6 +482,7 @@ providers:
         assert "nodepool.yaml:8" in str(error.value)
         assert "providers[t].pools[main].labels" in str(error.value)
 
+    @pytest.mark.spec("driver-api.md 1.8: an added search path option of the configuration")
     def test_drivers_path(self, write, tmp_path):
         (tmp_path / "drivers" / "mine").mkdir(parents=True)
         (tmp_path / "drivers" / "mine" / "__init__.py").write_text(

@@ -63,6 +63,7 @@ def test_pool_options() -> None:
 
 
 @pytest.mark.spec("driver-metastatic.md 8.11: equal settings load, different ones raise 'Multiple label def...'")
+@pytest.mark.spec("launcher.md 21 test_driver_metastatic metastatic_validator; config.md 17: refused at load")
 def test_labels_sharing_a_backing_label() -> None:
     load(provider(LABEL, {**LABEL, "name": "small2"}))
     different = {"max-parallel-jobs": 2, "grace-time": 1, "min-retention-time": 5, "max-age": 9}

@@ -118,6 +118,7 @@ def test_node_list(get):
     assert "| Driver Data |" in get("/node-list").body
 
 
+@pytest.mark.spec("cli-web-metrics.md 9: /label-list")
 def test_label_list(get):
     assert json.loads(get("/label-list", Accept="application/json").body) == [{"label": "fake-label"}]
 
@@ -237,4 +238,4 @@ def test_stop_without_start(nodepool):
     assert app.daemon
     app.stop()
     app.stop()
-    assert not [t for t in threading.enumerate() if t.name.startswith("waitress")]
+    assert not [t for t in threading.enumerate() if "WebApp" in t.name or "waitress" in t.name]
