@@ -54,12 +54,20 @@ class NodeRequestHandler(RequestEnds):
 
     def _fill(self) -> None:
         step = Step()
+        self._more_to_fill = False
+        serial = not self.RESERVES and type(self).hasRemainingQuota is not NodeRequestHandler.hasRemainingQuota
         try:
             for label in self._missing_labels():
                 node = self._find_reusable(label) if self.request.reuse else None
                 if node is not None:
                     step.reused.append((label, node))
                     continue
+                if serial and step.created:
+                    self._more_to_fill = True  # the next one when this one has been recorded
+                    break
+                if serial and not self.pw.begin_creation(self):
+                    self._forget(step)
+                    return  # our turn comes, then run() is called
                 node = self._new_node(label)
                 if node is None:
                     step.short = label
@@ -67,7 +75,13 @@ class NodeRequestHandler(RequestEnds):
                 step.created.append((label, node))
         except Exception:
             self._forget(step)
+            self.pw.end_creation(self)
             raise
+        if serial and not step.created:
+            self.pw.end_creation(self)
+        self._write(step)
+
+    def _write(self, step: Step) -> None:
         if step.short is not None and not self._may_wait():
             self._forget(step)
             if self.request.requestor == MIN_READY:
@@ -194,6 +208,7 @@ class NodeRequestHandler(RequestEnds):
 
     def _committed(self, step: Step, results: list[Any] | None, error: BaseException | None) -> None:
         self._forget(step)
+        self.pw.end_creation(self)
         if error is not None or results is None:
             self._refused(step, error)
             return
@@ -294,4 +309,7 @@ class NodeRequestHandler(RequestEnds):
             self.pw.make_room(self)
         else:
             self._set_paused(False)
-        self.poll()
+        if self._more_to_fill and not self.done and not self._declined:
+            self.pw.post(self, self.run)
+        else:
+            self.poll()

@@ -19,6 +19,10 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
     #: Whether the driver's checks may block; they then run on helper threads, not on the pool's own.
     BLOCKING = True
 
+    #: Whether quota is promised until a node is recorded.  A driver that counts records itself sees a node only then;
+    #: its pool records one node after the other.
+    RESERVES = False
+
     def __init__(self, pw: Any, request: zk.NodeRequest) -> None:
         self.pw = pw
         self.request = request
@@ -41,6 +45,7 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         # Our own books.
         self._busy = False  # a transaction is under way
         self._finishing = False
+        self._more_to_fill = False
         self._declined = False  # to be handed back
         self._request_free = False  # handed back; only waits for launches that are under way
         self._conflicts = 0

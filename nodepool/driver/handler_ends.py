@@ -81,6 +81,8 @@ class RequestEnds(HandlerBase):
             return False
         if self._declined:
             return self._poll_declined()
+        if self._more_to_fill:
+            return False
         requests = self.zk.request_tree
         gone = self.accepted and requests.get(self.request.id) is None and requests.synced.is_set()
         if self.paused and not gone:

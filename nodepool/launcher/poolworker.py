@@ -80,6 +80,9 @@ class PoolWorker(threading.Thread):
         self.backlog = 0
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._mailboxes: dict[Any, _Mailbox] = {}
+        self._creation_lock = threading.Lock()
+        self._creator: Any = None
+        self._creation_queue: deque[Any] = deque()
         self._helpers: ThreadPoolExecutor | None = None
         self._retry_queued = False
         self._publish_at: float | None = None
@@ -123,6 +126,28 @@ class PoolWorker(threading.Thread):
     def unclaim(self, node_id: str | None) -> None:
         self.nodepool.claims.release(node_id)
 
+    def begin_creation(self, handler: Any) -> bool:
+        """Whether the handler may decide about and record one new node now; else ``run`` is called when it may."""
+        with self._creation_lock:
+            if self._creator is None or self._creator is handler:
+                self._creator = handler
+                return True
+            if handler not in self._creation_queue:
+                self._creation_queue.append(handler)
+            return False
+
+    def end_creation(self, handler: Any) -> None:
+        """The new node is recorded, or will not be."""
+        with self._creation_lock:
+            if handler in self._creation_queue:
+                self._creation_queue.remove(handler)
+            if self._creator is not handler:
+                return
+            self._creator = None
+            following = self._creation_queue.popleft() if self._creation_queue else None
+        if following is not None:
+            self.post(following, following.run)
+
     def pause_changed(self, handler: Any) -> None:
         before = self.paused
         if handler.paused:
@@ -138,7 +163,8 @@ class PoolWorker(threading.Thread):
     def recorded(self, handler: Any, missing: list[str]) -> None:
         """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
         tenant = handler.request.tenant_name
-        if not tenant or tenant not in self.nodepool.config.tenant_resource_limits:
+        if not tenant or tenant not in self.nodepool.config.tenant_resource_limits \
+                or not isinstance(handler.manager, QuotaSupport):
             return
         key, reservations = ("tenant", handler), self.getZK().reservations
         needed = QuotaInformation()
@@ -164,6 +190,7 @@ class PoolWorker(threading.Thread):
 
     def finished(self, handler: Any, retry_after: float | None = None) -> None:
         """The handler has come to its end; ``retry_after``: the request was given back unserved."""
+        self.end_creation(handler)
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)

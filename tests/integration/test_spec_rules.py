@@ -388,8 +388,10 @@ def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None
     # The builder comes later.
     assert get("/image-list") == []
     run("image-build", "fake-image-disk")
-    status = {row["image"]: row for row in wait_for(lambda: get("/image-status"))}
-    assert status["fake-image-disk"]["build_request"] == "pending" and status["fake-image-disk"]["paused"] is False
+    wait_for(lambda: [(row["image"], row["build_request"], row["paused"]) for row in get("/image-status")] == [
+        ("fake-image-disk", "pending", False)], what="the pending build on the web")
+    with bench.zk.imageBuildLock("fake-image-disk", blocking=False):
+        wait_for(lambda: get("/image-status")[0]["build_request"] == "building", what="building")
     upload = bench.store_image("fake-image-disk", "fake-provider")
     wait_for(lambda: get("/image-list"), what="the upload on the web")
     (image,) = get("/image-list")

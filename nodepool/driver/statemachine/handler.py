@@ -18,6 +18,7 @@ class StateMachineHandler(NodeRequestHandler):
     """Launches through the provider's adapter; all nodes of a request share one zone."""
 
     BLOCKING = False
+    RESERVES = True
     _choose = staticmethod(random.choice)
 
     def __init__(self, pw: Any, request: zk.NodeRequest) -> None:
