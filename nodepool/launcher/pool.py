@@ -321,7 +321,7 @@ class NodePool(threading.Thread):
     def run(self) -> None:
         self._begun = True
         self._watcher = nodepool_config.ConfigWatcher(
-            [p for p in (self.configfile, self.securefile) if p], self._wake.set, name="NodePool config")
+            [p for p in (self.configfile, self.securefile) if p], self._wake.set, name="CleanupWorker-config")
         self._watcher.start()
         while not self.stopped.is_set():
             try:

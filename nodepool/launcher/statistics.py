@@ -96,7 +96,7 @@ class StatsWorker(threading.Thread):
         self._election = self.nodepool.zk.kazoo_client.Election(
             f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}")
         self._election_thread = threading.Thread(
-            target=self._run_election, name="StatsWorker-election", daemon=True)
+            target=self._run_election, name="ThreadPoolExecutor-election", daemon=True)
         self._election_thread.start()
 
     def _run_election(self) -> None:

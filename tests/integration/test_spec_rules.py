@@ -391,8 +391,8 @@ def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None
     wait_for(lambda: [(row["image"], row["build_request"], row["paused"]) for row in get("/image-status")] == [
         ("fake-image-disk", "pending", False)], what="the pending build on the web")
     with bench.zk.imageBuildLock("fake-image-disk", blocking=False):
+        upload = bench.store_image("fake-image-disk", "fake-provider")
         wait_for(lambda: get("/image-status")[0]["build_request"] == "building", what="building")
-    upload = bench.store_image("fake-image-disk", "fake-provider")
     wait_for(lambda: get("/image-list"), what="the upload on the web")
     (image,) = get("/image-list")
     assert (image["id"], image["image"], image["provider"], image["state"]) == (

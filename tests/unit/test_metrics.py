@@ -119,9 +119,9 @@ def test_full_queue_drops(monkeypatch):
 def test_thread_ends_and_starts_again(client, server):
     client.incr("a")
     assert receive(server, 1) == ["a:1|c"]
-    assert [t for t in threading.enumerate() if t.name == "statsd"]
+    assert [t for t in threading.enumerate() if t.name == "ThreadPoolExecutor-statsd"]
     client.close()
-    assert not [t for t in threading.enumerate() if t.name == "statsd"]
+    assert not [t for t in threading.enumerate() if t.name == "ThreadPoolExecutor-statsd"]
     client.incr("b")
     assert receive(server, 1) == ["b:1|c"]
 
