@@ -90,7 +90,8 @@ class StatsdSender:
         with self._lock:
             if self._thread is None:
                 self._stop = threading.Event()
-                self._thread = threading.Thread(target=self._run, args=(self._stop,), name="ThreadPoolExecutor-statsd", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._stop,), name="ThreadPoolExecutor-statsd", daemon=True)
                 self._thread.start()
 
     def _run(self, stop: threading.Event) -> None:

@@ -65,9 +65,15 @@ class NodeRequestHandler(RequestEnds):
                 if serial and step.created:
                     self._more_to_fill = True  # the next one when this one has been recorded
                     break
-                if serial and not self.pw.begin_creation(self):
+                if self.BLOCKING and not self.pw.begin_creation(self):
                     self._forget(step)
                     return  # our turn comes, then run() is called
+                if self.BLOCKING and not self.accepted and self.pw.paused:
+                    # Another handler of the pool has paused while we waited for our turn.
+                    self._forget(step)
+                    self.pw.end_creation(self)
+                    self.pw.withdraw_paused(self)
+                    return
                 node = self._new_node(label)
                 if node is None:
                     step.short = label
@@ -77,7 +83,7 @@ class NodeRequestHandler(RequestEnds):
             self._forget(step)
             self.pw.end_creation(self)
             raise
-        if serial and not step.created:
+        if not step.created:
             self.pw.end_creation(self)
         self._write(step)
 
@@ -208,7 +214,8 @@ class NodeRequestHandler(RequestEnds):
 
     def _committed(self, step: Step, results: list[Any] | None, error: BaseException | None) -> None:
         self._forget(step)
-        self.pw.end_creation(self)
+        if error is not None or not self._more_to_fill:
+            self.pw.end_creation(self)
         if error is not None or results is None:
             self._refused(step, error)
             return

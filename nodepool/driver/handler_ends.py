@@ -215,6 +215,7 @@ class RequestEnds(HandlerBase):
         if self.zk is None:
             self.zk = self.pw.getZK()
         self._declined = True
+        self.pw.end_creation(self)
         if self._busy:
             self._poll_later = True
         else:
@@ -245,6 +246,7 @@ class RequestEnds(HandlerBase):
     def _give_back(self, retry_after: float | None = None) -> None:
         """Leave the request to the queue, as if we had never looked at it."""
         self._set_paused(False)
+        self.pw.end_creation(self)
         if self.accepted:
             self._declined = True
             self.request.state = zk.REQUESTED

@@ -127,7 +127,11 @@ class PoolWorker(threading.Thread):
         self.nodepool.claims.release(node_id)
 
     def begin_creation(self, handler: Any) -> bool:
-        """Whether the handler may decide about and record one new node now; else ``run`` is called when it may."""
+        """Whether the handler may make new nodes now; else ``run`` is called when it may.
+
+        Handlers that run on helper threads fill their node sets one after the other: several of them, each with some
+        of its nodes, would wait for each other for ever.
+        """
         with self._creation_lock:
             if self._creator is None or self._creator is handler:
                 self._creator = handler
@@ -136,8 +140,12 @@ class PoolWorker(threading.Thread):
                 self._creation_queue.append(handler)
             return False
 
+    def withdraw_paused(self, handler: Any) -> None:
+        """The handler was not accepted yet, and the pool has paused."""
+        self._withdraw(handler, wait_for=f"{self.label}: paused at quota", checked_by=self.launcher_id)
+
     def end_creation(self, handler: Any) -> None:
-        """The new node is recorded, or will not be."""
+        """The new nodes are recorded, or will not be."""
         with self._creation_lock:
             if handler in self._creation_queue:
                 self._creation_queue.remove(handler)

@@ -23,6 +23,8 @@ STATES = sorted(Node.VALID_STATES)
 #: Seconds between two reports at least, and between two complete ones at most.
 INTERVAL, COMPLETE_INTERVAL = 1.0, 60.0
 INTERNAL_INTERVAL = 10.0
+#: A longer queue is warned about, once in so many seconds.
+QUEUE_WARNING, WARNING_INTERVAL = 1024, 60.0
 
 
 class StatsWorker(threading.Thread):
@@ -41,6 +43,7 @@ class StatsWorker(threading.Thread):
         self._election_thread: threading.Thread | None = None
         self._sent: dict[str, float] = {}
         self._complete_at = 0.0
+        self._warned: dict[str, float] = {}
 
     def wake(self) -> None:
         self._event.set()
@@ -173,13 +176,23 @@ class StatsWorker(threading.Thread):
                 count for key, count in sets if key <= pool.labels)
 
     def _internals(self) -> None:
-        prefix = f"nodepool.launcher.{hostnames.short()}.zk"
-        pipeline = self.nodepool.statsd.pipeline()
         zk = self.nodepool.zk
-        pipeline.gauge(f"{prefix}.client.connection_queue", len(zk.kazoo_client._queue))
-        pipeline.gauge(f"nodepool.launcher.{hostnames.short()}.requests_waiting", self.nodepool.assignment.waiting())
+        queues = {"client.connection_queue": len(zk.kazoo_client._queue)}
         for name, tree in (("node_cache", zk.node_tree), ("request_cache", zk.request_tree),
                            ("image_cache", zk.image_tree)):
-            pipeline.gauge(f"{prefix}.{name}.event_queue", len(tree._deferred))
-            pipeline.gauge(f"{prefix}.{name}.playback_queue", max(0, tree._outstanding))
+            queues[f"{name}.event_queue"] = len(tree._deferred)
+            queues[f"{name}.playback_queue"] = max(0, tree._outstanding)
+        host = f"nodepool.launcher.{hostnames.short()}"
+        pipeline = self.nodepool.statsd.pipeline()
+        for name, length in queues.items():
+            pipeline.gauge(f"{host}.zk.{name}", length)
+        pipeline.gauge(f"{host}.requests_waiting", self.nodepool.assignment.waiting())
         pipeline.send()
+        self.warn_about_queues(queues, time.monotonic())
+
+    def warn_about_queues(self, queues: dict[str, int], now: float) -> None:
+        """A queue that grows tells that we do not keep up: say so, at most once a minute for each."""
+        for name, length in queues.items():
+            if length > QUEUE_WARNING and now - self._warned.get(name, -WARNING_INTERVAL) >= WARNING_INTERVAL:
+                self._warned[name] = now
+                self.log.warning("The queue %s has %s entries; this launcher does not keep up with ZooKeeper", name, length)
