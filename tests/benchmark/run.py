@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def print_table(figures: dict[str, dict[str, list[float]]], compared: bool) -> None:
-    print(f"{'What (median of the runs)':44} {'other':>10} {'ours':>10} {'ratio':>8} {'target':>9}  met")
+    print(f"{'What (median of the runs)':44} {'other':>10} {'ours':>10} {'better':>8} {'target':>9}  met")
     for name, by_release in figures.items():
         ours = median(by_release["ours"]) if by_release.get("ours") else float("nan")
         other = median(by_release["other"]) if by_release.get("other") else float("nan")
@@ -99,7 +99,8 @@ def print_table(figures: dict[str, dict[str, list[float]]], compared: bool) -> N
         if target is not None:
             bound = f"{'<=' if target[1] else '>='} {target[0]:g}"
             met = "yes" if (ours <= target[0] if target[1] else ours >= target[0]) else "NO"
-        ratio = f"{other / ours:8.1f}" if compared and ours else "        "
+        better = (ours / other if other else 0.0) if target is not None and not target[1] else other / ours if ours else 0.0
+        ratio = f"{better:8.1f}" if compared and better else "        "
         print(f"{name:44} {other:10.2f} {ours:10.2f} {ratio} {bound:>9}  {met}")
 
 
