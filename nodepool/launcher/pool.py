@@ -148,6 +148,8 @@ class NodePool(threading.Thread):
             details.append(f"configuration: stale since {since}: {self.config_error}")
         if self.config is not None:
             details += [f"provider {name}: not running" for name in self.config.providers_not_running]
+            details += [f"provider {name}: goes on with its last good configuration: {reason}"
+                        for name, reason in self.config.provider_errors.items() if name in self.config.providers]
         return ready, details
 
     # -- configuration

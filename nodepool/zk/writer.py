@@ -41,7 +41,7 @@ class TransactionFailed(Exception):
 class Txn:
     """Operations that succeed or fail together."""
 
-    __slots__ = ("callback", "client", "operations", "records", "retry_safe")
+    __slots__ = ("callback", "client", "operations", "records")
 
     def __init__(self, client: Client) -> None:
         self.client = client

@@ -94,7 +94,7 @@ def test_a_bad_file_is_kept_out(bench: Bench) -> None:
 
 
 def test_a_driver_that_is_not_there(bench: Bench) -> None:
-    """A provider that cannot run is left out and named; its requests go to the other, and it comes back."""
+    """A provider whose new entry names no driver goes on as it was, and is named; a new one is left out and named."""
     bench.cloud.set(create_delay=0.5, delete_delay=0.1)
     zuul = bench.zuul
     launcher = bench.start(bench.config(bench.provider("p0"), bench.provider("p1")))
@@ -102,10 +102,13 @@ def test_a_driver_that_is_not_there(bench: Bench) -> None:
     ids = [zuul.submit("l0") for _ in range(10)]
     zuul.wait_states(ids, lambda states: states["pending"] == 10)
     launcher.rewrite(lambda c: c["providers"][0].update(driver="nosuch"))
-    wait_for(lambda: "p0" in launcher.readiness(), 5, "readiness names the provider")
+    wait_for(lambda: "provider p0: goes on" in launcher.readiness(), 5, "readiness names the provider")
     assert launcher.ready()
     zuul.wait_fulfilled(ids)
     launcher.rewrite(lambda c: c["providers"][0].update(driver="diskcloud"))
+    wait_for(lambda: "p0" not in launcher.readiness(), 5, "all is well again")
+    launcher.rewrite(lambda c: c["providers"].append({**c["providers"][0], "name": "p2", "driver": "nosuch"}))
+    wait_for(lambda: "provider p2: not running" in launcher.readiness(), 5, "readiness names the new provider")
     bench.wait_pools(2)
     zuul.use(ids)
     # What p0 was making when it went is ready and idle now.
