@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,8 +21,11 @@ class ProviderManager:
     log = logging.getLogger("nodepool.ProviderManager")
 
     @classmethod
-    def reconfigure(cls, old_config: Any, new_config: Any, zk_conn: Any, only_image_manager: bool = False) -> None:
+    def reconfigure(cls, old_config: Any, new_config: Any, zk_conn: Any, only_image_manager: bool = False,
+                    retire: Callable[[Any], Any] | None = None) -> None:
         """Fill ``new_config.provider_managers``.
+
+        :param retire: stops a provider that was replaced or removed; default: at once.
 
         Equal providers are kept; changed ones are told to idle, replaced and then stopped; those that vanished are
         idled and stopped.  One that does not start is logged and left out.
@@ -48,7 +52,10 @@ class ProviderManager:
             replaced.append(manager)
         cls._start_all(wanted, new_config, zk_conn)
         for manager in replaced:
-            cls._call(manager, "stop")
+            if retire is not None:
+                retire(manager)
+            else:
+                cls._call(manager, "stop")
 
     @classmethod
     def _start_all(cls, wanted: list[Any], new_config: Any, zk_conn: Any) -> None:

@@ -5,22 +5,26 @@ Titles, keys and their order are the contract (cli-web-metrics.md sections 4 to 
 
 from __future__ import annotations
 
-import csv
-import datetime
-import io
-import json
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import prettytable
+from nodepool.results import FORMATS, Results, format_age, format_bytes, output, whole
+from nodepool.status_images import (
+    BUILD_COLUMNS,
+    BUILD_DETAIL_COLUMNS,
+    IMAGE_STATUS_COLUMNS,
+    PROGRESS_COLUMNS,
+    UPLOAD_COLUMNS,
+    UPLOAD_DETAIL_COLUMNS,
+    build_request_state,
+    dib_image_list,
+    image_list,
+    image_progress,
+    image_status,
+)
 
-FORMATS = ("table", "json", "yaml", "csv")
 REDACTED = "redacted"
-
-_AGE = re.compile(r"\d{2,}:\d\d:\d\d:\d\d\Z")
 
 NODE_COLUMNS = {
     "id": "ID",
@@ -48,30 +52,6 @@ NODE_DETAIL_COLUMNS = {
     "user_data": "User Data",
     "driver_data": "Driver Data",
 }
-UPLOAD_COLUMNS = {
-    "id": "Build ID",
-    "upload_id": "Upload ID",
-    "provider": "Provider",
-    "image": "Image",
-    "external_name": "Provider Image Name",
-    "external_id": "Provider Image ID",
-    "state": "State",
-    "age": "Age",
-}
-BUILD_COLUMNS = {
-    "id": "ID",
-    "image": "Image",
-    "builder": "Builder",
-    "formats": "Formats",
-    "state": "State",
-    "age": "Age",
-}
-IMAGE_STATUS_COLUMNS = {
-    "image": "Image",
-    "paused": "Paused",
-    "build_request": "Build Request",
-    "build_request_age": "Build Request Age",
-}
 WAITING_COLUMNS = {"id": "Request ID", "node_types": "Node Types", "state": "State", "reason": "Waits Because"}
 REQUEST_COLUMNS = {
     "id": "Request ID",
@@ -87,26 +67,6 @@ LABEL_COLUMNS = {"label": "Label"}
 ALIEN_COLUMNS = {"provider": "Provider", "name": "Name", "image_id": "Image ID"}
 PROVIDER_IMAGE_COLUMNS = {"image": "Image Name", "build_id": "Build ID", "upload_ids": "Upload IDs"}
 PROVIDER_NODE_COLUMNS = {"id": "ID", "server_id": "Server ID"}
-
-
-@dataclass(frozen=True)
-class Results:
-    """Rows as they appear in JSON, and the table's columns: key -> title, in order."""
-
-    rows: list[dict[str, Any]]
-    columns: Mapping[str, str]
-
-
-def format_age(seconds: float) -> str:
-    """``DD:HH:MM:SS``; days may grow."""
-    minutes, second = divmod(max(0, int(seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    return f"{days:02}:{hour:02}:{minute:02}:{second:02}"
-
-
-def _whole(value: float | None) -> int | None:
-    return int(value) if isinstance(value, (int, float)) else None
 
 
 def _port(port: Any) -> Any:
@@ -129,7 +89,7 @@ def _node_row(node: Any, now: float) -> dict[str, Any]:
         "public_ipv4": node.public_ipv4,
         "ipv6": node.public_ipv6,
         "state": node.state,
-        "age": None if _whole(node.state_time) is None else format_age(now - node.state_time),
+        "age": None if whole(node.state_time) is None else format_age(now - node.state_time),
         "locked": "locked" if node.lock_contenders else "unlocked",
         "pool": node.pool,
         "hostname": node.hostname,
@@ -156,78 +116,6 @@ def node_list(
         nodes = [node for node in nodes if node.id == node_id]
     rows = [_node_row(node, now) for node in sorted(nodes, key=lambda node: node.id)]
     return Results(rows, NODE_DETAIL_COLUMNS if detail else NODE_COLUMNS)
-
-
-def image_list(zk: Any) -> Results:
-    """Image uploads; ``age`` is the UNIX time of the state change."""
-    uploads = sorted(
-        zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id)
-    )
-    rows = [
-        {
-            "id": upload.build_id,
-            "upload_id": upload.id,
-            "provider": upload.provider_name,
-            "image": upload.image_name,
-            "external_name": upload.external_name,
-            "external_id": upload.external_id,
-            "state": upload.state,
-            "age": _whole(upload.state_time),
-        }
-        for upload in uploads
-    ]
-    return Results(rows, UPLOAD_COLUMNS)
-
-
-def dib_image_list(zk: Any) -> Results:
-    """Image builds; those of an image paused through ZooKeeper have the state ``paused``."""
-    images = zk.readImages()
-    rows = [
-        {
-            "id": f"{build.image_name}-{build.id}",
-            "image": build.image_name,
-            "builder": build.builder,
-            "formats": list(build.formats),
-            "state": "paused" if build.image_name in images.paused else build.state,
-            "age": _whole(build.state_time),
-        }
-        for build in sorted(images.builds, key=lambda b: (b.image_name, b.id))
-    ]
-    return Results(rows, BUILD_COLUMNS)
-
-
-def _created(build: Any) -> float:
-    """When the build record was made (UNIX time by the clock of ZooKeeper)."""
-    return build.stat.ctime / 1000 if build.stat is not None else 0.0
-
-
-def build_request_state(name: str, images: Any) -> str | None:
-    """None without a request, ``building`` when a builder is at work on the image, else ``pending``."""
-    if name not in images.requests:
-        return None
-    lock_created, has_contender = images.build_locks.get(name, (0.0, False))
-    builds = [build for build in images.builds if build.image_name == name]
-    if not has_contender or not builds:
-        return "pending"
-    current = max(builds, key=lambda build: (build.state == "building", _created(build)))
-    return "building" if _created(current) >= lock_created else "pending"
-
-
-def image_status(zk: Any) -> Results:
-    """Every image known in ZooKeeper; ``build_request_age`` is the UNIX time of the request."""
-    images = zk.readImages()
-    names = {build.image_name for build in images.builds}
-    names |= set(images.names) | set(images.paused) | set(images.requests) | set(images.build_locks)
-    rows = [
-        {
-            "image": name,
-            "paused": name in images.paused,
-            "build_request": build_request_state(name, images),
-            "build_request_age": _whole(images.requests.get(name)),
-        }
-        for name in sorted(names)
-    ]
-    return Results(rows, IMAGE_STATUS_COLUMNS)
 
 
 def request_list(zk: Any) -> Results:
@@ -283,70 +171,11 @@ def provider_nodes(zk: Any, provider: str) -> Results:
     return Results([{"id": n.id, "server_id": n.external_id} for n in nodes], PROVIDER_NODE_COLUMNS)
 
 
-def _cell(key: str, value: Any, now: float) -> Any:
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return ",".join(str(item) for item in value)
-    if key in ("age", "build_request_age") and not (isinstance(value, str) and _AGE.match(value)):
-        return format_age(now - value)
-    return str(value)
-
-
-def _selected(results: Results, fields: Iterable[str] | None) -> dict[str, str]:
-    if fields is None:
-        return dict(results.columns)
-    wanted = set(fields)
-    return {key: title for key, title in results.columns.items() if key in wanted}
-
-
-def _table(results: Results, fields: Iterable[str] | None, now: float) -> str:
-    columns = _selected(results, fields)
-    table = prettytable.PrettyTable(list(columns.values()))
-    table.align = "l"
-    for row in results.rows:
-        table.add_row([_cell(key, row[key], now) for key in columns])
-    return str(table)
-
-
-def _csv(results: Results, now: float) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(results.columns)
-    writer.writerows([_cell(key, row[key], now) for key in results.columns] for row in results.rows)
-    return stream.getvalue().rstrip("\n")
-
-
-def _plain(value: Any) -> Any:
-    """Values of records that are no JSON (none are expected) as text."""
-    if isinstance(value, (datetime.datetime, set, frozenset, bytes)):
-        return str(value)
-    return repr(value)
-
-
-def output(
-    results: Results,
-    fmt: str,
-    fields: Iterable[str] | None = None,
-    clock: Callable[[], float] = time.time,
-) -> str:
-    """The text of the results, without a final newline.
-
-    ``pretty`` (or ``table``) honours ``fields`` in the table's order; ``json`` holds all keys;
-    ``yaml`` and ``csv`` hold the table's columns.
-
-    :raises ValueError: unknown format.
-    """
-    if fmt in ("pretty", "table"):
-        return _table(results, fields, clock())
-    if fmt == "json":
-        return json.dumps(results.rows, default=_plain)
-    if fmt == "yaml":
-        import yaml
-
-        rows = json.loads(json.dumps(results.rows, default=_plain))
-        rows = [{key: row[key] for key in results.columns} for row in rows]
-        return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True).rstrip("\n")
-    if fmt == "csv":
-        return _csv(results, clock())
-    raise ValueError(f"unknown output format {fmt!r}; use one of pretty, {', '.join(FORMATS)}")
+__all__ = [
+    "ALIEN_COLUMNS", "BUILD_COLUMNS", "BUILD_DETAIL_COLUMNS", "FORMATS", "IMAGE_STATUS_COLUMNS", "LABEL_COLUMNS",
+    "NODE_COLUMNS", "NODE_DETAIL_COLUMNS", "PROGRESS_COLUMNS", "PROVIDER_IMAGE_COLUMNS", "PROVIDER_NODE_COLUMNS",
+    "REDACTED", "REQUEST_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS", "WAITING_COLUMNS", "Results",
+    "build_request_state", "dib_image_list", "format_age", "format_bytes", "image_list", "image_progress",
+    "image_status", "label_list", "node_list", "output", "provider_images", "provider_nodes", "request_list",
+    "waiting_list",
+]

@@ -14,27 +14,36 @@ VENV = REPOSITORY / ".venv"
 #: program -> Debian package that brings it.
 PROGRAMS = {"java": "default-jre-headless", "openssl": "openssl", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 FILES = {"/usr/share/java/zookeeper.jar": "zookeeper", "/usr/sbin/sshd": "openssh-server"}
+#: The same, for building images with diskimage-builder.
+IMAGE_PROGRAMS = {"debootstrap": "debootstrap", "qemu-img": "qemu-utils", "kpartx": "kpartx", "sgdisk": "gdisk",
+                  "mkfs.vfat": "dosfstools", "mksquashfs": "squashfs-tools", "sudo": "sudo", "ps": "procps",
+                  "lsb_release": "lsb-release", "mkfs.ext4": "e2fsprogs", "losetup": "mount", "xz": "xz-utils"}
+IMAGE_FILES = {"/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring"}
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def missing_packages() -> list[str]:
-    found = {package for program, package in PROGRAMS.items() if shutil.which(program) is None}
-    found |= {package for path, package in FILES.items() if not os.path.exists(path)}
+def missing_packages(images: bool) -> list[str]:
+    programs = {**PROGRAMS, **(IMAGE_PROGRAMS if images else {})}
+    files = {**FILES, **(IMAGE_FILES if images else {})}
+    found = {package for program, package in programs.items() if shutil.which(program) is None}
+    found |= {package for path, package in files.items() if not os.path.exists(path)}
     probe = subprocess.run([sys.executable, "-c", "import ensurepip, venv"], capture_output=True, check=False)
     if probe.returncode:
         found.add("python3-venv")
     return sorted(found)
 
 
-def install_packages() -> None:
+def install_packages(images: bool = True) -> None:
     """Install what is missing.
+
+    :param images: also what building images needs.
 
     :raises SystemExit: something is missing and we are not root.
     """
-    packages = missing_packages()
+    packages = missing_packages(images)
     if not packages:
         return
     command = f"apt-get install {' '.join(packages)}"

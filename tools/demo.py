@@ -22,6 +22,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
 
+import demo_image
 import yaml
 
 from nodepool.zk import ZooKeeperClient
@@ -75,6 +76,7 @@ class Demo:
         self.orders: list[Ordered] = []
         self.facade: Any = None
         self.config = self.work / "nodepool.yaml"
+        self.image: demo_image.ImageDemo | None = None
 
     # -- starting
 
@@ -269,11 +271,21 @@ class Demo:
 
         self._wait("Deleting the nodes", gone)
 
+    def build_image(self) -> None:
+        if self.arguments.no_image:
+            return
+        problem = demo_image.obstacle()
+        if problem is not None:
+            say(f"\nNo image is built: {problem}")
+            return
+        self.image = demo_image.ImageDemo(self.work, self.config)
+        self.image.run()
+
     def summary(self) -> dict[str, Any]:
         return {
             "nodes": [{"label": o.label, "driver": o.driver, "ready_ms": round(o.events["ready"], 1),
                        "ssh_ms": round(o.events["ssh"], 1), "gone_ms": round(o.events["gone"], 1)} for o in self.orders],
-            "images": [],
+            "images": [self.image.summary] if self.image is not None else [],
             "left_behind": [],
         }
 
@@ -305,7 +317,7 @@ Ctrl-C stops everything.""")
 
     def stop(self) -> list[str]:
         """Stop all that was started; returns what would not go."""
-        left: list[str] = []
+        left: list[str] = self.image.stop() if self.image is not None else []
         if self.facade is not None:
             left += [f"node {n.id} ({n.state})" for n in self.facade.nodeIterator(cached=False)
                      if n.state in (zk.BUILDING, zk.INIT, zk.USED, zk.DELETING)]
@@ -338,7 +350,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/quickstart", description="Launch real nodes on this machine.")
     parser.add_argument("--keep", action="store_true", help="leave it running until Ctrl-C")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write what happened to FILE")
-    parser.add_argument("--no-image", action="store_true", help="accepted; no image is built yet")
+    parser.add_argument("--no-image", action="store_true", help="build no image: seconds instead of minutes")
     arguments = parser.parse_args()
     demo = Demo(arguments)
     for number in ENDS:
@@ -354,6 +366,7 @@ def main() -> int:
         demo.order_nodes()
         demo.log_in()
         demo.give_back()
+        demo.build_image()
         summary = demo.summary()
         good = True
         if arguments.keep:

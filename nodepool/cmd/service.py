@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import select
 import signal
 import threading
 import time
@@ -54,8 +55,15 @@ def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> L
     return config
 
 
-def run_daemon(prog: str, server: str, args: argparse.Namespace, make_service: Callable[[], Service]) -> int:
-    """Run until told to stop; a failure to start is one line for the terminal and status 1."""
+def run_daemon(
+    prog: str, server: str, args: argparse.Namespace, make_service: Callable[[], Service],
+    stop_limit: float = STOP_LIMIT, finish_always: bool = False,
+) -> int:
+    """Run until told to stop; a failure to start is one line for the terminal and status 1.
+
+    :param stop_limit: seconds for an orderly stop.
+    :param finish_always: every signal to stop means what SIGUSR1 does: finish the work in hand first.
+    """
     stack_dump.install()
     foreground = args.foreground or args.debug
     pid_file = daemon.PidFile(args.pidfile)
@@ -72,7 +80,7 @@ def run_daemon(prog: str, server: str, args: argparse.Namespace, make_service: C
             pid_file.acquire()
         logging_config.apply()
         logging_ready = True
-        runner = Runner(pid_file)
+        runner = Runner(pid_file, stop_limit, finish_always)
         status = runner.run(make_service, report)
     except Exception as error:
         if logging_ready and not foreground:
@@ -87,12 +95,18 @@ def run_daemon(prog: str, server: str, args: argparse.Namespace, make_service: C
 
 
 class Runner:
-    """One run of a service, from start to stop."""
+    """One run of a service, from start to stop.
 
-    def __init__(self, pid_file: daemon.PidFile, stop_limit: float = STOP_LIMIT) -> None:
+    A service with a method ``finish`` is asked by SIGUSR1 to stop when its work in hand is done, however long that
+    takes; the next signal (``hurry``) makes that an ordinary stop.
+    """
+
+    def __init__(self, pid_file: daemon.PidFile, stop_limit: float = STOP_LIMIT, finish_always: bool = False) -> None:
         self._pid_file = pid_file
         self._stop_limit = stop_limit
-        self._stopping = False
+        self._finish_always = finish_always
+        self._signals: list[int] = []
+        self._impatience = 2
 
     def run(self, make_service: Callable[[], Service], report: daemon.StartReport) -> int:
         # A pipe, because a lock or an event that a signal handler sets may be held by the code it interrupts, and
@@ -104,18 +118,25 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
         service = make_service()
+        if hasattr(service, "finish"):
+            self._impatience = 3
         try:
             service.start()
         except BaseException:
-            self._end(service)
+            self._end(service.stop, wakeup)
             raise
         log.info("Nodepool %s is running, process %s", get_version_string(), os.getpid())
         report.running()
         daemon.notify("READY=1")
-        self._wait_for_signal(wakeup)
+        while not self._signals:
+            os.read(wakeup, 512)
         daemon.notify("STOPPING=1")
-        log.info("Stopping")
-        finished = self._end(service)
+        if hasattr(service, "finish") and (self._finish_always or self._signals[0] == signal.SIGUSR1):
+            log.info("Stopping when the work in hand is finished; the next signal ends it")
+            finished = self._end(service.finish, wakeup, service.hurry)  # type: ignore[attr-defined]
+        else:
+            log.info("Stopping")
+            finished = self._end(service.stop, wakeup)
         if finished:
             log.info("Stopped")
         else:
@@ -124,28 +145,34 @@ class Runner:
             self._exit_now()
         return 0
 
-    def _wait_for_signal(self, wakeup: int) -> None:
-        while not self._stopping:
-            os.read(wakeup, 512)
-
     def _signal(self, number: int, frame: Any) -> None:
-        if self._stopping:
-            # Asked twice: the locks end with the session, a restart cleans up.
+        self._signals.append(number)
+        if len(self._signals) >= self._impatience:
+            # Asked again and again: the locks end with the session, a restart cleans up.
             self._exit_now()
-        self._stopping = True
 
-    def _end(self, service: Service) -> bool:
-        """Stop within the limit; False when something still runs."""
+    def _end(self, stop: Callable[[], Any], wakeup: int, hurry: Callable[[], Any] | None = None) -> bool:
+        """Stop; False when something still runs at the end of the limit, which ``hurry`` makes begin later."""
 
         def work() -> None:
             try:
-                service.stop()
+                stop()
             except Exception:
                 log.exception("Error while stopping")
+            finally:
+                os.write(done_written, b"x")
 
-        deadline = time.monotonic() + self._stop_limit
+        done, done_written = os.pipe()
         thread = threading.Thread(target=work, name="Shutdown", daemon=True)
         thread.start()
+        if hurry is not None:
+            while done not in select.select([done, wakeup], [], [])[0]:
+                os.read(wakeup, 512)
+                if len(self._signals) > 1:
+                    log.info("Stopping now")
+                    hurry()
+                    break
+        deadline = time.monotonic() + self._stop_limit
         thread.join(self._stop_limit)
         # The interpreter would wait for these without limit.
         waiting = [thread, *(t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread())]

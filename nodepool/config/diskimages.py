@@ -23,6 +23,8 @@ class DiskImage(ConfigValue):
         self.dib_cmd = "disk-image-create"
         self.elements = ""
         self.env_vars: dict[str, str] = {}
+        #: Those whose values come from the secure file and are kept out of logs.
+        self.secret_names: set[str] = set()
         self.image_types: set[str] = set()
         self.delete_after_upload = False
         self.keep_image_types: set[str] = set()
@@ -37,6 +39,8 @@ class DiskImage(ConfigValue):
     def set_env_vars(self, values: dict[str, Any], secret: bool = False) -> None:
         """Merge *values* over what is there; numbers become strings. Secret values are not logged."""
         for key, value in values.items():
+            if secret:
+                self.secret_names.add(str(key))
             if isinstance(value, bool):
                 log.warning(
                     "diskimage %s: env-vars %s is a boolean and becomes %s; put it in quotes",

@@ -18,7 +18,8 @@ log = logging.getLogger("nodepool.config")
 
 TOP_LEVEL_KEYS = frozenset(
     {
-        "webapp", "elements-dir", "images-dir", "build-log-dir", "build-log-retention", "zookeeper-servers",
+        "webapp", "elements-dir", "images-dir", "build-log-dir", "build-log-retention", "failed-build-retention",
+        "build-min-free", "zookeeper-servers",
         "zookeeper-tls", "zookeeper-timeout", "zookeeper-insecure", "labels", "max-hold-age", "diskimages",
         "providers", "tenant-resource-limits", "drivers-path",
     }
@@ -69,6 +70,7 @@ def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
         newconfig.setElementsDir(data.get("elements-dir"))
         newconfig.setImagesDir(data.get("images-dir"))
         newconfig.setBuildLog(data.get("build-log-dir"), data.get("build-log-retention"))
+        newconfig.setBuildLimits(data.get("failed-build-retention"), data.get("build-min-free"))
         newconfig.setMaxHoldAge(data.get("max-hold-age"))
         newconfig.setWebApp(data.get("webapp"))
         newconfig.setZooKeeperServers(data.get("zookeeper-servers"))

@@ -102,6 +102,10 @@ class Config(ConfigValue):
         self.images_dir: str | None = None
         self.build_log_dir: str | None = None
         self.build_log_retention: int = 7
+        #: Seconds that a failed build stays listed with its reason.
+        self.failed_build_retention: int = 7 * 24 * 3600
+        #: MiB that must be free before a build starts.
+        self.build_min_free: int = 256
         self.max_hold_age: float = math.inf
         self.webapp: dict[str, Any] = {"port": 8005, "listen_address": "0.0.0.0"}
         self.tenant_resource_limits: dict[str, dict[str, float]] = {}
@@ -119,6 +123,12 @@ class Config(ConfigValue):
     def setBuildLog(self, directory: str | None, retention: Any) -> None:
         self.build_log_dir = directory
         self.build_log_retention = integer({"build-log-retention": retention}, "build-log-retention", 7)
+
+    def setBuildLimits(self, failed_build_retention: Any, build_min_free: Any) -> None:
+        """Seconds and MiB; None keeps the default."""
+        given = {"failed-build-retention": failed_build_retention, "build-min-free": build_min_free}
+        self.failed_build_retention = max(0, integer(given, "failed-build-retention", self.failed_build_retention))
+        self.build_min_free = max(0, integer(given, "build-min-free", self.build_min_free))
 
     def setMaxHoldAge(self, value: Any) -> None:
         """Seconds; None, 0 and negative numbers mean unlimited."""

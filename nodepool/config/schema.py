@@ -78,6 +78,8 @@ def top_level_schema() -> dict[Any, Any]:
         "images-dir": str,
         "build-log-dir": str,
         "build-log-retention": int,
+        "failed-build-retention": int,
+        "build-min-free": int,
         "max-hold-age": int,
         "zookeeper-servers": ListOf([{v.Required("host"): str, "port": int, "chroot": str}], null=True),
         "zookeeper-tls": {v.Required("cert"): str, v.Required("key"): str, v.Required("ca"): str},

@@ -12,10 +12,10 @@ from typing import Any
 from kazoo.protocol.states import KazooState
 
 from nodepool import config as nodepool_config
-from nodepool import metrics
+from nodepool import hostnames, metrics
+from nodepool.config.keeper import ConfigKeeper
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import ConfigurationError
-from nodepool.launcher import hostnames
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.minready import MinReady
@@ -82,16 +82,14 @@ class NodePool(threading.Thread):
         self.stopped = threading.Event()
         self.identifier = f"{hostnames.short()}-{os.getpid()}"
         self.claims = NodeClaims()
-        #: Why the file on disk is not in force, and since when; None when it is.
-        self.config_error: str | None = None
-        self.config_stale_since: float | None = None
+        self.config_state = ConfigKeeper(
+            (configfile, securefile), self.log, lambda stale: self.statsd.gauge("nodepool.launcher.config_stale", stale))
         self._wake = threading.Event()
         self._pool_threads: dict[str, PoolWorker] = {}
         self._workers: dict[str, PoolWorker] = {}
         self._leaving: list[PoolWorker] = []
         self._handlers: dict[str, Any] = {}
         self._deletions: queue.SimpleQueue[Node | None] = queue.SimpleQueue()
-        self._seen_mtimes: Any = None
         self._component: LauncherComponent | None = None
         self._watcher: Any = None
         self._begun = False
@@ -143,9 +141,9 @@ class NodePool(threading.Thread):
         if self.zk is None or not self.zk.connected:
             details.append("ZooKeeper: not connected")
         ready = not details
-        if self.config_error is not None:
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.config_stale_since))
-            details.append(f"configuration: stale since {since}: {self.config_error}")
+        if self.config_state.error is not None:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.config_state.stale_since))
+            details.append(f"configuration: stale since {since}: {self.config_state.error}")
         if self.config is not None:
             details += [f"provider {name}: not running" for name in self.config.providers_not_running]
             details += [f"provider {name}: goes on with its last good configuration: {reason}"
@@ -175,48 +173,19 @@ class NodePool(threading.Thread):
         """Read the files again when they have changed; a bad one leaves the running configuration in force."""
         if self.config is not None and nodepool_config.checkRecentConfig(
                 self.config, self.configfile, self.securefile):
-            self._config_good()
+            self.config_state.good()
             return
         try:
             config = self.loadConfig()
         except Exception as error:
-            self._config_bad(error)
+            self.config_state.bad(error)
             return
         try:
             self._apply(config)
         except ConfigurationError as error:  # found out only now, such as an unreadable certificate
-            self._config_bad(error)
+            self.config_state.bad(error)
             return
-        self._config_good()
-
-    def _config_good(self) -> None:
-        if self.config_error is not None:
-            self.log.info("The configuration is good again")
-        self.config_error = self.config_stale_since = None
-        self._seen_mtimes = None
-        self.statsd.gauge("nodepool.launcher.config_stale", 0)
-
-    def _config_bad(self, error: Exception) -> None:
-        signature = (str(error), self._mtimes())
-        if self.config_stale_since is None:
-            self.config_stale_since = time.time()
-        self.config_error = str(error)
-        self.statsd.gauge("nodepool.launcher.config_stale", 1)
-        if signature != self._seen_mtimes:
-            self._seen_mtimes = signature
-            if isinstance(error, (ConfigurationError, OSError)):
-                self.log.error("The configuration cannot be used, keeping the last good one: %s", error)
-            else:
-                self.log.exception("The configuration cannot be used, keeping the last good one:")
-
-    def _mtimes(self) -> list[int | None]:
-        result: list[int | None] = []
-        for path in (self.configfile, self.securefile):
-            try:
-                result.append(os.stat(path).st_mtime_ns if path else None)
-            except OSError:
-                result.append(None)
-        return result
+        self.config_state.good()
 
     def _apply(self, config: Any) -> None:
         """Bring a loaded configuration into force."""
@@ -334,7 +303,7 @@ class NodePool(threading.Thread):
                 self.log.exception("Error in the main loop:")
                 self._wake.wait(1.0)
             # The watcher wakes us; a missing file or a failed start is looked at again.
-            self._wake.wait(30.0 if self.ready and self.config_error is None else 1.0)
+            self._wake.wait(30.0 if self.ready and self.config_state.error is None else 1.0)
             self._wake.clear()
 
     def _start_workers(self) -> None:

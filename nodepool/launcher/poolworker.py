@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from nodepool import hostnames
 from nodepool.driver.quota import QuotaSupport
 from nodepool.driver.resources import QuotaInformation
-from nodepool.launcher import hostnames
 from nodepool.launcher.tenants import tenant_shortage
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.records import REQUESTED

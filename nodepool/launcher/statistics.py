@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
-from nodepool.launcher import hostnames
+from nodepool import hostnames
 from nodepool.stats import normalize_statsd_name
 from nodepool.zk import paths
 from nodepool.zk.records import Node

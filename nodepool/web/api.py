@@ -34,9 +34,20 @@ class Listing:
     own: bool = False
 
 
+
+def _uploads(zk: Any) -> status.Results:
+    """The table of old; JSON has the keys of the detailed one."""
+    return status.Results(status.image_list(zk, detail=True, ended=False).rows, status.UPLOAD_COLUMNS)
+
+
+def _builds(zk: Any) -> status.Results:
+    return status.Results(status.dib_image_list(zk, detail=True, ended=False).rows, status.BUILD_COLUMNS)
+
+
 LISTINGS = {
-    "/image-list": Listing(status.image_list, status.UPLOAD_COLUMNS),
-    "/dib-image-list": Listing(status.dib_image_list, status.BUILD_COLUMNS),
+    "/image-list": Listing(_uploads, status.UPLOAD_COLUMNS),
+    "/dib-image-list": Listing(_builds, status.BUILD_COLUMNS),
+    "/image-progress": Listing(status.image_progress, status.PROGRESS_COLUMNS),
     "/image-status": Listing(status.image_status, status.IMAGE_STATUS_COLUMNS),
     "/node-list": Listing(status.node_list, status.NODE_DETAIL_COLUMNS, ("node_id",)),
     "/request-list": Listing(status.request_list, status.REQUEST_COLUMNS),

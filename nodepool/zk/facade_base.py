@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nodepool.zk.components import ComponentTree
     from nodepool.zk.images import ImageTree
     from nodepool.zk.nodes import NodeTree
+    from nodepool.zk.progress import ProgressTree
     from nodepool.zk.requests import RequestTree
     from nodepool.zk.reservations import Reservations
 
@@ -40,6 +41,7 @@ class FacadeBase:
     request_tree: RequestTree | None
     image_tree: ImageTree | None
     component_tree: ComponentTree | None
+    progress_tree: ProgressTree | None
     _writer: Writer | None
     reservations: Reservations
 

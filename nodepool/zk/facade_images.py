@@ -14,6 +14,7 @@ from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
 from nodepool.zk.facade_base import FacadeBase, newest_first
 from nodepool.zk.images import ImageData
+from nodepool.zk.progress import ProgressData, ProgressStore
 from nodepool.zk.records import READY, ImageBuild, ImageBuildRequest, ImageUpload, parse_object
 
 
@@ -125,8 +126,13 @@ class ImageMethods(FacadeBase):
             pass
 
     def submitBuildRequest(self, image: str) -> None:
-        with contextlib.suppress(NodeExistsError):
-            self.kazoo_client.create(f"{paths.image(image)}/request-build", makepath=True)
+        """Ask for a build; asking again asks a builder that waits after a failure to try now."""
+        path = f"{paths.image(image)}/request-build"
+        try:
+            self.kazoo_client.create(path, makepath=True)
+        except NodeExistsError:
+            with contextlib.suppress(NoNodeError):  # served at this moment
+                self.kazoo_client.set(path, b"")
 
     def hasBuildRequest(self, image: str) -> bool:
         return self.kazoo_client.exists(f"{paths.image(image)}/request-build") is not None
@@ -282,6 +288,18 @@ class ImageMethods(FacadeBase):
             if upload is not None:
                 data.uploads.append(upload)
         return data
+
+    @property
+    def progress(self) -> ProgressStore:
+        """Records about running and failed builds and uploads."""
+        return ProgressStore(self.kazoo_client)
+
+    def readProgress(self, cached: bool = True) -> ProgressData:
+        """All of them; from the mirror when it is complete, else read."""
+        tree = self.progress_tree
+        if cached and tree is not None and tree.synced.is_set():
+            return tree.data()
+        return self.progress.read_all()
 
     def exportImageData(self) -> dict[str, str]:
         """Pause markers, builds and uploads: path -> text (zookeeper-schema.md section 11)."""

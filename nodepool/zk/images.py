@@ -31,6 +31,16 @@ class ImageData:
     requests: dict[str, float] = field(default_factory=dict)
     #: image -> (creation of the lock directory in Unix seconds, somebody builds).
     build_locks: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    # Filled from the mirror only:
+    #: (image, build, provider) whose upload lock somebody holds or waits for.
+    upload_locks: set[tuple[str, str, str]] = field(default_factory=set)
+    #: Znodes without data where a record should be.
+    empty_builds: set[tuple[str, str]] = field(default_factory=set)
+    empty_uploads: set[UploadKey] = field(default_factory=set)
+    #: (image, build) whose data are no usable record.
+    bad_builds: set[tuple[str, str]] = field(default_factory=set)
+    #: image -> identity of the request for a build.
+    request_marks: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class ImageTree(Tree[Any]):
@@ -46,6 +56,13 @@ class ImageTree(Tree[Any]):
         self.requests: dict[str, float] = {}
         self.build_lock_time: dict[str, float] = {}
         self.build_contenders: dict[str, set[str]] = defaultdict(set)
+        #: (image, build, provider) -> contenders for the upload lock.
+        self.upload_contenders: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+        #: Znodes without data where a record should be; no such record (builder.md 4).
+        self.empty_builds: set[tuple[str, str]] = set()
+        self.empty_uploads: set[UploadKey] = set()
+        #: image -> (czxid, version) of its build request: tells one request from the next.
+        self.request_marks: dict[str, tuple[int, int]] = {}
         #: (image, provider) -> newest ready upload.
         self._newest: dict[tuple[str, str], ImageUpload] = {}
         #: Called with the image name; on the connection thread.
@@ -71,8 +88,10 @@ class ImageTree(Tree[Any]):
                 return "container"
             if count == 5:
                 return "provider"
-            if count == 7 and parts[6] != "lock":
-                return "upload"
+            if count == 7:
+                return "container" if parts[6] == "lock" else "upload"
+            if count == 8 and parts[6] == "lock":
+                return "upload-contender"
         return ""
 
     def wants_data(self, parts: list[str]) -> bool:
@@ -91,6 +110,9 @@ class ImageTree(Tree[Any]):
         result |= {f"{paths.image(name)}/request-build" for name in self.requests}
         result |= {f"{paths.builds(name)}/lock" for name in self.build_lock_time}
         result |= {f"{paths.builds(name)}/lock/{c}" for name, cs in self.build_contenders.items() for c in cs}
+        result |= {f"{paths.uploads(*key)}/lock/{c}" for key, cs in self.upload_contenders.items() for c in cs}
+        result |= {paths.build(*key) for key in self.empty_builds}
+        result |= {paths.upload(*upload) for upload in self.empty_uploads}
         return result
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
@@ -101,13 +123,16 @@ class ImageTree(Tree[Any]):
                     self.paused.add(parts[0])
                 else:
                     self.requests[parts[0]] = stat.ctime / 1000
+                    self.request_marks[parts[0]] = (stat.czxid, stat.version)
             elif kind == "build-lock":
                 self.build_lock_time[parts[0]] = stat.ctime / 1000
             elif kind == "build":
                 values = parse_object(data)
                 if values is None:
                     self.builds.pop((parts[0], parts[2]), None)
+                    self.empty_builds.add((parts[0], parts[2]))
                 else:
+                    self.empty_builds.discard((parts[0], parts[2]))
                     build = ImageBuild.fromDict(values, parts[0], parts[2])
                     build.stat = stat
                     self.builds[(parts[0], parts[2])] = build
@@ -116,7 +141,9 @@ class ImageTree(Tree[Any]):
                 values = parse_object(data)
                 if values is None:
                     self.uploads.pop(key, None)
+                    self.empty_uploads.add(key)
                 else:
+                    self.empty_uploads.discard(key)
                     upload = ImageUpload.fromDict(values, parts[2], parts[4], parts[0], parts[6])
                     upload.stat = stat
                     self.uploads[key] = upload
@@ -135,6 +162,8 @@ class ImageTree(Tree[Any]):
                 self.providers[(parts[0], parts[2])].add(parts[4])
             elif kind == "build-contender":
                 self.build_contenders[parts[0]].add(parts[3])
+            elif kind == "upload-contender":
+                self.upload_contenders[(parts[0], parts[2], parts[4])].add(parts[7])
             else:
                 return
         self._notify(parts[0])
@@ -150,17 +179,26 @@ class ImageTree(Tree[Any]):
                     self.paused.discard(name)
                 else:
                     self.requests.pop(name, None)
+                    self.request_marks.pop(name, None)
             elif kind == "build-lock":
                 self.build_lock_time.pop(name, None)
             elif kind == "build-contender":
                 self.build_contenders[name].discard(parts[3])
+            elif kind == "upload-contender":
+                contenders = self.upload_contenders.get((name, parts[2], parts[4]))
+                if contenders is not None:
+                    contenders.discard(parts[7])
+                    if not contenders:
+                        del self.upload_contenders[(name, parts[2], parts[4])]
             elif kind == "build":
+                self.empty_builds.discard((name, parts[2]))
                 self.builds.pop((name, parts[2]), None)
                 self.providers.pop((name, parts[2]), None)
             elif kind == "provider":
                 self.providers[(name, parts[2])].discard(parts[4])
             elif kind == "upload":
                 self.uploads.pop((name, parts[2], parts[4], parts[6]), None)
+                self.empty_uploads.discard((name, parts[2], parts[4], parts[6]))
                 self._choose(name, parts[4])
             else:
                 return
@@ -190,4 +228,8 @@ class ImageTree(Tree[Any]):
                 providers={key: set(value) for key, value in self.providers.items()},
                 paused=set(self.paused), requests=dict(self.requests),
                 build_locks={name: (ctime, bool(self.build_contenders.get(name)))
-                             for name, ctime in self.build_lock_time.items()})
+                             for name, ctime in self.build_lock_time.items()},
+                upload_locks={key for key, contenders in self.upload_contenders.items() if contenders},
+                empty_builds=set(self.empty_builds), empty_uploads=set(self.empty_uploads),
+                bad_builds={(p[3], p[5]) for p in (path.split("/") for path in self.bad) if len(p) == 6},
+                request_marks=dict(self.request_marks))

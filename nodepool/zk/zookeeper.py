@@ -15,6 +15,7 @@ from nodepool.zk.facade_nodes import NodeMethods
 from nodepool.zk.facade_requests import RequestMethods
 from nodepool.zk.images import ImageData, ImageTree
 from nodepool.zk.nodes import NodeTree
+from nodepool.zk.progress import ProgressTree
 from nodepool.zk.records import (
     ABORTED,
     BUILDING,
@@ -49,27 +50,30 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
 
     :param client: connected, or connected later by its owner.
     :param enable_cache: keep a live mirror of nodes, requests, images and components.
+    :param only_images: mirror images alone, as builders do, whom nodes and requests do not concern.
     """
 
-    def __init__(self, client: ZooKeeperClient, enable_cache: bool = True) -> None:
+    def __init__(self, client: ZooKeeperClient, enable_cache: bool = True, only_images: bool = False) -> None:
         self.client = client
         self.enable_cache = enable_cache
         self._writer = None
         self.reservations = Reservations()
-        self.node_tree = self.request_tree = self.image_tree = self.component_tree = None
+        self.node_tree = self.request_tree = self.image_tree = self.component_tree = self.progress_tree = None
         if enable_cache:
-            self.node_tree = NodeTree(client)
-            self.request_tree = RequestTree(client)
             self.image_tree = ImageTree(client)
-            self.component_tree = ComponentTree(client)
+            if not only_images:
+                self.node_tree = NodeTree(client)
+                self.request_tree = RequestTree(client)
+                self.component_tree = ComponentTree(client)
+            self.progress_tree = ProgressTree(client)
             if client.client is not None:
                 self.start()
             else:
                 client.on_connect_listeners.append(self.start)
 
     @property
-    def trees(self) -> list[NodeTree | RequestTree | ImageTree | ComponentTree]:
-        found = (self.component_tree, self.image_tree, self.node_tree, self.request_tree)
+    def trees(self) -> list[NodeTree | RequestTree | ImageTree | ComponentTree | ProgressTree]:
+        found = (self.component_tree, self.image_tree, self.node_tree, self.request_tree, self.progress_tree)
         return [tree for tree in found if tree is not None]
 
     def start(self) -> None:

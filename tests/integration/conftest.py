@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Chroot
+from tests.integration.builder_bench import BuilderBench
+from tests.integration.builder_bench import make_bench as make_builder_bench
 from tests.integration.launcher_bench import LauncherBench, StatsdReceiver, make_bench
 
 
@@ -25,3 +27,8 @@ def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsdReceiver]:
         yield receiver
     finally:
         receiver.close()
+
+
+@pytest.fixture
+def builders(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[BuilderBench]:
+    yield from make_builder_bench(zk_chroot, monkeypatch, tmp_path)

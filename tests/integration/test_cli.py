@@ -495,7 +495,7 @@ def test_export_import(run, plain, tmp_path):
     run("image-build", "fake-image")
     path = tmp_path / "export.json"
     path.write_text("x" * 100000)
-    assert run("export-image-data", str(path)) == ""
+    assert run("export-image-data", "--force", str(path)) == ""
     assert path.stat().st_mode & 0o777 == 0o600
     records = json.loads(path.read_text())
     assert sorted(records) == sorted([

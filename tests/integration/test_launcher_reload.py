@@ -127,13 +127,13 @@ def test_a_broken_file_changes_nothing(bench: LauncherBench) -> None:
     before = pool.config
     for content in ("providers: [", "labels: 5\n", good.replace("name: fake-label", "name: other", 1), ""):
         path.write_text(content)
-        wait_for(lambda: pool.config_error is not None, what=content[:30])
+        wait_for(lambda: pool.config_state.error is not None, what=content[:30])
         assert pool.config is before
         bench.fulfilled("fake-label")
         ready, details = pool.getReadiness()
         assert ready and any("stale" in d for d in details)
         path.write_text(good)
-        wait_for(lambda: pool.config_error is None and pool.config is not before)  # noqa: B023
+        wait_for(lambda: pool.config_state.error is None and pool.config is not before)  # noqa: B023
         before = pool.config
     path.unlink()
     bench.fulfilled("fake-label")

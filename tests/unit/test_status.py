@@ -10,6 +10,7 @@ import yaml
 
 from nodepool import status
 from nodepool.zk import records
+from nodepool.zk.progress import ProgressData
 
 NOW = 1_760_000_469.0
 
@@ -54,6 +55,9 @@ class FakeZK:
 
     def readImages(self):
         return self.images
+
+    def readProgress(self):
+        return ProgressData()
 
     def getRegisteredPools(self):
         return self.pools

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable
 from typing import Any
 
 from nodepool import status
 from nodepool.cmd.base import describe
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
+from nodepool.exceptions import TimeoutException
 from nodepool.zk.records import READY
 
 BUILD_PROPERTY = "nodepool_build_id"
+#: Seconds that a cloud may take for its list.
+LIST_TIMEOUT = 300.0
+#: Types of resources that are images, in clouds that list these only among all resources.
+IMAGE_TYPES = frozenset({"image", "ami"})
 
 log = logging.getLogger("nodepool.cmd.alien_images")
 
@@ -21,37 +28,94 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("provider", metavar="PROVIDER", nargs="?", help="only this provider")
 
 
+class _Listing(threading.Thread):
+    """The images of one provider; a cloud that does not answer keeps no other one waiting."""
+
+    def __init__(self, zk: Any, config: Any) -> None:
+        super().__init__(name=f"Thread-aliens-{config.name}", daemon=True)
+        self._zk = zk
+        self._config = config
+        self._images: list[Any] = []
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._images = list(_provider_images(self._zk, self._config))
+        except Exception as error:
+            self._error = error
+
+    def images(self, deadline: float) -> list[Any]:
+        """Wait for the list.
+
+        :raises Exception: what the provider raised.
+        :raises TimeoutException: it gave no answer.
+        """
+        self.join(max(0.0, deadline - time.monotonic()))
+        if self.is_alive():
+            raise TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._images
+
+
 def alien_image_list(context: Context) -> None:
     wanted = context.args.provider
-    uploads = [upload for upload in context.zk.readImages().uploads if upload.state == READY]
-    rows = []
-    for name, config in sorted(context.config.providers.items()):
-        # Providers without image building (static hosts, namespaces) have no images to list.
-        if (wanted and name != wanted) or not getattr(config, "manage_images", True):
-            continue
-        images = set(getattr(config, "diskimages", None) or ())
-        known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
+    zk = context.zk
+    # Providers without image building (static hosts, namespaces) have no images to list.
+    configs = {
+        name: config for name, config in sorted(context.config.providers.items())
+        if (not wanted or name == wanted) and getattr(config, "manage_images", True)
+    }  # fmt: skip
+    deadline = time.monotonic() + LIST_TIMEOUT
+    listings = {name: _Listing(zk, config) for name, config in configs.items()}
+    for listing in listings.values():
+        listing.start()
+    found: dict[str, list[Any]] = {}
+    for name, listing in listings.items():
         try:
-            rows += [
-                {"provider": name, "name": image.name, "image_id": image.id}
-                for image in _provider_images(context.zk, config)
-                if BUILD_PROPERTY in (image.properties or {}) and image.id not in known
-            ]
+            found[name] = listing.images(deadline)
         except Exception as error:
             log.warning("Exception listing alien images for %s: %s", name, describe(error))
+    # The records are read after the clouds: what was uploaded meanwhile is no alien.
+    uploads = [upload for upload in zk.readImages().uploads if upload.state == READY]
+    rows = []
+    for name, listed in found.items():
+        images = set(getattr(configs[name], "diskimages", None) or ())
+        known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
+        rows += [
+            {"provider": name, "name": _name(image), "image_id": image.id}
+            for image in listed if BUILD_PROPERTY in _properties(image) and image.id not in known
+        ]  # fmt: skip
     context.show(status.Results(rows, status.ALIEN_COLUMNS))
 
 
-def _provider_images(zk: Any, config: Any) -> Iterator[Any]:
-    """Images with ``id``, ``name`` and ``properties``, read through a provider started for it."""
+def _properties(image: Any) -> Any:
+    return getattr(image, "properties", None) or getattr(image, "metadata", None) or {}
+
+
+def _name(image: Any) -> Any:
+    return getattr(image, "name", None) or _properties(image).get("Name")
+
+
+def _provider_images(zk: Any, config: Any) -> Iterable[Any]:
+    """Images with ``id``, perhaps ``name``, and ``properties`` or ``metadata``, through a provider started for it.
+
+    :raises TypeError: the driver has no way to list images.
+    """
     from nodepool import provider_manager
 
     manager = provider_manager.get_provider(config)
     manager.start(zk)
     try:
-        adapter = manager.adapter
-        listing = getattr(adapter, "listImages", None) or adapter._listImages
-        yield from list(listing())
+        adapter = getattr(manager, "adapter", manager)
+        for name in ("listImages", "_listImages"):
+            listing = getattr(adapter, name, None)
+            if listing is not None:
+                return list(listing())
+        if not hasattr(adapter, "listResources"):
+            raise TypeError(f"the driver of {config.name} cannot list images")
+        return [resource for resource in adapter.listResources()
+                if resource.type in IMAGE_TYPES and hasattr(resource, "id")]  # fmt: skip
     finally:
         manager.stop()
         manager.join()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
+import stat
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,9 +15,13 @@ from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
+from nodepool import status
 from nodepool.cmd.base import absolute_path
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.cmd.commands.images import report
 from nodepool.zk import paths
+
+log = logging.getLogger("nodepool.cmd.image_data")
 
 READ_TIMEOUT = 60.0
 UPLOAD = re.compile(rf"({paths.IMAGES}/[^/]+/builds/[^/]+/providers/[^/]+/images)/(\d{{10}})\Z")
@@ -28,6 +35,9 @@ def register(subparsers: Subparsers) -> None:
     ):
         parser = add_command(subparsers, name, function, text)
         parser.add_argument("path", metavar="PATH", type=absolute_path, help="file")
+        parser.add_argument("--format", choices=status.FORMATS, help="tell what was done, in this form")
+        if function is export_image_data:
+            parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def _children(kazoo: Any, parents: Iterable[str]) -> list[str]:
@@ -50,7 +60,10 @@ def _data(kazoo: Any, names: Iterable[str]) -> dict[str, str]:
             data, _ = answer.get(timeout=READ_TIMEOUT)
         except NoNodeError:
             continue
-        result[path] = (data or b"").decode("utf-8")
+        try:
+            result[path] = (data or b"").decode("utf-8")
+        except UnicodeDecodeError:
+            log.warning("Left out, because it is no text: %s", path)
     return result
 
 
@@ -66,23 +79,89 @@ def read_records(kazoo: Any) -> dict[str, str]:
     providers = _children(kazoo, [f"{build}/providers" for build in builds])
     uploads = _without_locks(_children(kazoo, [f"{provider}/images" for provider in providers]))
     records = {path: text for path, text in _data(kazoo, [*builds, *uploads]).items() if text}
+    strange = [path for path in records if not (UPLOAD.match(path) or RECORD.match(path))]
+    for path in strange:
+        log.warning("Left out, because it is no record of a build or an upload: %s", path)
+        del records[path]
     return {**dict.fromkeys(pauses, ""), **records}
 
 
 def export_image_data(context: Context) -> None:
+    path, force = context.args.path, context.args.force
+    _check_target(path, force)
     records = read_records(context.kazoo)
-    path = context.args.path
     # A reader, or a crash, never meets half a file.  Such files are private: mode 0600.
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=os.path.basename(path))
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(records, stream)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        _verify(temporary, records)
+        if force:
+            os.replace(temporary, path)
+        else:
+            _place(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         raise
+    directory = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    report(context, _summary(path, records))
+
+
+def _summary(path: str, records: dict[str, str]) -> dict[str, Any]:
+    uploads = sum(1 for name in records if UPLOAD.match(name))
+    pauses = sum(1 for name in records if name.endswith("/pause") and name.count("/") == 4)
+    return {"path": path, "builds": len(records) - uploads - pauses, "uploads": uploads, "paused": pauses}
+
+
+def _is_empty_file(path: str) -> bool:
+    found = os.lstat(path)
+    return stat.S_ISREG(found.st_mode) and found.st_size == 0
+
+
+def _check_target(path: str, force: bool) -> None:
+    """An early word, before the cluster is read.
+
+    :raises CommandError: there is something that must not, or cannot, be replaced.
+    """
+    if not os.path.lexists(path):
+        return
+    if not (os.path.isfile(path) or os.path.islink(path)):
+        raise CommandError(f"{path} exists and is no file")
+    # An empty file (``mktemp``) has nothing to lose.
+    if not force and not _is_empty_file(path):
+        raise CommandError(f"{path} exists; name another file, or replace it with --force")
+
+
+def _place(temporary: str, path: str) -> None:
+    """Give the file its name, unless another file has it by now."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        _check_target(path, False)
+        os.replace(temporary, path)
+    except OSError:  # file systems without hard links
+        _check_target(path, False)
+        os.replace(temporary, path)
+    else:
+        os.unlink(temporary)
+
+
+def _verify(name: str, records: dict[str, str]) -> None:
+    """Read the file back.
+
+    :raises CommandError: it does not say what was written.
+    """
+    with open(name, encoding="utf-8") as stream:
+        found = parse_records(stream.read(), name)
+    if found != records:
+        raise CommandError(f"{name} does not hold what was written to it; is the disk in order?")
 
 
 def parse_records(text: str, name: str) -> dict[str, str]:
@@ -122,8 +201,12 @@ def _advance(kazoo: Any, container: str, wanted: set[int]) -> None:
 
 
 def import_image_data(context: Context) -> None:
-    with open(context.args.path, encoding="utf-8") as stream:
-        records = parse_records(stream.read(), context.args.path)
+    path = context.args.path
+    try:
+        with open(path, encoding="utf-8") as stream:
+            records = parse_records(stream.read(), path)
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{path} is no text in UTF-8: {error.reason}") from None
     kazoo = context.kazoo
     containers: dict[str, set[int]] = defaultdict(set)
     for path in records:
@@ -132,8 +215,9 @@ def import_image_data(context: Context) -> None:
             containers[match[1]].add(int(match[2]))
     for container, wanted in sorted(containers.items()):
         _advance(kazoo, container, wanted)
-    for path, text in sorted(records.items()):
+    for name, text in sorted(records.items()):
         try:
-            kazoo.create(path, text.encode("utf-8"), makepath=True)
+            kazoo.create(name, text.encode("utf-8"), makepath=True)
         except NodeExistsError:
-            kazoo.set(path, text.encode("utf-8"))
+            kazoo.set(name, text.encode("utf-8"))
+    report(context, _summary(path, records))

@@ -50,6 +50,9 @@ def erase(context: Context) -> None:
     for (image, build), providers in zk.readImages().providers.items():
         if provider in providers:
             _remove(context, f"{paths.build_providers(image, build)}/{provider}")
+    for failure in zk.readProgress().failures.values():
+        if failure.provider == provider:
+            zk.progress.delete_failure(failure.image, provider)
     print(f"Erasing node data for {provider}...")
     for node in zk.readNodes(with_contenders=False):
         if node.provider == provider:

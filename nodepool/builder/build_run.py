@@ -1,0 +1,309 @@
+"""One build of an image, from its record to its result (builder.md sections 7 and 17)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import statistics
+import threading
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
+
+from nodepool.builder import command, files, leftovers
+from nodepool.builder.phases import PhaseTracker
+from nodepool.builder.plan import WantedBuild
+from nodepool.builder.process import BuildProcess, Ending
+from nodepool.zk import paths
+from nodepool.zk.held_lock import HeldLock
+from nodepool.zk.progress_records import TAIL_LINES, BuildProgress
+from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+LOG_DIRECTORY = "/var/log/nodepool/builds"
+MIB = 1024 * 1024
+#: A build needs room for its trees and for the conversion, too.
+SPACE_FACTOR = 2
+#: Attempts to store a result while the connection comes and goes.
+STORE_ATTEMPTS = 10
+#: Seconds to wait for a session when the builder stops.
+STOP_SESSION_WAIT = 3.0
+#: Formats for which the tool makes no file.
+WITHOUT_FILE = frozenset({"docker"})
+
+
+class BuildRun:
+    """Runs the command for one image; the build lock is held by the caller."""
+
+    def __init__(self, builder: NodePoolBuilder, config: Any, diskimage: Any, wanted: WantedBuild, lock: HeldLock,
+                 log: logging.Logger) -> None:
+        self.builder = builder
+        self.image = wanted.image
+        self.build_id = uuid.uuid4().hex
+        self.lock = lock
+        self.log = log
+        self._config = config
+        self._diskimage = diskimage
+        self._wanted = wanted
+        self._formats = sorted(diskimage.image_types)
+        self._base = files.image_id(self.image, self.build_id)
+        log_dir = config.build_log_dir or LOG_DIRECTORY
+        self._log_dir = log_dir
+        self._tracker = PhaseTracker()
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._process: BuildProcess | None = None
+        self._entry: leftovers.Entry | None = None
+        self._aborted: str | None = None
+        self._guard = threading.Lock()
+        self.progress = BuildProgress(
+            self.image, self.build_id, builder.fqdn, builder.builder_id, phase="starting", started=time.time(),
+            expected=self._expected(), log=files.log_path(log_dir, self.image, self.build_id),
+            formats=list(self._formats), manual=wanted.manual)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.image, self.build_id
+
+    def abort(self, reason: str) -> None:
+        """End the build soon; thread-safe."""
+        with self._guard:
+            self._aborted = reason
+            if self._process is not None:
+                self._process.terminate(reason)
+
+    def _expected(self) -> float | None:
+        """Median of what earlier builds of the image took, in seconds."""
+        tree = self.builder.progress
+        assert tree is not None
+        with tree.lock:
+            known = [p.duration for p in tree.builds.values() if p.image == self.image and p.state == READY and p.duration]
+        return statistics.median(known) if known else None
+
+    # -- the course of a build
+
+    def execute(self) -> bool:
+        """Whether there is a new ready build."""
+        zk = self.builder.zk
+        record = ImageBuild(self.image)
+        record.builder = self.builder.fqdn
+        record.builder_id = self.builder.builder_id
+        record.formats = list(self._formats)
+        record.state = BUILDING
+        # Intent before effect: whoever finds files or processes of this id finds the record first.
+        zk.storeBuild(self.image, record, self.build_id)
+        self._publish()
+        self.log.info("Build %s started; its log is %s", self._base, self.progress.log)
+        ending: Ending | None = None
+        try:
+            ending = self._run_command()
+            reason = self._judge(ending)
+        except Exception as error:
+            reason = self._describe(error)
+        if ending is not None:
+            record.username = self._diskimage.username
+            record.python_path = self._diskimage.python_path
+            record.shell_type = self._diskimage.shell_type
+            self.progress.exit_code = 1 if ending.timed_out else ending.returncode
+        if reason is not None and ending is not None:
+            record.formats = []
+        if reason is None:
+            files.make_private(self._config.images_dir, self._base)
+        stored, why_not = self._store(record, READY if reason is None else FAILED)
+        if not stored:
+            reason = reason or why_not
+            # Nobody would find them: without a record they belong to no build.
+            files.delete_local_build(self._config.images_dir, self.image, self.build_id, self.log)
+        self._finish(reason, ending)
+        return reason is None
+
+    def _run_command(self) -> Ending:
+        config, diskimage = self._config, self._diskimage
+        if not os.path.isdir(config.images_dir):
+            raise BuildProblem(f"images-dir {config.images_dir} does not exist; create it for the user of the builder")
+        output = os.path.join(config.images_dir, self._base)
+        base = command.temporary_base(diskimage, os.environ)
+        problem = files.check_space(config.images_dir, base, self._space_needed())
+        if problem is not None:
+            raise BuildProblem(problem)
+        args = command.build_command(diskimage, config.images_dir, self._base)
+        entry = leftovers.BuildJournal(config.images_dir).begin(
+            self.image, self.build_id, base, private="TMPDIR" not in diskimage.env_vars)
+        self._entry = entry
+        try:
+            environment = command.build_environment(
+                diskimage, output, config.elements_dir, os.environ, entry.private_tmp) | entry.environment
+            files.prune_logs(self._log_dir, self.image, config.build_log_retention, self.log)
+            with files.open_log(self.progress.log) as log_file:
+                secrets = [diskimage.env_vars[name] for name in diskimage.secret_names if name in diskimage.env_vars]
+                process = BuildProcess(args, environment, log_file, self._line, secrets=secrets)
+                self._start(process, args, entry)
+                return process.wait(time.monotonic() + diskimage.build_timeout)
+        finally:
+            for left in entry.end(self.log):
+                self.log.error("Build %s leaves something behind: %s", self._base, left)
+
+    def _space_needed(self) -> int:
+        return max(self._config.build_min_free * MIB,
+                   SPACE_FACTOR * files.expected_bytes(self._config.images_dir, self.image))
+
+    def _start(self, process: BuildProcess, args: list[str], entry: Any) -> None:
+        with self._guard:
+            if self._aborted is not None:
+                raise BuildProblem(f"not started: {self._aborted}")
+            try:
+                process.start()
+            except OSError as error:
+                self.log.error("Cannot start %s: %s", " ".join(args), error)
+                raise BuildProblem(
+                    f"cannot start {args[0]}: {error.strerror or error}; install it or correct dib-cmd") from error
+            self._process = process
+        assert process.pid is not None
+        entry.started(process.pid)
+
+    def _line(self, text: str) -> None:
+        """A line of output; on the thread of the worker."""
+        known = len(self._tracker.build_dirs)
+        changed = self._tracker.feed(text)
+        for directory in self._tracker.build_dirs[known:]:
+            if self._entry is not None:
+                self._entry.note_dir(directory)
+        self._tail.append(text)
+        progress = self.progress
+        progress.phase = self._tracker.phase
+        progress.last_line = self._tracker.last_line
+        if changed:
+            files.make_private(self._config.images_dir, self._base)
+            self._publish()
+        else:
+            self.builder.publisher.detail(("build", self.build_id), self._write_progress)
+
+    def _judge(self, ending: Ending) -> str | None:
+        """Why the build failed; None when it did not."""
+        if ending.timed_out:
+            return f"build-timeout of {self._diskimage.build_timeout} s exceeded"
+        if ending.terminated is not None:
+            return ending.terminated
+        if ending.returncode:
+            last = f"; last output: {self._tracker.last_line}" if self._tracker.last_line else ""
+            how = f"signal {-ending.returncode}" if ending.returncode < 0 else f"exit status {ending.returncode}"
+            return f"the command ended with {how}{last}"
+        present = {f.extension for f in files.DibImageFile.from_image_id(self._config.images_dir, self._base)}
+        missing = set(self._formats) - present - WITHOUT_FILE
+        if not missing:
+            return None
+        wanted = {p.image_type for p in self._config.providers.values()
+                  if p.manage_images and self.image in (p.diskimages or {}) and getattr(p, "image_type", None)}
+        if missing & wanted or not present:
+            return (f"the command ended with exit status 0, but wrote no file for "
+                    f"{', '.join(sorted(missing & wanted or missing))} (expected {self._base}.<format> in images-dir)")
+        self.log.warning("Build %s has no file for %s", self._base, ", ".join(sorted(missing)))
+        return None
+
+    def _describe(self, error: Exception) -> str:
+        if isinstance(error, BuildProblem):
+            self.log.error("Build %s failed: %s", self._base, error)
+            return str(error)
+        if isinstance(error, (OSError, ValueError)):
+            self.log.error("Build %s failed: %s", self._base, error)
+            return str(error)
+        self.log.exception("Build %s failed:", self._base)
+        return f"internal error: {type(error).__name__}: {error}"
+
+    # -- results
+
+    def _store(self, record: ImageBuild, state: str) -> tuple[bool, str]:
+        """Write the result, as soon as the session allows; (False, why) when it cannot be."""
+        for _attempt in range(STORE_ATTEMPTS):
+            if not self._wait_session():
+                return False, "the result could not be stored: the builder stopped without ZooKeeper"
+            try:
+                if not self.lock.held:
+                    if not self.lock.regain():
+                        return False, "the ZooKeeper session was lost and another builder took over the image"
+                    if self._somebody_built():
+                        return False, "the ZooKeeper session was lost and somebody else built the image meanwhile"
+                record.state = state
+                self.builder.zk.storeBuild(self.image, record, self.build_id)
+                return True, ""
+            except KazooException as error:
+                self.log.warning("Cannot store the result of build %s now: %r", self._base, error)
+                # The connection knows of its trouble a moment later than we do.
+                self.builder.stopping_at_once.wait(0.5)
+            except Exception as error:
+                self.log.exception("Cannot store the result of build %s:", self._base)
+                return False, f"the result could not be stored: {error}"
+        return False, "the result could not be stored in ZooKeeper"
+
+    def _somebody_built(self) -> bool:
+        newest = self.builder.zk.getMostRecentBuilds(1, self.image, READY)
+        return (newest[0].id if newest else None) != self._wanted.newest
+
+    def _wait_session(self) -> bool:
+        """False when the builder stops before the session is back."""
+        said = False
+        while not self.builder.session_usable.wait(STOP_SESSION_WAIT):
+            if self.builder.stopping_at_once.is_set():
+                return False
+            if not said:
+                self.log.info("Build %s waits for the ZooKeeper session to store its result", self._base)
+                said = True
+        return True
+
+    def _finish(self, reason: str | None, ending: Ending | None) -> None:
+        progress, backoff = self.progress, self.builder.build_backoff
+        progress.ended = time.time()
+        progress.duration = progress.ended - (progress.started or progress.ended)
+        progress.state = READY if reason is None else FAILED
+        progress.reason = reason
+        if reason is None:
+            progress.phase = "done"
+            progress.sizes = files.sizes(self._config.images_dir, self._base)
+            backoff.succeeded(self.image)
+            self.log.info("Build %s is ready after %.0f s", self._base, progress.duration)
+            self._remove_request()
+        else:
+            progress.next_try = backoff.failed(self.image, self._wanted.subject)
+            self.log.error("Build %s failed: %s; log %s; next try in %.0f s", self._base, reason, progress.log,
+                           progress.next_try - time.time())
+        self._publish()
+        if ending is not None:
+            self._send_statistics()
+
+    def _remove_request(self) -> None:
+        """Served; one made while we were building asks for another build."""
+        if not self._wanted.manual or self._wanted.request is None:
+            return
+        try:
+            self.builder.zk.kazoo_client.delete(
+                f"{paths.image(self.image)}/request-build", version=self._wanted.request[1])
+        except (NoNodeError, BadVersionError):
+            pass
+        except KazooException as error:
+            self.log.warning("Cannot remove the build request of image %s: %r", self.image, error)
+
+    def _send_statistics(self) -> None:
+        statsd, progress = self.builder.statsd, self.progress
+        key = f"nodepool.dib_image_build.{self.image}"
+        for extension, size in progress.sizes.items():
+            statsd.gauge(f"{key}.{extension}.size", size)
+        statsd.gauge(f"{key}.status.rc", progress.exit_code)
+        statsd.timing(f"{key}.status.duration", (progress.duration or 0) * 1000)
+        statsd.gauge(f"{key}.status.last_build", int(progress.ended or 0))
+
+    # -- progress
+
+    def _publish(self) -> None:
+        self.builder.publisher.write(("build", self.build_id), self._write_progress)
+
+    def _write_progress(self, store: Any) -> None:
+        store.write_build(dataclasses.replace(self.progress, tail=list(self._tail), updated=time.time()))
+
+
+class BuildProblem(Exception):
+    """The build cannot be made; the text is for the operator."""

@@ -1,0 +1,330 @@
+"""NodePoolBuilder: makes, connects and stops all parts of the builder (builder.md sections 1, 2, 16)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kazoo.protocol.states import KazooState
+
+from nodepool import config as nodepool_config
+from nodepool import hostnames, metrics
+from nodepool.builder import files, leftovers
+from nodepool.builder.backoff import Backoff
+from nodepool.builder.build import BuildWorker, fail_interrupted
+from nodepool.builder.cleanup import CleanupWorker
+from nodepool.builder.managers import ImageManagers
+from nodepool.builder.publisher import Publisher
+from nodepool.builder.upload import UploadClaims, UploadWorker
+from nodepool.builder.worker import Worker
+from nodepool.config.keeper import ConfigKeeper
+from nodepool.exceptions import BuilderError, ConfigurationError
+from nodepool.zk import ZooKeeperClient
+from nodepool.zk.components import BuilderComponent
+from nodepool.zk.previous_session import SessionFile
+from nodepool.zk.progress import ProgressTree
+from nodepool.zk.zookeeper import ZooKeeper
+
+#: Seconds to wait for a complete mirror before the first work.
+SYNC_TIMEOUT = 60.0
+#: Seconds that ending workers and providers may take, without the builds that are waited for.
+STOP_TIMEOUT = 15.0
+
+
+class NodePoolBuilder:
+    """The builder.
+
+    ``build_interval``, ``upload_interval`` and ``cleanup_interval`` (seconds) may be changed before :meth:`start`; work
+    that an event announces does not wait for them.
+
+    :param num_builders: builds at one time.
+    :param num_uploaders: uploads at one time.
+    """
+
+    log = logging.getLogger("nodepool.builder.NodePoolBuilder")
+
+    def __init__(
+        self, config_path: str, secure_path: str | None = None, num_builders: int = 1, num_uploaders: int = 4,
+    ) -> None:
+        self._config_path = config_path
+        self._secure_path = secure_path
+        self._num_builders = num_builders
+        self._num_uploaders = num_uploaders
+        self.build_interval: float = 10
+        self.upload_interval: float = 10
+        self.cleanup_interval: float = 60
+        self.zk: Any = None
+        self.component_info: BuilderComponent | None = None
+        self.statsd: Any = metrics.shared()
+        self.statsd.setAddress(metrics.statsd_address(os.environ))
+        #: Where the ZooKeeper session is remembered, so that the next process can end it when we are killed.
+        self.session_file: str | None = None
+        self.fqdn = hostnames.fqdn()
+        self.builder_id = ""
+        self.config: Any = None
+        #: Set while the session is good and the mirror complete.
+        self.session_usable = threading.Event()
+        self.publisher = Publisher(self)
+        self.managers = ImageManagers()
+        self.config_state = ConfigKeeper(
+            (config_path, secure_path), self.log,
+            lambda stale: self.statsd.gauge(f"nodepool.builder.{self.fqdn}.config_stale", stale))
+        self.progress: ProgressTree | None = None
+        self._build_workers: list[BuildWorker] = []
+        self._upload_workers: list[UploadWorker] = []
+        self._janitor: CleanupWorker | None = None
+        self.build_backoff = Backoff(self.build_interval, time.time)
+        self.upload_backoff = Backoff(self.upload_interval, time.time)
+        self.upload_claims = UploadClaims()
+        #: Set when running builds are not to be waited for.
+        self.stopping_at_once = threading.Event()
+        self._build_claims: set[str] = set()
+        self._claims_lock = threading.Lock()
+        self._client: ZooKeeperClient | None = None
+        self._images_lock: Any = None
+        self._watcher: Any = None
+        self._config_lock = threading.Lock()
+        self._start_lock = threading.Lock()
+        self._running = False
+
+    # -- configuration
+
+    @property
+    def _config(self) -> Any:
+        return self.config
+
+    def _load_config(self) -> Any:
+        config = nodepool_config.loadConfig(self._config_path)
+        if self._secure_path:
+            nodepool_config.loadSecureConfig(config, self._secure_path)
+        return config
+
+    def check_config(self) -> Any:
+        """The configuration in force, after taking over a changed file; a bad one leaves the last good in force."""
+        with self._config_lock:
+            if self.config is not None and nodepool_config.checkRecentConfig(
+                    self.config, self._config_path, self._secure_path):
+                if self.config_state.error is not None:
+                    self.config_state.good()
+                return self.config
+            try:
+                config = self._load_config()
+                self._check(config)
+            except Exception as error:
+                self.config_state.bad(error)
+                return self.config
+            self._apply(config)
+            self.config_state.good()
+        self._wake_all()
+        return self.config
+
+    def _check(self, config: Any) -> None:
+        if not config.zookeeper_servers:
+            raise ConfigurationError(f"{self._config_path}: No ZooKeeper servers specified in config (zookeeper-servers)")
+        if not config.images_dir:
+            raise ConfigurationError(f"{self._config_path}: No images-dir specified in config.")
+
+    def _apply(self, config: Any) -> None:
+        if self.zk is not None:
+            try:
+                self.zk.resetHosts(config.zookeeper_servers)
+            except ConfigurationError as error:
+                self.log.error("%s", error)
+        self.managers.reconfigure(self.config, config, self.zk)
+        for name, reason in config.provider_errors.items():
+            self.log.error("Provider %s: its images are left alone: %s", name, reason)
+        self.config = config
+
+    def _config_changed(self) -> None:
+        self.check_config()
+
+    # -- start
+
+    def start(self) -> None:
+        """Return when every worker runs.
+
+        :raises BuilderError: it runs already.
+        :raises ConfigurationError: the configuration or the image directory cannot be used.
+        """
+        with self._start_lock:
+            if self._running:
+                raise BuilderError("Cannot start, already running.")
+            config = self._load_config()
+            if not config.zookeeper_servers:
+                raise BuilderConfigurationError("No ZooKeeper servers specified in config.")
+            if not config.images_dir:
+                raise BuilderConfigurationError("No images-dir specified in config.")
+            self.builder_id = files.builder_id(config.images_dir)
+            try:
+                self._images_lock = leftovers.acquire_images_dir(config.images_dir)
+            except ConfigurationError as error:
+                self.log.warning("%s; what killed builds left there is not cleaned up by this builder", error)
+            try:
+                self._start(config)
+            except BaseException:
+                self._release_images_dir()
+                raise
+            self._running = True
+
+    def _start(self, config: Any) -> None:
+        interrupted = leftovers.clean_all(config.images_dir, self.log) if self._images_lock is not None else []
+        self._connect(config)
+        self._apply(config)
+        fail_interrupted(self, interrupted)
+        self.build_backoff = Backoff(self.build_interval, time.time)
+        self.upload_backoff = Backoff(self.upload_interval, time.time)
+        self._build_workers = [BuildWorker(n, self, self.build_interval) for n in range(self._num_builders)]
+        self._upload_workers = [UploadWorker(n, self, self.upload_interval) for n in range(self._num_uploaders)]
+        if self.cleanup_interval > 0:
+            self._janitor = CleanupWorker(0, self, self.cleanup_interval)
+        self.publisher.start()
+        for worker in self._workers():
+            worker.start()
+        self._watcher = nodepool_config.ConfigWatcher(
+            [p for p in (self._config_path, self._secure_path) if p], self._config_changed, name="CleanupWorker-config")
+        self._watcher.start()
+        assert self.component_info is not None
+        self.component_info.state = BuilderComponent.RUNNING
+
+    def _connect(self, config: Any) -> None:
+        client = ZooKeeperClient(
+            config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
+            tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca, insecure=config.zookeeper_insecure)
+        if self.session_file is not None:
+            client.session_file = SessionFile(self.session_file)
+        self._client = client
+        zk = ZooKeeper(client, only_images=True)
+        assert zk.image_tree is not None
+        self.progress = ProgressTree(client)
+        client.on_connect_listeners.append(self.progress.start)
+        for tree in (zk.image_tree, self.progress):
+            tree.sync_listeners.append(self._synced)
+        zk.image_tree.listeners.append(lambda _image: self._wake_all())
+        client.state_listeners.append(self._state_changed)
+        client.connect()
+        self.zk = zk
+        if not (zk.wait_synced(SYNC_TIMEOUT) and self.progress.synced.wait(SYNC_TIMEOUT)):
+            self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
+        self.component_info = BuilderComponent(client, hostnames.short())
+        self.component_info.register()
+        self._synced()
+
+    # -- events (on the connection thread: only wake somebody)
+
+    def _state_changed(self, state: str) -> None:
+        if state != KazooState.CONNECTED:
+            self.session_usable.clear()
+        else:
+            for worker in self._build_workers:
+                worker.session_back()
+        self._wake_all()
+
+    def _synced(self) -> None:
+        if self.zk is not None and self.zk.synced and self.progress is not None and self.progress.synced.is_set():
+            self.session_usable.set()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        for worker in self._workers():
+            worker.wake()
+
+    def _workers(self) -> list[Worker]:
+        janitor = [self._janitor] if self._janitor is not None else []
+        return [*self._build_workers, *self._upload_workers, *janitor]
+
+    # -- what workers ask
+
+    @property
+    def client(self) -> ZooKeeperClient:
+        assert self._client is not None
+        return self._client
+
+    @contextmanager
+    def claim_build(self, image: str) -> Iterator[bool]:
+        """True when no other worker of this process deals with the image until the end of the block."""
+        with self._claims_lock:
+            ours = image not in self._build_claims
+            if ours:
+                self._build_claims.add(image)
+        try:
+            yield ours
+        finally:
+            if ours:
+                with self._claims_lock:
+                    self._build_claims.discard(image)
+
+    def running_builds(self) -> set[tuple[str, str]]:
+        """(image, build id) of what this process builds; their files are no leftovers whatever the records say."""
+        return {run.key for worker in self._build_workers if (run := worker.run_in_work) is not None}
+
+    # -- stop
+
+    def stop(self, finish: bool = True) -> None:
+        """Stop all workers.
+
+        Uploads are not waited for: a provider may take hours, and cleaning finds what they leave.
+
+        :param finish: wait for running builds (up to their time-outs); else end their processes within seconds.
+        """
+        with self._start_lock:
+            self._stop(finish)
+
+    def abort_builds(self, reason: str = "the builder was told to stop") -> None:
+        """End running builds; also for a stop that waits for them already."""
+        self.stopping_at_once.set()
+        for worker in self._build_workers:
+            worker.abort(reason)
+
+    def _stop(self, finish: bool) -> None:
+        client = self._client
+        if client is not None:
+            client.stop_connecting.set()
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._watcher = None
+        for worker in self._workers():
+            worker.shutdown()
+        if not finish:
+            self.abort_builds()
+        self.session_waiters_wake()
+        for build_worker in self._build_workers:
+            if build_worker.ident is not None:
+                build_worker.join()
+        deadline = time.monotonic() + STOP_TIMEOUT
+        if self._janitor is not None and self._janitor.ident is not None:
+            self._janitor.join(max(0.1, deadline - time.monotonic()))
+        self.managers.stop(self.config, max(0.1, deadline - time.monotonic()))
+        self.publisher.stop()
+        if self.component_info is not None:
+            self.component_info.unregister()
+            self.component_info = None
+        if self.progress is not None:
+            self.progress.stop()
+        if self.zk is not None:
+            self.zk.disconnect()
+        elif client is not None and client.client is not None:
+            client.disconnect()
+        self.session_usable.set()  # nobody waits for a session any more
+        self._release_images_dir()
+        self.statsd.setAddress(None)
+        self._running = False
+
+    def session_waiters_wake(self) -> None:
+        """Workers that wait for the session look at once whether to end."""
+        if not self.session_usable.is_set():
+            self.session_usable.set()
+            self.session_usable.clear()
+
+    def _release_images_dir(self) -> None:
+        lock, self._images_lock = self._images_lock, None
+        if lock is not None:
+            lock.release()
+
+
+class BuilderConfigurationError(ConfigurationError, RuntimeError):
+    """The builder cannot start with this configuration; a RuntimeError for callers of 11.0.0."""

@@ -1,0 +1,88 @@
+"""Deletions in clouds: one after the other per provider, and no provider waits for another (builder.md 10.D)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+Job = Callable[[], object]
+
+
+@dataclass
+class _Lane:
+    jobs: dict[Hashable, Job] = field(default_factory=dict)
+    active: Hashable = None
+    #: Somebody waited for it in vain; it is not waited for again before it gets on.
+    stuck: bool = False
+
+
+class Lanes:
+    """A thread per provider, alive only while it has work.
+
+    :param running: False when no further job may be started.
+    """
+
+    def __init__(self, name: str, log: logging.Logger, running: Callable[[], bool]) -> None:
+        self._name = name
+        self._log = log
+        self._running = running
+        self._condition = threading.Condition()
+        self._lanes: dict[str, _Lane] = {}
+
+    def submit(self, provider: str, key: Hashable, job: Job) -> bool:
+        """False when the lane has that job already."""
+        with self._condition:
+            lane = self._lanes.get(provider)
+            if lane is not None and (key in lane.jobs or lane.active == key):
+                return False
+            if lane is None:
+                lane = self._lanes[provider] = _Lane()
+                threading.Thread(target=self._work, args=(provider, lane), name=f"{self._name}-{provider}", daemon=True).start()
+            lane.jobs[key] = job
+            return True
+
+    def busy(self, key: Hashable) -> bool:
+        """Whether the job waits or is being done."""
+        with self._condition:
+            return any(key in lane.jobs or lane.active == key for lane in self._lanes.values())
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until all is done, at most ``timeout`` seconds; lanes that hang since an earlier call are left alone."""
+        with self._condition:
+            done = self._condition.wait_for(
+                lambda: not self._running() or all(lane.stuck for lane in self._lanes.values()), timeout)
+            for lane in self._lanes.values():
+                lane.stuck = True
+            return done
+
+    def wake(self) -> None:
+        """Those who wait look again whether to go on."""
+        with self._condition:
+            self._condition.notify_all()
+
+    def _work(self, provider: str, lane: _Lane) -> None:
+        while True:
+            with self._condition:
+                lane.active = None
+                if not self._running():
+                    lane.jobs.clear()
+                if not lane.jobs:
+                    if self._lanes.get(provider) is lane:
+                        del self._lanes[provider]
+                    self._condition.notify_all()
+                    return
+                key = next(iter(lane.jobs))
+                job = lane.jobs.pop(key)
+                lane.active = key
+            started = time.monotonic()
+            try:
+                job()
+            except Exception:
+                self._log.exception("Error deleting an upload of provider %s:", provider)
+            with self._condition:
+                if lane.stuck:
+                    lane.stuck = False
+                    self._log.info("Provider %s answers again, after %.0f s", provider, time.monotonic() - started)

@@ -1,0 +1,63 @@
+"""The image-building command and its environment (builder.md 7.2, 7.3)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import nodepool
+
+
+def build_command(diskimage: Any, images_dir: str, base: str) -> list[str]:
+    """The argument list for one build of *diskimage*; *base* is ``<image>-<build id>``.
+
+    :raises ValueError: ``dib-cmd`` is empty or its quotes do not match.
+    """
+    package = os.path.dirname(os.path.abspath(nodepool.__file__))
+    try:
+        command = [word.replace("%p", package) for word in shlex.split(diskimage.dib_cmd)]
+    except ValueError as error:
+        raise ValueError(
+            f"diskimage {diskimage.name}: dib-cmd {diskimage.dib_cmd!r} cannot be split into words: {error}; check its quotes"
+        ) from None
+    if not command:
+        raise ValueError(f"diskimage {diskimage.name}: dib-cmd is empty; leave it out for disk-image-create")
+    formats = ",".join(sorted(diskimage.image_types))
+    arguments = [*command, "-x", "-t", formats, "--checksum", "--no-tmpfs"]
+    if "qcow2" in formats:
+        arguments += ["--qemu-img-options", "compat=0.10"]
+    return [*arguments, "-o", os.path.join(images_dir, base), *diskimage.elements.split()]
+
+
+def build_environment(
+    diskimage: Any,
+    output: str,
+    elements_dir: str | None,
+    base_environment: Mapping[str, str],
+    private_tmp: str | None,
+) -> dict[str, str]:
+    """The command's whole environment; ``env-vars`` of the image override everything."""
+    environment = dict(base_environment)
+    # A diskimage-builder installed beside this program is found without activating the virtual environment.
+    programs = os.path.dirname(sys.executable)
+    path = environment.get("PATH") or os.defpath
+    if programs and programs not in path.split(os.pathsep):
+        path = f"{path}{os.pathsep}{programs}"
+    environment["PATH"] = path
+    if private_tmp:
+        environment["TMPDIR"] = private_tmp
+    environment["DIB_RELEASE"] = diskimage.release
+    environment["DIB_IMAGE_NAME"] = diskimage.name
+    environment["DIB_IMAGE_FILENAME"] = output
+    if elements_dir:
+        environment["ELEMENTS_PATH"] = elements_dir
+    environment.update(diskimage.env_vars)
+    return environment
+
+
+def temporary_base(diskimage: Any, environ: Mapping[str, str]) -> str:
+    """Where diskimage-builder would put its trees: its ``mktemp -t`` takes TMPDIR before anything else."""
+    return diskimage.env_vars.get("TMPDIR") or environ.get("TMPDIR") or "/tmp"

@@ -1,0 +1,62 @@
+"""Gauges about requests and workers of the builder (cli-web-metrics.md 7.1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nodepool.builder.retention import image_providers
+from nodepool.zk.images import ImageData
+from nodepool.zk.records import BUILDING
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+IDLE, WORKING, UPLOADING, PAUSED = 0, 1, 2, 3
+
+
+def pending_requests(data: ImageData) -> set[str]:
+    """Images with a manual request that nobody serves yet."""
+    return {image for image in data.requests if not _served(data, image)}
+
+
+def _served(data: ImageData, image: str) -> bool:
+    since, held = data.build_locks.get(image, (0.0, False))
+    return held and any(
+        build.image_name == image and build.state == BUILDING and build.stat is not None and build.stat.ctime / 1000 >= since
+        for build in data.builds)
+
+
+def gauges(config: Any, data: ImageData, fqdn: str, building: list[str | None],
+           uploading: list[tuple[str, str] | None]) -> dict[str, int]:
+    """Name -> value.
+
+    :param building: image of each build worker.
+    :param uploading: image and provider of each upload worker.
+    """
+    pending = pending_requests(data)
+    prefix = f"nodepool.builder.{fqdn}"
+    result = {
+        "nodepool.image_build_requests": len(pending),
+        f"{prefix}.current_builds": sum(1 for image in building if image is not None),
+        f"{prefix}.current_uploads": sum(1 for pair in uploading if pair is not None),
+        f"{prefix}.build_workers": len(building),
+        f"{prefix}.upload_workers": len(uploading),
+    }
+    for image in sorted(data.names):
+        diskimage = config.diskimages.get(image)
+        paused = image in data.paused or (diskimage is not None and diskimage.pause)
+        result[f"nodepool.image.{image}.image_build_requests"] = int(image in pending)
+        result[f"{prefix}.image.{image}.build.state"] = PAUSED if paused else WORKING if image in building else IDLE
+    for provider in image_providers(config):
+        for image, entry in provider.diskimages.items():
+            state = UPLOADING if (image, provider.name) in uploading else PAUSED if entry.pause else IDLE
+            result[f"{prefix}.image.{image}.provider.{provider.name}.upload.state"] = state
+    return result
+
+
+def emit(builder: NodePoolBuilder) -> None:
+    """Send them all."""
+    for name, value in gauges(
+            builder.config, builder.zk.readImages(), builder.fqdn, [w.current for w in builder._build_workers],
+            [w.current for w in builder._upload_workers]).items():
+        builder.statsd.gauge(name, value)

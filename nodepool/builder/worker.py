@@ -1,0 +1,74 @@
+"""What the threads of the builder have in common (builder.md section 3)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+#: Seconds between two messages while the ZooKeeper session is suspended or lost.
+SUSPEND_WAIT_TIME = 30.0
+#: Seconds to wait after a pass that failed.
+ERROR_WAIT_TIME = 10.0
+
+
+class Worker(threading.Thread):
+    """Makes a pass when something happened (:meth:`wake`) and at the latest after the interval.
+
+    :param interval: seconds between two passes without an event.
+    """
+
+    def __init__(self, name: str, builder: NodePoolBuilder, interval: float) -> None:
+        super().__init__(name=name, daemon=True)
+        self.log = logging.getLogger(f"nodepool.builder.{name}")
+        self._builder = builder
+        self._interval = interval
+        self._event = threading.Event()
+        self._running = True
+
+    @property
+    def _config(self) -> Any:
+        """The configuration in force."""
+        return self._builder.config
+
+    @property
+    def _zk(self) -> Any:
+        return self._builder.zk
+
+    @property
+    def running(self) -> bool:
+        return self._running
+
+    def wake(self) -> None:
+        """Make a pass soon; thread-safe, returns at once."""
+        self._event.set()
+
+    def shutdown(self) -> None:
+        """Make no further pass; what is being done is finished."""
+        self._running = False
+        self._event.set()
+
+    def make_pass(self) -> float | None:
+        """Do what there is to do; returns the seconds until there is something known to be due, or None."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        self.log.debug("Starting")
+        while self._running:
+            if not self._builder.session_usable.wait(0):
+                self.log.info("The ZooKeeper session is not usable; waiting for it")
+                self._builder.session_usable.wait(SUSPEND_WAIT_TIME)
+                continue
+            self._event.clear()
+            try:
+                due = self.make_pass()
+            except Exception:
+                self.log.exception("Error in %s:", self.name)
+                due = ERROR_WAIT_TIME if self._running else 0
+                self._event.clear()
+            if self._running:
+                self._event.wait(self._interval if due is None else max(0.0, min(due, self._interval)))
+        self.log.debug("Stopped")

@@ -1,0 +1,92 @@
+"""The ``nodepool-builder`` daemon (cli-web-metrics.md section 2, builder.md section 2)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nodepool.cmd.base import arguments
+from nodepool.cmd.service import make_daemon_parser, run_daemon
+
+if TYPE_CHECKING:
+    from nodepool.repl import ReplServer
+
+PROG = "nodepool-builder"
+PID_FILE = "/var/run/nodepool/nodepool-builder.pid"
+#: Seconds for an orderly stop that ends running builds.
+STOP_LIMIT = 19.0
+
+log = logging.getLogger("nodepool.daemon")
+
+
+def _workers(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+def create_parser() -> argparse.ArgumentParser:
+    parser = make_daemon_parser(PROG, "Build disk images and upload them to providers.", PID_FILE)
+    parser.add_argument("--build-workers", metavar="N", type=_workers, default=1,
+                        help="builds at one time (default: %(default)s)")
+    parser.add_argument("--upload-workers", metavar="N", type=_workers, default=4,
+                        help="uploads at one time (default: %(default)s)")
+    parser.add_argument("--finish-builds", action="store_true",
+                        help="on SIGTERM or SIGINT finish the running builds first, as on SIGUSR1; the signal given "
+                             "again ends them")
+    return parser
+
+
+class BuilderService:
+    """Builder and console together."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from nodepool.builder import NodePoolBuilder
+
+        self._args = args
+        self._builder: Any = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
+        self._builder.session_file = f"{args.pidfile}.session"
+        self._repl: ReplServer | None = None
+
+    def start(self) -> None:
+        if self._args.repl:
+            from nodepool.repl import ReplServer
+
+            self._repl = ReplServer(self._builder)
+        self._builder.start()
+        if self._repl:
+            self._repl.start()
+
+    def stop(self) -> None:
+        self._stop(False)
+
+    def finish(self) -> None:
+        """Stop when the running builds have ended."""
+        self._stop(True)
+
+    def hurry(self) -> None:
+        """End the builds that :meth:`finish` waits for."""
+        self._builder.abort_builds()
+
+    def _stop(self, finish: bool) -> None:
+        if self._repl is not None:
+            try:
+                self._repl.stop()
+            except Exception:
+                log.exception("Error while stopping the console")
+        self._builder.stop(finish)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the builder; the return value is the exit status."""
+    args = create_parser().parse_args(arguments(argv))
+    return run_daemon(PROG, "nodepool-builder", args, lambda: BuilderService(args), STOP_LIMIT,
+                      finish_always=args.finish_builds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Rows and their representations (cli-web-metrics.md sections 4 and 6.3)."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import prettytable
+
+FORMATS = ("table", "json", "yaml", "csv")
+
+_AGE = re.compile(r"\d{2,}:\d\d:\d\d:\d\d\Z")
+#: Keys whose values are a UNIX time; tables show how long ago that was.
+TIMES = frozenset({"age", "build_request_age"})
+#: Keys whose values are seconds; tables show them as ages.
+DURATIONS = frozenset({"elapsed", "expected"})
+#: Keys whose values are bytes; tables show them in units.
+BYTES = frozenset({"bytes_sent", "bytes_total", "rate"})
+#: Key -> characters shown in tables; the other forms have all.
+WIDEST = {"last_line": 80, "reason": 200}
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class Results:
+    """Rows as they appear in JSON, and the table's columns: key -> title, in order."""
+
+    rows: list[dict[str, Any]]
+    columns: Mapping[str, str]
+
+
+def format_age(seconds: float) -> str:
+    """``DD:HH:MM:SS``; days may grow."""
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days:02}:{hour:02}:{minute:02}:{second:02}"
+
+
+def format_bytes(number: float) -> str:
+    """``1.5 GiB``; bytes without a fraction."""
+    unit = 0
+    while abs(number) >= 1024 and unit < len(UNITS) - 1:
+        number /= 1024
+        unit += 1
+    return f"{number:.{1 if unit else 0}f} {UNITS[unit]}"
+
+
+def whole(value: float | None) -> int | None:
+    return int(value) if isinstance(value, (int, float)) else None
+
+
+def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    if key in TIMES and not (isinstance(value, str) and _AGE.match(value)):
+        return format_age(now - value)
+    if key in DURATIONS:
+        return format_age(value)
+    if key == "next_try":
+        return format_age(value - now)
+    if key == "progress" and isinstance(value, float) and units:
+        return f"{value:.0%}"
+    if units and key in WIDEST and len(value) > WIDEST[key]:
+        return f"{value[: WIDEST[key] - 3]}..."
+    if key in BYTES and units:
+        return format_bytes(value) + ("/s" if key == "rate" else "")
+    return str(value)
+
+
+def _selected(results: Results, fields: Iterable[str] | None) -> dict[str, str]:
+    if fields is None:
+        return dict(results.columns)
+    wanted = set(fields)
+    return {key: title for key, title in results.columns.items() if key in wanted}
+
+
+def _table(results: Results, fields: Iterable[str] | None, now: float) -> str:
+    columns = _selected(results, fields)
+    table = prettytable.PrettyTable(list(columns.values()))
+    table.align = "l"
+    for row in results.rows:
+        table.add_row([_cell(key, row[key], now) for key in columns])
+    return str(table)
+
+
+def _csv(results: Results, now: float) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(results.columns)
+    writer.writerows([_cell(key, row[key], now, False) for key in results.columns] for row in results.rows)
+    return stream.getvalue().rstrip("\n")
+
+
+def _plain(value: Any) -> Any:
+    """Values of records that are no JSON (none are expected) as text."""
+    if isinstance(value, (datetime.datetime, set, frozenset, bytes)):
+        return str(value)
+    return repr(value)
+
+
+def output(
+    results: Results,
+    fmt: str,
+    fields: Iterable[str] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> str:
+    """The text of the results, without a final newline.
+
+    ``pretty`` (or ``table``) honours ``fields`` in the table's order; ``json`` holds all keys;
+    ``yaml`` and ``csv`` hold the table's columns.
+
+    :raises ValueError: unknown format.
+    """
+    if fmt in ("pretty", "table"):
+        return _table(results, fields, clock())
+    if fmt == "json":
+        return json.dumps(results.rows, default=_plain)
+    if fmt == "yaml":
+        import yaml
+
+        rows = json.loads(json.dumps(results.rows, default=_plain))
+        rows = [{key: row[key] for key in results.columns} for row in rows]
+        return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True).rstrip("\n")
+    if fmt == "csv":
+        return _csv(results, clock())
+    raise ValueError(f"unknown output format {fmt!r}; use one of pretty, {', '.join(FORMATS)}")
