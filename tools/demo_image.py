@@ -82,7 +82,7 @@ class ImageDemo:
             "images-dir": str(self.images), "build-log-dir": str(self.work / "build-logs"),
             "diskimages": [{
                 "name": IMAGE, "formats": ["tar"], "elements": ["debian-minimal"], "release": RELEASE,
-                "env-vars": {"DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0", "DIB_CHECKSUM": "0",
+                "env-vars": {"DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0", "DIB_IMAGE_CACHE": str(self.work / "dib-cache"),
                              **apt_mirrors(read_apt_sources())}}],
             "providers": [{"name": "fake-cloud", "driver": "fake", "cloud": "memory", "pools": [],
                            "diskimages": [{"name": IMAGE}]}],

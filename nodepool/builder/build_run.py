@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
 from nodepool.builder import command, files, leftovers
+from nodepool.builder.diagnosis import Diagnosis
 from nodepool.builder.phases import PhaseTracker
 from nodepool.builder.plan import WantedBuild
 from nodepool.builder.process import BuildProcess, Ending
@@ -56,6 +57,7 @@ class BuildRun:
         log_dir = config.build_log_dir or LOG_DIRECTORY
         self._log_dir = log_dir
         self._tracker = PhaseTracker()
+        self._diagnosis = Diagnosis()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._process: BuildProcess | None = None
         self._entry: leftovers.Entry | None = None
@@ -80,7 +82,6 @@ class BuildRun:
     def _expected(self) -> float | None:
         """Median of what earlier builds of the image took, in seconds."""
         tree = self.builder.progress
-        assert tree is not None
         with tree.lock:
             known = [p.duration for p in tree.builds.values() if p.image == self.image and p.state == READY and p.duration]
         return statistics.median(known) if known else None
@@ -170,6 +171,7 @@ class BuildRun:
         """A line of output; on the thread of the worker."""
         known = len(self._tracker.build_dirs)
         changed = self._tracker.feed(text)
+        self._diagnosis.feed(text)
         for directory in self._tracker.build_dirs[known:]:
             if self._entry is not None:
                 self._entry.note_dir(directory)
@@ -190,7 +192,7 @@ class BuildRun:
         if ending.terminated is not None:
             return ending.terminated
         if ending.returncode:
-            last = f"; last output: {self._tracker.last_line}" if self._tracker.last_line else ""
+            last = f": {self._diagnosis.cause}" if self._diagnosis.cause else ""
             how = f"signal {-ending.returncode}" if ending.returncode < 0 else f"exit status {ending.returncode}"
             return f"the command ended with {how}{last}"
         present = {f.extension for f in files.DibImageFile.from_image_id(self._config.images_dir, self._base)}

@@ -74,7 +74,6 @@ class NodePoolBuilder:
         self.config_state = ConfigKeeper(
             (config_path, secure_path), self.log,
             lambda stale: self.statsd.gauge(f"nodepool.builder.{self.fqdn}.config_stale", stale))
-        self.progress: ProgressTree | None = None
         self._build_workers: list[BuildWorker] = []
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
@@ -200,15 +199,13 @@ class NodePoolBuilder:
         self._client = client
         zk = ZooKeeper(client, only_images=True)
         assert zk.image_tree is not None
-        self.progress = ProgressTree(client)
-        client.on_connect_listeners.append(self.progress.start)
-        for tree in (zk.image_tree, self.progress):
+        for tree in zk.trees:
             tree.sync_listeners.append(self._synced)
         zk.image_tree.listeners.append(lambda _image: self._wake_all())
         client.state_listeners.append(self._state_changed)
         client.connect()
         self.zk = zk
-        if not (zk.wait_synced(SYNC_TIMEOUT) and self.progress.synced.wait(SYNC_TIMEOUT)):
+        if not zk.wait_synced(SYNC_TIMEOUT):
             self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
         self.component_info = BuilderComponent(client, hostnames.short())
         self.component_info.register()
@@ -225,7 +222,7 @@ class NodePoolBuilder:
         self._wake_all()
 
     def _synced(self) -> None:
-        if self.zk is not None and self.zk.synced and self.progress is not None and self.progress.synced.is_set():
+        if self.zk is not None and self.zk.synced:
             self.session_usable.set()
             self._wake_all()
 
@@ -238,6 +235,13 @@ class NodePoolBuilder:
         return [*self._build_workers, *self._upload_workers, *janitor]
 
     # -- what workers ask
+
+    @property
+    def progress(self) -> ProgressTree:
+        """What all builders tell about builds and uploads."""
+        tree: ProgressTree | None = self.zk.progress_tree
+        assert tree is not None
+        return tree
 
     @property
     def client(self) -> ZooKeeperClient:
@@ -261,6 +265,33 @@ class NodePoolBuilder:
     def running_builds(self) -> set[tuple[str, str]]:
         """(image, build id) of what this process builds; their files are no leftovers whatever the records say."""
         return {run.key for worker in self._build_workers if (run := worker.run_in_work) is not None}
+
+    # -- what the web server asks
+
+    @property
+    def ready(self) -> bool:
+        return self._running and self.session_usable.is_set()
+
+    def getZK(self) -> Any:
+        return self.zk
+
+    def getReadiness(self) -> tuple[bool, list[str]]:
+        """Whether the builder can work, and what is not as it should be."""
+        details = [] if self._running else ["starting: the workers do not run yet"]
+        if not self.session_usable.is_set():
+            details.append("ZooKeeper: not connected")
+        ready = not details
+        if self.config_state.error is not None:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.config_state.stale_since))
+            details.append(f"configuration: stale since {since}: {self.config_state.error}")
+        if self.config is not None:
+            details += [f"provider {p.name}: not running" for p in self.config.providers.values()
+                        if p.manage_images and p.name not in self.config.provider_managers]
+        return ready, details
+
+    def explain(self) -> list[tuple[str, tuple[str, ...], str, str]]:
+        """Builders serve no node requests."""
+        return []
 
     # -- stop
 
@@ -303,8 +334,6 @@ class NodePoolBuilder:
         if self.component_info is not None:
             self.component_info.unregister()
             self.component_info = None
-        if self.progress is not None:
-            self.progress.stop()
         if self.zk is not None:
             self.zk.disconnect()
         elif client is not None and client.client is not None:

@@ -14,6 +14,7 @@ from nodepool.builder.cleanup_lanes import Lanes
 from nodepool.builder.cleanup_progress import ProgressCleaner
 from nodepool.builder.cleanup_records import RecordCleaner
 from nodepool.builder.retention import BuildKey, BuildPlan, Rules, Snapshot, upload_key
+from nodepool.builder.upload_journal import StraySweeper
 from nodepool.builder.worker import Worker
 from nodepool.zk.images import ImageData
 from nodepool.zk.progress import ProgressStore
@@ -36,11 +37,14 @@ class CleanupWorker(Worker):
 
     def __init__(self, number: int, builder: NodePoolBuilder, interval: float) -> None:
         super().__init__(f"CleanupWorker.{number}", builder, interval)
-        self._lanes = Lanes(self.name, self.log, lambda: self._running)
+        self._lanes = Lanes(self.name, self.log, lambda: self._running or self._by_hand)
         self._records = RecordCleaner(builder, self._lanes, self.log)
         self._progress = ProgressCleaner(
             lambda: ProgressStore(self._zk.kazoo_client), self._records.absent, self._records.build_lock_free, self.log)
+        self._strays = StraySweeper(builder, self._lanes)
         self._pass_lock = threading.Lock()
+        #: A pass that somebody else's thread makes, whether ours runs or not.
+        self._by_hand = False
         self._next_whole = 0.0
         self._last = float("-inf")
         self._cleaned_config: Any = None
@@ -105,28 +109,35 @@ class CleanupWorker(Worker):
         :param everything: also what failed or was abandoned.
         """
         with self._pass_lock:
-            if everything:
-                self._tried.clear()
-            config = self._cleaned_config = self._config
-            snapshot = Snapshot(self._zk.readImages())
-            rules = self._rules(config)
-            self._report_unreadable(snapshot.data)
-            going: set[BuildKey] = set()
-            unfinished: list[BuildPlan] = []
-            for image in snapshot.images:
-                if not self._usable():
-                    return
-                try:
-                    self._clean_image(image, snapshot, rules, everything, going, unfinished)
-                except Exception:
-                    self.log.exception("Error cleaning image %s:", image)
-            # Files do not wait for the clouds.
-            if self._usable():
-                clean_files(config, snapshot, going, self._builder.running_builds, self._records.absent, self.log)
-            if everything and self._usable():
-                self._clean_rest(config, snapshot, rules)
-            if unfinished and self._lanes.wait(CLOUD_WAIT):
-                self._finish(unfinished, snapshot, going)
+            self._by_hand = threading.current_thread() is not self
+            try:
+                self._make_pass(everything)
+            finally:
+                self._by_hand = False
+
+    def _make_pass(self, everything: bool) -> None:
+        if everything:
+            self._tried.clear()
+        config = self._cleaned_config = self._config
+        snapshot = Snapshot(self._zk.readImages())
+        rules = self._rules(config)
+        self._report_unreadable(snapshot.data)
+        going: set[BuildKey] = set()
+        unfinished: list[BuildPlan] = []
+        for image in snapshot.images:
+            if not self._usable():
+                return
+            try:
+                self._clean_image(image, snapshot, rules, everything, going, unfinished)
+            except Exception:
+                self.log.exception("Error cleaning image %s:", image)
+        # Files do not wait for the clouds.
+        if self._usable():
+            clean_files(config, snapshot, going, self._builder.running_builds, self._records.absent, self.log)
+        if everything and self._usable():
+            self._clean_rest(config, snapshot, rules)
+        if unfinished and self._lanes.wait(CLOUD_WAIT):
+            self._finish(unfinished, snapshot, going)
 
     def _clean_image(self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey],
                      unfinished: list[BuildPlan]) -> None:
@@ -170,6 +181,10 @@ class CleanupWorker(Worker):
                     self._records.remove_image(image)
             except Exception:
                 self.log.exception("Error removing image %s:", image)
+        try:
+            self._strays.sweep(config)
+        except Exception:
+            self.log.exception("Error looking for what uploads left:")
         if self._builder.progress is not None and self._builder.progress.synced.is_set():
             try:
                 self._progress.clean(config, self._builder.progress.data(), snapshot, rules)

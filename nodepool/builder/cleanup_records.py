@@ -131,7 +131,7 @@ class RecordCleaner:
                                        found.external_id, key[2])
                     return
                 self._zk.deleteUpload(*key)
-        except KazooException as error:
+        except (KazooException, RuntimeError) as error:  # RuntimeError: the builder has stopped meanwhile
             self.log.warning("Deleting upload %s of %s to %s: ZooKeeper: %r", key[3], key[0], key[2], error)
 
     # -- builds

@@ -32,7 +32,6 @@ _REMOVE_TIMEOUT = 60.0
 _UNFINISHED = r"(?:\.(?:md5|sha256|tmp|part)|-new|-intermediate|\.bak)*"
 _BUILD_FILE = re.compile(rf"(?P<image>.+)-(?P<build>[0-9a-f]+)\.\w+{_UNFINISHED}", re.ASCII)
 _EXTENSION = re.compile(r"\w+", re.ASCII)
-_HEX = re.compile(r"[0-9a-f]+")
 
 
 def image_id(image: str, build_id: str) -> str:
@@ -92,17 +91,14 @@ class DibImageFile:
 
 
 def _checksum(path: str, kind: str) -> tuple[str | None, str | None]:
-    """Digest and file name, both None if there is no such file or it is cut short."""
+    """Digest and file name, both None if there is no such file or nothing in it."""
     name, length = f"{path}.{kind}", CHECKSUMS[kind]
     try:
         with open(name, "rb") as file:
             digest = file.read(length).decode("ascii", "replace")
     except OSError:
         return None, None
-    if len(digest) < length or not _HEX.fullmatch(digest.lower()):
-        log.warning("%s holds no %s checksum; the image is taken without it", name, kind)
-        return None, None
-    return digest, name
+    return (digest, name) if digest.strip() else (None, None)
 
 
 def _entries(directory: str) -> list[os.DirEntry[str]]:

@@ -70,23 +70,32 @@ class Redactor:
         """What may be shown now; the beginning of a possible secret is held back."""
         if self._pattern is None:
             return data
-        data = self._pattern.sub(b"***", self._held + data)
-        keep = self._beginning(data)
-        self._held = data[len(data) - keep:] if keep else b""
-        return data[: len(data) - keep]
+        data = self._held + data
+        cut = len(data) - self._beginning(data)
+        for match in self._pattern.finditer(data):
+            if match.start() < cut < match.end():
+                cut = match.start()
+        self._held = data[cut:]
+        return self._pattern.sub(b"***", data[:cut])
 
     def flush(self) -> bytes:
         """What was held back."""
         held, self._held = self._held, b""
-        return held
+        return self._pattern.sub(b"***", held) if self._pattern else held
 
     def _beginning(self, data: bytes) -> int:
+        """Length of the longest end of the data with which a secret begins."""
         longest = 0
         for word in self._words:
-            for length in range(min(len(word) - 1, len(data)), longest, -1):
-                if data.endswith(word[:length]):
-                    longest = length
-                    break
+            end = data[-(len(word) - 1):]
+            # Two bytes at once leave few places to look at, even for a key of some thousand bytes.
+            at = end.find(word[:2])
+            while at >= 0 and not word.startswith(end[at:]):
+                at = end.find(word[:2], at + 1)
+            if at >= 0:
+                longest = max(longest, len(end) - at)
+            elif end[-1:] == word[:1]:
+                longest = max(longest, 1)
         return longest
 
 
@@ -241,7 +250,8 @@ class BuildProcess:
         except ProcessLookupError:
             pass
         except PermissionError:
-            strays.run_privileged(["kill", f"-{int(number)}", f"-{self.pid}"])
+            # Processes of the tool's sudo. Never "kill -15 -<group>": procps 4.0.2 takes "-1234" for "-1", which is everybody.
+            strays.signal_all(strays.find(self._origin), number, time.monotonic())
 
     def _output(self, data: bytes, last: bool = False) -> None:
         self.output_bytes += len(data)

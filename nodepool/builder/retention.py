@@ -69,7 +69,7 @@ def upload_candidates(data: ImageData, providers: Iterable[Any]) -> list[Candida
             if image not in latest:
                 continue
             build = latest[image]
-            if provider_image.pause or provider.image_type not in build.formats:
+            if getattr(provider_image, "pause", False) or getattr(provider, "image_type", None) not in build.formats:
                 continue
             if (build.id, image, provider.name) in uploaded or (image, build.id, provider.name) in data.upload_locks:
                 continue

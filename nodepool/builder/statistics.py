@@ -49,7 +49,7 @@ def gauges(config: Any, data: ImageData, fqdn: str, building: list[str | None],
         result[f"{prefix}.image.{image}.build.state"] = PAUSED if paused else WORKING if image in building else IDLE
     for provider in image_providers(config):
         for image, entry in provider.diskimages.items():
-            state = UPLOADING if (image, provider.name) in uploading else PAUSED if entry.pause else IDLE
+            state = UPLOADING if (image, provider.name) in uploading else PAUSED if getattr(entry, "pause", False) else IDLE
             result[f"{prefix}.image.{image}.provider.{provider.name}.upload.state"] = state
     return result
 

@@ -94,9 +94,11 @@ def find(origin: Origin) -> list[Process]:
     by_pid = {process.pid: process for process in everything}
     item = f"{MARKER_VARIABLE}={origin.marker}".encode()
     own = _ancestors(by_pid)
+    # Every process has "/" for its root: nothing so near the top may ever decide.
+    directories = tuple(directory for directory in origin.directories if directory.strip("/").count("/") >= 1)
     found = {
         process.pid for process in everything
-        if item in environment(process.pid) or (origin.directories and _inside(process.pid, origin.directories))
+        if item in environment(process.pid) or (directories and _inside(process.pid, directories))
     }  # fmt: skip
     # The session number is taken for ours only if its leader is still the very process that was started, or one of its
     # members carries the marker: a number stays reserved as long as the session has members.
@@ -173,7 +175,7 @@ def _send(handle: int, pid: int, number: signal.Signals) -> None:
         pass
     except PermissionError:
         # Started by the tool's sudo; where the tool may use sudo, so may we.
-        run_privileged(["kill", f"-{int(number)}", str(pid)])
+        run_privileged(["kill", f"-{int(number)}", "--", str(pid)])
 
 
 def run_privileged(command: list[str], timeout: float = COMMAND_TIMEOUT) -> str | None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
-from nodepool.builder import files, retention
+from nodepool.builder import files, retention, statistics
 from nodepool.builder.retention import Candidate
 from nodepool.builder.upload_job import Result, UploadJob
 from nodepool.builder.worker import Worker
 
 if TYPE_CHECKING:
     from nodepool.builder.builder import NodePoolBuilder
+
+
+#: Seconds between two reports when no cleanup worker makes them.
+STATISTICS_INTERVAL = 60.0
 
 
 class UploadClaims:
@@ -51,7 +56,7 @@ def fingerprint(config: Any) -> str:
     """Options as they were given; objects of a configuration are new after each reload."""
     given = getattr(config, "provider", None)
     return repr(given) if isinstance(given, dict) else repr(sorted(
-        (key, value) for key, value in vars(config).items() if isinstance(value, (str, int, float, dict, list, type(None)))))
+        (key, value) for key, value in getattr(config, "__dict__", {}).items() if isinstance(value, (str, int, float, dict, list, type(None)))))
 
 
 class UploadWorker(Worker):
@@ -64,8 +69,11 @@ class UploadWorker(Worker):
         super().__init__(f"UploadWorker.{number}", builder, interval)
         #: (image, provider) being uploaded.
         self.current: tuple[str, str] | None = None
+        self._statistics_due = 0.0
 
     def make_pass(self) -> float | None:
+        if self._builder.cleanup_interval <= 0 and self is self._builder._upload_workers[0]:
+            self._emit_statistics()
         # A pair that did not work is left alone for the rest of the pass: a broken provider must not starve others.
         tried: set[tuple[str, str, str | None]] = set()
         due: float | None = None
@@ -75,6 +83,13 @@ class UploadWorker(Worker):
             if not done:
                 return due
         return due
+
+    def _emit_statistics(self) -> None:
+        """The cleanup worker's task, where there is none."""
+        now = time.monotonic()
+        if now >= self._statistics_due:
+            self._statistics_due = now + STATISTICS_INTERVAL
+            statistics.emit(self._builder)
 
     def _usable(self) -> bool:
         return self._running and self._builder.session_usable.is_set()

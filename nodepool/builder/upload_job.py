@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
-from nodepool.builder import files, process
+from nodepool.builder import files, process, upload_journal
 from nodepool.builder.retention import Candidate
 from nodepool.builder.upload_meter import UploadMeter
-from nodepool.exceptions import ZKLockException
+from nodepool.exceptions import ZKException, ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.held_lock import HeldLock
 from nodepool.zk.progress import ProgressStore, UploadFailure, UploadProgress
@@ -65,6 +65,7 @@ class UploadJob:
         self.reason = ""
         self._lock: HeldLock | None = None
         self._regained = False
+        self._note: upload_journal.Note | None = None
         self._started = time.time()
 
     # -- frame
@@ -135,6 +136,8 @@ class UploadJob:
         provider = self._candidate.provider
         path, image_file = self._file(provider.image_type)
         name = self._external_name(provider.image_name_format)
+        self._note = upload_journal.begin(
+            self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name)
         meter = UploadMeter(path)
         progress = UploadProgress(self.image, self.build_id, self.provider, self.number, self._builder.fqdn,
                                   started=self._started, bytes_total=meter.total, attempt=self._attempt)
@@ -145,7 +148,7 @@ class UploadJob:
                 self._candidate.provider_image, name, path, image_type=provider.image_type, meta=self._metadata(),
                 md5=image_file.md5, sha256=image_file.sha256)
         except Exception as error:
-            # What the cloud may have is found by the launcher's search for leaks, by the metadata.
+            # What the cloud may have all the same is looked for by cleaning, as it is noted.
             self.log.exception("Failed to upload %s (build %s) to %s:", self.image, self.build_id, self.provider)
             raise UploadError(f"{type(error).__name__}: {error}") from error
         finally:
@@ -206,7 +209,13 @@ class UploadJob:
             self.log.exception("Failed to delete image %s (%s) of %s again:", name, external_id, self.provider)
             return False
         self.log.info("Deleted image %s (%s) of %s again", name, external_id, self.provider)
+        self._settled()
         return True
+
+    def _settled(self) -> None:
+        """The cloud has nothing of this upload that ZooKeeper does not know."""
+        if self._note is not None:
+            self._note.end()
 
     def _provider_known(self) -> bool:
         provider = self._builder.config.providers.get(self.provider)
@@ -225,6 +234,7 @@ class UploadJob:
             self.log.error("Upload of %s (build %s) to %s: %s", self.image, self.build_id, self.provider, self.reason)
             self._delete_image(manager, name, external_id)
             return Result.FAILED
+        self._settled()
         statsd, metric = self._builder.statsd, f"nodepool.image_update.{self.image}.{self.provider}"
         statsd.timing(metric, int((time.monotonic() - started) * 1000))
         statsd.incr(metric)
@@ -259,8 +269,9 @@ class UploadJob:
                        self.reason)
         try:
             self._store(record)
+            self._settled()
         except _Lost as error:
-            self.log.error("Image %s (%s) of %s stays: %s", name, external_id, self.provider, error)
+            self.log.error("Image %s (%s) of %s stays for now: %s", name, external_id, self.provider, error)
         return Result.FAILED
 
     def _store(self, record: ImageUpload) -> None:
@@ -294,14 +305,17 @@ class UploadJob:
             self._wait_for_session()
             assert self._lock is not None
             if not self._lock.held:
-                if self._builder.session_usable.is_set() and not self._lock.regain():
+                regained = self._lock.regain()
+                if not self._builder.session_usable.is_set():
+                    continue  # lost again meanwhile
+                if not regained:
                     raise _Lost("the session was lost and the lock cannot be taken again")
                 self._regained = True
-                if not self._lock.held:
-                    continue
             try:
                 write()
                 return
+            except ZKException as error:
+                raise _Lost(str(error)) from error
             except KazooException as error:
                 failures += 1
                 if failures >= STORE_ATTEMPTS:

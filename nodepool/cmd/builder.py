@@ -13,6 +13,7 @@ from nodepool.cmd.service import make_daemon_parser, run_daemon
 
 if TYPE_CHECKING:
     from nodepool.repl import ReplServer
+    from nodepool.webapp import WebApp
 
 PROG = "nodepool-builder"
 PID_FILE = "/var/run/nodepool/nodepool-builder.pid"
@@ -29,12 +30,22 @@ def _workers(text: str) -> int:
     return number
 
 
+def _listen(text: str) -> tuple[str, int]:
+    address, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{port!r} is no port number")
+    return address.strip("[]") or "127.0.0.1", int(port)
+
+
 def create_parser() -> argparse.ArgumentParser:
     parser = make_daemon_parser(PROG, "Build disk images and upload them to providers.", PID_FILE)
     parser.add_argument("--build-workers", metavar="N", type=_workers, default=1,
                         help="builds at one time (default: %(default)s)")
     parser.add_argument("--upload-workers", metavar="N", type=_workers, default=4,
                         help="uploads at one time (default: %(default)s)")
+    parser.add_argument("--webapp", metavar="[ADDRESS:]PORT", type=_listen, default=None,
+                        help="serve metrics, readiness and lists of images over HTTP (default: no web server; address "
+                             "127.0.0.1)")
     parser.add_argument("--finish-builds", action="store_true",
                         help="on SIGTERM or SIGINT finish the running builds first, as on SIGUSR1; the signal given "
                              "again ends them")
@@ -51,8 +62,15 @@ class BuilderService:
         self._builder: Any = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
         self._builder.session_file = f"{args.pidfile}.session"
         self._repl: ReplServer | None = None
+        self._webapp: WebApp | None = None
 
     def start(self) -> None:
+        if self._args.webapp:
+            from nodepool.webapp import WebApp
+
+            address, port = self._args.webapp
+            self._webapp = WebApp(self._builder, port, address)
+            self._webapp.start()
         if self._args.repl:
             from nodepool.repl import ReplServer
 
@@ -73,11 +91,12 @@ class BuilderService:
         self._builder.abort_builds()
 
     def _stop(self, finish: bool) -> None:
-        if self._repl is not None:
-            try:
-                self._repl.stop()
-            except Exception:
-                log.exception("Error while stopping the console")
+        for part in (self._repl, self._webapp):
+            if part is not None:
+                try:
+                    part.stop()
+                except Exception:
+                    log.exception("Error while stopping %s", type(part).__name__)
         self._builder.stop(finish)
 
 

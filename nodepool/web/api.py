@@ -79,7 +79,7 @@ class Application:
             return _failure(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper cannot be reached")
         except Exception:
             log.exception("Cannot answer %s", environ.get("PATH_INFO"))
-            return _failure(http.HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error, see the launcher's log")
+            return _failure(http.HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error, see the log")
 
     def _dispatch(self, request: Request) -> Response:
         listing = LISTINGS.get(request.path)

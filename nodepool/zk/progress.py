@@ -199,6 +199,8 @@ class ProgressTree(Tree[Any]):
     def __init__(self, client: ZooKeeperClient) -> None:
         super().__init__(client, ROOT)
         self.builds: dict[str, BuildProgress] = {}
+        #: Build id -> zxid of the creation of its record here.
+        self.created: dict[str, int] = {}
         self.uploads: dict[tuple[str, str, str], UploadProgress] = {}
         self.failures: dict[tuple[str, str], UploadFailure] = {}
         #: Called with the image name; on the connection thread.
@@ -225,6 +227,7 @@ class ProgressTree(Tree[Any]):
         with self.lock:
             if isinstance(record, BuildProgress):
                 self.builds[record.build] = record
+                self.created[record.build] = stat.czxid
             elif isinstance(record, UploadProgress):
                 self.uploads[record.key] = record
             else:
@@ -242,6 +245,7 @@ class ProgressTree(Tree[Any]):
             with self.lock:
                 if parts[0] == "builds":
                     gone = self.builds.pop(unquote(parts[1]), None)
+                    self.created.pop(unquote(parts[1]), None)
                 elif parts[0] == "uploads":
                     gone = self.uploads.pop(UploadProgress.keyOf(parts[1]), None)
                 else:

@@ -203,7 +203,7 @@ def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver
     builder = builders.start(builders.config([image], [builders.provider()]), cleanup_interval=2)
     failed = builders.wait_build(state=FAILED)
     statsd.wait("nodepool.dib_image_build.fake-image.status.rc", "127|g")
-    assert "exit status 127; last output: element not found" in builders.wait_progress(failed.id, FAILED).reason
+    assert "exit status 127: element not found" in builders.wait_progress(failed.id, FAILED).reason
     builder.build_backoff._first = 3600  # only the repair can end that
     builders.config([builders.image()], [builders.provider()])
     builders.wait_build()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import pathlib
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -63,7 +67,7 @@ def test_what_arrives(builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdR
     assert any(line.startswith("nodepool.image_update.fake-image.balky:") and line.endswith("|ms") for line in statsd.lines)
 
 
-@pytest.mark.spec("builder.md 9: upload record while uploading: external id and name and format null, connection data of the build")
+@pytest.mark.spec("builder.md 9: record while uploading: external id and name and format null, connection data of the build")
 def test_record_and_progress_while_uploading(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))
@@ -135,8 +139,8 @@ def test_mixed_drivers(builders: BuilderBench) -> None:
 # -- failures
 
 
-@pytest.mark.spec("builder.md 21: First upload to provider A fails once while B works: A ends with exactly one failed and one ready "
-                  "record (cleanup off), B with none failed; B became ready before A's retry")
+@pytest.mark.spec("builder.md 21: First upload to provider A fails once while B works: A ends with exactly one failed and one "
+                  "ready record (cleanup off), B with none failed; B became ready before A's retry")
 def test_one_failure(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     bad, good = BalkyCloud(tmp_path, "bad"), BalkyCloud(tmp_path, "good")
     bad.do("upload-fails", 1)
@@ -158,7 +162,7 @@ def test_growing_delay(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
     wait_for(lambda: len(cloud.calls("upload")) >= 4, what="four attempts")
     times = [call["time"] for call in cloud.calls("upload")]
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
     assert gaps[0] >= PERIOD * 0.9 and gaps[2] > 2 * gaps[0]
     wait_for(lambda: (found := failure(builders, "balky")) is not None and found.attempts >= 3, what="failure shown")
     shown = failure(builders, "balky")
@@ -203,13 +207,82 @@ def test_bad_name_format(builders: BuilderBench, tmp_path: pathlib.Path) -> None
     assert "image-name-format '{image}' of provider bad" in reason and "{image_name}" in reason
 
 
+def notes(builders: BuilderBench) -> list[str]:
+    return [path.name for path in (builders.images_dir / ".uploads").glob("*")]
+
+
+def test_nothing_is_left_of_a_broken_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
+    """The call fails, and yet the cloud has an image: it is found by its metadata."""
+    cloud.do("upload-breaks", 1)
+    cloud.do("list-fails", 2)
+    builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
+    upload = builders.wait_upload(provider="balky")
+    assert len(cloud.images()) == 2
+    assert len(notes(builders)) == 1
+    builders.stop(builder)
+    builders.start(config(builders, cloud.provider()))
+    wait_for(lambda: len(cloud.images()) == 1, what="stray image gone")
+    assert cloud.images()[0]["id"] == upload.external_id
+    wait_for(lambda: notes(builders) == [], what="nothing noted")
+    assert [u.id for u in builders.uploads(provider="balky")] == [upload.id]
+
+
+def test_note_of_a_stored_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
+    """Killed between storing the result and forgetting the note: the image is kept."""
+    from nodepool.builder import upload_journal
+
+    builder = builders.start(config(builders, cloud.provider()))
+    upload = builders.wait_upload(provider="balky")
+    wait_for(lambda: notes(builders) == [] and not builder.upload_claims.running(), what="nothing noted")
+    upload_journal.begin(str(builders.images_dir), (IMAGE, upload.build_id, "balky", upload.id), upload.external_name)
+    (builders.images_dir / ".uploads" / "broken.json").write_text("{")
+    builder._janitor._cleanup()
+    wait_for(lambda: notes(builders) == [], what="note gone")
+    assert [image["id"] for image in cloud.images()] == [upload.external_id]
+    assert (builders.images_dir / ".uploads").stat().st_mode & 0o777 == 0o700
+
+
+SERVE = """
+import signal, sys
+from nodepool.builder import NodePoolBuilder
+builder = NodePoolBuilder(sys.argv[1])
+builder.upload_interval = builder.build_interval = 0.2
+builder.start()
+signal.pause()
+"""
+
+
+def test_killed_during_an_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
+    """The image that the cloud got is deleted by the next start, and the build is uploaded again."""
+    cloud.do("upload-blocks")
+    path = config(builders, cloud.provider(), **{"zookeeper-timeout": 2})
+    process = subprocess.Popen([sys.executable, "-c", SERVE, path], env={
+        **os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")})
+    try:
+        wait_for(cloud.images, 30, "image in the cloud")
+    finally:
+        process.kill()
+        process.wait(10)
+    cloud.stop_doing("upload-blocks")
+    (left,) = cloud.images()
+    (build,) = builders.builds()
+    builders.start(path)
+    upload = builders.wait_upload(provider="balky")
+    assert upload.build_id == build.id
+    wait_for(lambda: [image["id"] for image in cloud.images()] == [upload.external_id], what="stray image gone")
+    wait_for(lambda: len(builders.uploads(provider="balky", state=None)) == 1, what="abandoned record gone")
+    assert left["id"] != upload.external_id
+    wait_for(lambda: notes(builders) == [], what="nothing noted")
+
+
 # -- hook
 
 
 @pytest.mark.spec("builder.md 21: Upload hook runs with the local file name as third argument before the image counts as ready")
 def test_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
     record, go = tmp_path / "record", tmp_path / "go"
-    hook = hook_script(tmp_path, f'echo "$1 $2 $3" > {record}.new; mv {record}.new {record}\nwhile ! [ -e {go} ]; do sleep 0.02; done')
+    hook = hook_script(tmp_path, f'echo "$1 $2 $3" > {record}.new\nmv {record}.new {record}\n'
+                                 f'while ! [ -e {go} ]; do sleep 0.02; done')
     builders.start(config(builders, cloud.provider(**{"post-upload-hook": hook})))
     wait_for(record.exists, what="hook called")
     (upload,) = builders.uploads(provider="balky", state=None)
@@ -269,7 +342,7 @@ def test_provider_vanishes_meanwhile(builders: BuilderBench, tmp_path: pathlib.P
     wait_for(lambda: (builder.upload_claims.running() == set()), what="end of the upload")
 
 
-@pytest.mark.spec("builder.md 9: An upload whose build is deleted meanwhile: result is stored all the same; cleanup deals with it")
+@pytest.mark.spec("builder.md 9: An upload whose build is deleted meanwhile: stored all the same; cleanup deals with it")
 def test_build_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     image = builders.image(**{"rebuild-age": 3600})
@@ -374,3 +447,10 @@ def test_no_upload_is_done_twice_at_once(builders: BuilderBench, cloud: BalkyClo
     cloud.stop_doing("upload-blocks")
     builders.wait_upload(provider="balky", build=second.id)
     assert len(cloud.calls("upload")) == 2
+
+
+@pytest.mark.spec("cli-web-metrics.md 7.1: periodic gauges are sent without a cleanup worker, too")
+def test_gauges_without_cleanup_worker(builders: BuilderBench, statsd: StatsdReceiver) -> None:
+    builder = builders.start(builders.config([builders.image(pause=True)], []), cleanup_interval=0)
+    assert builder._janitor is None
+    statsd.wait(f"nodepool.builder.{builder.fqdn}.upload_workers", "4|g")

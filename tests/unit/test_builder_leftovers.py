@@ -226,6 +226,7 @@ def test_own_process_and_its_parents_are_spared() -> None:
     origin = strays.Origin("nobody", directories=(os.getcwd(),))
     found = {process.pid for process in strays.find(origin)}
     assert not found & {os.getpid(), os.getppid(), 1}
+    assert strays.find(strays.Origin("nobody", directories=("/", "/tmp"))) == []
 
 
 def test_those_that_ignore_term_are_killed(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
@@ -471,7 +472,7 @@ def test_builds_of_one_image_share_nothing(journal: BuildJournal, tmp_base: path
 
 def test_without_rights_the_tool_s_sudo_is_used(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sudo = tmp_path / "sudo"
-    sudo.write_text(f'#!/bin/sh\nprintf '%s ' "$@" >> {tmp_path}/calls\nshift\nexec "$@"\n')
+    sudo.write_text(f"""#!/bin/sh\nprintf '%s ' "$@" >> {tmp_path}/calls\nshift\nexec "$@"\n""")
     sudo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

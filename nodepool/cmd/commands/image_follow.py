@@ -227,11 +227,16 @@ class BuildFollower:
                        self._images.builds.get((self.image, build)) if build else None,
                        self.image in self._images.requests)  # fmt: skip
 
+    def _complete(self) -> bool:
+        """What vanishes is seen at once, what changes only when it has been read."""
+        return all(tree.synced.is_set() and not tree.reading for tree in (self._images, self._progress))
+
     def _look(self) -> Outcome | None:
+        before = self._complete()
         images, progress = self._images.data(), self._progress.data()
-        complete = self._images.synced.is_set() and self._progress.synced.is_set()
+        complete = before and self._complete()
         if self.build is None:
-            self._find(images, complete)
+            self._find(images, progress, complete)
         if self.build is None:
             if complete and self.image not in images.requests:
                 return self._outcome(EXIT_FAILED, FAILED, "the request is gone and no build was made for it")
@@ -246,14 +251,20 @@ class BuildFollower:
             return None
         return self._ended(record, seen)
 
-    def _find(self, images: ImageData, complete: bool) -> None:
-        mine = [b for b in images.builds if b.image_name == self.image and b.stat is not None]
-        new = [b for b in mine if b.stat is not None and b.stat.czxid > self._after]
+    def _find(self, images: ImageData, progress: ProgressData, complete: bool) -> None:
+        mine = {b.id or "": b for b in images.builds if b.image_name == self.image and b.stat is not None}
+        new = {i: b.stat.czxid for i, b in mine.items() if b.stat is not None and b.stat.czxid > self._after}
+        # A build that failed at once may have lost its record by now; what is known of its progress stays longer.
+        for build_id, seen in progress.builds.items():
+            created = self._progress.created.get(build_id, 0)
+            if seen.image == self.image and not seen.running and build_id not in mine and created > self._after and complete:
+                new[build_id] = created
         if not new and complete and self.image not in images.requests:
             # A builder of an earlier release: the end of a build that ran already has served the request.
-            new = [b for b in mine if b.stat is not None and b.stat.mzxid > self._after and b.state == READY]
+            new = {i: b.stat.czxid for i, b in mine.items()
+                   if b.stat is not None and b.stat.mzxid > self._after and b.state == READY}  # fmt: skip
         if new:
-            self.build = min(new, key=lambda b: b.stat.czxid if b.stat is not None else 0).id
+            self.build = min(new, key=lambda build_id: new[build_id])
 
     def _ended(self, record: ImageBuild | None, seen: BuildProgress | None) -> Outcome | None:
         if seen is not None and seen.running:

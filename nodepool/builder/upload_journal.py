@@ -1,0 +1,201 @@
+"""Uploads that ended without a known result, and what they left in the cloud.
+
+The record in ZooKeeper names the image only when the upload worked (builder.md section 4).  So that neither a failed call
+nor a killed builder leaves an image behind, each call is noted beside the image files before it is made, in
+``<images-dir>/.uploads``; what is still noted when nobody works on it is looked for in the cloud by its metadata.
+Drivers that cannot list images are left to the launcher's search for leaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from nodepool.builder.retention import UploadKey
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+    from nodepool.builder.cleanup_lanes import Lanes
+
+DIRECTORY = ".uploads"
+#: Seconds after which a note is given up: its provider has not been in the configuration since.
+MAX_AGE = 30 * 24 * 3600.0
+
+log = logging.getLogger("nodepool.builder.uploads")
+
+
+@dataclass(frozen=True)
+class Note:
+    """A call that is about to be made, or was."""
+
+    directory: str
+    image: str
+    build: str
+    provider: str
+    number: str
+    name: str
+    time: float
+
+    @property
+    def key(self) -> UploadKey:
+        return self.image, self.build, self.provider, self.number
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.directory, f"{self.build}-{quote(self.provider, safe='')}-{self.number}.json")
+
+    @property
+    def kept(self) -> bool:
+        return os.path.exists(self.path)
+
+    def end(self) -> None:
+        """Nothing of it can be left in the cloud without a record."""
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("Cannot remove %s: %s", self.path, error.strerror)
+
+
+def begin(images_dir: str, key: UploadKey, name: str) -> Note | None:
+    """Note a call; a file system that is full or broken does not hold up the upload (None)."""
+    directory = os.path.join(images_dir, DIRECTORY)
+    note = Note(directory, *key, name, time.time())
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump({k: v for k, v in asdict(note).items() if k != "directory"}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, note.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        log.warning("Cannot write %s: %s; an interrupted upload may leave an image in %s", note.path, error.strerror, key[2])
+        return None
+    return note
+
+
+def notes(images_dir: str) -> list[Note]:
+    """All of this image directory; what cannot be read is removed."""
+    directory = os.path.join(images_dir, DIRECTORY)
+    found = []
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    for entry in names:
+        path = os.path.join(directory, entry)
+        if not entry.endswith(".json"):
+            _remove_unfinished(path)
+            continue
+        try:
+            with open(path, encoding="utf-8") as file:
+                values = json.load(file)
+            image, build, provider, number, name = (
+                str(values[key]) for key in ("image", "build", "provider", "number", "name"))
+            note = Note(directory, image, build, provider, number, name, float(values["time"]))
+            if note.path == path:
+                found.append(note)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.error("Cannot read %s: %s; removing it", path, error)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    return found
+
+
+def _remove_unfinished(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(path).st_mtime > 60:
+            os.unlink(path)
+
+
+def _listing(manager: Any) -> Callable[[], Iterable[Any]] | None:
+    adapter = getattr(manager, "adapter", manager)
+    for name in ("listImages", "_listImages"):
+        method: Callable[[], Iterable[Any]] | None = getattr(adapter, name, None)
+        if method is not None:
+            return method
+    return None
+
+
+def _value(item: Any, name: str) -> Any:
+    """Of an object or a mapping; clouds have both."""
+    if hasattr(item, name):
+        return getattr(item, name)
+    try:
+        return item[name]
+    except (KeyError, TypeError, IndexError):
+        return None
+
+
+def is_of(item: Any, key: UploadKey) -> bool:
+    """Whether an image in the cloud was made by this upload."""
+    properties = _value(item, "properties") or _value(item, "metadata") or {}
+    _image, build, provider, number = key
+    return all(str(_value(properties, f"nodepool_{name}")) == value
+               for name, value in (("build_id", build), ("upload_id", number), ("provider_name", provider)))
+
+
+class StraySweeper:
+    """Removes images of uploads that ended without a known result."""
+
+    def __init__(self, builder: NodePoolBuilder, lanes: Lanes) -> None:
+        self._builder = builder
+        self._lanes = lanes
+
+    def sweep(self, config: Any) -> None:
+        """Ask for it, in the lanes of the providers."""
+        for note in notes(config.images_dir):
+            if note.key[:3] in self._builder.upload_claims.running():
+                continue
+            if note.provider in config.provider_managers:
+                self._lanes.submit(note.provider, ("stray", note.path), lambda note=note: self._look(note))  # type: ignore[misc]
+            elif time.time() - note.time > MAX_AGE:
+                log.warning("Giving up: upload %s of %s may have left the image %s in %s, which is not configured any more",
+                            note.number, note.image, note.name, note.provider)
+                note.end()
+
+    def _look(self, note: Note) -> None:
+        builder = self._builder
+        if not builder.session_usable.is_set() or note.key[:3] in builder.upload_claims.running() or not note.kept:
+            return
+        with builder.managers.use(builder.config, note.provider) as manager:
+            listing = None if manager is None else _listing(manager)
+            if manager is None:
+                return
+            try:
+                found = [item for item in (listing() if listing is not None else ()) if is_of(item, note.key)]
+            except Exception as error:
+                log.warning("Cannot look for what upload %s of %s left in %s: %r; it is tried again", note.number,
+                            note.image, note.provider, error)
+                return
+            record = builder.zk.getImageUpload(*note.key)
+            for item in found:
+                external_id = str(_value(item, "id"))
+                if record is not None and record.external_id == external_id:
+                    continue
+                name = _value(item, "name") or note.name
+                log.warning("Upload %s of %s (build %s) left image %s (%s) in %s; deleting it", note.number, note.image,
+                            note.build, name, external_id, note.provider)
+                try:
+                    manager.deleteImage(name, external_id)
+                except Exception:
+                    log.exception("Unable to delete image %s (%s) of %s, it is tried again:", name, external_id, note.provider)
+                    return
+        note.end()
