@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
 from nodepool.builder import command, files, leftovers
+from nodepool.builder import statistics as gauges
 from nodepool.builder.diagnosis import Diagnosis
 from nodepool.builder.phases import PhaseTracker
 from nodepool.builder.plan import WantedBuild
@@ -304,7 +305,9 @@ class BuildRun:
         self.builder.publisher.write(("build", self.build_id), self._write_progress)
 
     def _write_progress(self, store: Any) -> None:
-        store.write_build(dataclasses.replace(self.progress, tail=list(self._tail), updated=time.time()))
+        now = time.time()
+        store.write_build(dataclasses.replace(self.progress, tail=list(self._tail), updated=now))
+        gauges.build_progress(self.builder.statsd, self.builder.fqdn, self.progress, now)
 
 
 class BuildProblem(Exception):

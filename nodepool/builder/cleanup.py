@@ -111,11 +111,11 @@ class CleanupWorker(Worker):
         with self._pass_lock:
             self._by_hand = threading.current_thread() is not self
             try:
-                self._make_pass(everything)
+                self._clean(everything)
             finally:
                 self._by_hand = False
 
-    def _make_pass(self, everything: bool) -> None:
+    def _clean(self, everything: bool) -> None:
         if everything:
             self._tried.clear()
         config = self._cleaned_config = self._config
@@ -136,7 +136,7 @@ class CleanupWorker(Worker):
             clean_files(config, snapshot, going, self._builder.running_builds, self._records.absent, self.log)
         if everything and self._usable():
             self._clean_rest(config, snapshot, rules)
-        if unfinished and self._lanes.wait(CLOUD_WAIT):
+        if self._lanes.wait(CLOUD_WAIT):
             self._finish(unfinished, snapshot, going)
 
     def _clean_image(self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey],

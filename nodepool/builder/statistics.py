@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nodepool.builder.phases import PHASES
 from nodepool.builder.retention import image_providers
 from nodepool.zk.images import ImageData
+from nodepool.zk.progress_records import BuildProgress, UploadProgress
 from nodepool.zk.records import BUILDING
 
 if TYPE_CHECKING:
@@ -52,6 +54,23 @@ def gauges(config: Any, data: ImageData, fqdn: str, building: list[str | None],
             state = UPLOADING if (image, provider.name) in uploading else PAUSED if getattr(entry, "pause", False) else IDLE
             result[f"{prefix}.image.{image}.provider.{provider.name}.upload.state"] = state
     return result
+
+
+def build_progress(statsd: Any, fqdn: str, progress: BuildProgress, now: float) -> None:
+    """Seconds that the running build has taken and may take, its phase as a number; zeros when it has ended."""
+    name = f"nodepool.builder.{fqdn}.image.{progress.image}.build"
+    running = progress.running
+    phase = PHASES.index(progress.phase) + 1 if running and progress.phase in PHASES else 0
+    statsd.gauge(f"{name}.phase", phase)
+    statsd.gauge(f"{name}.elapsed", int(progress.elapsed(now) or 0) if running else 0)
+    statsd.gauge(f"{name}.expected", int(progress.expected or 0) if running else 0)
+
+
+def upload_progress(statsd: Any, fqdn: str, progress: UploadProgress, running: bool) -> None:
+    """Bytes sent and bytes per second of the running upload; zeros when it has ended."""
+    name = f"nodepool.builder.{fqdn}.image.{progress.image}.provider.{progress.provider}.upload"
+    statsd.gauge(f"{name}.bytes_sent", (progress.bytes_sent or 0) if running else 0)
+    statsd.gauge(f"{name}.rate", int(progress.rate or 0) if running else 0)
 
 
 def emit(builder: NodePoolBuilder) -> None:

@@ -55,8 +55,10 @@ def subject(candidate: Candidate) -> Hashable:
 def fingerprint(config: Any) -> str:
     """Options as they were given; objects of a configuration are new after each reload."""
     given = getattr(config, "provider", None)
-    return repr(given) if isinstance(given, dict) else repr(sorted(
-        (key, value) for key, value in getattr(config, "__dict__", {}).items() if isinstance(value, (str, int, float, dict, list, type(None)))))
+    if isinstance(given, dict):
+        return repr(given)
+    plain = (str, int, float, dict, list, type(None))
+    return repr(sorted((k, v) for k, v in getattr(config, "__dict__", {}).items() if isinstance(v, plain)))
 
 
 class UploadWorker(Worker):

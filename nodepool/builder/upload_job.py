@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
-from nodepool.builder import files, process, upload_journal
+from nodepool.builder import files, process, statistics, upload_journal
 from nodepool.builder.retention import Candidate
 from nodepool.builder.upload_meter import UploadMeter
 from nodepool.exceptions import ZKException, ZKLockException
@@ -142,7 +142,7 @@ class UploadJob:
         progress = UploadProgress(self.image, self.build_id, self.provider, self.number, self._builder.fqdn,
                                   started=self._started, bytes_total=meter.total, attempt=self._attempt)
         publisher, key = self._builder.publisher, ("upload", self.build_id, self.provider, self.number)
-        publisher.sample(key, lambda: _sample(meter, progress))
+        publisher.sample(key, lambda: self._sample(meter, progress))
         try:
             external_id = manager.uploadImage(
                 self._candidate.provider_image, name, path, image_type=provider.image_type, meta=self._metadata(),
@@ -155,6 +155,7 @@ class UploadJob:
             meter.close()
             publisher.sample(key, None)
             publisher.write(key, lambda store: store.delete_upload(progress))
+            statistics.upload_progress(self._builder.statsd, self._builder.fqdn, progress, False)
         if external_id is None:
             raise UploadError(f"provider {self.provider} gave no id for the uploaded image")
         self.log.info("%s (build %s) is at %s as %s, id %s", self.image, self.build_id, self.provider, name, external_id)
@@ -337,12 +338,14 @@ class UploadJob:
                                 self._attempt, next_try)
         self._publish(lambda store: store.write_failure(failure))
 
+    def _sample(self, meter: UploadMeter, progress: UploadProgress) -> Callable[[ProgressStore], Any]:
+        meter.sample()
+        progress.updated = time.time()
+        progress.bytes_sent, progress.rate = meter.sent, meter.rate
+        statistics.upload_progress(self._builder.statsd, self._builder.fqdn, progress, True)
+        return lambda store: store.write_upload(progress)
+
     def _publish(self, write: Callable[[ProgressStore], Any]) -> None:
         self._builder.publisher.write(("upload-failure", self.image, self.provider), write)
 
 
-def _sample(meter: UploadMeter, progress: UploadProgress) -> Callable[[ProgressStore], Any]:
-    meter.sample()
-    progress.updated = time.time()
-    progress.bytes_sent, progress.rate = meter.sent, meter.rate
-    return lambda store: store.write_upload(progress)

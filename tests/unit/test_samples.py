@@ -6,6 +6,7 @@ import configparser
 import logging.config
 import pathlib
 
+import pytest
 import yaml
 
 from nodepool import logconfig
@@ -31,9 +32,21 @@ def test_logging_configuration(tmp_path):
         assert set(part["handlers"]) <= set(values["handlers"])
 
 
-def test_systemd_unit():
+def test_images_of_the_sample():
+    """Every image of the sample is built, without device-mapper and without a cloud."""
+    config = loadConfig(str(ETC / "nodepool.yaml"))
+    image = config.diskimages["debian-flat"]
+    assert image.image_types == {"qcow2", "raw"}
+    assert image.elements == "debian-minimal openssh-server"
+    devices = yaml.safe_load(image.env_vars["DIB_BLOCK_DEVICE_CONFIG"])
+    assert [list(device)[0] for device in devices] == ["local_loop", "mkfs"]
+    assert config.build_min_free == 4096 and config.failed_build_retention == 604800
+
+
+@pytest.mark.parametrize("daemon", ["nodepool-launcher", "nodepool-builder"])
+def test_systemd_unit(daemon):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
-    unit.read(ETC / "systemd" / "nodepool-launcher.service")
+    unit.read(ETC / "systemd" / f"{daemon}.service")
     assert unit["Service"]["Type"] == "notify"
-    assert "nodepool-launcher" in unit["Service"]["ExecStart"]
+    assert daemon in unit["Service"]["ExecStart"]
