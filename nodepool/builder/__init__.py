@@ -2,8 +2,9 @@
 
 from nodepool.builder.builder import NodePoolBuilder
 from nodepool.builder.cleanup import CleanupWorker
-from nodepool.builder.files import DibImageFile
+from nodepool.builder.files import DibImageFile, removeDibItem
 from nodepool.builder.process import BUILD_PROCESS_POLL_TIMEOUT
 from nodepool.builder.worker import SUSPEND_WAIT_TIME
 
-__all__ = ["BUILD_PROCESS_POLL_TIMEOUT", "SUSPEND_WAIT_TIME", "CleanupWorker", "DibImageFile", "NodePoolBuilder"]
+__all__ = ["BUILD_PROCESS_POLL_TIMEOUT", "SUSPEND_WAIT_TIME", "CleanupWorker", "DibImageFile", "NodePoolBuilder",
+           "removeDibItem"]

@@ -36,6 +36,8 @@ SPACE_FACTOR = 2
 STORE_ATTEMPTS = 10
 #: Seconds to wait for a session when the builder stops.
 STOP_SESSION_WAIT = 3.0
+#: Seconds for removing the remains of a build when the builder stops; the next start does the rest.
+STOP_CLEAN_TIME = 6.0
 #: Formats for which the tool makes no file.
 WITHOUT_FILE = frozenset({"docker"})
 
@@ -117,9 +119,9 @@ class BuildRun:
         if reason is None:
             files.make_private(self._config.images_dir, self._base)
         stored, why_not = self._store(record, READY if reason is None else FAILED)
-        if not stored:
-            reason = reason or why_not
-            # Nobody would find them: without a record they belong to no build.
+        reason = reason if stored else reason or why_not
+        if reason is not None:
+            # Nobody needs them: half of an image, or files without a record.
             files.delete_local_build(self._config.images_dir, self.image, self.build_id, self.log)
         self._finish(reason, ending)
         return reason is None
@@ -147,7 +149,8 @@ class BuildRun:
                 self._start(process, args, entry)
                 return process.wait(time.monotonic() + diskimage.build_timeout)
         finally:
-            for left in entry.end(self.log):
+            deadline = None if self._aborted is None else time.monotonic() + STOP_CLEAN_TIME
+            for left in entry.end(self.log, deadline):
                 self.log.error("Build %s leaves something behind: %s", self._base, left)
 
     def _space_needed(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,13 @@ from nodepool.builder.cleanup_lanes import Lanes
 from nodepool.builder.retention import BuildPlan, Snapshot, UploadKey, upload_key
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
-from nodepool.zk.records import BUILDING, DELETING, UPLOADING, ImageUpload, RecordError, parse_object
+from nodepool.zk.progress import BuildProgress, ProgressStore
+from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError, parse_object
 
 if TYPE_CHECKING:
     from nodepool.builder.builder import NodePoolBuilder
+
+ABANDONED = "the builder stopped when the build began"
 
 
 class RecordCleaner:
@@ -191,9 +195,19 @@ class RecordCleaner:
                 with contextlib.suppress(NoNodeError):
                     self._zk.kazoo_client.set(path, build.serialize())
                 self.log.info("Marked build %s-%s for deletion (was %s)", image, build_id, plan.state)
+                if plan.state == BUILDING:
+                    self._tell_abandoned(build)
             if not uploads_left and self._zk.deleteBuild(image, build_id):
                 self.log.info("Deleted the record of build %s-%s", image, build_id)
             return True
+
+    def _tell_abandoned(self, build: ImageBuild) -> None:
+        """People shall see the attempt, also when its builder had no time to tell of it."""
+        store = ProgressStore(self._zk.kazoo_client)
+        if store.read_build(build.id or "") is None:
+            store.write_build(BuildProgress(
+                build.image_name or "", build.id or "", build.builder or "", build.builder_id or "", state=FAILED,
+                reason=ABANDONED, ended=time.time(), formats=list(build.formats)))
 
     # -- what is no record
 

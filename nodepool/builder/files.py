@@ -155,6 +155,17 @@ def _remove(path: str) -> None:
         raise OSError(problem)
 
 
+def removeDibItem(filename: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    """Remove a file or directory of a build; a missing one is fine, one that cannot be removed is logged."""
+    try:
+        _remove(filename)
+        log.info("Removed %s", filename)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.error("Cannot remove %s: %s", filename, error.strerror)
+
+
 def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
     """Remove all files of a build, the manifest last; True when nothing is left. May be repeated at any time."""
     complete = True

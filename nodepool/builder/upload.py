@@ -76,7 +76,7 @@ class UploadWorker(Worker):
     def make_pass(self) -> float | None:
         if self._builder.cleanup_interval <= 0 and self is self._builder._upload_workers[0]:
             self._emit_statistics()
-        # A pair that did not work is left alone for the rest of the pass: a broken provider must not starve others.
+        # What did not work is left alone until all others had their turn: a broken provider must not starve them.
         tried: set[tuple[str, str, str | None]] = set()
         due: float | None = None
         while self._usable():
@@ -84,6 +84,7 @@ class UploadWorker(Worker):
             due, done = self._try_all(config, tried)
             if not done:
                 return due
+            tried.clear()
         return due
 
     def _emit_statistics(self) -> None:

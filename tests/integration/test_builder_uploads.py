@@ -361,6 +361,19 @@ def test_build_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> 
     builders.wait_gone(IMAGE, build.id)
 
 
+def test_image_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
+    """Not even the container of the builds is left: nothing to store the result in, so the cloud must not keep it."""
+    cloud.do("upload-blocks")
+    builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
+    wait_for(cloud.images, what="image in the cloud")
+    config(builders, cloud.provider([]), images=[])
+    wait_for(lambda: not builder._config.diskimages, what="new configuration")
+    builders.zk.kazoo_client.delete(f"/nodepool/images/{IMAGE}", recursive=True)
+    cloud.stop_doing("upload-blocks")
+    wait_for(lambda: not cloud.images(), what="image deleted again")
+    wait_for(lambda: not builder.upload_claims.running() and notes(builders) == [], what="end of the upload")
+
+
 @pytest.mark.spec("builder.md 17: a lost session does not lose the upload when the lock can be taken again")
 @pytest.mark.parametrize("dropped", [False, True])
 def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud, dropped: bool) -> None:
