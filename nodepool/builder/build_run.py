@@ -229,11 +229,10 @@ class BuildRun:
             if not self._wait_session():
                 return False, "the result could not be stored: the builder stopped without ZooKeeper"
             try:
-                if not self.lock.held:
-                    if not self.lock.regain():
-                        return False, "the ZooKeeper session was lost and another builder took over the image"
-                    if self._somebody_built():
-                        return False, "the ZooKeeper session was lost and somebody else built the image meanwhile"
+                if not self.lock.held and not self.lock.regain():
+                    return False, "the ZooKeeper session was lost and another builder took over the image"
+                if self.lock.regained and self._somebody_built():
+                    return False, "the ZooKeeper session was lost and somebody else built the image meanwhile"
                 record.state = state
                 self.builder.zk.storeBuild(self.image, record, self.build_id)
                 return True, ""

@@ -281,9 +281,7 @@ class NodePoolBuilder:
         if not self.session_usable.is_set():
             details.append("ZooKeeper: not connected")
         ready = not details
-        if self.config_state.error is not None:
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.config_state.stale_since))
-            details.append(f"configuration: stale since {since}: {self.config_state.error}")
+        details += self.config_state.describe()
         if self.config is not None:
             details += [f"provider {p.name}: not running" for p in self.config.providers.values()
                         if p.manage_images and p.name not in self.config.provider_managers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -342,6 +343,30 @@ def _new_builder_id(images_dir: str, path: str) -> str:
     except OSError as error:
         raise ConfigurationError(f"images-dir: cannot write {path}: {error.strerror}") from error
     return text
+
+
+#: Beginning of the names of files that are not complete yet.
+NEW = ".new-"
+
+
+def write_json(path: str, content: Any) -> None:
+    """Write a private file (mode 0600) that is either complete on disk or not there.
+
+    :raises OSError: it cannot be written; nothing is left of it.
+    """
+    directory = os.path.dirname(path)
+    fd, temporary = tempfile.mkstemp(dir=directory, prefix=NEW)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_directory(directory)
 
 
 def sync_directory(path: str) -> None:

@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.builder import mounts, strays
-from nodepool.builder.files import image_id, sync_directory
+from nodepool.builder.files import NEW, image_id, sync_directory, write_json
 from nodepool.builder.strays import MARKER_VARIABLE, Origin
 from nodepool.exceptions import BuilderError, ConfigurationError
 
@@ -39,7 +38,6 @@ _TEMPORARY = re.compile(r"(?:dib_build|dib_image|profiledir)\.\w+")
 _PRIVATE = re.compile(r"nodepool-build\.[0-9a-f]{16}")
 _DIB_VARIABLES = (b"TMP_BUILD_DIR=", b"TMP_IMAGE_DIR=", b"PROFILE_DIR=")
 _DIB_PROGRAM = "disk-image-create"
-_NEW = ".new-"
 _UNSAFE = re.compile(r"[^\w.+-]")
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
@@ -135,19 +133,7 @@ class Entry:
 
     def _save(self) -> None:
         content = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "images_dir"}
-        directory = os.path.dirname(self.path)
-        fd, temporary = tempfile.mkstemp(dir=directory, prefix=_NEW)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        sync_directory(directory)
+        write_json(self.path, content)
 
 
 _running: dict[str, Entry] = {}
@@ -218,7 +204,7 @@ class BuildJournal:
         if not _running:
             # Killed before the rename; no other builder writes here.
             for name in _list(self.directory):
-                if name.startswith(_NEW):
+                if name.startswith(NEW):
                     with contextlib.suppress(OSError):
                         os.unlink(os.path.join(self.directory, name))
         found = []

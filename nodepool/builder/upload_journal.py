@@ -12,13 +12,13 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from nodepool.builder.files import write_json
 from nodepool.builder.retention import UploadKey
 
 if TYPE_CHECKING:
@@ -72,17 +72,7 @@ def begin(images_dir: str, key: UploadKey, name: str) -> Note | None:
     note = Note(directory, *key, name, time.time())
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=directory, prefix=".new-")
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump({k: v for k, v in asdict(note).items() if k != "directory"}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, note.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_json(note.path, {k: v for k, v in asdict(note).items() if k != "directory"})
     except OSError as error:
         log.warning("Cannot write %s: %s; an interrupted upload may leave an image in %s", note.path, error.strerror, key[2])
         return None

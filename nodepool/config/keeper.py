@@ -49,6 +49,13 @@ class ConfigKeeper:
         else:
             self._log.error("The configuration cannot be used, keeping the last good one:", exc_info=error)
 
+    def describe(self) -> list[str]:
+        """One line about the file on disk when it is not in force."""
+        if self.error is None:
+            return []
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.stale_since))
+        return [f"configuration: stale since {since}: {self.error}"]
+
     def _mtimes(self) -> list[int | None]:
         result: list[int | None] = []
         for path in self._paths:

@@ -141,9 +141,7 @@ class NodePool(threading.Thread):
         if self.zk is None or not self.zk.connected:
             details.append("ZooKeeper: not connected")
         ready = not details
-        if self.config_state.error is not None:
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.config_state.stale_since))
-            details.append(f"configuration: stale since {since}: {self.config_state.error}")
+        details += self.config_state.describe()
         if self.config is not None:
             details += [f"provider {name}: not running" for name in self.config.providers_not_running]
             details += [f"provider {name}: goes on with its last good configuration: {reason}"

@@ -32,6 +32,8 @@ class HeldLock:
         self._guard = threading.Lock()
         self._handle: LockHandle | None = None
         self._released = False
+        #: Whether it was without us for a time: what others did meanwhile must be looked at.
+        self.regained = False
         self._take(None)
 
     def _take(self, timeout: float | None) -> None:
@@ -58,6 +60,7 @@ class HeldLock:
             except (ZKLockException, TimeoutException, KazooException) as error:
                 log.info("Cannot take %s again: %s", self.directory, error)
                 return False
+            self.regained = True
             log.info("Took %s again after the ZooKeeper session was lost", self.directory)
             return True
 
