@@ -20,6 +20,7 @@ from nodepool.builder.diagnosis import Diagnosis
 from nodepool.builder.phases import PhaseTracker
 from nodepool.builder.plan import WantedBuild
 from nodepool.builder.process import BuildProcess, Ending
+from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.zk import paths
 from nodepool.zk.held_lock import HeldLock
 from nodepool.zk.progress_records import TAIL_LINES, BuildProgress
@@ -109,6 +110,8 @@ class BuildRun:
             reason = self._judge(ending)
         except Exception as error:
             reason = self._describe(error)
+        if reason is not None and (ending is None or (ending.returncode == 0 and not ending.timed_out and not ending.terminated)):
+            self._note_in_log(reason)
         if ending is not None:
             record.username = self._diskimage.username
             record.python_path = self._diskimage.python_path
@@ -128,8 +131,8 @@ class BuildRun:
 
     def _run_command(self) -> Ending:
         config, diskimage = self._config, self._diskimage
-        if not os.path.isdir(config.images_dir):
-            raise BuildProblem(f"images-dir {config.images_dir} does not exist; create it for the user of the builder")
+        # Not only after hours of building.
+        files.check_images_dir(config.images_dir)
         output = os.path.join(config.images_dir, self._base)
         base = command.temporary_base(diskimage, os.environ)
         problem = files.check_space(config.images_dir, base, self._space_needed())
@@ -166,7 +169,7 @@ class BuildRun:
             except OSError as error:
                 self.log.error("Cannot start %s: %s", " ".join(args), error)
                 raise BuildProblem(
-                    f"cannot start {args[0]}: {error.strerror or error}; install it or correct dib-cmd") from error
+                    f"cannot start {args[0]}: {error.strerror or error}; {_start_remedy(error, args[0])}") from error
             self._process = process
         assert process.pid is not None
         entry.started(process.pid)
@@ -212,14 +215,23 @@ class BuildRun:
         return None
 
     def _describe(self, error: Exception) -> str:
-        if isinstance(error, BuildProblem):
-            self.log.error("Build %s failed: %s", self._base, error)
-            return str(error)
-        if isinstance(error, (OSError, ValueError)):
-            self.log.error("Build %s failed: %s", self._base, error)
+        """For people; :meth:`_finish` logs it."""
+        if isinstance(error, OSError) and error.filename:
+            remedy = "; make it writable for the user of the builder" if isinstance(error, PermissionError) else ""
+            return f"{error.filename}: {error.strerror}{remedy}"
+        if isinstance(error, (BuildProblem, BuilderError, ConfigurationError, OSError, ValueError)):
             return str(error)
         self.log.exception("Build %s failed:", self._base)
         return f"internal error: {type(error).__name__}: {error}"
+
+    def _note_in_log(self, reason: str) -> None:
+        """The command itself said nothing about it."""
+        self._tail.append(f"Build failed: {reason}")
+        try:
+            with files.open_log(self.progress.log) as log_file:
+                log_file.write(f"Build failed: {reason}\n".encode())
+        except OSError as error:
+            self.log.warning("Cannot write build log %s: %s", self.progress.log, error)
 
     # -- results
 
@@ -310,6 +322,16 @@ class BuildRun:
         now = time.time()
         store.write_build(dataclasses.replace(self.progress, tail=list(self._tail), updated=now))
         gauges.build_progress(self.builder.statsd, self.builder.fqdn, self.progress, now)
+
+
+def _start_remedy(error: OSError, program: str) -> str:
+    if isinstance(error, FileNotFoundError) and os.path.exists(program):
+        return "the interpreter named in its first line is missing"
+    if isinstance(error, FileNotFoundError):
+        return "install diskimage-builder on this host or correct dib-cmd"
+    if isinstance(error, PermissionError):
+        return "make it executable for the user of the builder or correct dib-cmd"
+    return "correct dib-cmd"
 
 
 class BuildProblem(Exception):

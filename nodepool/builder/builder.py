@@ -85,6 +85,7 @@ class NodePoolBuilder:
         self._build_claims: set[str] = set()
         self._claims_lock = threading.Lock()
         self._client: ZooKeeperClient | None = None
+        self._start_cancelled = threading.Event()
         self._images_lock: Any = None
         self._watcher: Any = None
         self._config_lock = threading.Lock()
@@ -203,6 +204,8 @@ class NodePoolBuilder:
             tree.sync_listeners.append(self._synced)
         zk.image_tree.listeners.append(lambda _image: self._wake_all())
         client.state_listeners.append(self._state_changed)
+        if self._start_cancelled.is_set():
+            client.stop_connecting.set()
         client.connect()
         self.zk = zk
         if not zk.wait_synced(SYNC_TIMEOUT):
@@ -292,6 +295,12 @@ class NodePoolBuilder:
         return []
 
     # -- stop
+
+    def cancel_start(self) -> None:
+        """A start that waits for ZooKeeper ends with an error; thread-safe."""
+        self._start_cancelled.set()
+        if self._client is not None:
+            self._client.stop_connecting.set()
 
     def stop(self, finish: bool = True) -> None:
         """Stop all workers.

@@ -11,8 +11,8 @@ _ERROR = re.compile(
     r"^E: |\berror\b|\bfatal\b|\bfailed\b|\bfailure\b|no such file|not found|no space left|permission denied|unable to|"
     r"can't |cannot |could not|does not exist|timed out|unresolvable|unknown",
     re.IGNORECASE)
-#: diskimage-builder begins to clear up: what follows is no cause.
-_CLEARING_UP = "trap_cleanup"
+#: diskimage-builder begins to clear up: what follows is no cause. Early in its trace it only sets that trap.
+_CLEARING_UP = re.compile(r":trap_cleanup:\d|\s(?<!trap )trap_cleanup$")
 
 
 class Diagnosis:
@@ -28,7 +28,7 @@ class Diagnosis:
             return
         text = _TIMESTAMP.sub("", line).strip()
         if _CHATTER.match(text):
-            self._over = _CLEARING_UP in text
+            self._over = _CLEARING_UP.search(text) is not None
             return
         if not text:
             return

@@ -274,13 +274,18 @@ def open_log(path: str) -> BinaryIO:
     :raises OSError: it cannot be made.
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, LOG_MODE)
+    # By path, so that messages about the file can name it.
+    return open(path, "ab", buffering=0, opener=_open_private)
+
+
+def _open_private(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC, LOG_MODE)
     try:
         os.fchmod(fd, LOG_MODE)
-        return os.fdopen(fd, "ab", buffering=0)
     except BaseException:
         os.close(fd)
         raise
+    return fd
 
 
 # Builder id
@@ -291,7 +296,7 @@ def builder_id(images_dir: str) -> str:
 
     :raises ConfigurationError: images-dir cannot be used, or the file holds something else.
     """
-    _check_images_dir(images_dir)
+    check_images_dir(images_dir)
     path = os.path.join(images_dir, "builder_id.txt")
     try:
         with open(path, "rb") as file:
@@ -311,8 +316,11 @@ def builder_id(images_dir: str) -> str:
     return text
 
 
-def _check_images_dir(images_dir: str) -> None:
-    """Really try to write: rights, read-only mounts and full file systems all show only then."""
+def check_images_dir(images_dir: str) -> None:
+    """Really try to write: rights, read-only mounts and full file systems all show only then.
+
+    :raises ConfigurationError: it cannot be written.
+    """
     if not os.path.exists(images_dir):
         raise ConfigurationError(f"images-dir {images_dir} does not exist; create it")
     if not os.path.isdir(images_dir):

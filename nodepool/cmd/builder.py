@@ -79,6 +79,10 @@ class BuilderService:
         if self._repl:
             self._repl.start()
 
+    def cancel_start(self) -> None:
+        """Wait for ZooKeeper no longer."""
+        self._builder.cancel_start()
+
     def stop(self) -> None:
         self._stop(False)
 

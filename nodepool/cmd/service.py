@@ -98,7 +98,8 @@ class Runner:
     """One run of a service, from start to stop.
 
     A service with a method ``finish`` is asked by SIGUSR1 to stop when its work in hand is done, however long that
-    takes; the next signal (``hurry``) makes that an ordinary stop.
+    takes; the next signal (``hurry``) makes that an ordinary stop.  One with a method ``cancel_start`` is told by it to
+    start no further; its ``start`` then raises, or ends as usual.
     """
 
     def __init__(self, pid_file: daemon.PidFile, stop_limit: float = STOP_LIMIT, finish_always: bool = False) -> None:
@@ -106,6 +107,7 @@ class Runner:
         self._stop_limit = stop_limit
         self._finish_always = finish_always
         self._signals: list[int] = []
+        self._cancelled = False
         self._impatience = 2
 
     def run(self, make_service: Callable[[], Service], report: daemon.StartReport) -> int:
@@ -114,17 +116,21 @@ class Runner:
         wakeup, written = os.pipe()
         os.set_blocking(written, False)
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-        # As early as this: a signal while starting ends the daemon once it has started.
+        # As early as this: a signal while starting ends the daemon once it has started, if not before.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
         service = make_service()
         if hasattr(service, "finish"):
             self._impatience = 3
         try:
-            service.start()
+            self._start(service, wakeup)
         except BaseException:
             self._end(service.stop, wakeup)
-            raise
+            if not self._cancelled:
+                raise
+            log.info("Stopped while starting")
+            report.failed("stopped by a signal while starting")
+            return 0
         log.info("Nodepool %s is running, process %s", get_version_string(), os.getpid())
         report.running()
         daemon.notify("READY=1")
@@ -144,6 +150,41 @@ class Runner:
             log.warning("Not everything has ended within %g s: %s", self._stop_limit, ", ".join(names))
             self._exit_now()
         return 0
+
+    def _start(self, service: Service, wakeup: int) -> None:
+        """Start; where that may wait without limit (``cancel_start``) a signal ends it.
+
+        :raises BaseException: what the service raises.
+        """
+        if not hasattr(service, "cancel_start"):
+            service.start()
+            return
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                service.start()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                os.write(done_written, b"x")
+
+        done, done_written = os.pipe()
+        thread = threading.Thread(target=work, name="Thread-start", daemon=True)
+        thread.start()
+        while done not in select.select([done, wakeup], [], [])[0]:
+            os.read(wakeup, 512)
+            if self._signals and not self._cancelled:
+                self._cancelled = True
+                log.info("Stopping")
+                service.cancel_start()
+                if not select.select([done], [], [], self._stop_limit)[0]:
+                    log.warning("The start has not ended within %g s", self._stop_limit)
+                    self._exit_now()
+                break
+        thread.join()
+        if errors:
+            raise errors[0]
 
     def _signal(self, number: int, frame: Any) -> None:
         self._signals.append(number)

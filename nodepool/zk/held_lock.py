@@ -72,6 +72,10 @@ class HeldLock:
         kazoo = self._client.client
         if handle is None or kazoo is None:
             return
+        if not self._client.connected:
+            # A call would wait for the server.
+            kazoo.abandoned.add(handle.path)
+            return
         try:
             locks.release(kazoo, handle)
         except KazooException as error:

@@ -28,6 +28,10 @@ DELETED = "deleted"
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(", ", ": ")).encode
 
 
+#: Seconds; beyond it there is no date.
+_LATEST = 1e11
+
+
 class RecordError(ValueError):
     """Data in ZooKeeper that are not a usable record; the text says why."""
 
@@ -89,13 +93,17 @@ class BaseModel:
     def updateFromDict(self, d: Mapping[str, Any]) -> None:
         """Take over stored values.
 
-        :raises RecordError: the state is missing or unknown.
+        :raises RecordError: the state is unknown or its time is no number of seconds.
         """
         state = d.get("state")
         if state is not None and (not isinstance(state, str) or state not in self.VALID_STATES):
             raise RecordError(f"unknown state {state!r}")
+        state_time = d.get("state_time")
+        # Everybody sorts by it: one text among the numbers would stop them all. NaN fails the comparison, too.
+        if state_time is not None and (not isinstance(state_time, (int, float)) or not abs(state_time) < _LATEST):
+            raise RecordError(f"state_time {state_time!r} is no time in seconds")
         self._state = state
-        self.state_time = d.get("state_time")
+        self.state_time = state_time
 
     def serialize(self) -> bytes:
         return _encode(self.toDict()).encode("utf8")

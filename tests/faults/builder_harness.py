@@ -96,6 +96,8 @@ class BuilderBench:
         self.scratch = self._directory("scratch")
         self.hold_dir = self._directory("hold")
         self.records = tmp / "records"
+        self.drivers = self._directory("drivers")
+        (self.drivers / "balky").symlink_to(pathlib.Path(DRIVERS) / "balky")
         self.clouds = tmp / "clouds.yaml"
         self.clouds.write_text(yaml.safe_dump(CLOUDS))
         self.cloud = BalkyCloud(tmp, "p0")
@@ -118,14 +120,15 @@ class BuilderBench:
 
     # -- configuration
 
-    def image(self, name: str = "i0", **options: Any) -> dict[str, Any]:
-        env = {"CREATE_HOLD": str(self.hold_dir), "CREATE_RECORD": str(self.records), **options.pop("env-vars", {})}
+    def image(self, name: str = "i0", env: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+        """An entry of ``diskimages``; ``env`` for the stand-in, see image-create."""
+        env = {"CREATE_HOLD": str(self.hold_dir), "CREATE_RECORD": str(self.records), **(env or {})}
         return {"name": name, "elements": ["fedora", "vm"], "dib-cmd": str(HERE / "image-create"), "env-vars": env,
                 **options}
 
     def config(self, name: str = "b0", images: list[dict[str, Any]] | None = None,
                providers: list[dict[str, Any]] | None = None, hosts: str | None = None, session: float = SESSION,
-               images_dir: pathlib.Path | None = None, **top: Any) -> pathlib.Path:
+               images_dir: pathlib.Path | None = None, top: dict[str, Any] | None = None) -> pathlib.Path:
         """A configuration for the builder ``name``; its image directory is named after it."""
         images = [self.image()] if images is None else images
         host, port = (hosts or self.settings["hosts"]).rsplit(":", 1)
@@ -135,8 +138,8 @@ class BuilderBench:
             "zookeeper-servers": [{"host": host, "port": int(port), "chroot": self.chroot}],
             "zookeeper-tls": {k: self.settings[k] for k in ("ca", "cert", "key")}, "zookeeper-timeout": session,
             "images-dir": str(images_dir or self._directory(f"images-{name}")), "elements-dir": ".",
-            "build-log-dir": str(self.tmp / f"logs-{name}"), "build-log-retention": 50, "drivers-path": [DRIVERS],
-            "diskimages": images, "providers": providers, **top}
+            "build-log-dir": str(self.tmp / f"logs-{name}"), "build-log-retention": 50, "drivers-path": [str(self.drivers)],
+            "diskimages": images, "providers": providers, **(top or {})}
         path = self.tmp / f"{name}.yaml"
         new = path.with_suffix(".new")
         new.write_text(yaml.safe_dump(values))
@@ -273,6 +276,7 @@ class BuilderBench:
 
     def _locks(self) -> list[str]:
         kazoo = self.client.client
+        assert kazoo is not None
         found = []
         for image in self.zk.getImageNames():
             directories = [f"/nodepool/images/{image}/builds/lock"]

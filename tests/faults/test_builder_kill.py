@@ -33,7 +33,7 @@ def revived(bench: BuilderBench, crash_at: str) -> str:
 @pytest.mark.parametrize("crash_at", ["build-record-before", "build-record-after", "process-before", "process-after",
                                       "result-before"])
 def test_during_a_build(bench: BuilderBench, crash_at: str) -> None:
-    bench.config(images=[bench.image(**{"env-vars": {"CREATE_MOUNTS": "1"}})])
+    bench.config(images=[bench.image(env={"CREATE_MOUNTS": "1"})])
     hit = revived(bench, crash_at)
     assert hit or crash_at == "build-record-before"
     assert hit not in [b.id for b in bench.builds(state=None)]
@@ -45,7 +45,7 @@ def test_during_a_build(bench: BuilderBench, crash_at: str) -> None:
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.spec("builder.md 10.C: files of abandoned builds go on the host that has them")
 def test_while_the_command_runs(bench: BuilderBench, where: str) -> None:
-    bench.config(images=[bench.image(**{"env-vars": {"CREATE_MOUNTS": "1"}})])
+    bench.config(images=[bench.image(env={"CREATE_MOUNTS": "1"})])
     hold = bench.hold(where)
     builder = bench.start()
     bench.wait_begun("begun" if where == "before" else "made")
@@ -91,7 +91,7 @@ def test_manual_request_survives(bench: BuilderBench) -> None:
     assert len(bench.builds()) == 2
 
 
-@pytest.mark.spec("builder.md 10.B: an uploading record not in progress is dropped; its image leaves the cloud; the upload is made again")
+@pytest.mark.spec("builder.md 10.B: an upload not in progress is dropped, its image too; it is made again")
 @pytest.mark.parametrize("crash_at", [
     "upload-record-before", "upload-record-after", "note-before", "note-after", "cloud-before", "cloud-after",
     "upload-result-before", "upload-result-after"])
@@ -118,6 +118,24 @@ def test_killed_while_the_cloud_works(bench: BuilderBench) -> None:
     assert len(bench.cloud.images()) == 1
 
 
+@pytest.mark.spec("builder.md 14: another builder drops a killed builder's upload; its image goes when that is back")
+def test_other_builder_drops_the_record(bench: BuilderBench) -> None:
+    bench.config("b0")
+    bench.config("b1")
+    bench.cloud.do("upload-blocks")
+    builder = bench.start("b0")
+    wait_for(bench.cloud.images, DEADLINE, "an image in the cloud")
+    (orphan,) = bench.cloud.images()
+    bench.start("b1")
+    builder.kill()
+    wait_for(lambda: not bench.uploads(state=None), DEADLINE, "record dropped")
+    bench.cloud.stop_doing("upload-blocks")
+    bench.start("b0")
+    bench.wait_served()
+    assert [i["id"] for i in bench.cloud.images()] != [orphan["id"]]
+    assert len(bench.runs()) == len(bench.builds()) == 1
+
+
 @pytest.mark.spec("builder.md 10.D: deletion is repeated until it succeeds, over the end of the builder")
 @pytest.mark.parametrize("crash_at", ["mark-before", "mark-after", "delete-before", "delete-after"])
 def test_during_a_deletion(bench: BuilderBench, crash_at: str) -> None:
@@ -134,7 +152,7 @@ def test_during_a_deletion(bench: BuilderBench, crash_at: str) -> None:
     assert len(bench.builds()) == 1
 
 
-@pytest.mark.spec("builder.md 14: a build record deleted while its builder is down: that builder deletes the files when it is back")
+@pytest.mark.spec("builder.md 14: record deleted while the builder is down: it deletes the files when it is back")
 def test_record_deleted_meanwhile(bench: BuilderBench) -> None:
     images = [bench.image(formats=["qcow2"])]
     bench.config(images=images)
@@ -159,7 +177,7 @@ def test_record_deleted_meanwhile(bench: BuilderBench) -> None:
 
 @pytest.mark.spec("builder.md 2: a builder killed again and again while it cleans up leaves nothing in the end")
 def test_killed_again_and_again(bench: BuilderBench) -> None:
-    bench.config(images=[bench.image(**{"env-vars": {"CREATE_MOUNTS": "1"}})])
+    bench.config(images=[bench.image(env={"CREATE_MOUNTS": "1"})])
     for pause in (0.2, 0.4, 0.6, 0.8, 1.0, 1.2):
         builder = bench.start(wait=False)
         time.sleep(pause)  # wherever it may be by then

@@ -117,7 +117,7 @@ def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> N
         bench.wait_begun("made")
     cut.wait_expired()
     # The other one builds without being held.
-    bench.config("b1", images=[bench.image(**{"env-vars": {"CREATE_HOLD": str(bench.scratch.parent)}})])
+    bench.config("b1", images=[bench.image(env={"CREATE_HOLD": str(bench.scratch.parent)})])
     bench.start("b1")
     build = bench.wait_build()
     assert build.id != lost.id
@@ -133,7 +133,7 @@ def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> N
     assert first.alive()
 
 
-@pytest.mark.spec("builder.md 17: two builders, one stands still while the other builds: one result counts, the files of the loser go")
+@pytest.mark.spec("builder.md 17: one stands still while the other builds: one result counts, the loser's files go")
 def test_both_build_at_once(bench: BuilderBench, cut: Cut) -> None:
     """The second builds still when the first comes back with its result."""
     slow = bench.hold("after", "i0")

@@ -48,7 +48,7 @@ if os.environ.get("LOGS"):
     nodepool.logconfig.LOG_DIRECTORY = os.environ["LOGS"]
 from nodepool.cmd import service
 service.STOP_LIMIT = 1.0
-service.Runner.__init__.__defaults__ = (1.0,)
+service.run_daemon.__defaults__ = (1.0, False)
 from nodepool.cmd.launcher import main
 sys.exit(main())
 '''

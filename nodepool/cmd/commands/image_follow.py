@@ -245,7 +245,7 @@ class BuildFollower:
         record = next((b for b in images.builds if b.image_name == self.image and b.id == self.build), None)
         seen = progress.builds.get(self.build)
         if record is not None and record.state == BUILDING:
-            self._show_building(seen, images)
+            self._show_building(seen, images, complete)
             return None
         if record is None and not complete:
             return None
@@ -267,8 +267,8 @@ class BuildFollower:
             self.build = min(new, key=lambda build_id: new[build_id])
 
     def _ended(self, record: ImageBuild | None, seen: BuildProgress | None) -> Outcome | None:
-        if seen is not None and seen.running:
-            # Two records, written one after the other.
+        if seen is None or seen.running:
+            # Two records, written one after the other; builders of an earlier release write one only.
             now = self._clock()
             if self._ended_at is None:
                 self._ended_at = now
@@ -307,10 +307,12 @@ class BuildFollower:
             text = "waiting for a builder"
         self._line(text, text)
 
-    def _show_building(self, seen: BuildProgress | None, images: ImageData) -> None:
+    def _show_building(self, seen: BuildProgress | None, images: ImageData, complete: bool) -> None:
         name = f"{self.image}-{self.build}"
         if not images.build_locks.get(self.image, (0.0, False))[1]:
-            self._line("lost", f"{self.build}: its builder is gone or has lost ZooKeeper; waiting for what becomes of it")
+            # The lock goes right after the result is stored, which may not have been read yet.
+            if complete:
+                self._line("lost", f"{self.build}: its builder is gone or has lost ZooKeeper; waiting for what becomes of it")
             return
         if seen is None:
             self._line(("building", self.build), f"{self.build} is being built")
