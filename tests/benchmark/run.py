@@ -1,8 +1,9 @@
-"""Launcher benchmark: our release beside another one, alternating runs on the same ZooKeeper, ratios printed.
+"""Benchmark of launcher and builder: our release beside another one, alternating runs on the same ZooKeeper, ratios printed.
 
     python -m tests.benchmark.run                                  ours alone
     python -m tests.benchmark.run --other /venv-of-11.0.0/bin/python
     python -m tests.benchmark.run --only burst,ready --runs 3
+    python -m tests.benchmark.run --only builder-rest,builder-request
 
 The other release wants a virtual environment of its own: pip install nodepool==11.0.0 cachetools setuptools
 """
@@ -20,6 +21,7 @@ import tempfile
 import traceback
 from statistics import median
 
+from tests.benchmark.builder import BUILDER_SCENARIOS, BUILDER_TARGETS
 from tests.benchmark.harness import HERE, Bench, Server, log
 from tests.benchmark.scenarios import SCENARIOS
 
@@ -33,8 +35,9 @@ TARGETS: dict[str, tuple[float, bool]] = {
     "10/s beside 10000 idle: CPU ms per node": (6, True), "idle CPU beside 10000 nodes: %": (0.5, True),
     "memory with 10000 nodes: MB": (250, True), "2000 waiting, 20 pools: CPU %": (2, True),
     "memory, 2 providers: MB": (90, True), "restart: first decision s": (1, True), "restart: all served s": (8, True),
-    "urgent among 2000: ms": (100, True),
+    "urgent among 2000: ms": (100, True), **BUILDER_TARGETS,
 }
+ALL_SCENARIOS = {**SCENARIOS, **BUILDER_SCENARIOS}
 
 
 def load_tool() -> object:
@@ -49,11 +52,11 @@ def load_tool() -> object:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--other", help="python of the release to compare with")
-    parser.add_argument("--only", help="comma-separated names of scenarios: " + ",".join(SCENARIOS))
+    parser.add_argument("--only", help="comma-separated names of scenarios: " + ",".join(ALL_SCENARIOS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     args = parser.parse_args()
-    names = args.only.split(",") if args.only else list(SCENARIOS)
+    names = args.only.split(",") if args.only else list(ALL_SCENARIOS)
     pythons = {"ours": sys.executable, **({"other": args.other} if args.other else {})}
     work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-bench-"))
     tool = load_tool()
@@ -66,12 +69,11 @@ def main() -> int:
                 for release, python in pythons.items():
                     bench = Bench(server, python, work, f"{name}-{release}")
                     try:
-                        result = SCENARIOS[name](bench)
+                        result = ALL_SCENARIOS[name](bench)
                     except Exception:
                         failed = True
                         log(f"{name} ({release}, run {run + 1}) failed:\n{traceback.format_exc()}")
-                        log_path = bench.work / "log" / "launcher.log"
-                        if log_path.exists():
+                        for log_path in (bench.work / "log").glob("*.log"):
                             log("end of its log:\n" + "\n".join(log_path.read_text().splitlines()[-15:]))
                         continue
                     finally:
