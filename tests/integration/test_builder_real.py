@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY, wait_for
 from tests.integration.builder_bench import BuilderBench
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
-import demo_image  # noqa: E402
+import demo_image
 
 MINUTES = 60
 IMAGE = "debian-flat"

@@ -39,7 +39,7 @@ def test_images_of_the_sample():
     assert image.image_types == {"qcow2", "raw"}
     assert image.elements == "debian-minimal openssh-server"
     devices = yaml.safe_load(image.env_vars["DIB_BLOCK_DEVICE_CONFIG"])
-    assert [list(device)[0] for device in devices] == ["local_loop", "mkfs"]
+    assert [next(iter(device)) for device in devices] == ["local_loop", "mkfs"]
     assert config.build_min_free == 4096 and config.failed_build_retention == 604800
 
 

@@ -1,0 +1,259 @@
+"""The ``nodepool-nm`` command: client of a node manager's API (nodemanager.md C.1, C.5)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nodepool import status
+from nodepool.cmd.base import absolute_path, arguments, run_console
+from nodepool.nodemanager.rpc_client import Client, RpcFault, Tls
+from nodepool.version import get_version_string
+
+PROG = "nodepool-nm"
+LIST_COLUMNS = {"name": "Name", "state": "State", "image": "Image", "ssh": "SSH", "guarantee": "CPU Guarantee",
+                "memory": "Memory MiB", "expires": "Expires", "source": "Source", "error": "Error"}
+TOP_COLUMNS = {"name": "Name", "state": "State", "cpu": "CPU %", "guarantee": "Guarantee %", "cap": "Cap %", "share": "Share",
+               "memory": "Memory", "memory_limit": "Limit", "pids": "Pids", "tx": "Sent/s", "rx": "Recv/s", "disk": "Disk",
+               "sessions": "SSH", "loans": "Loans"}
+WAIT = 60.0
+
+
+def default_url() -> str:
+    run = "/run/nodepool"
+    if not os.path.exists(f"{run}/nodemanager.api") and os.geteuid() != 0:
+        home = os.path.expanduser("~/.local/state/nodepool-nodemanager")
+        run = os.path.join(os.environ.get("XDG_RUNTIME_DIR") or home, "nodepool")
+    return f"unix:{run}/nodemanager.api"
+
+
+def create_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROG, description="Look at and steer the slivers of a node manager.")
+    parser.add_argument("--version", action="version", version=f"Nodepool version: {get_version_string()}")
+    parser.add_argument("--url", default=os.environ.get("NODEPOOL_NM_URL") or default_url(),
+                        help="unix:/path, http://127.0.0.1:812 or https://host:8120 (default: %(default)s)")
+    for name in ("ca", "cert", "key"):
+        parser.add_argument(f"--{name}", type=absolute_path, metavar="FILE", help="for https")
+    parser.add_argument("--debug", action="store_true", help="tracebacks of errors")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, function: Callable[[Client, argparse.Namespace], Any], text: str,
+                sliver: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(function=function)
+        if sliver:
+            sub.add_argument("sliver", metavar="SLIVER")
+        return sub
+
+    listing = command("list", list_slivers, "list slivers", False)
+    listing.add_argument("--format", choices=status.FORMATS, default="table")
+    command("show", show, "all about a sliver")
+    create = command("create", create_sliver, "make a sliver; without options, one that its authority delegated")
+    create.add_argument("--image", help="host, dir:/path, tar:/path or image:NAME")
+    create.add_argument("--key", metavar="FILE", type=absolute_path, dest="ssh_key", help="public keys that may log in")
+    create.add_argument("--network", help="none, nat or bridge:INTERFACE")
+    create.add_argument("--lease", type=int, metavar="SECONDS", help="time after which it goes by itself")
+    create.add_argument("resources", nargs="*", metavar="RESOURCE=AMOUNT", help="for example nm_mem_limit=512")
+    for name, method, text in (("delete", "DeleteSliver", "remove a sliver"), ("start", "Start", "start a sliver"),
+                               ("stop", "Stop", "end all processes of a sliver"),
+                               ("recreate", "ReCreate", "stop and start a sliver")):
+        sub = command(name, act, text)
+        sub.set_defaults(method=method)
+    command("console", lambda client, args: print(client.call("GetConsole", args.sliver), end=""), "what the sliver printed")
+    lend = command("loans", show_or_set_loans, "show what a sliver lends; with loans, replace all of them")
+    lend.add_argument("loans", nargs="*", metavar="RECIPIENT:RESOURCE:AMOUNT", help="'none' for no loans")
+    command("capacity", lambda client, args: _print(client.call("GetCapacity")), "what the node has", False)
+    command("dump", lambda client, args: print(client.call("DumpDatabase")), "the whole database (root)", False)
+    command("help", lambda client, args: print(client.call("Help"), end=""), "methods of the API", False)
+    top = command("top", show_top, "live table of slivers", False)
+    top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS")
+    top.add_argument("--once", action="store_true", help="print one table and end")
+    _ticket(commands)
+    return parser
+
+
+def _ticket(commands: Any) -> None:
+    ticket = commands.add_parser("ticket", help="sign, verify or hand in tickets")
+    actions = ticket.add_subparsers(dest="action", metavar="ACTION", required=True)
+    sign = actions.add_parser("sign", help="sign the records of a JSON file")
+    sign.add_argument("records", type=absolute_path, metavar="FILE")
+    sign.add_argument("--key-file", type=absolute_path, required=True, metavar="PEM", help="private key (Ed25519 or P-256)")
+    sign.add_argument("--issuer", required=True)
+    sign.add_argument("--host", required=True, help="name of the node that it is for")
+    sign.add_argument("--lifetime", type=int, default=3600, metavar="SECONDS")
+    sign.set_defaults(function=sign_ticket)
+    use = actions.add_parser("use", help="hand a ticket in")
+    use.add_argument("ticket", type=absolute_path, metavar="FILE")
+    use.set_defaults(function=use_ticket)
+
+
+def _print(value: Any) -> None:
+    print(json.dumps(value, indent=1, sort_keys=True))
+
+
+def _percent(per_mille: int) -> str:
+    return f"{per_mille / 10:g}" if per_mille else "-"
+
+
+def list_slivers(client: Client, args: argparse.Namespace) -> None:
+    rows = []
+    for sliver in client.call("ListSlivers"):
+        effective = sliver.get("effective") or {}
+        rows.append({
+            "name": sliver["name"], "state": sliver["state"], "image": sliver["image"],
+            "ssh": f"{sliver['ssh_address']}:{sliver['ssh_port']}",
+            "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
+            "memory": effective.get("nm_mem_limit") or "-", "source": sliver["source"], "error": sliver["error"] or "",
+            "expires": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sliver["expiry"])) if sliver["expiry"] else "never"})
+    print(status.output(status.Results(rows, LIST_COLUMNS), args.format))
+
+
+def show(client: Client, args: argparse.Namespace) -> None:
+    _print(client.call("GetRecord", args.sliver))
+
+
+def create_sliver(client: Client, args: argparse.Namespace) -> int:
+    given = {"image": args.image, "network": args.network}
+    rspec = {}
+    for item in args.resources:
+        name, equals, amount = item.partition("=")
+        if not equals:
+            raise SystemExit(f"{PROG}: error: {item!r} is not RESOURCE=AMOUNT")
+        rspec[name] = amount
+    if any(given.values()) or rspec or args.ssh_key or args.lease:
+        record: dict[str, Any] = {"account_type": "sliver", "name": args.sliver, "rspec": rspec,
+                                  **{key: value for key, value in given.items() if value}}
+        if args.ssh_key:
+            with open(args.ssh_key, encoding="utf-8") as stream:
+                record["ssh_keys"] = stream.read()
+        if args.lease:
+            record["expiry"] = int(time.time()) + args.lease
+        client.call("PutRecord", record)
+    else:
+        client.call("CreateSliver", args.sliver)
+    found = client.call("WaitSliver", args.sliver, "ready", WAIT, timeout=WAIT + 10)
+    if found.get("state") != "ready":
+        print(f"{PROG}: error: {args.sliver} is {found.get('state')}: {found.get('error') or 'no reason known'}", file=sys.stderr)
+        return 1
+    print(f"{found['name']} is ready: ssh -p {found['ssh_port']} {found['username']}@{found['ssh_address']}")
+    return 0
+
+
+def act(client: Client, args: argparse.Namespace) -> None:
+    client.call(args.method, args.sliver, timeout=WAIT)
+
+
+def show_or_set_loans(client: Client, args: argparse.Namespace) -> None:
+    if args.loans:
+        loans: list[list[Any]] = []
+        for text in args.loans:
+            if text == "none":
+                continue
+            parts = text.split(":")
+            if len(parts) != 3 or not parts[2].isdigit():
+                raise SystemExit(f"{PROG}: error: {text!r} is not RECIPIENT:RESOURCE:AMOUNT")
+            loans.append([parts[0], parts[1], int(parts[2])])
+        client.call("SetLoans", args.sliver, loans)
+    for recipient, resource, amount in client.call("GetLoans", args.sliver):
+        print(f"{recipient}:{resource}:{amount}")
+
+
+def sign_ticket(client: Client, args: argparse.Namespace) -> None:
+    from nodepool.nodemanager import tickets
+
+    with open(args.records, encoding="utf-8") as stream:
+        records = json.load(stream)
+    with open(args.key_file, "rb") as key:
+        given = records if isinstance(records, list) else [records]
+        print(tickets.sign(given, key.read(), args.issuer, args.host, args.lifetime))
+
+
+def use_ticket(client: Client, args: argparse.Namespace) -> None:
+    with open(args.ticket, encoding="utf-8") as stream:
+        for name in client.call("Ticket", stream.read()):
+            print(name)
+
+
+class Top:
+    """Rows of the live table; rates come from two looks."""
+
+    def __init__(self, client: Client, now: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._now = now
+        self._before: dict[str, tuple[float, dict[str, int]]] = {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        cores = self._client.call("GetCapacity")["cores"]
+        rows = []
+        for sliver in self._client.call("ListSlivers"):
+            name, effective = sliver["name"], sliver.get("effective") or {}
+            try:
+                usage = self._client.call("GetUsage", name) if sliver["state"] == "ready" else {}
+                loans = len(self._client.call("GetLoans", name))
+            except RpcFault:  # gone meanwhile
+                continue
+            now = self._now()
+            then, before = self._before.get(name, (now, usage))
+            self._before[name] = now, usage
+            seconds = max(now - then, 0.001)
+
+            def rate(key: str, before: dict[str, int] = before, usage: dict[str, int] = usage, seconds: float = seconds) -> float:
+                return max(0.0, (usage.get(key, 0) - before.get(key, 0)) / seconds)
+
+            rows.append({
+                "name": name, "state": sliver["state"], "cpu": f"{rate('cpu_usec') / 1e4 / cores:.1f}",
+                "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
+                "cap": _percent(effective.get("nm_cpu_limit", 0)),
+                "share": effective.get("nm_cpu_share", ""), "memory": _mib(usage.get("memory_bytes")),
+                "memory_limit": effective.get("nm_mem_limit") or "-", "pids": usage.get("pids", ""),
+                "tx": _bits(rate("net_tx_bytes")), "rx": _bits(rate("net_rx_bytes")), "disk": _mib(usage.get("disk_bytes")),
+                "sessions": sliver.get("sessions", 0), "loans": loans or "-"})
+        return rows
+
+
+def _mib(value: int | None) -> str:
+    return "" if value is None else f"{value / 2**20:.1f}"
+
+
+def _bits(bytes_per_second: float) -> str:
+    value = bytes_per_second * 8
+    for unit in ("", "k", "M", "G"):
+        if value < 1000 or unit == "G":
+            return f"{value:.0f}{unit}" if value else "0"
+        value /= 1000
+    raise AssertionError
+
+
+def show_top(client: Client, args: argparse.Namespace) -> None:
+    top = Top(client)
+    top.rows()
+    while True:
+        time.sleep(min(args.interval, 0.5) if args.once else args.interval)
+        text = status.output(status.Results(top.rows(), TOP_COLUMNS), "table")
+        if args.once or not sys.stdout.isatty():
+            print(text, flush=True)
+        else:
+            print(f"\x1b[H\x1b[2J{client.url}  {time.strftime('%X')}\n{text}", flush=True)
+        if args.once:
+            return
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit status; its exceptions are the caller's."""
+    args = create_parser().parse_args(arguments(argv))
+    tls = Tls(args.ca, args.cert, args.key) if args.ca and args.cert and args.key else None
+    return args.function(Client(args.url, tls), args) or 0
+
+
+def console() -> int:
+    """The console script: errors in one line (and tracebacks with ``--debug``)."""
+    return run_console(PROG, main, "--debug" in sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(console())

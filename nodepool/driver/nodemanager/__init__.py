@@ -1,0 +1,20 @@
+"""Slivers of node managers as nodes (nodemanager.md C.8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.driver import statemachine
+from nodepool.driver.nodemanager.config import NodeManagerProviderConfig
+
+
+class NodeManagerDriver(statemachine.StateMachineDriver):
+    name = "nodemanager"
+
+    def getProviderConfig(self, provider: dict[str, Any]) -> NodeManagerProviderConfig:
+        return NodeManagerProviderConfig(self, provider)
+
+    def getAdapter(self, provider_config: Any) -> Any:
+        from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
+
+        return NodeManagerAdapter(provider_config)

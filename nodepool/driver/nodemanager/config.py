@@ -1,0 +1,242 @@
+"""Options of the driver ``nodemanager`` (nodemanager.md C.8)."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import voluptuous as v
+
+from nodepool.config.errors import ConfigError
+from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
+
+_RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)
+_FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
+#: Image formats that a node manager can make a root tree of.
+IMAGE_TYPE = "tar"
+
+
+def bits(value: Any) -> int:
+    """``100m`` -> 100,000,000 bit/s.
+
+    :raises v.Invalid: it is no rate.
+    """
+    match = _RATE.match(str(value))
+    if match is None:
+        raise v.Invalid(f"{value!r} is no rate; bit/s with k, m or g are wanted, such as 100m")
+    return int(match[1]) * _FACTORS[match[2].lower()]
+
+
+class NodeManagerImage(ConfigValue):
+    """A cloud image, or an uploaded one."""
+
+    def __init__(self) -> None:
+        self.name: str = ""
+        #: What slivers are made of; None: what was uploaded.
+        self.root: str | None = None
+        self.pause = False
+        self.username: str | None = "root"
+        self.python_path: str | None = "auto"
+        self.shell_type: str | None = None
+        self.connection_type: str | None = "ssh"
+        self.connection_port: int | None = 22
+        self.meta: dict[str, Any] = {}
+
+    @property
+    def external_name(self) -> str:
+        return self.name
+
+
+class NodeManagerLabel(ConfigValue):
+    ignore_equality = ["pool"]
+
+    def __init__(self) -> None:
+        self.name: str = ""
+        self.pool: NodeManagerPool | None = None
+        self.cloud_image: NodeManagerImage | None = None
+        self.diskimage: Any = None
+        self.host_key_checking = False
+        self.cpus: float = 0
+        self.cpu_limit: float = 0
+        self.ram: int = 0
+        self.disk: int = 0
+        self.pids: int | None = None
+        self.net_max: int | None = None
+        self.net_min: int | None = None
+        self.network: str | None = None
+        self.ssh_keys: str = ""
+        self.rspec: dict[str, Any] = {}
+
+
+class NodeManagerPool(ConfigPool):
+    ignore_equality = ["provider"]
+
+    def __init__(self) -> None:
+        self.name: str = ""
+        self.provider: NodeManagerProviderConfig | None = None
+        self.max_cores: float = math.inf
+        self.max_ram: float = math.inf
+        super().__init__()
+
+    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        full_config, provider = args
+        super().load(pool_config)
+        self.provider = provider
+        self.name = str(pool_config["name"])
+        self.max_cores = pool_config.get("max-cores", math.inf)
+        self.max_ram = pool_config.get("max-ram", math.inf)
+        self.azs = pool_config.get("availability-zones")
+        for number, options in enumerate(pool_config.get("labels") or []):
+            label = self._label(options, provider, full_config, ("labels", number))
+            self.labels[label.name] = label
+            full_config.labels[label.name].pools.append(self)
+
+    def _label(self, options: dict[str, Any], provider: Any, full_config: Any, where: tuple[Any, ...]) -> NodeManagerLabel:
+        label = NodeManagerLabel()
+        label.name = str(options["name"])
+        label.pool = self
+        cloud_image, diskimage = options.get("cloud-image"), options.get("diskimage")
+        if (cloud_image is None) == (diskimage is None):
+            raise ConfigError(f"label {label.name} needs either cloud-image or diskimage", where=where)
+        if cloud_image is not None:
+            label.cloud_image = provider.cloud_images.get(cloud_image)
+            if label.cloud_image is None:
+                raise ConfigError(f"cloud-image {cloud_image} does not exist in provider {provider.name} but is referenced in "
+                                  f"label {label.name}", where=(*where, "cloud-image"))
+        else:
+            if diskimage not in provider.diskimages:
+                raise ConfigError(f"diskimage {diskimage} does not exist in provider {provider.name} but is referenced in "
+                                  f"label {label.name}", where=(*where, "diskimage"))
+            label.diskimage = full_config.diskimages[diskimage]
+        label.host_key_checking = bool(options.get("host-key-checking", False))
+        label.cpus = options.get("cpus", 0)
+        label.cpu_limit = options.get("cpu-limit", 0)
+        label.ram = options.get("ram", 0)
+        label.disk = options.get("disk", 0)
+        label.pids = options.get("pids")
+        label.network = options.get("network")
+        label.rspec = dict(options.get("rspec") or {})
+        keys = options.get("ssh-keys") or provider.ssh_keys
+        label.ssh_keys = "\n".join(keys) if isinstance(keys, list) else keys
+        try:
+            label.net_max = bits(options["net-max"]) if "net-max" in options else None
+            label.net_min = bits(options["net-min"]) if "net-min" in options else None
+        except v.Invalid as error:
+            raise ConfigError(f"label {label.name}: {error}", where=where) from None
+        return label
+
+
+class NodeManagerHost(ConfigValue):
+    """One node manager."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.name = str(options["name"])
+        self.url = str(options["url"])
+        self.ca_cert: str | None = options.get("ca-cert")
+        self.client_cert: str | None = options.get("client-cert")
+        self.client_key: str | None = options.get("client-key")
+        self.ssh_address: str | None = options.get("ssh-address")
+        self.group: str | None = options.get("group")
+
+
+class NodeManagerProviderConfig(ProviderConfig):
+    ignore_equality = ["driver_object"]
+
+    def __init__(self, driver: Any, provider: dict[str, Any]) -> None:
+        self.driver_object = driver
+        self._pools: dict[str, ConfigPool] = {}
+        self.cloud_images: dict[str, NodeManagerImage] = {}
+        self.diskimages: dict[str, NodeManagerImage] = {}
+        self.hosts: dict[str, NodeManagerHost] = {}
+        self.image_type = IMAGE_TYPE
+        self.image_name_format = "{image_name}-{timestamp}"
+        self.post_upload_hook: str | None = None
+        self.lease_time = 86400
+        self.boot_timeout = 30
+        self.launch_timeout = 60
+        self.launch_retries = 3
+        self.rate: float = 100
+        self.placement = "spread"
+        self.ssh_keys: Any = ""
+        super().__init__(provider)
+
+    @property
+    def pools(self) -> dict[str, ConfigPool]:
+        return self._pools
+
+    @property
+    def manage_images(self) -> bool:
+        return True
+
+    def load(self, newconfig: Any) -> None:
+        options = self.provider
+        for number, entry in enumerate(options.get("hosts") or []):
+            host = NodeManagerHost(entry)
+            if host.name in self.hosts:
+                raise ConfigError(f"host {host.name} is given twice", where=("hosts", number))
+            if host.url.startswith("https:") and not (host.ca_cert and host.client_cert and host.client_key):
+                raise ConfigError(f"host {host.name}: https needs ca-cert, client-cert and client-key", where=("hosts", number))
+            self.hosts[host.name] = host
+        if not self.hosts:
+            raise ConfigError("at least one of hosts is needed", where=("hosts",))
+        self.lease_time = options.get("lease-time", 86400)
+        self.boot_timeout = options.get("boot-timeout", 30)
+        self.launch_timeout = options.get("launch-timeout", 60)
+        self.launch_retries = options.get("launch-retries", 3)
+        self.rate = options.get("rate", 100)
+        self.placement = options.get("placement", "spread")
+        self.post_upload_hook = options.get("post-upload-hook")
+        self.ssh_keys = options.get("ssh-keys", "")
+        for entry in options.get("cloud-images") or []:
+            image = self._image(entry)
+            image.root = entry.get("root", "host" if image.name == "host" else None)
+            if image.root is None:
+                raise ConfigError(f"cloud-image {image.name} needs a root: host, dir:/path or tar:/path")
+            self.cloud_images[image.name] = image
+        for number, entry in enumerate(options.get("diskimages") or []):
+            top = newconfig.diskimages[entry["name"]]
+            image = self._image({"username": top.username, "python-path": top.python_path, "shell-type": top.shell_type, **entry})
+            top.image_types.add(self.image_type)
+            self.diskimages[image.name] = image
+            _ = number
+        for number, entry in enumerate(options.get("pools") or []):
+            pool = NodeManagerPool()
+            try:
+                pool.load(entry, newconfig, self)
+            except ConfigError as error:
+                error.where = ("pools", number, *error.where)
+                raise
+            self._pools[pool.name] = pool
+
+    @staticmethod
+    def _image(options: dict[str, Any]) -> NodeManagerImage:
+        image = NodeManagerImage()
+        image.name = str(options["name"])
+        image.pause = bool(options.get("pause", False))
+        image.username = options.get("username", "root")
+        image.python_path = options.get("python-path", "auto")
+        image.shell_type = options.get("shell-type")
+        image.connection_type = options.get("connection-type", "ssh")
+        image.meta = dict(options.get("meta") or {})
+        return image
+
+    def getSchema(self) -> v.Schema:
+        keys = v.Any(str, [str])
+        image = {v.Required("name"): str, "username": str, "python-path": str, "shell-type": str, "connection-type": str,
+                 "meta": dict, "pause": bool}
+        number = v.Any(int, float)
+        label = {v.Required("name"): str, "cloud-image": str, "diskimage": str, "cpus": number, "cpu-limit": number, "ram": int,
+                 "disk": int, "pids": int, "net-max": v.Any(int, str), "net-min": v.Any(int, str), "network": str,
+                 "host-key-checking": bool, "ssh-keys": keys, "rspec": dict}
+        pool = {**ConfigPool.getCommonSchemaDict(), v.Required("name"): str, v.Required("labels"): [label], "max-cores": number,
+                "max-ram": int, "availability-zones": [str]}
+        host = {v.Required("name"): str, v.Required("url"): str, "ca-cert": str, "client-cert": str, "client-key": str,
+                "ssh-address": str, "group": str}
+        return v.Schema({
+            v.Required("pools"): [pool], v.Required("hosts"): [host], "lease-time": int, "boot-timeout": int,
+            "launch-timeout": int, "launch-retries": int, "rate": number, "placement": v.Any("spread", "pack"),
+            "cloud-images": [{**image, "root": str}], "diskimages": [image], "post-upload-hook": str, "ssh-keys": keys})
+
+    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
+        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

@@ -1,0 +1,1 @@
+"""The node manager: one machine, many isolated nodes (nodemanager.md)."""

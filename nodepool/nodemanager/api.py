@@ -1,0 +1,234 @@
+"""The methods of the API: who may call them, with what, and the faults (nodemanager.md A.8, B.3, C.5)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nodepool.nodemanager import loans, records, rspec
+
+log = logging.getLogger("nodepool.nodemanager.api")
+
+UNKNOWN_METHOD, WRONG_COUNT, BAD_ARGUMENT, INTERNAL, DENIED = 100, 101, 102, 104, 108
+#: Seconds that WaitSliver may be asked to wait.
+MAX_WAIT = 300.0
+
+ROOT, SLIVER, DELEGATE, CONTROLLER, OTHER = "root", "sliver", "delegate", "controller", "other"
+
+
+class Fault(Exception):
+    """An answer that is an error: number and text of the XML-RPC fault."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class NodeError(Exception):
+    """The node cannot do it; the text is for the caller."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, as the transport has established.
+
+    ``kind``: root; a sliver; a delegate; a controller (a launcher with a certificate); or somebody else.
+    """
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".strip()
+
+
+class Node(Protocol):
+    """What the API needs of the node manager; methods raise NodeError with a text for the caller."""
+
+    def sliver_record(self, name: str) -> dict[str, Any] | None: ...
+    def sliver_names(self) -> list[str]: ...
+    def granted(self, name: str) -> dict[str, int]: ...
+    def effective(self, name: str) -> dict[str, int]: ...
+    def loans_of(self, name: str) -> list[loans.Loan]: ...
+    def set_loans(self, name: str, given: list[loans.Loan]) -> None: ...
+    def create_sliver(self, name: str) -> None: ...
+    def delete_sliver(self, name: str) -> None: ...
+    def start_sliver(self, name: str) -> None: ...
+    def stop_sliver(self, name: str) -> None: ...
+    def recreate_sliver(self, name: str) -> None: ...
+    def put_record(self, caller: str, record: dict[str, Any]) -> dict[str, Any]: ...
+    def renew(self, name: str, expiry: float) -> None: ...
+    def ticket(self, signed: str) -> list[str]: ...
+    def wait_sliver(self, name: str, state: str, timeout: float) -> dict[str, Any] | None: ...
+    def describe(self, name: str) -> dict[str, Any]: ...
+    def capacity(self) -> dict[str, Any]: ...
+    def usage(self, name: str) -> dict[str, int]: ...
+    def console(self, name: str) -> str: ...
+    def xids(self) -> dict[str, int]: ...
+    def ssh_keys(self) -> dict[str, str]: ...
+    def dump(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    arguments: tuple[str, ...]
+    purpose: str
+    #: anyone, root, controller (or root), or target: the sliver that is the first argument, root, a controller, or
+    #: whom the sliver's record names.
+    who: str
+    call: Callable[[Node, Caller, Sequence[Any]], Any]
+
+    @property
+    def signature(self) -> str:
+        return f"{self.name}({', '.join(self.arguments)}): {self.purpose}"
+
+
+def _loans(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
+    try:
+        given = loans.validate(arguments[1])
+    except loans.LoanError as error:
+        raise Fault(BAD_ARGUMENT, f"invalid loans: {error}") from None
+    node.set_loans(arguments[0], given)
+
+
+def _put(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]:
+    try:
+        record = records.parse_record(arguments[0])
+    except records.RecordError as error:
+        raise Fault(BAD_ARGUMENT, str(error)) from None
+    if record.get("account_type") != records.SLIVER:
+        raise Fault(BAD_ARGUMENT, "only records of slivers can be put")
+    return node.put_record(str(caller), record)
+
+
+def _seconds(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+        raise Fault(BAD_ARGUMENT, f"{what} must be a number of seconds")
+    return float(value)
+
+
+def _wait(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]:
+    name, state, timeout = arguments
+    if state not in ("ready", "stopped", "gone"):
+        raise Fault(BAD_ARGUMENT, f"state must be ready, stopped or gone, not {str(state)[:40]!r}")
+    seconds = min(MAX_WAIT, _seconds(timeout, "timeout"))
+    return node.wait_sliver(name, state, seconds) or {"name": name, "state": "waiting"}
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise Fault(BAD_ARGUMENT, f"{what} must be a text")
+    return value
+
+
+METHODS: dict[str, Method] = {method.name: method for method in (
+    Method("Help", (), "this text", "anyone", lambda node, caller, a: help_text()),
+    Method("DumpDatabase", (), "all that is known, as JSON text", "root", lambda node, caller, a: node.dump()),
+    Method("CreateSliver", ("sliver",), "make a sliver that is not kept by its authority", "target",
+           lambda node, caller, a: node.create_sliver(a[0])),
+    Method("DeleteSliver", ("sliver",), "remove a sliver that is not kept by its authority", "target",
+           lambda node, caller, a: node.delete_sliver(a[0])),
+    Method("Start", ("sliver",), "run the start scripts of a sliver", "target",
+           lambda node, caller, a: node.start_sliver(a[0])),
+    Method("Stop", ("sliver",), "end all processes of a sliver", "target", lambda node, caller, a: node.stop_sliver(a[0])),
+    Method("ReCreate", ("sliver",), "stop a sliver, make sure that it exists, start it", "target",
+           lambda node, caller, a: node.recreate_sliver(a[0])),
+    Method("GetRSpec", ("sliver",), "resources granted to a sliver, without loans", "target",
+           lambda node, caller, a: node.granted(a[0])),
+    Method("GetEffectiveRSpec", ("sliver",), "resources of a sliver with loans", "target",
+           lambda node, caller, a: node.effective(a[0])),
+    Method("GetLoans", ("sliver",), "loans that a sliver makes: [recipient, resource, amount]", "target",
+           lambda node, caller, a: [list(loan) for loan in node.loans_of(a[0])]),
+    Method("SetLoans", ("sliver", "loans"), "replace all loans of a sliver (the caller's, when the first argument is left "
+           "out); one [recipient, resource, amount], or a list of them", "target", _loans),
+    Method("GetRecord", ("sliver",), "all that is known of a sliver", "target",
+           lambda node, caller, a: node.describe(a[0])),
+    Method("GetUsage", ("sliver",), "what a sliver uses at present", "target", lambda node, caller, a: node.usage(a[0])),
+    Method("GetConsole", ("sliver",), "the end of what its first process printed", "target",
+           lambda node, caller, a: node.console(a[0])),
+    Method("WaitSliver", ("sliver", "state", "timeout"), "wait until a sliver is ready, stopped or gone, at most so many "
+           "seconds", "target", _wait),
+    Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller",
+           lambda node, caller, a: node.renew(a[0], _seconds(a[1], "expiry"))),
+    Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", _put),
+    Method("ListSlivers", (), "all slivers of this node", "controller",
+           lambda node, caller, a: [node.describe(name) for name in node.sliver_names()]),
+    Method("GetCapacity", (), "what this node has, and what is given away", "anyone", lambda node, caller, a: node.capacity()),
+    Method("GetXIDs", (), "first user id of each sliver", "anyone", lambda node, caller, a: node.xids()),
+    Method("GetSSHKeys", (), "keys of each sliver", "anyone", lambda node, caller, a: node.ssh_keys()),
+    Method("Ticket", ("signed",), "take over the slivers of a signed ticket", "anyone",
+           lambda node, caller, a: node.ticket(_text(a[0], "ticket"))),
+)}
+SYNONYMS = {"Create": "CreateSliver", "Destroy": "DeleteSliver", "Recreate": "ReCreate", "AdminTicket": "Ticket"}
+
+
+def help_text() -> str:
+    """One line per method."""
+    return "\n".join(METHODS[name].signature for name in sorted(METHODS)) + "\n"
+
+
+class Api:
+    """Checks and calls; faults are the only exceptions that leave it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def call(self, caller: Caller, name: str, arguments: Sequence[Any]) -> Any:
+        """The result; None is given as 1 (A.8).
+
+        :raises Fault: in the order: method, number of arguments, target, permission, content.
+        """
+        method = METHODS.get(SYNONYMS.get(name, name))
+        if method is None:
+            valid = ", ".join(sorted(METHODS))
+            raise Fault(UNKNOWN_METHOD, f"Invalid API method {name[:60]!r}.  Valid choices are {valid}")
+        arguments = list(arguments)
+        if method.name == "SetLoans" and len(arguments) == 1 and caller.kind == SLIVER:
+            arguments.insert(0, caller.name)
+        if len(arguments) != len(method.arguments):
+            raise Fault(WRONG_COUNT, f"Invalid argument count: got {len(arguments)}, expecting {len(method.arguments)} "
+                        f"({', '.join(method.arguments) or 'none'})")
+        record = self._target(method, arguments)
+        self._permit(caller, method, arguments, record)
+        try:
+            result = method.call(self._node, caller, arguments)
+        except Fault:
+            raise
+        except (NodeError, rspec.RSpecError, records.RecordError) as error:
+            raise Fault(INTERNAL, str(error)) from None
+        except Exception:
+            # Nothing of the inside of the daemon goes out.
+            log.exception("Error in %s of %s:", method.name, caller)
+            raise Fault(INTERNAL, "internal error; see the log of the node manager") from None
+        return 1 if result is None else result
+
+    def _target(self, method: Method, arguments: Sequence[Any]) -> dict[str, Any] | None:
+        if not method.arguments or method.arguments[0] != "sliver":
+            return None
+        try:
+            name = rspec.check_name(arguments[0])
+        except ValueError:
+            raise Fault(BAD_ARGUMENT, "Invalid argument: the first argument must be a sliver name.") from None
+        record = self._node.sliver_record(name)
+        # What is gone already has been waited for successfully.
+        if record is None and method.name != "WaitSliver":
+            raise Fault(BAD_ARGUMENT, "Invalid argument: the first argument must be a sliver name.")
+        return record
+
+    @staticmethod
+    def _permit(caller: Caller, method: Method, arguments: Sequence[Any], record: dict[str, Any] | None) -> None:
+        if method.who == "anyone" or caller.kind == ROOT:
+            return
+        if caller.kind == CONTROLLER and method.who != "root":
+            return
+        if method.who == "target":
+            if caller.kind == SLIVER and caller.name == arguments[0]:
+                return
+            if caller.name and [caller.name, method.name] in (record or {}).get("delegations", []):
+                return
+        raise Fault(DENIED, f"Permission denied: {caller} may not call {method.name}"
+                    + (f" for {arguments[0]}" if method.who == "target" else ""))

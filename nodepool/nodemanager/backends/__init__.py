@@ -1,0 +1,38 @@
+"""Registry of backends: ours, and those of the entry points `nodepool.nodemanager.backends` (nodemanager.md C.2)."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+
+from nodepool.nodemanager.backends.base import Backend, BackendError
+
+ENTRY_POINTS = "nodepool.nodemanager.backends"
+OURS = {
+    "native": "nodepool.nodemanager.backends.native:NativeBackend",
+    "rootless": "nodepool.nodemanager.backends.rootless:RootlessBackend",
+}
+
+
+def names() -> list[str]:
+    """All backends that can be named in the configuration, sorted."""
+    return sorted(set(OURS) | {point.name for point in entry_points(group=ENTRY_POINTS)})
+
+
+def load(name: str) -> type[Backend]:
+    """The class of a backend. Raises BackendError when there is none, or when it cannot be loaded."""
+    try:
+        for point in entry_points(group=ENTRY_POINTS):
+            if point.name == name:
+                found = point.load()
+                break
+        else:
+            if name not in OURS:
+                raise BackendError(f"unknown backend {name!r}; there are: {', '.join(names())}")
+            module, _, attribute = OURS[name].partition(":")
+            found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BackendError(f"backend {name!r} cannot be loaded: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise BackendError(f"backend {name!r}: its entry point is not a subclass of {Backend.__module__}.Backend")
+    return found

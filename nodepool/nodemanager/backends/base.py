@@ -1,0 +1,215 @@
+"""What a backend of slivers is asked to do, and what it answers with (nodemanager.md C.2)."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import Logger, getLogger
+from pathlib import Path
+from typing import Any, Protocol
+
+Handle = dict[str, Any]
+"""JSON-able; kept in the database: backend, pid, start_time, boot_id, cgroups, veth, disk, generation, template, host_key."""
+
+DEFAULT_ID_BASE = 2_000_000
+IDS_PER_SLIVER = 65536
+
+
+class BackendError(Exception):
+    """Text for people; `retry` says whether the same call may succeed later without a change by the operator."""
+
+    def __init__(self, message: str, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A feature that this host lacks: what it is, whether the backend is useless without it, what to do."""
+
+    feature: str
+    fatal: bool
+    remedy: str
+
+
+@dataclass(frozen=True)
+class SliverSpec:
+    """All that a backend needs to know of a sliver."""
+
+    name: str
+    index: int
+    image: str
+    """"host", "dir:/path", "tar:/path", "image:<name>" (uploaded: <state>/images/<name>.tar)."""
+    rspec: Mapping[str, Any]
+    """Effective."""
+    ssh_keys: str = ""
+    """Newline-joined public keys for `username` and root."""
+    initscript: bytes | None = None
+    network: str = "none"
+    """"none", "nat" or "bridge:<interface>"."""
+    username: str = "root"
+    hostname: str = ""
+    api_socket: str | None = None
+    """Path on the host. A directory is mounted at /run/nodepool inside (a socket made anew by the next daemon is then
+    seen at once); a socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
+    seccomp: bool = True
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a spawned process ended."""
+
+    status: int | None
+    """Exit status, or minus the number of the signal; None: it ended, but the helper that would know how ended before it."""
+
+
+class Spawned(Protocol):
+    """A process inside a sliver. Close it: that drops the descriptors, the process goes on."""
+
+    pid: int
+    """In the daemon's pid namespace."""
+    pidfd: int
+
+    def wait(self, timeout: float) -> Exit | None: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class CgroupService(Protocol):
+    """The part of `Cgroups` that backends use."""
+
+    def create(self, name: str, rspec: Mapping[str, Any]) -> list[str]: ...
+
+    def apply(self, name: str, rspec: Mapping[str, Any]) -> None: ...
+
+    def procs_files(self, name: str) -> list[str]: ...
+
+    def freeze(self, name: str, frozen: bool) -> None: ...
+
+    def kill(self, name: str, deadline: float) -> None: ...
+
+    def empty(self, name: str) -> bool: ...
+
+    def remove(self, name: str) -> None: ...
+
+    def names(self) -> list[str]: ...
+
+    def usage(self, name: str) -> dict[str, int]: ...
+
+
+class DiskService(Protocol):
+    """The part of `Disks` that backends use."""
+
+    def create(self, name: str, kib: int) -> Any: ...
+
+    def mount(self, name: str, target: str) -> None: ...
+
+    def resize(self, name: str, kib: int) -> None: ...
+
+    def usage(self, name: str) -> int: ...
+
+    def destroy(self, name: str) -> None: ...
+
+    def found(self) -> list[str]: ...
+
+
+class NetworkService(Protocol):
+    """The part of `Network` that backends use; `create` returns something with `veth`, `address`, `gateway`."""
+
+    def create(self, name: str, index: int, generation: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> Any: ...
+
+    def apply(self, name: str, rspec: Mapping[str, Any]) -> None: ...
+
+    def usage(self, name: str) -> dict[str, int]: ...
+
+    def destroy(self, name: str, info: Any) -> None: ...
+
+    def found(self) -> list[str]: ...
+
+
+class ZygoteService(Protocol):
+    """The part of `zygote.Zygote` that backends use."""
+
+    def call(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
+             timeout: float = 30.0) -> tuple[dict[str, Any], list[int]]: ...
+
+    def spawn(self, arguments: Mapping[str, Any], descriptors: Sequence[int], timeout: float = 30.0) -> Spawned: ...
+
+
+@dataclass
+class Services:
+    """What the daemon lends to its backends."""
+
+    zygote: ZygoteService
+    cgroups: CgroupService | None = None
+    """None: no limits by cgroup (ordinary user)."""
+    disks: DiskService | None = None
+    """None: a plain directory, without quota."""
+    net: NetworkService | None = None
+    """None: only network "none"."""
+    log: Logger = field(default_factory=lambda: getLogger("nodepool.nodemanager.backend"))
+    id_base: int = DEFAULT_ID_BASE
+
+
+class Backend(ABC):
+    """A way of making slivers. All calls for one name come one after another; calls for different names come in parallel."""
+
+    name: str
+
+    def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
+        self.state_dir = Path(state_dir)
+        self.services = services
+        self.log = services.log
+
+    @abstractmethod
+    def check(self) -> list[Problem]:
+        """What this host lacks; empty when all is there."""
+
+    @abstractmethod
+    def create(self, spec: SliverSpec) -> Handle:
+        """Root tree, disk, namespaces, cgroup; process 1 running. Idempotent. Raises BackendError."""
+
+    @abstractmethod
+    def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
+        """Keys, init script or limits changed: at once, without a restart."""
+
+    @abstractmethod
+    def stop(self, spec: SliverSpec, handle: Handle) -> Handle:
+        """All processes gone, the tree stays."""
+
+    @abstractmethod
+    def start(self, spec: SliverSpec, handle: Handle) -> Handle:
+        """Process 1 and the init script run again."""
+
+    @abstractmethod
+    def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
+        """nm_enabled 0."""
+
+    @abstractmethod
+    def adopt(self, spec: SliverSpec, handle: Handle) -> bool:
+        """Still alive after a restart of the daemon (process, start time, id range)?"""
+
+    @abstractmethod
+    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
+        """Idempotent, always in the order of C.7; goes on where a crash ended it."""
+
+    @abstractmethod
+    def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
+        """cpu_usec, memory_bytes, memory_peak, pids, disk_bytes, net_tx_bytes, net_rx_bytes; what is unknown is absent."""
+
+    @abstractmethod
+    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int, stdout: int, stderr: int,
+              env: Mapping[str, str] | None = None, user: str = "root") -> Spawned:
+        """A process inside all namespaces and the cgroup (sshd -i, exec, init script)."""
+
+    @abstractmethod
+    def console(self, spec: SliverSpec) -> bytes:
+        """The end of what the init script printed."""
+
+    @abstractmethod
+    def found(self) -> list[str]:
+        """Names of slivers that exist on this host in any part."""

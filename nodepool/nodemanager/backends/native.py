@@ -1,0 +1,383 @@
+"""Slivers as root of the host: namespaces, id-mapped overlays, cgroups (nodemanager.md C.2)."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import select
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodepool.nodemanager import sshfiles, syscalls
+from nodepool.nodemanager.backends.base import (
+    IDS_PER_SLIVER,
+    Backend,
+    BackendError,
+    Handle,
+    Problem,
+    Services,
+    SliverSpec,
+    Spawned,
+)
+from nodepool.nodemanager.rootfs import RootStore, check_sliver_name
+
+INITSCRIPT_PATH = "/etc/rc.vinit"
+CONSOLE_LIMIT = 64 * 1024
+MAKE_TIMEOUT = 30.0
+KILL_TIMEOUT = 10.0
+KERNEL = (5, 19)
+
+
+class NativeBackend(Backend):
+    """Each sliver: own ids, namespaces, root tree, cgroup; process 1 only sleeps and reaps."""
+
+    name = "native"
+    operation = "make"
+    ids = IDS_PER_SLIVER
+
+    def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
+        super().__init__(state_dir, services)
+        self.roots = RootStore(state_dir)
+
+    # --- what the host can do ----------------------------------------------------------------------------------------
+
+    def check(self) -> list[Problem]:
+        problems = []
+        if os.geteuid() != 0:
+            return [Problem("root", True, "run nodepool-nodemanager as root, or use the backend rootless")]
+        release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+        if release < KERNEL:
+            problems.append(Problem(f"kernel {KERNEL[0]}.{KERNEL[1]}", True,
+                                    f"this is {os.uname().release}; overlays cannot be id-mapped before {KERNEL[0]}.{KERNEL[1]}"))
+        elif (failure := self._probe()) is not None:
+            problems.append(Problem("sliver root tree", True, failure))
+        if self.services.cgroups is None:
+            problems.append(Problem("cgroups", False, "mount the cgroup controllers; without them slivers have no limits"))
+        if not os.path.exists("/usr/sbin/sshd"):
+            problems.append(Problem("sshd", False, "install openssh-server; slivers of image host cannot be logged into without"))
+        return problems
+
+    def _probe(self) -> str | None:
+        self._prepare()
+        scratch = self.state_dir / "probe"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(mode=0o700)
+        try:
+            self.services.zygote.call("probe", {"base": self.services.id_base, "count": IDS_PER_SLIVER, "scratch": str(scratch)})
+        except BackendError as error:
+            return str(error)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return None
+
+    def _prepare(self) -> None:
+        for directory in (self.state_dir, self.state_dir / "slivers", self.state_dir / "stage"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    # --- paths and numbers -------------------------------------------------------------------------------------------
+
+    def base(self, index: int) -> int:
+        """First id of a sliver on the host."""
+        if index < 1:
+            raise BackendError(f"index {index}: must be 1 or more")
+        first = self.services.id_base + index * IDS_PER_SLIVER
+        if first + IDS_PER_SLIVER >= 1 << 32:
+            raise BackendError(f"index {index}: no user ids left")
+        return first
+
+    def directory(self, name: str) -> Path:
+        """What the host keeps of a sliver."""
+        return self.state_dir / "slivers" / check_sliver_name(name)
+
+    def _writable(self, name: str) -> Path:
+        return self.directory(name) / "mnt"
+
+    # --- making ------------------------------------------------------------------------------------------------------
+
+    def create(self, spec: SliverSpec) -> Handle:
+        self._prepare()
+        self.base(spec.index)
+        directory = self.directory(spec.name)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        tree = self.roots.tree(spec.image, spec.name)
+        handle: Handle = {"backend": self.name, "name": spec.name, "index": spec.index, "generation": 0, "template": tree.key,
+                          "seccomp": spec.seccomp}
+        self._ensure_disk(spec)
+        if self.services.cgroups is not None:
+            handle["cgroups"] = self.services.cgroups.create(spec.name, spec.rspec)
+        # A sliver that runs without a record of it: made by a daemon that was killed before it could note it.
+        if not self._gone(spec.name, spec.index):
+            self._kill(spec.name, spec.index, None)
+        return self._run(spec, handle, tree.layers)
+
+    def _ensure_disk(self, spec: SliverSpec) -> None:
+        mnt = self._writable(spec.name)
+        mnt.mkdir(mode=0o700, exist_ok=True)
+        if self.services.disks is not None and not os.path.ismount(mnt):
+            self.services.disks.create(spec.name, int(spec.rspec.get("nm_disk_quota", 5_000_000)))
+            self.services.disks.mount(spec.name, str(mnt))
+
+    def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
+        private, public = self._host_key(spec.name)
+        request = {
+            "base": self.base(spec.index), "count": self.ids, "writable": str(self._writable(spec.name)),
+            "stage": str(self.state_dir / "stage"), "layers": layers, "procs": self._procs(spec.name),
+            "hostname": spec.hostname or spec.name, "api": spec.api_socket, "seccomp": spec.seccomp,
+            "present": ["/var/log/lastlog", "/var/log/wtmp"], **self._furnishing(spec), **self._extra(spec),
+        }
+        request["files"] += [
+            _file(sshfiles.HOST_KEY_PATH, private, 0o600), _file(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
+            _file(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644),
+            _file("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
+        ]
+        answer, descriptors = self.services.zygote.call(self.operation, request, timeout=MAKE_TIMEOUT)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        handle = {**handle, "pid": answer["pid"], "start_time": answer["start_time"], "boot_id": syscalls.boot_id(),
+                  "host_key": public, "generation": int(handle["generation"]) + 1}
+        try:
+            self._network(spec, handle)
+            self._initscript(spec, handle)
+        except BaseException:
+            self._kill(spec.name, spec.index, handle)
+            raise
+        return handle
+
+    def _extra(self, spec: SliverSpec) -> dict[str, Any]:
+        """For other backends of this kind: more for the worker that makes the sliver."""
+        return {}
+
+    def _host_key(self, name: str) -> tuple[bytes, str]:
+        """The sliver's host key: kept on the host's side too, so that a tree made anew keeps its identity for its users."""
+        path = self.directory(name) / "host_key"
+        with contextlib.suppress(FileNotFoundError):
+            private, _, public = path.read_bytes().partition(b"\n\n")
+            if public:
+                return private + b"\n", public.decode().strip()
+        private, text = sshfiles.new_host_key()
+        new = path.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(private.rstrip(b"\n") + b"\n\n" + text.encode() + b"\n")
+        new.replace(path)
+        return private, text
+
+    def _furnishing(self, spec: SliverSpec) -> dict[str, Any]:
+        request: dict[str, Any] = {"username": spec.username, "ssh_keys": spec.ssh_keys, "files": [], "remove": []}
+        if spec.initscript is None:
+            request["remove"].append(INITSCRIPT_PATH)
+        else:
+            request["files"].append(_file(INITSCRIPT_PATH, spec.initscript, 0o755))
+        return request
+
+    def _procs(self, name: str) -> list[str]:
+        return self.services.cgroups.procs_files(name) if self.services.cgroups is not None else []
+
+    def _network(self, spec: SliverSpec, handle: Handle) -> None:
+        if spec.network == "none":
+            return
+        if self.services.net is None:
+            raise BackendError(f"network {spec.network!r}: this host offers only network none")
+        info = self.services.net.create(spec.name, spec.index, handle["generation"], handle["pid"], spec.network, spec.rspec)
+        handle["veth"] = {"veth": info.veth, "address": info.address, "gateway": info.gateway}
+
+    def _initscript(self, spec: SliverSpec, handle: Handle) -> None:
+        if spec.initscript is None:
+            return
+        with self._console_file(spec.name) as console, open(os.devnull, "rb") as null:
+            argv = [INITSCRIPT_PATH] if spec.initscript.startswith(b"#!") else ["/bin/sh", INITSCRIPT_PATH]
+            try:
+                self.spawn(handle, argv, null.fileno(), console.fileno(), console.fileno()).close()
+            except BackendError as error:
+                # The owner's script is the owner's matter; the sliver runs without it.
+                console.write(f"init script: {error}\n".encode())
+
+    def _console_file(self, name: str) -> Any:
+        path = self.directory(name) / "console"
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size > 16 * CONSOLE_LIMIT:
+                path.replace(path.with_suffix(".old"))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        return os.fdopen(descriptor, "ab", buffering=0)
+
+    # --- while it lives ----------------------------------------------------------------------------------------------
+
+    def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
+        if self.services.disks is not None:
+            self.services.disks.resize(spec.name, int(spec.rspec.get("nm_disk_quota", 5_000_000)))
+        if self.services.cgroups is not None:
+            self.services.cgroups.apply(spec.name, spec.rspec)
+        if self.services.net is not None and handle.get("veth"):
+            self.services.net.apply(spec.name, spec.rspec)
+        if self._alive(handle):
+            self.services.zygote.call("furnish", {**self._identity(handle), **self._furnishing(spec)}, timeout=MAKE_TIMEOUT)
+        return handle
+
+    def _identity(self, handle: Handle) -> dict[str, Any]:
+        if not handle.get("pid"):
+            raise BackendError("the sliver does not run")
+        return {"pid": handle["pid"], "start_time": handle["start_time"], "procs": self._procs(handle["name"])}
+
+    def stop(self, spec: SliverSpec, handle: Handle) -> Handle:
+        self._kill(spec.name, spec.index, handle)
+        self._drop_network(spec.name, handle)
+        return {key: value for key, value in handle.items() if key not in ("pid", "start_time", "boot_id", "veth")}
+
+    def start(self, spec: SliverSpec, handle: Handle) -> Handle:
+        if self._alive(handle):
+            return handle
+        return self._run_again(spec, handle)
+
+    def _run_again(self, spec: SliverSpec, handle: Handle) -> Handle:
+        self._prepare()
+        self._kill(spec.name, spec.index, handle)
+        self.directory(spec.name).mkdir(mode=0o700, exist_ok=True)
+        tree = self.roots.tree(spec.image, spec.name)
+        self._ensure_disk(spec)
+        if self.services.cgroups is not None:
+            handle = {**handle, "cgroups": self.services.cgroups.create(spec.name, spec.rspec)}
+        return self._run(spec, {**handle, "template": tree.key, "seccomp": spec.seccomp}, tree.layers)
+
+    def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
+        if self.services.cgroups is None:
+            raise BackendError("a sliver cannot be frozen on a host without cgroups; stop it instead")
+        self.services.cgroups.freeze(spec.name, frozen)
+
+    def adopt(self, spec: SliverSpec, handle: Handle) -> bool:
+        return self._alive(handle) and syscalls.uid_range(handle["pid"]) == (self.base(spec.index), self.ids)
+
+    def _alive(self, handle: Handle) -> bool:
+        pid = handle.get("pid")
+        if not pid or handle.get("boot_id") != syscalls.boot_id():
+            return False
+        return syscalls.start_time(int(pid)) == handle["start_time"]
+
+    def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
+        numbers: dict[str, int] = {}
+        if self.services.cgroups is not None:
+            numbers.update(self.services.cgroups.usage(spec.name))
+        if self.services.disks is not None:
+            numbers["disk_bytes"] = self.services.disks.usage(spec.name)
+        if self.services.net is not None and handle.get("veth"):
+            numbers.update(self.services.net.usage(spec.name))
+        return numbers
+
+    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int, stdout: int, stderr: int,
+              env: Mapping[str, str] | None = None, user: str = "root") -> Spawned:
+        return self.services.zygote.spawn({**self._identity(handle), "argv": list(argv), "env": dict(env or {}), "user": user,
+                                           "seccomp": handle.get("seccomp", True)}, [stdin, stdout, stderr])
+
+    def listen(self, handle: Handle, port: int, address: str = "127.0.0.1") -> int:
+        """A listening socket inside the sliver's network namespace; the caller closes it. Raises BackendError."""
+        _answer, descriptors = self.services.zygote.call("listen", {**self._identity(handle), "address": address, "port": port})
+        return descriptors[0]
+
+    def console(self, spec: SliverSpec) -> bytes:
+        try:
+            with (self.directory(spec.name) / "console").open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - CONSOLE_LIMIT))
+                return file.read(CONSOLE_LIMIT)
+        except FileNotFoundError:
+            return b""
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def _gone(self, name: str, index: int) -> bool:
+        if self.services.cgroups is not None:
+            return name not in self.services.cgroups.names() or self.services.cgroups.empty(name)
+        return not self._members(index)
+
+    def _members(self, index: int) -> list[int]:
+        """Processes whose user namespace is the sliver's; for hosts without cgroups."""
+        wanted = (self.base(index), IDS_PER_SLIVER)
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and syscalls.uid_range(int(entry)) == wanted]
+
+    def _kill(self, name: str, index: int, handle: Handle | None) -> None:
+        """All processes gone, or BackendError."""
+        deadline = time.monotonic() + KILL_TIMEOUT
+        if handle and self._alive(handle):
+            self._kill_first(handle, deadline)
+        cgroups = self.services.cgroups
+        if cgroups is not None:
+            if name in cgroups.names() and not cgroups.empty(name):
+                cgroups.kill(name, max(0.1, deadline - time.monotonic()))
+            return
+        ids = (self.base(index), self.ids)
+        self._kill_all(lambda: [pid for pid in self._members(index) if syscalls.uid_range(pid) == ids], name)
+
+    @staticmethod
+    def _kill_all(members: Callable[[], list[int]], name: str) -> None:
+        """Kill until there are none; each is looked at again once a descriptor holds it."""
+        deadline = time.monotonic() + KILL_TIMEOUT
+        while found := members():
+            if time.monotonic() > deadline:
+                raise BackendError(f"sliver {name}: processes {found[:8]} do not end", retry=True)
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    pidfd = os.pidfd_open(pid)
+                    try:
+                        if pid in members():
+                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                            select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+                    finally:
+                        os.close(pidfd)
+
+    def _kill_first(self, handle: Handle, deadline: float) -> None:
+        """Kill process 1; the kernel kills its whole pid namespace with it."""
+        cgroups = self.services.cgroups
+        if cgroups is not None and handle["name"] in cgroups.names():
+            with contextlib.suppress(BackendError, OSError):
+                cgroups.freeze(handle["name"], False)  # frozen by the old freezer it could not even die
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(int(handle["pid"]))
+            try:
+                if syscalls.start_time(int(handle["pid"])) == handle["start_time"]:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+            finally:
+                os.close(pidfd)
+
+    def _drop_network(self, name: str, handle: Handle | None) -> None:
+        if self.services.net is not None:
+            self.services.net.destroy(name, (handle or {}).get("veth"))
+
+    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
+        directory = self.directory(name)
+        self._kill(name, index, handle)
+        self._drop_network(name, handle)
+        if self.services.cgroups is not None:
+            self.services.cgroups.remove(name)
+        if self.services.disks is not None:
+            self.services.disks.destroy(name)
+        if directory.is_dir():
+            if os.path.ismount(directory / "mnt"):
+                syscalls.umount(str(directory / "mnt"))
+            shutil.rmtree(directory, onerror=self._not_removed)
+        self.roots.release(name)
+
+    @staticmethod
+    def _not_removed(_function: object, path: str, failure: Any) -> None:
+        if not isinstance(failure[1], FileNotFoundError):
+            raise BackendError(f"cannot remove {path}: {failure[1]}", retry=True)
+
+    def found(self) -> list[str]:
+        names: set[str] = set()
+        with contextlib.suppress(FileNotFoundError):
+            names.update(os.listdir(self.state_dir / "slivers"))
+        if self.services.cgroups is not None:
+            names.update(self.services.cgroups.names())
+        if self.services.disks is not None:
+            names.update(self.services.disks.found())
+        if self.services.net is not None:
+            names.update(self.services.net.found())
+        return sorted(names)
+
+
+def _file(path: str, content: bytes, mode: int) -> dict[str, Any]:
+    return {"path": path, "content": base64.b64encode(content).decode(), "mode": mode}
+

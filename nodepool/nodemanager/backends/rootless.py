@@ -1,0 +1,118 @@
+"""Slivers of an ordinary user: a user namespace of one id, /usr read-only, limits by rlimit (nodemanager.md C.2)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec, Spawned
+from nodepool.nodemanager.backends.native import NativeBackend
+from nodepool.nodemanager.operations import ALL_NAMESPACES
+from nodepool.nodemanager.rootless_setup import MARK
+
+_RLIMITS = (("nm_pids_max", "NPROC", 1), ("nm_mem_limit", "DATA", 1 << 20), ("nm_disk_quota", "FSIZE", 1024))
+"""Resource, limit, factor; of each process, but for the number of processes."""
+
+
+class RootlessBackend(NativeBackend):
+    """No root inside, no cgroups: for laptops and for trying out."""
+
+    name = "rootless"
+    operation = "make_rootless"
+    ids = 1
+
+    def check(self) -> list[Problem]:
+        problems = [Problem("limits", False, "rlimits only (processes, memory of each process, size of a file); root can more"),
+                    Problem("root inside", False, "one user without sudo, /usr read-only; run as root for more")]
+        self._prepare()
+        name = "probe"
+        directory = Path(tempfile.mkdtemp(prefix="probe-", dir=self.state_dir))
+        try:
+            trial = RootlessBackend(directory, self.services)
+            spec = SliverSpec(name, 1, "host", {}, username="zuul")
+            try:
+                trial.create(spec)
+            finally:
+                trial.destroy(name, 1, None)
+        except BackendError as error:
+            problems.insert(0, Problem("user namespaces", True, str(error)))
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        return problems
+
+    def base(self, index: int) -> int:
+        return os.getuid()
+
+    def create(self, spec: SliverSpec) -> Handle:
+        if spec.username == "root":
+            raise BackendError("slivers of an ordinary user have no root inside: give the label or image a username")
+        if spec.network != "none":
+            raise BackendError(f"network {spec.network!r}: slivers of an ordinary user have only network none")
+        return super().create(spec)
+
+    def _extra(self, spec: SliverSpec) -> dict[str, Any]:
+        return {"mark": self._mark(spec.name), "limits": self._limits(spec.rspec), "owner": 1000}
+
+    def _mark(self, name: str) -> str:
+        return f"{self.state_dir.resolve()}/{name}"
+
+    @staticmethod
+    def _limits(rspec: Mapping[str, Any]) -> dict[str, int]:
+        limits = {"CORE": 0}
+        for resource, name, unit in _RLIMITS:
+            if int(rspec.get(resource, 0)) > 0:
+                limits[name] = int(rspec[resource]) * unit
+        return limits
+
+    def _furnishing(self, spec: SliverSpec) -> dict[str, Any]:
+        return {**super()._furnishing(spec), "owner": 1000}
+
+    def _identity(self, handle: Handle) -> dict[str, Any]:
+        return {**super()._identity(handle), "rootless": True, "namespaces": ALL_NAMESPACES, "limits": handle.get("limits", {})}
+
+    def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
+        return super()._run(spec, {**handle, "limits": self._limits(spec.rspec)}, layers)
+
+    def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
+        return super().configure(spec, {**handle, "limits": self._limits(spec.rspec)})
+
+    def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
+        raise BackendError("a sliver of an ordinary user cannot be frozen; stop it instead")
+
+    def _members(self, index: int) -> list[int]:
+        return []
+
+    def _gone(self, name: str, index: int) -> bool:
+        return not self._marked(name)
+
+    def _marked(self, name: str) -> list[int]:
+        """Process 1 of the sliver, found by its environment; more than one only after crashes."""
+        wanted = f"{MARK}={self._mark(name)}".encode()
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):
+                    if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                        found.append(int(entry))
+        return found
+
+    def _kill(self, name: str, index: int, handle: Handle | None) -> None:
+        super()._kill(name, index, handle)
+        self._kill_all(lambda: self._marked(name), name)
+
+    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
+        # The work directory of an overlay has no rights at all; its owner may give them back.
+        with contextlib.suppress(FileNotFoundError):
+            for path in (self.directory(name) / "mnt").glob("*-work/work"):
+                path.chmod(0o700)
+        super().destroy(name, index, handle)
+
+    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int, stdout: int, stderr: int,
+              env: Mapping[str, str] | None = None, user: str = "root") -> Spawned:
+        """`user` is not looked at: there is only one."""
+        return super().spawn(handle, argv, stdin, stdout, stderr, env, user)

@@ -1,0 +1,192 @@
+"""nodemanager.yaml: all options, with defaults that need no file at all (nodemanager.md C.1, C.4 to C.6)."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import voluptuous as vol
+import yaml
+
+from nodepool.exceptions import ConfigurationError
+from nodepool.nodemanager import rspec
+from nodepool.nodemanager.records import DEFAULT_CAP, DEFAULT_EXEMPT
+
+DEFAULT_PATH = "/etc/nodepool/nodemanager.yaml"
+API_SERVER_PORT = 812
+TLS_PORT = 8120
+_PORTS = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
+
+
+def _ports(value: Any) -> tuple[int, int]:
+    match = _PORTS.match(str(value))
+    if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
+        raise vol.Invalid("a range of ports is wanted, such as 22000-22999")
+    return int(match[1]), int(match[2])
+
+
+def _port(value: Any) -> int:
+    """0: any that is free; False: none at all."""
+    if value is False:
+        return -1
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
+        raise vol.Invalid("a port number is wanted, or false")
+    return value
+
+
+_SECONDS = vol.All(vol.Any(int, float), vol.Range(min=0.1))
+_SCHEMA = vol.Schema({
+    "state-dir": str, "run-dir": str, "log-file": str, "backend": str, "host-name": str, "host-group": str,
+    "id-base": vol.All(int, vol.Range(min=65536, max=4_000_000_000)),
+    "host-reserve": vol.All(int, vol.Range(min=0, max=900)),
+    "max-slivers": vol.All(int, vol.Range(min=1, max=30_000)),
+    "create-concurrency": vol.All(int, vol.Range(min=1, max=256)),
+    "delete-concurrency": vol.All(int, vol.Range(min=1, max=256)),
+    "default-rspec": {str: vol.Any(int, str)},
+    "ssh": {"address": str, "listen-address": str, "ports": _ports, "mode": vol.Any("connection", "sshd"),
+            "connections": vol.All(int, vol.Range(min=1, max=10_000))},
+    "api": {"unix": vol.Any(str, False), "old-unix": vol.Any(str, False), "tcp": _port,
+            "tls": {"address": str, "port": _port, vol.Required("cert"): str, vol.Required("key"): str,
+                    vol.Required("ca"): str, "controllers": [str]}},
+    "network": {"default": str, "cap": vol.All(int, vol.Range(min=1)), "exempt-ips": [str], "subnet": str, "dns": [str]},
+    "sources": [vol.Any(
+        {vol.Required("slices-xml"): {"url": str, "file": str, "ca": str, "interval": _SECONDS, "cert": str, "key": str}},
+        {vol.Required("zookeeper"): {vol.Required("servers"): [dict], "tls": dict, "insecure": bool, "timeout": _SECONDS}})],
+    "tickets": {"keys": [str], "issuers": [str], "xml-keys": [str], "allow-sha1": bool},
+    "delegates": [{vol.Required("name"): str, "ssh-keys": vol.Any(str, [str]), "methods": [str]}],
+    # The one value that an operator of the original had to set.
+    "SA_HOSTNAME": str,
+})
+
+
+@dataclass(frozen=True)
+class TlsConfig:
+    address: str
+    port: int
+    cert: str
+    key: str
+    ca: str
+    controllers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodeManagerConfig:
+    """Times in seconds, directories absolute."""
+
+    state_dir: str
+    run_dir: str
+    backend: str = "auto"
+    host_name: str = ""
+    host_group: str = ""
+    id_base: int = 2_000_000
+    host_reserve: int = 50
+    max_slivers: int = 1000
+    create_concurrency: int = 2
+    delete_concurrency: int = 2
+    default_rspec: Mapping[str, int] = field(default_factory=dict)
+    ssh_address: str = "127.0.0.1"
+    ssh_listen_address: str = "127.0.0.1"
+    ssh_ports: tuple[int, int] = (22000, 22999)
+    ssh_mode: str = "connection"
+    ssh_connections: int = 20
+    unix_socket: str | None = None
+    old_unix_socket: str | None = None
+    #: -1: none.
+    tcp_port: int = API_SERVER_PORT
+    tls: TlsConfig | None = None
+    network: str = "none"
+    network_cap: int = DEFAULT_CAP
+    exempt_ips: tuple[str, ...] = DEFAULT_EXEMPT
+    subnet: str = "10.213.0.0/16"
+    dns: tuple[str, ...] = ()
+    sources: tuple[Mapping[str, Any], ...] = ()
+    tickets: Mapping[str, Any] = field(default_factory=dict)
+    delegates: tuple[Mapping[str, Any], ...] = ()
+
+
+def load(path: str | None) -> NodeManagerConfig:
+    """The configuration of a file; None: all defaults.
+
+    :raises ConfigurationError: it cannot be read or is wrong; the text names file and option.
+    """
+    if path is None:
+        return parse({}, "defaults")
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = yaml.safe_load(stream)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path}: not YAML: {error}") from error
+    return parse({} if content is None else content, path)
+
+
+def parse(content: Any, path: str) -> NodeManagerConfig:
+    """Check and complete.
+
+    :raises ConfigurationError: an option is wrong.
+    """
+    try:
+        given = _SCHEMA(content)
+    except vol.MultipleInvalid as errors:
+        texts = [f"{'.'.join(str(part) for part in error.path) or 'top level'}: {error.msg}" for error in errors.errors]
+        raise ConfigurationError(f"{path}: {'; '.join(texts)}") from None
+    try:
+        defaults = rspec.validate(given.get("default-rspec", {}))
+    except rspec.RSpecError as error:
+        raise ConfigurationError(f"{path}: default-rspec: {error}") from None
+    root = os.geteuid() == 0
+    home = os.path.expanduser("~/.local/state/nodepool-nodemanager")
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or home
+    run_dir = os.path.abspath(given.get("run-dir", "/run/nodepool" if root else os.path.join(runtime, "nodepool")))
+    ssh, api, network = given.get("ssh", {}), given.get("api", {}), given.get("network", {})
+    address = ssh.get("address", "127.0.0.1")
+    unix = api.get("unix", os.path.join(run_dir, "nodemanager.api"))
+    processors = os.cpu_count() or 1
+    sources = list(given.get("sources", []))
+    if given.get("SA_HOSTNAME"):
+        sources.append({"slices-xml": {"url": f"https://{given['SA_HOSTNAME']}/xml/slices-0.5.xml"}})
+    for source in sources:
+        options = source.get("slices-xml")
+        if options is not None and ("url" in options) == ("file" in options):
+            raise ConfigurationError(f"{path}: sources: slices-xml needs either url or file")
+    return NodeManagerConfig(
+        state_dir=os.path.abspath(given.get("state-dir", "/var/lib/nodepool/nodemanager" if root else home)),
+        run_dir=run_dir,
+        backend=given.get("backend", "auto"),
+        host_name=given.get("host-name", socket.gethostname()),
+        host_group=given.get("host-group", ""),
+        id_base=given.get("id-base", 2_000_000),
+        host_reserve=given.get("host-reserve", 50),
+        max_slivers=given.get("max-slivers", 1000),
+        create_concurrency=given.get("create-concurrency", processors),
+        delete_concurrency=given.get("delete-concurrency", processors),
+        default_rspec=defaults,
+        ssh_address=address,
+        ssh_listen_address=ssh.get("listen-address", address),
+        ssh_ports=ssh.get("ports", (22000, 22999)),
+        ssh_mode=ssh.get("mode", "connection"),
+        ssh_connections=ssh.get("connections", 20),
+        unix_socket=unix or None,
+        old_unix_socket=api.get("old-unix") or None,
+        tcp_port=api.get("tcp", API_SERVER_PORT if root else -1),
+        tls=_tls(api.get("tls")),
+        network=network.get("default", "none"),
+        network_cap=network.get("cap", DEFAULT_CAP),
+        exempt_ips=tuple(network.get("exempt-ips", DEFAULT_EXEMPT)),
+        subnet=network.get("subnet", "10.213.0.0/16"),
+        dns=tuple(network.get("dns", ())),
+        sources=tuple(sources),
+        tickets=given.get("tickets", {}),
+        delegates=tuple(given.get("delegates", ())))
+
+
+def _tls(given: dict[str, Any] | None) -> TlsConfig | None:
+    if given is None:
+        return None
+    return TlsConfig(given.get("address", "0.0.0.0"), given.get("port", TLS_PORT), given["cert"], given["key"], given["ca"],
+                     tuple(given.get("controllers", ())))

@@ -1,0 +1,280 @@
+"""What must survive: records of all sources and what this host adds to them (nodemanager.md A.11, C.6).
+
+SQLite with a write-ahead log and full synchronisation: what a method has returned from is on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+log = logging.getLogger("nodepool.nodemanager.database")
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE records (
+    record_key TEXT PRIMARY KEY, source TEXT NOT NULL, serial REAL NOT NULL, timestamp REAL NOT NULL, expiry REAL,
+    json TEXT NOT NULL);
+CREATE INDEX records_by_expiry ON records (expiry) WHERE expiry IS NOT NULL;
+CREATE TABLE local (record_key TEXT PRIMARY KEY, json TEXT NOT NULL);
+CREATE TABLE indexes (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE serials (source TEXT PRIMARY KEY, serial REAL NOT NULL);
+CREATE TABLE counters (name TEXT PRIMARY KEY, json TEXT NOT NULL);
+CREATE TABLE used_tickets (jti TEXT PRIMARY KEY, expiry REAL NOT NULL);
+"""
+#: Seconds that a statement waits for another process that has the file.
+BUSY_TIMEOUT = 5.0
+
+
+class DatabaseError(Exception):
+    """The file cannot be used; the text names it and the remedy."""
+
+
+class Record:
+    """A stored record with what is known about its delivery."""
+
+    __slots__ = ("content", "expiry", "key", "serial", "source", "timestamp")
+
+    def __init__(self, key: str, source: str, serial: float, timestamp: float, expiry: float | None,
+                 content: dict[str, Any]) -> None:
+        self.key = key
+        self.source = source
+        #: Of the update of its source that last contained it.
+        self.serial = serial
+        #: Its own version, given by the authority (seconds).
+        self.timestamp = timestamp
+        #: Unix seconds, or None.
+        self.expiry = expiry
+        self.content = content
+
+
+class Database:
+    """Thread-safe; one connection, one lock.  ``now`` (Unix seconds) is injected."""
+
+    def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._now = now
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        #: Where a file that could not be used was moved to, by this start.
+        self.moved_aside: str | None = None
+
+    # -- opening
+
+    def open(self) -> None:
+        """Open or create; a damaged file is moved aside, since everything in it can be had again.
+
+        :raises DatabaseError: no file can be made.
+        """
+        try:
+            self._open()
+        except (sqlite3.DatabaseError, ValueError) as error:
+            self.close()
+            if isinstance(error, sqlite3.OperationalError) and not os.path.isfile(self.path):
+                raise DatabaseError(f"cannot make the database {self.path}: {error}; check directory and rights") from error
+            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+                raise DatabaseError(f"database {self.path} is in use by another process") from error
+            self._move_aside(error)
+            try:
+                self._open()
+            except sqlite3.Error as again:
+                raise DatabaseError(f"cannot make the database {self.path}: {again}; check directory and rights") from again
+
+    def _open(self) -> None:
+        new = not os.path.exists(self.path) or os.path.getsize(self.path) == 0
+        if new:
+            os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+        self._connection = connection
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise ValueError("it is a database of another program")
+            with self._transaction() as cursor:
+                for statement in _SCHEMA.split(";"):
+                    if statement.strip():
+                        cursor.execute(statement)
+                cursor.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        elif version != SCHEMA_VERSION:
+            raise ValueError(f"its schema version is {version}, this program knows {SCHEMA_VERSION}")
+        result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if result != "ok":
+            raise sqlite3.DatabaseError(result)
+        for key, text in connection.execute("SELECT record_key, json FROM records UNION ALL SELECT record_key, json FROM local"):
+            if not isinstance(json.loads(text), dict):
+                raise ValueError(f"entry {key} is no dictionary")
+
+    def _move_aside(self, error: Exception) -> None:
+        aside = f"{self.path}.corrupt-{int(self._now())}"
+        log.error("The database %s cannot be used (%s): moved to %s. It is built again from the sources; slivers that run "
+                  "are adopted", self.path, error, aside)
+        os.replace(self.path, aside)
+        self.moved_aside = aside
+        for suffix in ("-wal", "-shm"):
+            if os.path.exists(self.path + suffix):
+                os.replace(self.path + suffix, aside + suffix)
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+        with self._lock:
+            if self._connection is None:
+                raise DatabaseError(f"database {self.path} is closed")
+            cursor = self._connection.cursor()
+            if self._connection.in_transaction:  # part of a larger one
+                yield cursor
+                return
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+            except BaseException:
+                cursor.execute("ROLLBACK")
+                raise
+            cursor.execute("COMMIT")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing of what is written in the block."""
+        with self._transaction():
+            yield
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            if self._connection is None:
+                raise DatabaseError(f"database {self.path} is closed")
+            return self._connection.execute(query, values).fetchall()
+
+    # -- records
+
+    def get(self, key: str) -> Record | None:
+        rows = self._rows("SELECT * FROM records WHERE record_key = ?", key)
+        return self._record(rows[0]) if rows else None
+
+    def records(self, source: str | None = None) -> list[Record]:
+        """All, or those of one source, by key."""
+        if source is None:
+            rows = self._rows("SELECT * FROM records ORDER BY record_key")
+        else:
+            rows = self._rows("SELECT * FROM records WHERE source = ? ORDER BY record_key", source)
+        return [self._record(row) for row in rows]
+
+    @staticmethod
+    def _record(row: tuple[Any, ...]) -> Record:
+        return Record(row[0], row[1], row[2], row[3], row[4], json.loads(row[5]))
+
+    def put(self, record: Record) -> None:
+        with self._transaction() as cursor:
+            cursor.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", (
+                record.key, record.source, record.serial, record.timestamp, record.expiry, json.dumps(record.content)))
+
+    def delete(self, key: str) -> None:
+        with self._transaction() as cursor:
+            cursor.execute("DELETE FROM records WHERE record_key = ?", (key,))
+
+    def next_expiry(self) -> float | None:
+        """Unix seconds of the earliest, or None."""
+        expiry: float | None = self._rows("SELECT min(expiry) FROM records")[0][0]
+        return expiry
+
+    def expired(self, now: float) -> list[Record]:
+        return [self._record(row) for row in self._rows("SELECT * FROM records WHERE expiry < ? ORDER BY record_key", now)]
+
+    def serial(self, source: str) -> float:
+        """Of the last complete update; 0 before the first."""
+        rows = self._rows("SELECT serial FROM serials WHERE source = ?", source)
+        return float(rows[0][0]) if rows else 0.0
+
+    def set_serial(self, source: str, serial: float) -> None:
+        with self._transaction() as cursor:
+            cursor.execute("INSERT OR REPLACE INTO serials VALUES (?, ?)", (source, serial))
+
+    # -- what this host adds
+
+    def local(self, key: str) -> dict[str, Any]:
+        """Empty when there is nothing."""
+        rows = self._rows("SELECT json FROM local WHERE record_key = ?", key)
+        return dict(json.loads(rows[0][0])) if rows else {}
+
+    def locals(self) -> dict[str, dict[str, Any]]:
+        return {key: json.loads(text) for key, text in self._rows("SELECT record_key, json FROM local ORDER BY record_key")}
+
+    def update_local(self, key: str, **values: Any) -> dict[str, Any]:
+        """Set these values (None removes one); returns all."""
+        with self._transaction() as cursor:
+            content = {**self.local(key), **values}
+            content = {name: value for name, value in content.items() if value is not None}
+            cursor.execute("INSERT OR REPLACE INTO local VALUES (?, ?)", (key, json.dumps(content)))
+            return content
+
+    def delete_local(self, key: str) -> None:
+        with self._transaction() as cursor:
+            cursor.execute("DELETE FROM local WHERE record_key = ?", (key,))
+
+    def allocate_index(self, name: str, limit: int = 1000) -> int:
+        """The number of a sliver: user ids, port, addresses; the lowest that is free, kept until :meth:`free_index`.
+
+        :raises DatabaseError: all are taken.
+        """
+        with self._transaction() as cursor:
+            taken = dict(self._rows("SELECT number, name FROM indexes"))
+            for number, owner in taken.items():
+                if owner == name:
+                    return int(number)
+            number = next((n for n in range(1, limit + 1) if n not in taken), None)
+            if number is None:
+                raise DatabaseError(f"all {limit} places for slivers are taken")
+            cursor.execute("INSERT INTO indexes VALUES (?, ?)", (number, name))
+            return int(number)
+
+    def take_index(self, name: str, number: int) -> bool:
+        """Claim a certain number, of a sliver found living; False when it is another's."""
+        with self._transaction() as cursor:
+            rows = self._rows("SELECT name FROM indexes WHERE number = ?", number)
+            if rows:
+                return bool(rows[0][0] == name)
+            cursor.execute("INSERT OR REPLACE INTO indexes VALUES (?, ?)", (number, name))
+            return True
+
+    def free_index(self, name: str) -> None:
+        with self._transaction() as cursor:
+            cursor.execute("DELETE FROM indexes WHERE name = ?", (name,))
+
+    def counters(self, name: str) -> dict[str, Any]:
+        """Of the accounting period; they outlive the sliver."""
+        rows = self._rows("SELECT json FROM counters WHERE name = ?", name)
+        return dict(json.loads(rows[0][0])) if rows else {}
+
+    def set_counters(self, name: str, content: dict[str, Any]) -> None:
+        with self._transaction() as cursor:
+            cursor.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, json.dumps(content)))
+
+    def use_ticket(self, jti: str, expiry: float) -> bool:
+        """False when it was used before.  Forgotten when it has expired, as then it is refused for that."""
+        with self._transaction() as cursor:
+            cursor.execute("DELETE FROM used_tickets WHERE expiry < ?", (self._now(),))
+            cursor.execute("INSERT OR IGNORE INTO used_tickets VALUES (?, ?)", (jti, expiry))
+            return cursor.rowcount == 1
+
+    def dump(self) -> str:
+        """Everything, as JSON text for people."""
+        return json.dumps({
+            "records": {r.key: {"source": r.source, "serial": r.serial, "timestamp": r.timestamp, "expiry": r.expiry,
+                                "record": r.content} for r in self.records()},
+            "local": self.locals(),
+            "indexes": {name: number for number, name in self._rows("SELECT number, name FROM indexes")},
+            "serials": dict(self._rows("SELECT source, serial FROM serials")),
+        }, indent=1, sort_keys=True)

@@ -1,0 +1,114 @@
+"""The host as a whole: what it has, what fits, and the services of its backends (nodemanager.md C.3, C.8)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nodepool.nodemanager.api import NodeError
+from nodepool.nodemanager.backends.base import Services
+from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.database import Database
+
+log = logging.getLogger("nodepool.nodemanager.host")
+
+#: MiB that the host keeps for itself when slivers get limits.
+MEMORY_RESERVE = 512
+
+
+def make_services(config: NodeManagerConfig, zygote: Any) -> Services:
+    """What this host can give: cgroups, disks and networks need root."""
+    services = Services(zygote=zygote, id_base=config.id_base)
+    if os.geteuid() != 0:
+        return services
+    from nodepool.nodemanager.cgroups import Cgroups
+    from nodepool.nodemanager.disks import Disks
+    from nodepool.nodemanager.net import Network
+
+    services.cgroups = Cgroups.detect()
+    services.disks = Disks(config.state_dir)
+    services.net = Network(config)
+    return services
+
+
+def total_memory() -> int:
+    """MiB."""
+    with open("/proc/meminfo") as file:
+        return int(file.readline().split()[1]) // 1024
+
+
+class Host:
+    """Capacity, admission, the node's bandwidth cap and delegates."""
+
+    def __init__(self, config: NodeManagerConfig, database: Database, services: Services) -> None:
+        self._config = config
+        self._database = database
+        self._services = services
+        self._memory = total_memory()
+
+    def prepare(self) -> None:
+        if self._services.cgroups is not None:
+            self._services.cgroups.prepare(self._config.host_reserve)  # type: ignore[attr-defined]
+        if self._services.disks is not None:
+            self._services.disks.prepare(4)  # type: ignore[attr-defined]
+        if self._services.net is not None:
+            self._services.net.prepare()  # type: ignore[attr-defined]
+            self.cap(self._config.network_cap, self._config.exempt_ips)
+
+    def stop(self) -> None:
+        for service in (self._services.disks, self._services.net):
+            stop = getattr(service, "stop", None)
+            if stop is not None:
+                stop()
+
+    def cap(self, bits_per_second: int, exempt: Iterable[str]) -> None:
+        if self._services.net is not None:
+            self._services.net.node_cap(bits_per_second, list(exempt))  # type: ignore[attr-defined]
+
+    def delegates_changed(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        from nodepool.nodemanager import delegates
+
+        delegates.update(self._config, found)
+
+    # -- what fits
+
+    def admit(self, rspec: Mapping[str, int], index: int) -> None:
+        """Nothing to check any more at creation; kept as the last gate for backends without limits."""
+
+    def check_fit(self, name: str, wanted: Mapping[str, int], others: Mapping[str, Mapping[str, int]]) -> None:
+        """Whether a sliver fits beside the others.
+
+        :raises NodeError: what is short, and by how much.
+        """
+        rest = [spec for other, spec in others.items() if other != name]
+        if len(rest) >= self._config.max_slivers:
+            raise NodeError(f"quota: all {self._config.max_slivers} places for slivers are taken")
+        share = sum(spec["nm_cpu_guaranteed_share"] for spec in rest) + wanted["nm_cpu_guaranteed_share"]
+        if share > 1000 - self._config.host_reserve:
+            raise NodeError(f"quota: guaranteed CPU of {share} per mille is more than "
+                            f"{1000 - self._config.host_reserve} (host-reserve {self._config.host_reserve})")
+        memory = sum(spec["nm_mem_limit"] for spec in rest) + wanted["nm_mem_limit"]
+        if memory > self._memory - MEMORY_RESERVE:
+            raise NodeError(f"quota: memory of {memory} MiB is more than the host's {self._memory - MEMORY_RESERVE}")
+
+    def capacity(self, effective: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+        """Totals, and what is given away; memory in MiB, disk in KiB, CPU in per mille of the host."""
+        disk = shutil.disk_usage(self._config.state_dir)
+        return {
+            "host": self._config.host_name, "group": self._config.host_group, "cores": os.cpu_count() or 1,
+            "memory": self._memory - MEMORY_RESERVE, "disk": disk.total // 1024, "disk_free": disk.free // 1024,
+            "slivers": self._config.max_slivers, "cpu": 1000 - self._config.host_reserve,
+            "ssh_address": self._config.ssh_address,
+            "allocated": {
+                "slivers": len(effective),
+                "cpu": sum(s["nm_cpu_guaranteed_share"] for s in effective.values()),
+                "memory": sum(s["nm_mem_limit"] for s in effective.values()),
+                "disk": sum(s["nm_disk_quota"] for s in effective.values()),
+            },
+        }
+
+
+

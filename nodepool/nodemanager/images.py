@@ -1,0 +1,112 @@
+"""Images that launchers have uploaded, and which root trees can be used (nodemanager.md C.2, C.8)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import os
+import re
+import tempfile
+from typing import BinaryIO
+
+log = logging.getLogger("nodepool.nodemanager.images")
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
+_SUFFIX = ".tar"
+_CHUNK = 1 << 20
+#: Bytes; a larger upload is refused.
+MAX_SIZE = 64 << 30
+#: Bytes that stay free on the file system of the images.
+RESERVE = 256 << 20
+
+
+class ImageError(Exception):
+    """An upload or deletion that cannot be done; the text is for the caller."""
+
+
+class Images:
+    """Files ``<name>.tar`` in a directory of our own; complete, or not there."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        for name in os.listdir(directory):
+            if name.startswith(".new-"):  # of an upload that a crash has cut off
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(directory, name))
+
+    def path(self, name: str) -> str:
+        """Where the image is, or will be.
+
+        :raises ImageError: that is no name.
+        """
+        if not _NAME.fullmatch(name):
+            raise ImageError("an image name has letters, digits and _ . - only, at most 128")
+        return os.path.join(self.directory, name + _SUFFIX)
+
+    def names(self) -> list[str]:
+        return sorted(n[:-len(_SUFFIX)] for n in os.listdir(self.directory) if n.endswith(_SUFFIX) and not n.startswith("."))
+
+    def problem(self, image: str) -> str | None:
+        """Why no sliver can be made from this image; None when one can."""
+        kind, _, what = image.partition(":")
+        if kind == "host":
+            return None
+        if kind == "image":
+            try:
+                present = os.path.isfile(self.path(what))
+            except ImageError as error:
+                return f"image {what!r}: {error}"
+            return None if present else f"this node has no image {what}; it has {', '.join(self.names()) or 'none'}"
+        if kind == "dir":
+            return None if os.path.isdir(what) else f"there is no directory {what} on this node"
+        return None if os.path.isfile(what) else f"there is no file {what} on this node"
+
+    def put(self, name: str, body: BinaryIO, length: int, sha256: str | None) -> str:
+        """Store an upload; returns its SHA-256.
+
+        :raises ImageError: too large, cut off, or not what the checksum says; nothing is left of it.
+        """
+        path = self.path(name)
+        if not 0 < length <= MAX_SIZE:
+            raise ImageError(f"an image must have a length of 1 to {MAX_SIZE} bytes")
+        state = os.statvfs(self.directory)
+        if state.f_bavail * state.f_frsize < length + RESERVE:
+            raise ImageError(f"not enough space for {length >> 20} MiB on the node")
+        handle, temporary = tempfile.mkstemp(dir=self.directory, prefix=".new-")
+        digest = hashlib.sha256()
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                left = length
+                while left:
+                    data = body.read(min(_CHUNK, left))
+                    if not data:
+                        raise ImageError(f"the upload ended {left} bytes too early")
+                    digest.update(data)
+                    stream.write(data)
+                    left -= len(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            found = digest.hexdigest()
+            if sha256 and not hmac.compare_digest(found, sha256.lower()):
+                raise ImageError(f"the checksum of the upload is {found}, not {sha256}")
+            os.replace(temporary, path)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            if isinstance(error, OSError):
+                raise ImageError(f"cannot store the image: {error.strerror}") from error
+            raise
+        log.info("Image %s is here: %s MiB, SHA-256 %s", name, length >> 20, found)
+        return found
+
+    def delete(self, name: str) -> bool:
+        """Slivers made from it go on; False when there is none."""
+        try:
+            os.unlink(self.path(name))
+        except FileNotFoundError:
+            return False
+        log.info("Image %s is deleted", name)
+        return True

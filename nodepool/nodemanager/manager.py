@@ -1,0 +1,374 @@
+"""NodeManager: makes, connects and stops all parts; what the API asks of the node (nodemanager.md A.2, C.5 to C.7)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nodepool.exceptions import ConfigurationError
+from nodepool.nodemanager import backends, images, loans, merge, records
+from nodepool.nodemanager.api import Api, NodeError
+from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Spawned
+from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.database import Database
+from nodepool.nodemanager.gate import Gate
+from nodepool.nodemanager.host import Host, make_services
+from nodepool.nodemanager.slivers import (
+    ABSENT,
+    CREATED,
+    DISABLED,
+    FAILED,
+    READY,
+    RUNNING,
+    STOPPED,
+    Slivers,
+    key_of,
+)
+from nodepool.nodemanager.sshfiles import SSHD_ARGV
+from nodepool.nodemanager.zygote import Zygote
+
+#: Source of records that launchers and operators put.
+DRIVER_SOURCE = "driver"
+TICKET_SOURCE = "ticket"
+#: Seconds; the expiry timer looks at least so often.
+EXPIRY_CHECK = 60.0
+
+
+class NodeManager:
+    """The daemon."""
+
+    log = logging.getLogger("nodepool.nodemanager")
+
+    def __init__(self, config: NodeManagerConfig) -> None:
+        self.config = config
+        for directory in (config.state_dir, config.run_dir):
+            try:
+                os.makedirs(directory, mode=0o755 if directory == config.run_dir else 0o700, exist_ok=True)
+            except OSError as error:
+                raise ConfigurationError(f"cannot make directory {directory}: {error.strerror}") from error
+        self._zygote = Zygote()
+        self._zygote.start()
+        try:
+            self._make()
+        except BaseException:
+            self._zygote.stop()
+            raise
+
+    def _make(self) -> None:
+        config = self.config
+        self.services: Services = make_services(config, self._zygote)
+        name = config.backend if config.backend != "auto" else "native" if os.geteuid() == 0 else "rootless"
+        try:
+            self.backend = backends.load(name)(config.state_dir, self.services)
+        except BackendError as error:
+            raise ConfigurationError(f"backend: {error}") from error
+        self.problems: list[Problem] = self.backend.check()
+        fatal = [p for p in self.problems if p.fatal]
+        if fatal:
+            raise ConfigurationError(
+                f"backend {self.backend.name} cannot work here: " + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal))
+        self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"))
+        self.host = Host(config, self.database, self.services)
+        self.images = images.Images(os.path.join(config.state_dir, "images"))
+        self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
+        self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit)
+        self.api = Api(self)
+        self.servers: Any = None
+        self._sources: list[Any] = []
+        self._expiry = threading.Thread(target=self._run_expiry, name="Thread-nm-expiry", daemon=True)
+        self._wake_expiry = threading.Event()
+        self._running = False
+        self._delivery = threading.Lock()
+
+    # -- life
+
+    def start(self) -> None:
+        """Return when slivers that live are adopted and the API answers."""
+        from nodepool.nodemanager import server, sources
+
+        for problem in self.problems:
+            self.log.warning("%s: %s", problem.feature, problem.remedy)
+        self._running = True
+        self.database.open()
+        self.host.prepare()
+        self.gate.start()
+        self.servers = server.Servers(self.api, self.config, self)
+        self.slivers.recover()
+        self.slivers.start()
+        self._expiry.start()
+        self.servers.start()
+        self.slivers.look_at_all()
+        self._sources = sources.make(self.config, self)
+        for source in self._sources:
+            source.start()
+
+    def stop(self) -> None:
+        """Stop the daemon; slivers and sessions go on."""
+        if not self._running:
+            self._zygote.stop()
+            return
+        self._running = False
+        for source in self._sources:
+            source.stop()
+        if self.servers is not None:
+            self.servers.stop()
+        self._wake_expiry.set()
+        if self._expiry.ident is not None:
+            self._expiry.join(5)
+        self.slivers.stop()
+        self.gate.stop()
+        self.host.stop()
+        self._zygote.stop()
+        self.database.close()
+
+    def _serve_ssh(self, handle: Handle, connection: int) -> Spawned:
+        """An SSH server for one connection, inside the sliver."""
+        # What the server logs must not get into the connection.
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            return self.backend.spawn(handle, SSHD_ARGV, connection, connection, nowhere)
+        finally:
+            os.close(nowhere)
+
+    def _opened(self, name: str, handle: Handle | None) -> None:
+        if handle is None:
+            self.gate.close(name)
+        else:
+            self.gate.open(name, int(self.database.local(key_of(name))["index"]), handle)
+        if self.servers is not None:
+            self.servers.sliver_changed(name, handle)
+
+    # -- records
+
+    def deliver(self, source: str, serial: float, given: Iterable[Any], complete: bool) -> merge.Changes:
+        """Take over an update of a source, and bring about what follows from it."""
+        with self._delivery:
+            before = self.slivers.effective()
+            changes = merge.deliver(self.database, source, serial, given, complete)
+            self._follow(changes, before)
+        return changes
+
+    def _follow(self, changes: merge.Changes, before: Mapping[str, Mapping[str, int]]) -> None:
+        after = self.slivers.effective()
+        names = {key.partition("_")[2] for key in changes.changed | changes.deleted if key.startswith("sliver_")}
+        names |= {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+        for name in sorted(names):
+            self.slivers.look_at(name)
+        if changes.complete:
+            self.slivers.look_at_all()
+        if {key for key in changes.changed | changes.deleted if key.startswith("delegate_")}:
+            self.host.delegates_changed(self._delegate_records())
+        if "bwcap" in changes.changed:
+            record = self.database.get("bwcap")
+            if record is not None:
+                self.host.cap(record.content["cap"], record.content["exempt_ips"])
+        self._wake_expiry.set()
+
+    def _delegate_records(self) -> dict[str, dict[str, Any]]:
+        return {r.content["name"]: r.content for r in self.database.records()
+                if r.content.get("account_type") == records.DELEGATE}
+
+    def _run_expiry(self) -> None:
+        while self._running:
+            due = self.database.next_expiry()
+            wait = EXPIRY_CHECK if due is None else max(0.0, min(EXPIRY_CHECK, due - time.time() + 0.01))
+            self._wake_expiry.wait(wait)
+            self._wake_expiry.clear()
+            if not self._running:
+                return
+            try:
+                with self._delivery:
+                    before = self.slivers.effective()
+                    changes = merge.expire(self.database, time.time())
+                    if changes.deleted:
+                        self._follow(changes, before)
+            except Exception:
+                self.log.exception("Error about expired records:")
+
+    # -- what the API asks
+
+    def sliver_record(self, name: str) -> dict[str, Any] | None:
+        record = self.database.get(key_of(name))
+        return None if record is None else record.content
+
+    def _record(self, name: str) -> dict[str, Any]:
+        record = self.sliver_record(name)
+        if record is None:
+            raise NodeError(f"there is no sliver {name}")
+        return record
+
+    def sliver_names(self) -> list[str]:
+        return sorted(self.slivers.names())
+
+    def granted(self, name: str) -> dict[str, int]:
+        return self.slivers.granted(self._record(name))
+
+    def effective(self, name: str) -> dict[str, int]:
+        found = self.slivers.effective().get(name)
+        if found is None:
+            raise NodeError(f"there is no sliver {name}")
+        return found
+
+    def loans_of(self, name: str) -> list[loans.Loan]:
+        return [(str(r), str(n), int(a)) for r, n, a in self.database.local(key_of(name)).get("loans", [])]
+
+    def set_loans(self, name: str, given: list[loans.Loan]) -> None:
+        with self._delivery:
+            before = self.slivers.effective()
+            self.database.update_local(key_of(name), loans=[list(loan) for loan in given])
+            self._follow(merge.Changes(), before)
+
+    def create_sliver(self, name: str) -> None:
+        if self._record(name).get("plc_instantiated"):
+            raise NodeError(f"sliver {name} is kept by its authority: it exists already, or will soon")
+        self.database.update_local(key_of(name), **{CREATED: True, RUNNING: True})
+        self.slivers.look_at(name)
+
+    def delete_sliver(self, name: str) -> None:
+        key = key_of(name)
+        stored = self.database.get(key)
+        if stored is None:
+            return
+        if stored.source in (DRIVER_SOURCE, TICKET_SOURCE):
+            with self._delivery:
+                before = self.slivers.effective()
+                self.database.delete(key)
+                self._follow(merge.Changes(deleted={key}), before)
+            return
+        if stored.content.get("plc_instantiated"):
+            raise NodeError(f"sliver {name} is kept by its authority and cannot be deleted here")
+        self.database.update_local(key, **{CREATED: None})
+        self.slivers.look_at(name)
+
+    def start_sliver(self, name: str) -> None:
+        if not self.effective(name)["nm_enabled"]:
+            raise NodeError(f"sliver {name} is not enabled (nm_enabled is 0)")
+        self.database.update_local(key_of(name), **{RUNNING: True})
+        self.slivers.look_at(name)
+
+    def stop_sliver(self, name: str) -> None:
+        self.database.update_local(key_of(name), **{RUNNING: False})
+        self.slivers.look_at(name)
+
+    def recreate_sliver(self, name: str) -> None:
+        self.stop_sliver(name)
+        if self.slivers.wait(name, lambda s: s.state in (STOPPED, ABSENT, FAILED), 30) is None:
+            raise NodeError(f"sliver {name} does not stop")
+        if not self._record(name).get("plc_instantiated"):
+            self.database.update_local(key_of(name), **{CREATED: True})
+        self.start_sliver(name)
+
+    def put_record(self, caller: str, record: dict[str, Any]) -> dict[str, Any]:
+        """Add or change a sliver of a launcher.
+
+        :raises NodeError: it does not fit on this host, or the name belongs to another source.
+        """
+        name = record["name"]
+        effective = self.slivers.granted(record)
+        self.host.check_fit(name, effective, self.slivers.effective())
+        problem = self.images.problem(record.get("image", "host"))
+        if problem is not None:
+            raise NodeError(problem)
+        record["plc_instantiated"] = True
+        record["owner"] = caller
+        changes = self.deliver(DRIVER_SOURCE, time.time(), [record], complete=False)
+        if changes.refused:
+            raise NodeError("; ".join(changes.refused.values()))
+        return self.describe(name)
+
+    def renew(self, name: str, expiry: float) -> None:
+        stored = self.database.get(key_of(name))
+        if stored is None:
+            raise NodeError(f"there is no sliver {name}")
+        stored.expiry = expiry
+        stored.content["expiry"] = expiry
+        self.database.put(stored)
+        self._wake_expiry.set()
+
+    def ticket(self, signed: str) -> list[str]:
+        from nodepool.nodemanager import tickets
+
+        try:
+            contained = tickets.verify(signed, self.config.tickets, self.config.host_name, self.database.use_ticket)
+        except tickets.TicketError as error:
+            raise NodeError(f"ticket refused: {error}") from None
+        changes = self.deliver(TICKET_SOURCE, time.time(), contained, complete=False)
+        names = [str(item.get("name")) for item in contained if item.get("account_type") == records.SLIVER]
+        if changes.refused:
+            raise NodeError("; ".join(changes.refused.values()))
+        for name in names[:1]:
+            if not self._record(name).get("plc_instantiated"):
+                self.create_sliver(name)
+        return names
+
+    def wait_sliver(self, name: str, state: str, timeout: float) -> dict[str, Any] | None:
+        ends = {"ready": (READY, FAILED, DISABLED, ABSENT), "stopped": (STOPPED, FAILED, ABSENT, DISABLED),
+                "gone": (ABSENT,)}[state]
+        # A record that was only just put has not been looked at yet.
+        known = state == "gone" or self.sliver_record(name) is None
+
+        def done(status: Any) -> bool:
+            if status.state == ABSENT and not known:
+                return self.sliver_record(name) is None
+            if status.state == ABSENT and state == "gone":
+                return self.sliver_record(name) is None
+            return status.state in ends
+
+        if self.slivers.wait(name, done, timeout) is None:
+            return None
+        return self.describe(name)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        stored = self.database.get(key_of(name))
+        status = self.slivers.status(name)
+        if stored is None:
+            return {"name": name, "state": status.state if status.state != READY else "deleting", "error": status.error}
+        record, local = stored.content, self.database.local(key_of(name))
+        handle = local.get("handle") or {}
+        index = local.get("index")
+        return {
+            "name": name, "state": status.state, "error": status.error, "source": stored.source,
+            "image": record.get("image", "host"), "rspec": self.granted(name),
+            "effective": self.slivers.effective().get(name, {}),
+            "expiry": stored.expiry or 0, "metadata": record.get("metadata") or {}, "username": record.get("username", "root"),
+            "index": index or 0, "ssh_address": self.config.ssh_address, "ssh_port": self.gate.port(index) if index else 0,
+            "host_keys": [handle["host_key"]] if handle.get("host_key") else [], "backend": self.backend.name,
+            "address": str(handle.get("address") or ""), "sessions": self.gate.sessions(name), "since": status.since,
+        }
+
+    def capacity(self) -> dict[str, Any]:
+        return {**self.host.capacity(self.slivers.effective()), "images": self.images.names(), "backend": self.backend.name,
+                "problems": [f"{p.feature}: {p.remedy}" for p in self.problems]}
+
+    def usage(self, name: str) -> dict[str, int]:
+        record, local = self._record(name), self.database.local(key_of(name))
+        if local.get("handle") is None:
+            raise NodeError(f"sliver {name} does not run")
+        spec = self.slivers.spec(name, record, int(local["index"]), self.effective(name))
+        return self.backend.usage(spec, local["handle"])
+
+    def console(self, name: str) -> str:
+        record, local = self._record(name), self.database.local(key_of(name))
+        spec = self.slivers.spec(name, record, int(local.get("index") or 0), self.effective(name))
+        return self.backend.console(spec).decode(errors="replace")
+
+    def xids(self) -> dict[str, int]:
+        return {key.partition("_")[2]: self.config.id_base + int(local["index"]) * 65536
+                for key, local in self.database.locals().items() if key.startswith("sliver_") and local.get("index")}
+
+    def sliver_of_uid(self, uid: int) -> str | None:
+        """The sliver that a user id of the host belongs to."""
+        for name, first in self.xids().items():
+            if first <= uid < first + 65536:
+                return name
+        return None
+
+    def ssh_keys(self) -> dict[str, str]:
+        return {name: self._record(name).get("ssh_keys", "") for name in self.sliver_names()}
+
+    def dump(self) -> str:
+        return self.database.dump()

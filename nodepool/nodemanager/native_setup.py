@@ -1,0 +1,312 @@
+"""Making a sliver as root of the host (backend `native`): runs in a worker of the helper.
+
+Order and why: all mounts are made by the worker, in a mount namespace owned by the host, and process 1 then takes a copy of
+that namespace into its own user namespace. The kernel locks copied mounts and their flags: root inside cannot unmount the
+masks of /proc, nor make /sys writable, nor allow device nodes on the root again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from typing import Any
+
+from nodepool.nodemanager import inside, syscalls
+from nodepool.nodemanager.operations import child, finish, join_cgroups, run_child
+from nodepool.nodemanager.syscalls import (
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOEXEC,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+)
+from nodepool.nodemanager.zygote import Operation, StepError
+
+DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
+         "stderr": "/proc/self/fd/2"}
+READ_ONLY = ("proc/bus", "proc/fs", "proc/irq", "proc/sys", "proc/sysrq-trigger")
+MASKED = (
+    "proc/acpi", "proc/asound", "proc/kcore", "proc/keys", "proc/key-users", "proc/kallsyms", "proc/kmsg",
+    "proc/latency_stats", "proc/timer_list", "proc/timer_stats", "proc/sched_debug", "proc/scsi", "proc/kpagecount",
+    "proc/kpageflags", "proc/kpagecgroup", "proc/vmallocinfo", "proc/slabinfo", "proc/config.gz", "proc/modules",
+    "proc/mdstat", "sys/firmware", "sys/fs/pstore", "sys/kernel/security", "sys/devices/virtual/powercap",
+    "sys/devices/virtual/dmi", "sys/kernel/vmcoreinfo", "sys/kernel/notes", "sys/hypervisor",
+)
+PRIVATE = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
+TTY_GROUP = 5
+INIT = ("sleep", "infinity")
+_SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
+NEW = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
+
+
+def place(root: int, path: str, directory: bool = True, make: bool = True) -> int:
+    """What stands at a path of the tree, as an O_PATH descriptor; a link anywhere on the way is refused.
+
+    Raises StepError, FileNotFoundError (only with `make` false).
+    """
+    flags = os.O_PATH | (os.O_DIRECTORY if directory else os.O_NOFOLLOW)
+    try:
+        return syscalls.openat2(root, path, flags, _SAFE)
+    except FileNotFoundError:
+        if not make:
+            raise
+        os.mkdir(path, 0o755, dir_fd=root)
+        return syscalls.openat2(root, path, flags, _SAFE)
+    except OSError as error:
+        raise StepError(f"/{path} of the root tree is no plain directory (a link or a file): {error.strerror}") from error
+
+
+def attach(mount_fd: int, root: int, path: str, directory: bool = True, make: bool = True) -> None:
+    """Attach a detached mount inside the tree and close its descriptor."""
+    target = place(root, path, directory, make)
+    try:
+        syscalls.move_mount(mount_fd, target)
+    finally:
+        os.close(target)
+        os.close(mount_fd)
+
+
+def overlay(layers: Sequence[str], upper: str, work: str) -> int:
+    """A detached overlay; nodev, because images may hold device nodes."""
+    return syscalls.new_mount("overlay", {"lowerdir": ":".join(layers), "upperdir": upper, "workdir": work,
+                                          "redirect_dir": "on", "metacopy": "off", "index": "off"}, MOUNT_ATTR_NODEV)
+
+
+def make_upper(writable: str, name: str, owner: int) -> None:
+    """Upper and work directory of one overlay on the sliver's disk."""
+    for directory in (name, f"{name}-work"):
+        path = os.path.join(writable, directory)
+        try:
+            os.mkdir(path, 0o755)
+            os.chown(path, owner, owner)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(path).st_mode):
+                raise StepError(f"{path} is not a directory") from None
+
+
+def build_tree(request: dict[str, Any], userns: int) -> int:
+    """Stage and overlays in this private mount namespace; returns a descriptor of the new root."""
+    base = request["base"]
+    writable = request["writable"]
+    syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
+    os.chdir(request["stage"])
+    for directory in ("root", "upper", "empty"):
+        os.mkdir(directory, 0o755)
+    writable_fd = syscalls.open_tree(writable)
+    syscalls.move_mount(writable_fd, "upper")
+    os.close(writable_fd)
+    number = 0
+    mounts: dict[str, int] = {}
+    for place_name, layers in request["layers"].items():
+        make_upper("upper", place_name, base)
+        names = []
+        for layer in layers:
+            layer_fd = syscalls.open_tree(layer)
+            try:
+                syscalls.mount_setattr(layer_fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV, userns)
+            except OSError as error:
+                raise StepError(f"{layer}: its file system cannot be id-mapped ({error.strerror}); use another file system "
+                                "for the image, or a newer kernel") from error
+            os.mkdir(f"l{number}")
+            syscalls.move_mount(layer_fd, f"l{number}")
+            os.close(layer_fd)
+            names.append(f"l{number}")
+            number += 1
+        mounts[place_name] = overlay(names, f"upper/{place_name}", f"upper/{place_name}-work")
+    syscalls.move_mount(mounts.pop("root"), "root")
+    root = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for place_name, mount_fd in mounts.items():
+        attach(mount_fd, root, place_name)
+    return root
+
+
+def build_devices(root: int, base: int) -> None:
+    """/dev, /dev/pts, /dev/shm."""
+    owner = {"uid": str(base), "gid": str(base)}
+    dev = syscalls.new_mount("tmpfs", {**owner, "mode": "755", "size": "64k", "nr_inodes": "64"},
+                             MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
+    for name, (major, minor) in DEVICES.items():
+        os.mknod(name, 0o666 | stat.S_IFCHR, os.makedev(major, minor), dir_fd=dev)
+        os.chmod(name, 0o666, dir_fd=dev)
+        os.chown(name, base, base + (TTY_GROUP if name == "tty" else 0), dir_fd=dev)
+    for name, target in LINKS.items():
+        os.symlink(target, name, dir_fd=dev)
+        os.chown(name, base, base, dir_fd=dev, follow_symlinks=False)
+    for name in ("pts", "shm"):
+        os.mkdir(name, 0o755, dir_fd=dev)
+    attach(dev, root, "dev")
+    attach(syscalls.new_mount("devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0620", "gid": str(base + TTY_GROUP)},
+                              MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), root, "dev/pts", make=False)
+    attach(syscalls.new_mount("tmpfs", {**owner, "mode": "1777"}, PRIVATE & ~MOUNT_ATTR_NOEXEC), root, "dev/shm", make=False)
+
+
+def build_run(root: int, base: int, api: str | None) -> None:
+    """/run, and in it the API's socket."""
+    run = syscalls.new_mount("tmpfs", {"uid": str(base), "gid": str(base), "mode": "755"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+    for name, mode in (("lock", 0o1777), ("sshd", 0o755), ("nodepool", 0o755)):
+        os.mkdir(name, mode, dir_fd=run)
+        os.chmod(name, mode, dir_fd=run)
+        os.chown(name, base, base, dir_fd=run)
+    target = "run/nodepool"
+    directory = True
+    if api and not os.path.isdir(api):
+        os.close(os.open("nodepool/nodemanager.api", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=run))
+        target, directory = "run/nodepool/nodemanager.api", False
+    attach(run, root, "run")
+    if api:
+        mount_fd = syscalls.open_tree(api)
+        syscalls.mount_setattr(mount_fd, MOUNT_ATTR_RDONLY | PRIVATE)
+        attach(mount_fd, root, target, directory, make=False)
+
+
+def mount_process_views(root: int, pidfd: int, base: int) -> None:
+    """/proc and /sys as the sliver sees them; runs in a process of its pid and network namespace, still as root of the host."""
+    syscalls.setns(pidfd, syscalls.CLONE_NEWNET)
+    attach(syscalls.new_mount("proc", {}, PRIVATE), root, "proc")
+    proc = place(root, "proc")
+    try:
+        control = os.open("sys/net/ipv4/ping_group_range", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+        os.write(control, f"{base} {base + 65535}".encode())
+        os.close(control)
+    except OSError:
+        pass  # comfort only: ping without a capability
+    finally:
+        os.close(proc)
+    attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, "sys")
+    for path in READ_ONLY:
+        cover(root, path, None)
+    for path in MASKED:
+        cover(root, path, "dev/null")
+
+
+def cover(root: int, path: str, mask: str | None) -> None:
+    """Make a path read-only (mask None) or hide it; what this kernel does not have is left out."""
+    try:
+        target = syscalls.openat2(root, path, os.O_PATH, _SAFE)
+    except OSError:
+        return
+    try:
+        attributes = MOUNT_ATTR_RDONLY | PRIVATE
+        if mask is None:
+            source = syscalls.open_tree("", target)
+        elif stat.S_ISDIR(os.fstat(target).st_mode):
+            source = syscalls.open_tree("empty")
+        else:
+            source = syscalls.open_tree(mask, root)
+            attributes = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC
+        try:
+            syscalls.mount_setattr(source, attributes)
+            syscalls.move_mount(source, target)
+        finally:
+            os.close(source)
+    finally:
+        os.close(target)
+
+
+def write_maps(pid: int, base: int, count: int) -> None:
+    """The ids of the sliver."""
+    for kind in ("uid_map", "gid_map"):
+        descriptor = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, f"0 {base} {count}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+def become_first(request: dict[str, Any], gate: socket.socket, outcome: int) -> None:
+    """Process 1: waits until the tree stands, then locks itself in, writes its own files and becomes a sleeper."""
+    if gate.recv(1) != b"g":
+        os._exit(1)  # the worker failed or was killed
+    gate.close()
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP)
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    os.setsid()
+    os.chdir("/")
+    os.umask(0o022)
+    socket.sethostname(request["hostname"])
+    syscalls.loopback_up()
+    inside.furnish(request)
+    null = os.open("/dev/null", os.O_RDWR)
+    for target in range(3):
+        os.dup2(null, target)
+    syscalls.close_from(3, (outcome,))
+    inside.reset_signals(ignore_children=True)
+    inside.confine(request["seccomp"])
+    inside.execute(INIT, {"PATH": inside.PATH})
+
+
+def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Make namespaces, tree and process 1. Answer: pid, start_time; with a pidfd."""
+    base, count = request["base"], request["count"]
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    gate, gate_inside = socket.socketpair()
+    outcome, outcome_write = os.pipe2(os.O_CLOEXEC)
+    pid, pidfd = syscalls.clone(NEW)
+    if pid == 0:
+        gate.close()
+        for descriptor in (*request["keep"], outcome):
+            os.close(descriptor)
+        run_child(lambda pipe: become_first(request, gate_inside, pipe), outcome_write)
+    gate_inside.close()
+    os.close(outcome_write)
+    write_maps(pid, base, count)
+    join_cgroups(request["procs"], pid)
+    userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        root = build_tree(request, userns)
+    except OSError as error:
+        raise StepError(f"cannot build the root tree: {error.strerror}") from error
+    try:
+        build_devices(root, base)
+        build_run(root, base, request.get("api"))
+    except OSError as error:
+        raise StepError(f"cannot build /dev and /run: {error.strerror}") from error
+    syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
+    helper, helper_fd = child(0, lambda _pipe: mount_process_views(root, pidfd, base), "cannot mount /proc and /sys")
+    os.waitpid(helper, 0)
+    os.close(helper_fd)
+    os.fchdir(root)
+    syscalls.pivot_root(".", ".")
+    syscalls.umount(".")
+    gate.send(b"g")
+    gate.close()
+    started = os.open("/proc/1/stat", os.O_RDONLY | os.O_CLOEXEC)
+    with os.fdopen(started, "rb") as file:
+        ticks = int(file.read().rsplit(b")", 1)[1].split()[19])
+    finish(outcome, pid, "process 1 cannot start")
+    return {"pid": pid, "start_time": ticks, "watch": pid}, [pidfd]
+
+
+def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Try on a scratch directory what a sliver needs; answers with the first thing that fails."""
+    base, scratch = request["base"], request["scratch"]
+    syscalls.machine()
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    hold, release = os.pipe2(os.O_CLOEXEC)
+    pid, pidfd = syscalls.clone(NEW)
+    if pid == 0:
+        os.close(release)
+        os.read(hold, 1)
+        os._exit(0)
+    os.close(hold)
+    try:
+        write_maps(pid, base, request["count"])
+        userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        for name in ("lower", "writable", "stage"):
+            os.makedirs(os.path.join(scratch, name), exist_ok=True)
+        build_tree({"base": base, "writable": os.path.join(scratch, "writable"), "stage": os.path.join(scratch, "stage"),
+                    "layers": {"root": [os.path.join(scratch, "lower")]}}, userns)
+    finally:
+        os.close(release)
+        os.waitpid(pid, 0)
+        os.close(pidfd)
+    return {}, []
+
+
+OPERATIONS: dict[str, Operation] = {"make": make, "probe": probe}

@@ -1,0 +1,166 @@
+"""Operations of the helper on slivers that run: a process inside, files inside, a listener inside, a probe of the kernel."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from nodepool.nodemanager import inside, syscalls
+from nodepool.nodemanager.zygote import Operation, StepError
+
+ALL_NAMESPACES = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET
+                  | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWCGROUP)
+
+
+def join_cgroups(files: Iterable[str], pid: int = 0) -> None:
+    """Move a process (0: this one) into cgroups. Raises OSError."""
+    for path in files:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, str(pid).encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StepError(f"cannot join the cgroup {path}: {error.strerror}") from error
+
+
+def open_sliver(request: dict[str, Any]) -> int:
+    """A pidfd of process 1 that is certainly the one meant. Raises StepError."""
+    pid = int(request["pid"])
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError as error:
+        raise StepError(f"the sliver does not run (process {pid}: {error.strerror})") from error
+    if syscalls.start_time(pid) != request["start_time"]:
+        raise StepError(f"the sliver does not run (process {pid} is another one)")
+    return descriptor
+
+
+def child(flags: int, work: Callable[[int], None], failure: str) -> tuple[int, int]:
+    """Clone; the child runs `work(failure pipe)` and must end in exec. Waits for exec or a text of failure.
+
+    Returns (pid, pidfd). Raises StepError with the child's text.
+    """
+    outcome, outcome_write = os.pipe2(os.O_CLOEXEC)
+    pid, pidfd = syscalls.clone(flags)
+    if pid == 0:
+        run_child(work, outcome_write)
+    os.close(outcome_write)
+    try:
+        finish(outcome, pid, failure)
+    except BaseException:
+        os.close(pidfd)
+        raise
+    return pid, pidfd
+
+
+def run_child(work: Callable[[int], None], outcome: int) -> NoReturn:
+    """Run the child's part; what goes wrong is written to the pipe."""
+    try:
+        work(outcome)
+        os._exit(0)
+    except BaseException as error:
+        text = str(error)
+        if isinstance(error, OSError):
+            text = f"{error.strerror or error}" + (f" ({os.fsdecode(error.filename)})" if error.filename else "")
+        if not isinstance(error, StepError):
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            text += f" [{type(error).__name__} in {last.name}, line {last.lineno}]"
+        try:
+            os.write(outcome, text.encode()[:4000])
+        finally:
+            os._exit(1)
+
+
+def finish(outcome: int, pid: int, failure: str) -> None:
+    """Wait until the child has exec'ed (or ended well). Raises StepError with its text."""
+    text = b""
+    while True:
+        data = os.read(outcome, 4096)
+        if not data:
+            break
+        text += data
+    os.close(outcome)
+    if text:
+        os.waitpid(pid, 0)
+        raise StepError(f"{failure}: {text.decode(errors='replace')}")
+
+
+def spawn(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """A process inside: namespaces, cgroup, filter, user. Descriptors: stdin, stdout, stderr."""
+    if len(descriptors) != 3:
+        raise StepError("three descriptors are needed")
+    sliver = open_sliver(request)
+    join_cgroups(request.get("procs", []))
+    try:
+        syscalls.setns(sliver, request.get("namespaces", ALL_NAMESPACES))
+    except OSError as error:
+        raise StepError(f"cannot enter the sliver: {error.strerror}") from error
+
+    def work(outcome: int) -> None:
+        os.setsid()
+        for target, descriptor in enumerate(descriptors):
+            # Out of the way first: descriptors may themselves be 0, 1 or 2.
+            descriptors[target] = os.dup(descriptor) if descriptor < 3 else descriptor
+        for target, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, target)
+        syscalls.close_from(3, (outcome,))
+        inside.reset_signals()
+        if request.get("rootless"):
+            account = next((a for a in inside.accounts().values() if a.uid == os.getuid()),
+                           inside.Account("nobody", os.getuid(), os.getgid(), "/", "/bin/sh"))
+            os.chdir(account.home if os.path.isdir(account.home) else "/")
+            inside.limit(request.get("limits", {}))
+            syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+            inside.confine(request.get("seccomp", True))
+        else:
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            inside.confine(request.get("seccomp", True))
+            account = inside.become(request["user"])
+        os.umask(0o022)
+        inside.execute(request["argv"], inside.environment(account, request.get("env")))
+
+    pid, pidfd = child(0, work, "cannot run the program")
+    return {"pid": pid, "watch": pid}, [pidfd]
+
+
+def furnish(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Write files, keys and accounts of a sliver that runs, as its own root."""
+    sliver = open_sliver(request)
+    join_cgroups(request.get("procs", []))
+    syscalls.setns(sliver, syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+    if not request.get("rootless"):
+        os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    os.umask(0o022)
+    inside.furnish(request)
+    return {}, []
+
+
+def listen(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """A listening socket in the network namespace of a sliver."""
+    sliver = open_sliver(request)
+    flags = syscalls.CLONE_NEWNET
+    syscalls.setns(sliver, flags | (syscalls.CLONE_NEWUSER if request.get("rootless") else 0))
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((request["address"], request["port"]))
+        except OSError as error:
+            raise StepError(f"cannot listen on {request['address']}:{request['port']} inside: {error.strerror}") from error
+        listener.listen(request.get("backlog", 16))
+        return {}, [os.dup(listener.fileno())]
+
+
+def ping(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Does the helper live?"""
+    return {"pid": os.getppid()}, []
+
+
+OPERATIONS: dict[str, Operation] = {"spawn": spawn, "furnish": furnish, "listen": listen, "ping": ping}

@@ -1,0 +1,207 @@
+"""Where root trees come from: templates shared read-only by all slivers of an image (nodemanager.md C.2).
+
+Layout below the state directory (0700, root):
+  templates/<key>/         a finished template; <key>.new while it is being built, removed by the next start
+  templates/<key>/refs/    one empty file per sliver that uses it
+  images/<name>.tar        uploaded by the driver
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodepool.nodemanager import hostimage, tarimage
+from nodepool.nodemanager.backends.base import BackendError
+
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
+IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_NEEDED = ("bin/sh", "usr/bin/sh")
+
+
+def check_sliver_name(name: str) -> str:
+    """The name itself. Raises BackendError for what must not become a path."""
+    if not NAME.match(name):
+        raise BackendError(f"{name!r} is no sliver name (a small letter, then small letters, digits, '_' or '-'; at most 63)")
+    return name
+
+
+@dataclass(frozen=True)
+class RootTree:
+    """Layers, uppermost first, for "root" and for directories that have an overlay of their own ("usr")."""
+
+    key: str
+    """Name of the template; "" when there is none to count references of."""
+    layers: dict[str, list[str]]
+
+
+class RootStore:
+    """Finds and builds templates. Safe for many threads and processes (a lock file per template)."""
+
+    def __init__(self, state_dir: str | os.PathLike[str], limits: tarimage.Limits | None = None) -> None:
+        self.directory = Path(state_dir) / "templates"
+        self.images = Path(state_dir) / "images"
+        self.limits = limits
+
+    def tree(self, image: str, sliver: str) -> RootTree:
+        """The tree of an image, counted as used by the sliver from now on. Builds what is missing. Raises BackendError."""
+        check_sliver_name(sliver)
+        if image == "host":
+            template = self._template(f"host-{hostimage.digest()}", hostimage.build, sliver, "image host")
+            layers = {"root": [str(template / "root")], "usr": [str(template / "mask"), "/usr"]}
+            layers.update({name: [f"/{name}"] for name in hostimage.overlaid() if name != "usr"})
+            return RootTree(template.name, layers)
+        kind, separator, rest = image.partition(":")
+        if separator and kind == "dir":
+            return RootTree("", {"root": [self._directory(rest)]})
+        if separator and kind == "image":
+            if not IMAGE_NAME.match(rest):
+                raise BackendError(f"image {image!r}: {rest!r} is no image name")
+            return self._tar(self.images / f"{rest}.tar", sliver)
+        if separator and kind == "tar":
+            return self._tar(Path(rest), sliver)
+        raise BackendError(f"unknown image {image!r}; there are: host, dir:/path, tar:/path, image:<name>")
+
+    @staticmethod
+    def _directory(text: str) -> str:
+        path = Path(text)
+        if not path.is_absolute():
+            raise BackendError(f"image dir:{text}: the path must be absolute")
+        if not path.is_dir():
+            raise BackendError(f"image dir:{text}: no such directory")
+        if path.resolve() == Path("/"):
+            raise BackendError("image dir:/ would show the whole host; use image host")
+        _check_tree(path, f"image dir:{text}")
+        return str(path.resolve())
+
+    def _tar(self, path: Path, sliver: str) -> RootTree:
+        if not path.is_absolute():
+            raise BackendError(f"image tar:{path}: the path must be absolute")
+        try:
+            key = f"tar-{self._checksum(path)[:32]}"
+        except FileNotFoundError:
+            raise BackendError(f"image {path}: no such file; upload it or correct the configuration") from None
+        except OSError as error:
+            raise BackendError(f"image {path}: {error.strerror}", retry=True) from error
+
+        def build(target: Path) -> None:
+            tree = target / "root"
+            tree.mkdir(mode=0o755)
+            tarimage.extract(path, tree, self.limits)
+            _check_tree(tree, f"image {path}")
+            os.sync()
+
+        template = self._template(key, build, sliver, f"image {path}")
+        return RootTree(key, {"root": [str(template / "root")]})
+
+    def _checksum(self, path: Path) -> str:
+        """SHA-256 of a file; remembered as long as its inode, size and time stay."""
+        found = os.stat(path)
+        mark = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        memory = self.directory / "checksums.json"
+        with self._locked("checksums"):
+            try:
+                known = json.loads(memory.read_text())
+            except (OSError, ValueError):
+                known = {}
+            if not isinstance(known, dict):
+                known = {}
+            entry = known.get(str(path))
+            if isinstance(entry, list) and entry[0] == mark:
+                return str(entry[1])
+            with path.open("rb") as file:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            known = {name: value for name, value in known.items() if os.path.exists(name)}
+            known[str(path)] = [mark, checksum]
+            new = memory.with_suffix(".new")
+            new.write_text(json.dumps(known))
+            new.replace(memory)
+            return checksum
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.directory / f".{key}.lock").open("w") as lock:
+            # The holder only builds a template; it ends with its process.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _template(self, key: str, build: Callable[[Path], None], sliver: str, what: str) -> Path:
+        template = self.directory / key
+        with self._locked("build"):
+            if not template.is_dir():
+                new = self.directory / f"{key}.new"
+                _remove(new)
+                try:
+                    new.mkdir(mode=0o755)
+                    (new / "refs").mkdir(mode=0o700)
+                    build(new)
+                    new.rename(template)
+                except (OSError, tarimage.TarError, BackendError) as error:
+                    _remove(new)
+                    if isinstance(error, BackendError):
+                        raise
+                    raise BackendError(f"{what} cannot be prepared: {error}", retry=isinstance(error, OSError)) from error
+            (template / "refs" / sliver).touch()
+        return template
+
+    def release(self, sliver: str) -> None:
+        """The sliver is gone; templates stay until pruned, for the next one of the same image."""
+        check_sliver_name(sliver)
+        for reference in self.directory.glob(f"*/refs/{sliver}"):
+            reference.unlink(missing_ok=True)
+
+    def prune(self, alive: set[str], idle: float = 0.0) -> list[str]:
+        """Remove templates without users that were last used `idle` seconds ago or earlier, and what a crash left half-built.
+
+        `alive`: names of all slivers; references of others are dropped. Returns the keys removed.
+        """
+        removed: list[str] = []
+        if not self.directory.is_dir():
+            return removed
+        with self._locked("build"):
+            for template in sorted(self.directory.iterdir()):
+                if not template.is_dir():
+                    continue
+                references = template / "refs"
+                if template.suffix not in (".new", ".old") and references.is_dir():
+                    for reference in references.iterdir():
+                        if reference.name not in alive:
+                            reference.unlink(missing_ok=True)
+                    if any(references.iterdir()) or time.time() - references.stat().st_mtime < idle:
+                        continue
+                gone = template if template.suffix == ".old" else template.rename(template.with_name(f"{template.name}.old"))
+                _remove(gone)
+                removed.append(template.name)
+        return removed
+
+    def templates(self) -> dict[str, list[str]]:
+        """Key -> slivers that use it."""
+        if not self.directory.is_dir():
+            return {}
+        return {path.name: sorted(os.listdir(path / "refs")) for path in sorted(self.directory.iterdir())
+                if path.is_dir() and (path / "refs").is_dir() and path.suffix not in (".new", ".old")}
+
+
+def _check_tree(path: Path, what: str) -> None:
+    """It looks like a root tree: a shell, and no links where the system's file systems are mounted."""
+    for name in ("proc", "sys", "dev", "run"):
+        if os.path.lexists(path / name) and (os.path.islink(path / name) or not os.path.isdir(path / name)):
+            raise BackendError(f"{what}: /{name} must be a directory")
+    if not any(os.path.lexists(path / name) for name in _NEEDED):
+        raise BackendError(f"{what}: not a root tree (there is no /bin/sh in it)")
+
+
+def _remove(path: Path) -> None:
+    """Remove a tree; never follows links (shutil's safe walk)."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,144 @@
+"""Making a sliver as an ordinary user (backend `rootless`): process 1 builds all of it in a user namespace of one id.
+
+There is no root inside: capabilities end at exec, because the id is not 0, and no_new_privs keeps them away.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from nodepool.nodemanager import inside, native_setup, syscalls
+from nodepool.nodemanager.native_setup import (
+    DEVICES,
+    INIT,
+    LINKS,
+    MASKED,
+    PRIVATE,
+    READ_ONLY,
+    attach,
+    cover,
+)
+from nodepool.nodemanager.operations import finish, run_child
+from nodepool.nodemanager.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
+from nodepool.nodemanager.zygote import Operation, StepError
+
+UID = 1000
+"""The one id inside."""
+MARK = "NODEPOOL_SLIVER"
+"""In the environment of process 1: by it a sliver without a record is found."""
+NEW = native_setup.NEW | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP
+
+
+def write_maps(pid: int, uid: int, gid: int) -> None:
+    """One user, one group."""
+    for kind, text in (("setgroups", "deny"), ("uid_map", f"{UID} {uid} 1\n"), ("gid_map", f"{UID} {gid} 1\n")):
+        descriptor = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+
+def build(request: dict[str, Any]) -> None:
+    """The tree, and the way into it."""
+    writable = request["writable"]
+    for name in ("root", "root-work"):
+        os.makedirs(os.path.join(writable, name), mode=0o755, exist_ok=True)
+    syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_SLAVE)
+    layers = request["layers"]
+    root_fd = syscalls.new_mount("overlay", {
+        "lowerdir": ":".join(layers["root"]), "upperdir": os.path.join(writable, "root"),
+        "workdir": os.path.join(writable, "root-work"), "userxattr": None}, MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID)
+    syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
+    os.chdir(request["stage"])
+    for name in ("root", "empty"):
+        os.mkdir(name, 0o755)
+    syscalls.move_mount(root_fd, "root")
+    os.close(root_fd)
+    root = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name, sources in layers.items():
+        if name != "root":
+            mount_fd = syscalls.open_tree(sources[-1], flags=syscalls.OPEN_TREE_CLONE | syscalls.AT_RECURSIVE)
+            syscalls.mount_setattr(mount_fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, recursive=True)
+            attach(mount_fd, root, name)
+    build_devices(root)
+    native_setup.build_run(root, UID, request.get("api"))
+    attach(syscalls.new_mount("proc", {}, PRIVATE), root, "proc")
+    attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, "sys")
+    for path in READ_ONLY:
+        cover(root, path, None)
+    for path in MASKED:
+        cover(root, path, "dev/null")
+    os.fchdir(root)
+    syscalls.pivot_root(".", ".")
+    syscalls.umount(".")
+    os.chdir("/")
+
+
+def build_devices(root: int) -> None:
+    """/dev: device nodes cannot be made here, so the host's are mounted one by one."""
+    dev = syscalls.new_mount("tmpfs", {"mode": "755", "size": "64k", "nr_inodes": "64"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
+    for name in DEVICES:
+        os.close(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=dev))
+    for name, target in LINKS.items():
+        os.symlink(target, name, dir_fd=dev)
+    for name in ("pts", "shm"):
+        os.mkdir(name, 0o755, dir_fd=dev)
+    attach(dev, root, "dev")
+    for name in DEVICES:
+        attach(syscalls.open_tree(f"/dev/{name}"), root, f"dev/{name}", directory=False, make=False)
+    attach(syscalls.new_mount("devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0600"},
+                              MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), root, "dev/pts", make=False)
+    attach(syscalls.new_mount("tmpfs", {"mode": "1777"}, PRIVATE & ~MOUNT_ATTR_NOEXEC), root, "dev/shm", make=False)
+
+
+def become_first(request: dict[str, Any], gate: socket.socket, outcome: int) -> None:
+    """Process 1."""
+    if gate.recv(1) != b"g":
+        os._exit(1)
+    gate.close()
+    os.umask(0o022)
+    build(request)
+    os.setsid()
+    socket.sethostname(request["hostname"])
+    syscalls.loopback_up()
+    inside.furnish(request)
+    null = os.open("/dev/null", os.O_RDWR)
+    for target in range(3):
+        os.dup2(null, target)
+    syscalls.close_from(3, (outcome,))
+    inside.reset_signals(ignore_children=True)
+    inside.limit(request["limits"])
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    inside.confine(request["seccomp"])
+    inside.execute(INIT, {"PATH": inside.PATH, MARK: request["mark"]})
+
+
+def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Make namespaces, tree and process 1. Answer: pid, start_time; with a pidfd."""
+    uid, gid = os.getuid(), os.getgid()
+    gate, gate_inside = socket.socketpair()
+    outcome, outcome_write = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid, pidfd = syscalls.clone(NEW)
+    except OSError as error:
+        raise StepError(f"this host does not let ordinary users make namespaces ({error.strerror}); see sysctl "
+                        "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
+                        "kernel.apparmor_restrict_unprivileged_userns") from error
+    if pid == 0:
+        gate.close()
+        for descriptor in (*request["keep"], outcome):
+            os.close(descriptor)
+        run_child(lambda pipe: become_first(request, gate_inside, pipe), outcome_write)
+    gate_inside.close()
+    os.close(outcome_write)
+    write_maps(pid, uid, gid)
+    gate.send(b"g")
+    gate.close()
+    finish(outcome, pid, "process 1 cannot start")
+    return {"pid": pid, "start_time": syscalls.start_time(pid), "watch": pid}, [pidfd]
+
+
+OPERATIONS: dict[str, Operation] = {"make_rootless": make}

@@ -1,0 +1,144 @@
+"""Client of the node manager's API over its Unix socket, loopback or TLS (nodemanager.md C.5)."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import xmlrpc.client
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+from urllib.parse import quote, urlsplit
+
+from nodepool.nodemanager import xml_rpc
+
+CONNECT_TIMEOUT = 5.0
+CALL_TIMEOUT = 30.0
+#: Bytes of an answer; no answer of ours is larger.
+MAX_ANSWER = 64 << 20
+UPLOAD_CHUNK = 1 << 20
+
+
+class RpcError(Exception):
+    """No answer could be had; the call may or may not have been carried out."""
+
+
+class RpcFault(Exception):
+    """The node manager refused; ``code`` as in nodemanager.md A.8."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM form."""
+
+    ca: str
+    cert: str
+    key: str
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(CONNECT_TIMEOUT)
+        try:
+            sock.connect(self._path)
+        except BaseException:
+            sock.close()
+            raise
+        sock.settimeout(self.timeout)
+        self.sock = sock
+
+
+class Client:
+    """Thread-safe: each call has a connection of its own.
+
+    :param url: ``unix:/path``, ``http://127.0.0.1:812`` or ``https://host:8120`` (with ``tls``).
+    :raises ValueError: the URL is none of these.
+    """
+
+    def __init__(self, url: str, tls: Tls | None = None) -> None:
+        self.url = url
+        self._connection: Callable[[float], http.client.HTTPConnection]
+        if url.startswith("unix:"):
+            path = url.removeprefix("unix:")
+            self._connection = lambda timeout: _UnixConnection(path, timeout)
+            return
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is no address of a node manager; unix:/path, http://... or https://... is wanted")
+        host, port = parts.hostname, parts.port
+        if parts.scheme == "http":
+            self._connection = lambda timeout: http.client.HTTPConnection(host, port or 812, timeout=timeout)
+            return
+        if tls is None:
+            raise ValueError(f"{url}: https needs ca-cert, client-cert and client-key")
+        context = ssl.create_default_context(cafile=tls.ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(tls.cert, tls.key)
+        self._connection = lambda timeout: http.client.HTTPSConnection(host, port or 8120, timeout=timeout, context=context)
+
+    def call(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT) -> Any:
+        """The result.
+
+        :raises RpcFault: refused.
+        :raises RpcError: no usable answer within ``timeout`` seconds.
+        """
+        body = xml_rpc.call(method, arguments)
+        status, answer = self._request("POST", "/", body, {"Content-Type": "text/xml"}, timeout)
+        if status != 200:
+            raise RpcError(f"{self.url}: {method}: HTTP status {status}")
+        try:
+            (result,), _ = xmlrpc.client.loads(answer, use_builtin_types=True)
+        except xmlrpc.client.Fault as fault:
+            raise RpcFault(fault.faultCode, fault.faultString) from None
+        except Exception as error:
+            raise RpcError(f"{self.url}: {method}: not an XML-RPC answer: {error}") from error
+        return result
+
+    def _request(self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
+        connection = self._connection(timeout)
+        try:
+            connection.request(verb, path, body, headers)
+            response = connection.getresponse()
+            answer = response.read(MAX_ANSWER)
+            return response.status, answer
+        except (OSError, http.client.HTTPException) as error:
+            raise RpcError(f"{self.url}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+
+    # -- images
+
+    def put_image(self, name: str, stream: BinaryIO, sha256: str | None = None, timeout: float = 3600) -> None:
+        """Upload a tar file.
+
+        :raises RpcFault: refused.
+        :raises RpcError: it did not get there.
+        """
+        size = os.fstat(stream.fileno()).st_size
+        path = f"/images/{quote(name, safe='')}" + (f"?sha256={sha256}" if sha256 else "")
+        status, answer = self._request(
+            "PUT", path, stream, {"Content-Type": "application/x-tar", "Content-Length": str(size)}, timeout)
+        self._check(status, answer)
+
+    def delete_image(self, name: str, timeout: float = CALL_TIMEOUT) -> None:
+        """Delete an image; one that is not there is fine."""
+        status, answer = self._request("DELETE", f"/images/{quote(name, safe='')}", None, {}, timeout)
+        if status != 404:
+            self._check(status, answer)
+
+    @staticmethod
+    def _check(status: int, answer: bytes) -> None:
+        if not 200 <= status < 300:
+            raise RpcFault(status, answer[:500].decode(errors="replace").strip() or f"HTTP status {status}")

@@ -1,0 +1,123 @@
+"""Resources of a sliver: names, units, defaults, what may be lent (nodemanager.md A.1, B.2, C.3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
+#: No resource is larger: what the kernel and SQLite take as a number.
+MAXIMUM = 2**62
+#: "Not limited", where 0 would mean "nothing at all".
+UNLIMITED_RATE = 10**12
+
+
+class RSpecError(ValueError):
+    """A resource is wrong; the text names it, its value and what would be right."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    name: str
+    default: int
+    meaning: str
+    #: What may be lent to other slivers.
+    loanable: bool = False
+    #: What a lender keeps of it.
+    floor: int = 0
+    minimum: int = 0
+    maximum: int = MAXIMUM
+
+
+_RESOURCES = (
+    Resource("nm_enabled", 1, "0: no login, everything stopped", maximum=1),
+    Resource("nm_cpu_share", 32, "weight among slivers without a guarantee", True, 1, minimum=1, maximum=100_000),
+    Resource("nm_cpu_guaranteed_share", 0, "per mille of the host's CPU; replaces nm_cpu_share", True, 0, maximum=1000),
+    Resource("nm_cpu_limit", 0, "per mille of the host's CPU that it never exceeds; 0: none", True, 0, maximum=1000),
+    Resource("nm_cpu_cores", 0, "whole cores of its own; 0: none", maximum=4096),
+    Resource("nm_mem_limit", 0, "MiB; 0: none", True, 64, maximum=2**40),
+    Resource("nm_mem_guaranteed", 0, "MiB; 0: none", maximum=2**40),
+    Resource("nm_pids_max", 1024, "processes and threads", True, 32, minimum=1, maximum=4_194_304),
+    Resource("nm_io_read_bps", 0, "bytes per second; 0: no limit"),
+    Resource("nm_io_write_bps", 0, "bytes per second; 0: no limit"),
+    Resource("nm_disk_quota", 5_000_000, "KiB", minimum=4096),
+    Resource("nm_net_min_rate", 8, "bit/s sent, guaranteed", floor=0),
+    Resource("nm_net_max_rate", UNLIMITED_RATE, "bit/s sent, ceiling", True, 8),
+    Resource("nm_net_exempt_min_rate", 8, "bit/s to exempt destinations, guaranteed"),
+    Resource("nm_net_exempt_max_rate", UNLIMITED_RATE, "bit/s to exempt destinations, ceiling", True, 8),
+    Resource("nm_net_share", 1, "weight when slivers compete for spare bandwidth", True, 1, minimum=1, maximum=10_000),
+)
+RESOURCES: dict[str, Resource] = {resource.name: resource for resource in _RESOURCES}
+DEFAULT_RSPEC: dict[str, int] = {resource.name: resource.default for resource in _RESOURCES}
+LOANABLE = frozenset(resource.name for resource in _RESOURCES if resource.loanable)
+FLOORS: dict[str, int] = {resource.name: resource.floor for resource in _RESOURCES if resource.loanable}
+#: Names of the finished original (B.2) -> ours, and the factor between the units.
+SYNONYMS: dict[str, tuple[str, int]] = {
+    "enabled": ("nm_enabled", 1), "cpu_share": ("nm_cpu_share", 1), "cpu_pct": ("nm_cpu_guaranteed_share", 10),
+    "cpu_cores": ("nm_cpu_cores", 1), "disk_max": ("nm_disk_quota", 1), "net_min_rate": ("nm_net_min_rate", 1000),
+    "net_max_rate": ("nm_net_max_rate", 1000), "net_share": ("nm_net_share", 1),
+    "net_i2_min_rate": ("nm_net_exempt_min_rate", 1000), "net_i2_max_rate": ("nm_net_exempt_max_rate", 1000),
+}
+#: Adds the shared cores to the reserved ones (B.4): ``"2b"``.
+BOTH_CORES = "nm_cpu_cores_both"
+
+
+def check_name(name: Any) -> str:
+    """A name of a sliver or delegate, fit for paths, host names and records.
+
+    :raises ValueError: it is none.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        shown = name if isinstance(name, str) and len(name) < 80 and name.isprintable() else "that"
+        raise ValueError(f"{shown!r} is no name: a lower-case letter, then up to 62 of a-z 0-9 _ -")
+    return name
+
+
+def _amount(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise RSpecError(f"{name}: a whole number is wanted, not {type(value).__name__}")
+    try:
+        return int(value)
+    except ValueError:
+        raise RSpecError(f"{name}: a whole number is wanted, not {str(value)[:40]!r}") from None
+
+
+def validate(given: Mapping[str, Any]) -> dict[str, int]:
+    """The resources that are given, by today's names.
+
+    ``nm_cpu_cores`` may be ``"<n>b"``.  A ceiling of -1 means none.
+
+    :raises RSpecError: an unknown resource or an impossible amount.
+    """
+    result: dict[str, int] = {}
+    for key, value in given.items():
+        name, factor = SYNONYMS.get(str(key), (str(key), 1))
+        if name == BOTH_CORES:
+            result[BOTH_CORES] = int(bool(_amount(name, value)))
+            continue
+        resource = RESOURCES.get(name)
+        if resource is None:
+            raise RSpecError(f"unknown resource {str(key)[:60]!r}; known are {', '.join(sorted(RESOURCES))}")
+        if name == "nm_cpu_cores" and isinstance(value, str) and value.endswith("b"):
+            result[BOTH_CORES] = 1
+            value = value[:-1]
+        amount = _amount(str(key), value) * factor
+        if name.endswith("_max_rate") and amount < 0:
+            amount = UNLIMITED_RATE
+        if not resource.minimum <= amount <= resource.maximum:
+            raise RSpecError(f"{key}: {amount} is not between {resource.minimum} and {resource.maximum} ({resource.meaning})")
+        result[name] = amount
+    low, high = result.get("nm_net_min_rate"), result.get("nm_net_max_rate")
+    if low is not None and high is not None and low > high:
+        raise RSpecError(f"nm_net_min_rate: {low} is more than nm_net_max_rate {high}")
+    return result
+
+
+def with_defaults(given: Mapping[str, Any]) -> dict[str, int]:
+    """A complete RSpec.
+
+    :raises RSpecError: see :func:`validate`.
+    """
+    return {**DEFAULT_RSPEC, **validate(given)}

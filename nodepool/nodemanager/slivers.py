@@ -1,0 +1,258 @@
+"""Brings slivers to what their records want: one small step after the other, right after any crash (nodemanager.md C.7).
+
+What is wanted is in the database (records, and what this host adds to them); what is, in the backend.  An event only says
+which sliver to look at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodepool.nodemanager import loans, records, rspec
+from nodepool.nodemanager.backends.base import Backend, BackendError, Handle, SliverSpec
+from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.database import Database, DatabaseError
+from nodepool.workqueue import Reconciler
+
+CREATING, READY, STOPPED, DISABLED, FAILED, DELETING, ABSENT = (
+    "creating", "ready", "stopped", "disabled", "failed", "deleting", "absent")
+#: Seconds after which a sliver that failed for a reason that may pass is tried again.
+RETRY = 30.0
+CREATED, RUNNING = "created", "running"
+
+log = logging.getLogger("nodepool.nodemanager.slivers")
+
+
+def key_of(name: str) -> str:
+    return records.record_key(records.SLIVER, name)
+
+
+@dataclass
+class Status:
+    """What is known of a sliver at present; in memory only."""
+
+    state: str = CREATING
+    error: str = ""
+    since: float = 0.0
+
+
+class Slivers:
+    """The slivers of the host.
+
+    :param opened: called with (name, handle or None) when connections are to be let in, or refused.
+    """
+
+    def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
+                 opened: Callable[[str, Handle | None], Any], admit: Callable[[Mapping[str, int], int], None],
+                 now: Callable[[], float] = time.time) -> None:
+        self._config = config
+        self._database = database
+        self.backend = backend
+        self._opened = opened
+        self._admit = admit
+        self._now = now
+        self.changed = threading.Condition()
+        self._status: dict[str, Status] = {}
+        self._creating = threading.BoundedSemaphore(config.create_concurrency)
+        self._deleting = threading.BoundedSemaphore(config.delete_concurrency)
+        self._reconciler: Reconciler[str] = Reconciler(
+            "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency)
+        self._expiry_wake: Callable[[], Any] = lambda: None
+
+    def start(self) -> None:
+        self._reconciler.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """No sliver is touched any more; those that run go on."""
+        self._reconciler.stop()
+        self._reconciler.join(timeout)
+
+    # -- looking
+
+    def look_at(self, name: str) -> None:
+        """Bring it to what is wanted, soon."""
+        self._reconciler.queue.add(name)
+
+    def look_at_all(self) -> None:
+        for name in self.names() | {key.partition("_")[2] for key in self._database.locals() if key.startswith("sliver_")}:
+            self._reconciler.queue.add(name, urgent=False)
+
+    def names(self) -> set[str]:
+        """Slivers that have a record."""
+        return {r.content["name"] for r in self._database.records() if r.content.get("account_type") == records.SLIVER}
+
+    def status(self, name: str) -> Status:
+        with self.changed:
+            return self._status.get(name, Status(ABSENT))
+
+    def wait(self, name: str, done: Callable[[Status], bool], timeout: float) -> Status | None:
+        """None when it takes longer (seconds)."""
+        with self.changed:
+            if not self.changed.wait_for(lambda: done(self._status.get(name, Status(ABSENT))), timeout):
+                return None
+            return self._status.get(name, Status(ABSENT))
+
+    def _set(self, name: str, state: str, error: str = "") -> None:
+        with self.changed:
+            before = self._status.get(name)
+            if state == ABSENT:
+                self._status.pop(name, None)
+            else:
+                self._status[name] = Status(state, error, self._now())
+            self.changed.notify_all()
+        if before is None or (before.state, before.error) != (state, error):
+            log.info("Sliver %s: %s%s", name, state, f" ({error})" if error else "")
+
+    # -- what is wanted
+
+    def granted(self, record: Mapping[str, Any]) -> dict[str, int]:
+        """The complete RSpec without loans."""
+        return rspec.with_defaults({**self._config.default_rspec, **(record.get("rspec") or {})})
+
+    def effective(self) -> dict[str, dict[str, int]]:
+        """Name -> RSpec with loans, of all slivers with a record."""
+        given: dict[str, tuple[dict[str, int], list[loans.Loan]]] = {}
+        for record in self._database.records():
+            if record.content.get("account_type") == records.SLIVER:
+                local = self._database.local(record.key)
+                made = [(str(r), str(n), int(a)) for r, n, a in local.get("loans", [])]
+                given[record.content["name"]] = self.granted(record.content), made
+        return loans.effective(given)
+
+    def spec(self, name: str, record: Mapping[str, Any], index: int, effective: Mapping[str, int]) -> SliverSpec:
+        return SliverSpec(
+            name=name, index=index, image=record.get("image", "host"), rspec=effective,
+            ssh_keys=record.get("ssh_keys", ""), initscript=records.decode_initscript(record.get("initscript")),
+            network=record.get("network", self._config.network), username=record.get("username", "root"),
+            hostname=record.get("hostname") or name.replace("_", "-"),
+            api_socket=os.path.dirname(self._config.unix_socket) if self._config.unix_socket else None)
+
+    @staticmethod
+    def _fingerprint(spec: SliverSpec) -> str:
+        values = json.dumps([dict(spec.rspec), spec.ssh_keys, (spec.initscript or b"").hex(), spec.network, spec.username],
+                            sort_keys=True)
+        return hashlib.sha256(values.encode()).hexdigest()
+
+    @staticmethod
+    def _exists_wanted(record: Mapping[str, Any], local: Mapping[str, Any]) -> bool:
+        return bool(record.get("plc_instantiated")) or bool(local.get(CREATED))
+
+    # -- the steps
+
+    def _reconcile(self, name: str) -> float | None:
+        key = key_of(name)
+        stored = self._database.get(key)
+        local = self._database.local(key)
+        if stored is None or not self._exists_wanted(stored.content, local):
+            return self._destroy(name, key, local, stored is None)
+        try:
+            return self._ensure(name, key, stored.content, local)
+        except (BackendError, DatabaseError, rspec.RSpecError, records.RecordError) as error:
+            self._set(name, FAILED, str(error))
+            return RETRY if getattr(error, "retry", True) else None
+
+    def _ensure(self, name: str, key: str, record: Mapping[str, Any], local: dict[str, Any]) -> float | None:
+        effective = self.effective().get(name)
+        if effective is None:
+            return 0.0  # its record went this moment
+        index = local.get("index")
+        if index is None:
+            index = self._database.allocate_index(name, self._config.max_slivers)
+            local = self._database.update_local(key, index=index)
+        spec = self.spec(name, record, int(index), effective)
+        handle = local.get("handle")
+        image = local.get("image")
+        if handle is not None and image is not None and image != spec.image:
+            self._remove(name, key, local)  # another root tree is another machine
+            handle = None
+        if handle is None:
+            handle = self._create(name, key, spec)
+            local = self._database.local(key)
+        if local.get(RUNNING, True) and effective["nm_enabled"]:
+            return self._run(name, key, spec, local, handle)
+        return self._halt(name, key, spec, local, handle, bool(effective["nm_enabled"]))
+
+    def _create(self, name: str, key: str, spec: SliverSpec) -> Handle:
+        self._set(name, CREATING)
+        self._admit(spec.rspec, spec.index)
+        with self._creating:
+            handle = self.backend.create(spec)
+        self._database.update_local(key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False)
+        return handle
+
+    def _run(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle) -> float | None:
+        if local.get("frozen"):
+            self.backend.freeze(spec, handle, False)
+            self._database.update_local(key, frozen=False)
+        if local.get("halted") or not self.backend.adopt(spec, handle):
+            handle = self.backend.start(spec, handle)
+            self._database.update_local(key, handle=handle, halted=False, applied=self._fingerprint(spec))
+        elif local.get("applied") != self._fingerprint(spec):
+            handle = self.backend.configure(spec, handle)
+            self._database.update_local(key, handle=handle, applied=self._fingerprint(spec))
+        self._opened(name, handle)
+        self._set(name, READY)
+        return None
+
+    def _halt(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle,
+              enabled: bool) -> float | None:
+        self._opened(name, None)
+        if not enabled:
+            if not local.get("frozen"):
+                self.backend.freeze(spec, handle, True)
+                self._database.update_local(key, frozen=True)
+            self._set(name, DISABLED)
+            return None
+        if not local.get("halted"):
+            self._database.update_local(key, handle=self.backend.stop(spec, handle), halted=True)
+        self._set(name, STOPPED)
+        return None
+
+    def _destroy(self, name: str, key: str, local: dict[str, Any], forget: bool) -> float | None:
+        if local.get("index") is not None:
+            try:
+                self._remove(name, key, local)
+            except BackendError as error:
+                self._set(name, DELETING, str(error))
+                raise
+        if forget:
+            self._database.delete_local(key)
+        self._set(name, ABSENT)
+        return None
+
+    def _remove(self, name: str, key: str, local: Mapping[str, Any]) -> None:
+        """In an order that can go on after a crash at any point: the number goes last."""
+        self._set(name, DELETING)
+        self._opened(name, None)
+        with self._deleting:
+            self.backend.destroy(name, int(local["index"]), local.get("handle"))
+        self._database.update_local(key, handle=None, applied=None, image=None, halted=None, frozen=None, index=None)
+        self._database.free_index(name)
+
+    # -- after a restart of the daemon
+
+    def recover(self) -> None:
+        """Adopt what lives, remove what nobody knows; called before the workers start."""
+        known = {key.partition("_")[2]: local for key, local in self._database.locals().items() if key.startswith("sliver_")}
+        for name in sorted(set(self.backend.found()) - set(known)):
+            log.warning("Sliver %s exists without a record of this node: it goes", name)
+            index = self._database.allocate_index(name, self._config.max_slivers)
+            self._database.update_local(key_of(name), index=index)
+        effective = self.effective()
+        for name, local in known.items():
+            record = self._database.get(key_of(name))
+            handle = local.get("handle")
+            if record is None or handle is None or name not in effective or local.get("halted"):
+                continue
+            spec = self.spec(name, record.content, int(local["index"]), effective[name])
+            if self.backend.adopt(spec, handle):
+                self._opened(name, handle)
+                self._set(name, READY if not local.get("frozen") else DISABLED)

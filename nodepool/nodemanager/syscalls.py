@@ -1,0 +1,261 @@
+"""Calls of the kernel that the standard library lacks: mounts by descriptor, namespaces, capabilities, openat2.
+
+All raise OSError with the name of the call. Functions that fork are for processes with a single thread only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import socket
+import struct
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# The lock of the interpreter is kept: after a raw clone the child goes on in the middle of this call.
+_libc_locked = ctypes.PyDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+_libc_locked.syscall.restype = ctypes.c_long
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_PIDFD = 0x00001000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_SLAVE = 1 << 19
+MNT_DETACH = 2
+
+OPEN_TREE_CLONE = 1
+MOVE_MOUNT_F_EMPTY_PATH = 0x04
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
+MOUNT_ATTR_IDMAP = 0x00100000
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 1, 2, 4, 8, 16
+
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+_CAPGET = {"x86_64": 125, "aarch64": 90}
+# From 424 on numbers are the same on all machines.
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
+_CLOSE_RANGE, _OPENAT2, _MOUNT_SETATTR = 436, 437, 442
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 15, 22, 24
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+
+
+def machine() -> str:
+    """The machine's name for the tables of numbers. Raises OSError(ENOSYS) on machines without a table."""
+    name = platform.machine()
+    if name not in _CLONE:
+        raise OSError(errno.ENOSYS, f"slivers are not supported on {name} (only on {', '.join(sorted(_CLONE))})")
+    return name
+
+
+def _call(name: str, number: int, *arguments: object) -> int:
+    converted = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = int(_libc.syscall(ctypes.c_long(number), *converted))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
+
+
+def _checked(name: str, result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
+
+
+# --- mounts ----------------------------------------------------------------------------------------------------------
+
+def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
+    """mount(2)."""
+    _checked(f"mount {kind or 'flags'} on {target}", _libc.mount(
+        source.encode(), os.fsencode(target), kind.encode() or None, ctypes.c_ulong(flags), data.encode() or None))
+
+
+def umount(target: str, flags: int = MNT_DETACH) -> None:
+    """umount2(2)."""
+    _checked(f"umount {target}", _libc.umount2(os.fsencode(target), flags))
+
+
+def open_tree(path: str, directory: int = AT_FDCWD, flags: int = OPEN_TREE_CLONE) -> int:
+    """A detached copy of the mount at `path`; an empty path means the descriptor itself."""
+    extra = 0 if path else AT_EMPTY_PATH
+    return _call(f"open_tree {path}", _OPEN_TREE, directory, os.fsencode(path), flags | extra | os.O_CLOEXEC)
+
+
+def mount_setattr(mount_fd: int, attributes: int, userns: int | None = None, recursive: bool = False, clear: int = 0) -> None:
+    """Set attributes of a mount; with `userns` the mount is id-mapped by that user namespace."""
+    if userns is not None:
+        attributes |= MOUNT_ATTR_IDMAP
+    value = struct.pack("=QQQQ", attributes, clear, 0, userns or 0)
+    _call("mount_setattr", _MOUNT_SETATTR, mount_fd, b"", AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0), value, len(value))
+
+
+def move_mount(mount_fd: int, target: str | int) -> None:
+    """Attach a detached mount at a path, or at what a descriptor (O_PATH) stands for."""
+    if isinstance(target, int):
+        _call("move_mount", _MOVE_MOUNT, mount_fd, b"", target, b"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH)
+    else:
+        _call(f"move_mount to {target}", _MOVE_MOUNT, mount_fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+
+
+def new_mount(kind: str, options: dict[str, str | None], attributes: int = 0, source: str = "") -> int:
+    """A detached mount of a new file system; options with the value None are flags."""
+    context = _call(f"fsopen {kind}", _FSOPEN, kind.encode(), 1)
+    try:
+        try:
+            _call(f"fsconfig {kind} source", _FSCONFIG, context, 1, b"source", (source or kind).encode(), 0)
+            for key, value in options.items():
+                if value is None:
+                    _call(f"fsconfig {kind} {key}", _FSCONFIG, context, 0, key.encode(), None, 0)
+                else:
+                    _call(f"fsconfig {kind} {key}={value}", _FSCONFIG, context, 1, key.encode(), os.fsencode(value), 0)
+            _call(f"fsconfig {kind} create", _FSCONFIG, context, 6, None, None, 0)
+            return _call(f"fsmount {kind}", _FSMOUNT, context, 1, attributes)
+        except OSError as error:
+            text = _context_messages(context)
+            if text:
+                raise OSError(error.errno, f"{error.strerror} ({text})") from error
+            raise
+    finally:
+        os.close(context)
+
+
+def _context_messages(context: int) -> str:
+    """What the kernel says about a failed fsconfig."""
+    lines: list[str] = []
+    os.set_blocking(context, False)
+    while len(lines) < 8:
+        try:
+            lines.append(os.read(context, 1024).decode(errors="replace").strip())
+        except OSError:
+            break
+    return "; ".join(lines)
+
+
+def pivot_root(new: str, old: str) -> None:
+    """pivot_root(2)."""
+    _call("pivot_root", _PIVOT_ROOT[machine()], os.fsencode(new), os.fsencode(old))
+
+
+def openat2(directory: int, path: str | bytes, flags: int, resolve: int, mode: int = 0) -> int:
+    """openat2(2), close-on-exec."""
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    return _call(f"openat2 {os.fsdecode(path)}", _OPENAT2, directory, os.fsencode(path), how, len(how))
+
+
+# --- processes and namespaces ----------------------------------------------------------------------------------------
+
+def clone(flags: int) -> tuple[int, int]:
+    """Fork with new namespaces: (0, -1) in the child; (pid, pidfd) in the parent. For single-threaded processes."""
+    pidfd = ctypes.c_int(-1)
+    arguments: list[object] = [ctypes.c_long(flags | CLONE_PIDFD | 17), ctypes.c_long(0), ctypes.byref(pidfd)]
+    arguments += [ctypes.c_long(0), ctypes.c_long(0)]
+    result = int(_libc_locked.syscall(ctypes.c_long(_CLONE[machine()]), *arguments))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"clone: {os.strerror(code)}")
+    return (0, -1) if result == 0 else (result, pidfd.value)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _checked(f"unshare {flags:#x}", _libc.unshare(ctypes.c_int(flags)))
+
+
+def setns(descriptor: int, flags: int) -> None:
+    """setns(2); with a pidfd several namespaces at once."""
+    _checked(f"setns {flags:#x}", _libc.setns(ctypes.c_int(descriptor), ctypes.c_int(flags)))
+
+
+def prctl(option: int, argument: int = 0, pointer: object = None) -> int:
+    """prctl(2); `pointer` is the third argument (of PR_SET_SECCOMP)."""
+    zero = ctypes.c_ulong(0)
+    return _checked(f"prctl {option}", _libc.prctl(
+        ctypes.c_int(option), ctypes.c_ulong(argument), zero if pointer is None else pointer, zero, zero))
+
+
+def close_from(first: int, keep: tuple[int, ...] = ()) -> None:
+    """Close all descriptors >= first but those in `keep`."""
+    for descriptor in sorted(k for k in keep if k >= first):
+        if descriptor > first:
+            _call("close_range", _CLOSE_RANGE, first, descriptor - 1, 0)
+        first = descriptor + 1
+    _call("close_range", _CLOSE_RANGE, first, 0xFFFFFFFF, 0)
+
+
+def drop_bounding(capabilities: tuple[int, ...]) -> None:
+    """Take capabilities out of the bounding set, and with it out of reach of every later exec."""
+    for capability in capabilities:
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # unknown to this kernel
+                raise
+
+
+def drop_effective(capabilities: tuple[int, ...]) -> None:
+    """Take capabilities out of the effective, permitted and inheritable sets of this process."""
+    header = ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0))
+    data = ctypes.create_string_buffer(24)
+    _call("capget", _CAPGET[machine()], header, data)
+    words = list(struct.unpack("=6I", data.raw))
+    for capability in capabilities:
+        half, bit = divmod(capability, 32)
+        for kind in range(3):
+            words[half * 3 + kind] &= ~(1 << bit) & 0xFFFFFFFF
+    _call("capset", _CAPSET[machine()], header, ctypes.create_string_buffer(struct.pack("=6I", *words)))
+
+
+def loopback_up() -> None:
+    """Bring `lo` of this network namespace up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
+        request = struct.pack("16sH14x", b"lo", 0x1 | 0x40)  # IFF_UP | IFF_RUNNING
+        fcntl.ioctl(control, 0x8914, request)  # SIOCSIFFLAGS
+
+
+# --- facts about processes -------------------------------------------------------------------------------------------
+
+def start_time(pid: int) -> int | None:
+    """Ticks since boot at which the process began; None when there is none. With the boot id it names a process for good."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rsplit(b")", 1)[1].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def boot_id() -> str:
+    """Changes with each start of the machine."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def uid_range(pid: int) -> tuple[int, int] | None:
+    """First id on the host and number of ids of the process's user namespace."""
+    try:
+        with open(f"/proc/{pid}/uid_map", encoding="ascii") as file:
+            lines = file.read().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if not lines:
+        return None
+    _inside, outside, count = (int(word) for word in lines[0].split())
+    return outside, count

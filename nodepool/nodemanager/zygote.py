@@ -1,0 +1,408 @@
+"""The helper that forks: one small process with a single thread, because the daemon has many and those must never fork.
+
+It is a server of workers: each request gets a forked worker that reads the request from a socket of its own, does the work
+(namespaces, mounts, process 1, a process inside a sliver) and answers there. So requests run side by side, a crash in
+one harms no other, and a worker that hangs ends itself by SIGALRM at the deadline. The helper ends when the daemon's
+end of its socket closes; slivers live on (nodemanager.md C.7).
+
+Processes of slivers are adopted by the helper, which reaps them and sends their exit status to whoever spawned them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nodepool.nodemanager import syscalls
+from nodepool.nodemanager.backends.base import BackendError, Exit
+
+log = logging.getLogger("nodepool.nodemanager.zygote")
+
+MAX_MESSAGE = 64 * 1024 * 1024
+MAX_DESCRIPTORS = 16
+OPERATION_MODULES = ("nodepool.nodemanager.operations", "nodepool.nodemanager.native_setup",
+                     "nodepool.nodemanager.rootless_setup")
+"""Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to send)."""
+
+Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]
+
+
+class StepError(Exception):
+    """A step of a worker failed: text for people."""
+
+
+# --- frames on a stream socket ---------------------------------------------------------------------------------------
+
+def send_frame(connection: socket.socket, value: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """A JSON object with its length; descriptors ride on the first byte."""
+    body = json.dumps(value).encode()
+    data = struct.pack("=I", len(body)) + body
+    sent = socket.send_fds(connection, [data], list(descriptors)) if descriptors else connection.send(data)
+    connection.sendall(data[sent:])
+
+
+def receive_frame(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next object, or None at the end of the stream. Raises OSError, ValueError."""
+    head, descriptors, _flags, _address = socket.recv_fds(connection, 4, MAX_DESCRIPTORS)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    if not head:
+        return None
+    while len(head) < 4:
+        head += _some(connection, 4 - len(head))
+    length = struct.unpack("=I", head)[0]
+    if length > MAX_MESSAGE:
+        raise ValueError(f"a message of {length} bytes is too long (limit {MAX_MESSAGE})")
+    body = bytearray()
+    while len(body) < length:
+        body += _some(connection, length - len(body))
+    return json.loads(bytes(body)), descriptors
+
+
+def _some(connection: socket.socket, limit: int) -> bytes:
+    data = connection.recv(min(limit, 1 << 20))
+    if not data:
+        raise ConnectionResetError("the other end closed in the middle of a message")
+    return data
+
+
+# --- the daemon's side -----------------------------------------------------------------------------------------------
+
+class SpawnedProcess:
+    """A process inside a sliver, seen from the daemon."""
+
+    def __init__(self, pid: int, pidfd: int, events: socket.socket) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self._events = events
+        self._exit: Exit | None = None
+
+    def fileno(self) -> int:
+        """Readable when the process has ended."""
+        return self._events.fileno()
+
+    def wait(self, timeout: float) -> Exit | None:
+        """How it ended; None while it still runs after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self._exit is None:
+            if not _readable(self._events.fileno(), deadline):
+                return None
+            self._events.settimeout(5.0)
+            try:
+                frame = receive_frame(self._events)
+            except (OSError, ValueError):
+                frame = None
+            if frame is not None:
+                self._exit = Exit(int(frame[0]["exit"]))
+            elif _readable(self.pidfd, deadline):
+                self._exit = Exit(None)
+            else:
+                return None
+        return self._exit
+
+    def signal(self, number: int) -> None:
+        """Send a signal; a process that has ended is no error."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        """Drop the descriptors; the process goes on."""
+        self._events.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def __enter__(self) -> SpawnedProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _readable(descriptor: int, deadline: float) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))))
+
+
+class Zygote:
+    """The daemon's handle of the helper; safe for many threads. Started at the first use if not before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the helper when none runs. Raises BackendError."""
+        with self._lock:
+            self._running()
+
+    def _running(self) -> socket.socket:
+        if self._closed:
+            raise BackendError("the node manager is stopping", retry=True)
+        if self._socket is not None and self._process is not None and self._process.poll() is None:
+            return self._socket
+        if self._socket is not None:
+            log.warning("The helper that starts slivers ended by itself; starting it again")
+            self._socket.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "nodepool.nodemanager.zygote", str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()], close_fds=True, start_new_session=True, cwd="/")
+            except OSError as error:
+                ours.close()
+                self._socket = None
+                raise BackendError(f"the helper that starts slivers cannot be run: {error}", retry=True) from error
+        self._socket = ours
+        return ours
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the helper; workers under way finish, slivers live on."""
+        with self._lock:
+            self._closed = True
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            if self._process is not None:
+                try:
+                    self._process.wait(timeout)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait(timeout)
+                self._process = None
+
+    def _submit(self, worker_end: socket.socket) -> None:
+        for attempt in (1, 2):
+            with self._lock:
+                connection = self._running()
+                try:
+                    connection.settimeout(10.0)
+                    socket.send_fds(connection, [b"r"], [worker_end.fileno()])
+                    return
+                except OSError as error:
+                    if attempt == 2:
+                        raise BackendError(f"the helper that starts slivers does not answer: {error}", retry=True) from error
+                    if self._process is not None:
+                        self._process.kill()
+                        self._process.wait(5.0)
+
+    def _exchange(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int],
+                  timeout: float) -> tuple[dict[str, Any], list[int], socket.socket]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with theirs:
+                self._submit(theirs)
+            # A little more than the worker's own limit: its answer about the time limit is the better text.
+            deadline = time.monotonic() + timeout + 2.0
+            ours.settimeout(timeout + 2.0)
+            try:
+                send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
+                frame = receive_frame(ours) if _readable(ours.fileno(), deadline) else None
+            except (OSError, ValueError) as error:
+                raise BackendError(f"{operation}: the helper broke off: {error}", retry=True) from error
+            if frame is None:
+                raise BackendError(f"{operation}: the helper gave no answer within {timeout:g} s", retry=True)
+            answer, received = frame
+            if "error" in answer:
+                for descriptor in received:
+                    os.close(descriptor)
+                raise BackendError(str(answer["error"]), retry=bool(answer.get("retry")))
+        except BaseException:
+            ours.close()
+            raise
+        return answer, received, ours
+
+    def call(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
+             timeout: float = 30.0) -> tuple[dict[str, Any], list[int]]:
+        """Run an operation; the answer and the descriptors that came with it (the caller closes them). Raises BackendError."""
+        answer, received, connection = self._exchange(operation, arguments, descriptors, timeout)
+        connection.close()
+        return answer, received
+
+    def spawn(self, arguments: Mapping[str, Any], descriptors: Sequence[int], timeout: float = 30.0) -> SpawnedProcess:
+        """Run a process inside a sliver; `descriptors` are its stdin, stdout, stderr. Raises BackendError."""
+        answer, received, connection = self._exchange("spawn", arguments, descriptors, timeout)
+        return SpawnedProcess(int(answer["pid"]), received[0], connection)
+
+
+# --- the helper's side -----------------------------------------------------------------------------------------------
+
+class _Server:
+    """The loop of the helper: fork a worker per request, reap, pass on exit statuses."""
+
+    def __init__(self, requests: socket.socket, operations: dict[str, Operation]) -> None:
+        self.requests = requests
+        self.operations = operations
+        self.workers: set[int] = set()
+        self.reports: dict[int, socket.socket] = {}
+        """Pipe on which a worker names the process to be watched -> where to send its exit status."""
+        self.watched: dict[int, socket.socket] = {}
+        self.ended: dict[int, int] = {}
+        self.poller = select.poll()
+
+    def run(self) -> None:
+        wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self.poller.register(self.requests, select.POLLIN)
+        self.poller.register(wakeup, select.POLLIN)
+        while True:
+            for descriptor, _event in self.poller.poll():
+                if descriptor == self.requests.fileno():
+                    if not self._request():
+                        return
+                elif descriptor == wakeup:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wakeup, 4096)
+                    self._reap()
+                elif descriptor in self.reports:
+                    self._report(descriptor)
+
+    def _request(self) -> bool:
+        try:
+            data, descriptors, _flags, _address = socket.recv_fds(self.requests, 16, 1)
+        except OSError:
+            return False
+        if not data:
+            return False
+        if not descriptors:
+            return True
+        connection = socket.socket(fileno=descriptors[0])
+        os.set_inheritable(descriptors[0], False)
+        report, report_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            with contextlib.suppress(OSError), connection:
+                send_frame(connection, {"error": f"the host cannot fork: {error}", "retry": True})
+            os.close(report)
+            os.close(report_write)
+            return True
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            os.close(report)
+            _worker(connection, self.operations, report_write)
+        os.close(report_write)
+        self.workers.add(pid)
+        self.reports[report] = connection
+        self.poller.register(report, select.POLLIN)
+        return True
+
+    def _report(self, report: int) -> None:
+        data = os.read(report, 4)
+        connection = self.reports.pop(report)
+        self.poller.unregister(report)
+        os.close(report)
+        if len(data) < 4:
+            connection.close()
+            return
+        pid = struct.unpack("=I", data)[0]
+        if pid in self.ended:
+            self._tell(connection, self.ended.pop(pid))
+        else:
+            self.watched[pid] = connection
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            code = os.waitstatus_to_exitcode(status)
+            if pid in self.workers:
+                self.workers.discard(pid)
+            elif pid in self.watched:
+                self._tell(self.watched.pop(pid), code)
+            elif self.reports:
+                self.ended[pid] = code
+        if not self.reports:
+            self.ended.clear()
+
+    @staticmethod
+    def _tell(connection: socket.socket, code: int) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError), connection:
+            send_frame(connection, {"exit": code})
+
+
+def _worker(connection: socket.socket, operations: dict[str, Operation], report: int) -> None:
+    """Life of a worker; never returns."""
+    code = 1
+    try:
+        for number in (signal.SIGCHLD, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.alarm(30)
+        frame = receive_frame(connection)
+        if frame is None:
+            os._exit(0)
+        request, descriptors = frame
+        signal.alarm(max(1, math.ceil(float(request.get("timeout", 30)))))
+        request["keep"] = [connection.fileno(), report]
+        try:
+            operation = operations.get(request["operation"])
+            if operation is None:
+                raise StepError(f"unknown operation {request['operation']!r}")
+            answer, sent = operation(request, descriptors)
+            if "watch" in answer:
+                os.write(report, struct.pack("=I", answer.pop("watch")))
+            send_frame(connection, answer, sent)
+            code = 0
+        except StepError as error:
+            send_frame(connection, {"error": f"{request['operation']}: {error}"})
+        except OSError as error:
+            send_frame(connection, {"error": f"{request['operation']}: {error.strerror or error}"
+                                             + (f" ({error.filename})" if error.filename else ""),
+                                    "retry": error.errno in (11, 12, 16, 28)})
+    except BrokenPipeError:
+        pass  # the daemon is gone; what was made is found by its next start
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            send_frame(connection, {"error": f"defect in the helper: {type(error).__name__}: {error}"})
+    finally:
+        os._exit(code)
+
+
+def main(descriptor: int) -> None:
+    """The helper's program."""
+    if os.geteuid() == 0:
+        # For an ordinary user the files /proc/<pid>/uid_map of children would then belong to root; entering a sliver has
+        # the same effect later.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    # The terminal's signals and the service manager's stop are for the daemon; the end of the socket is our sign.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o022)
+    operations: dict[str, Operation] = {}
+    for name in OPERATION_MODULES:
+        operations.update(importlib.import_module(name).OPERATIONS)
+    connection = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    _Server(connection, operations).run()
+
+
+if __name__ == "__main__":
+    # The operations import this module by its name; both must be one.
+    from nodepool.nodemanager import zygote
+
+    zygote.main(int(sys.argv[1]))
