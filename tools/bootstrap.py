@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -36,6 +37,26 @@ def missing_packages(images: bool) -> list[str]:
     return sorted(found)
 
 
+def name_this_machine() -> None:
+    """Make sure that the machine's own name resolves, as Debian's installer does.
+
+    Else sudo complains with every call, and diskimage-builder takes the complaint for the name of a device.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+        return
+    except OSError:
+        pass
+    if os.geteuid() != 0:
+        sys.exit(f"The name of this machine does not resolve; add it to /etc/hosts first: 127.0.1.1 {name}")
+    say(f"Adding this machine's name, {name}, to /etc/hosts")
+    old = pathlib.Path("/etc/hosts").read_text() if os.path.exists("/etc/hosts") else "127.0.0.1\tlocalhost\n"
+    if old and not old.endswith("\n"):
+        old += "\n"
+    pathlib.Path("/etc/hosts").write_text(f"{old}127.0.1.1\t{name}\n")
+
+
 def install_packages(images: bool = True) -> None:
     """Install what is missing.
 
@@ -43,6 +64,8 @@ def install_packages(images: bool = True) -> None:
 
     :raises SystemExit: something is missing and we are not root.
     """
+    if images:
+        name_this_machine()
     packages = missing_packages(images)
     if not packages:
         return

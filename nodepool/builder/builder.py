@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -171,7 +172,17 @@ class NodePoolBuilder:
                 raise
             self._running = True
 
+    def _warn_about_name(self) -> None:
+        """diskimage-builder reads the complaint of sudo about it as the name of a device."""
+        name = socket.gethostname()
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError as error:
+            self.log.warning("The name of this machine, %s, does not resolve (%s): image builds will fail. Add it to "
+                             "/etc/hosts", name, error)
+
     def _start(self, config: Any) -> None:
+        self._warn_about_name()
         interrupted = leftovers.clean_all(config.images_dir, self.log) if self._images_lock is not None else []
         self._connect(config)
         self._apply(config)
