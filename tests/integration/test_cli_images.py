@@ -86,7 +86,9 @@ class Process:
         else:
             self.master, out = os.pipe()
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
-                                        env={**os.environ, "COLUMNS": "80"})  # fmt: skip
+                                        env={**os.environ, "COLUMNS": "80"},
+                                        # A test run in the background of a script ignores it.
+                                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
         os.close(out)
         self.out = b""
         self._errors: list[bytes] = []

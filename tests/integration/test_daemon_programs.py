@@ -47,8 +47,7 @@ if os.environ.get("LOGS"):
     import nodepool.logconfig
     nodepool.logconfig.LOG_DIRECTORY = os.environ["LOGS"]
 from nodepool.cmd import service
-service.STOP_LIMIT = 1.0
-service.run_daemon.__defaults__ = (1.0, False)
+service.run_daemon.__defaults__ = (float(os.environ.get("LIMIT", "1")), False)
 from nodepool.cmd.launcher import main
 sys.exit(main())
 '''
@@ -133,7 +132,7 @@ def test_stop_is_time_limited(launcher):
 
 
 def test_second_signal_exits_at_once(launcher):
-    with launcher.start("-f", HANG="1") as process:
+    with launcher.start("-f", HANG="1", LIMIT="60") as process:
         wait_for(launcher.ready)
         process.send_signal(signal.SIGTERM)
         while "Stopping" not in process.stdout.readline():
