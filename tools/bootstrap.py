@@ -13,7 +13,8 @@ import sys
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 VENV = REPOSITORY / ".venv"
 #: program -> Debian package that brings it.
-PROGRAMS = {"java": "default-jre-headless", "openssl": "openssl", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
+PROGRAMS = {"java": "default-jre-headless", "openssl": "openssl", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
+            "ip": "iproute2", "nft": "nftables", "mkfs.ext4": "e2fsprogs", "losetup": "mount"}
 FILES = {"/usr/share/java/zookeeper.jar": "zookeeper", "/usr/sbin/sshd": "openssh-server"}
 #: The same, for building images with diskimage-builder.
 IMAGE_PROGRAMS = {"debootstrap": "debootstrap", "qemu-img": "qemu-utils", "kpartx": "kpartx", "sgdisk": "gdisk",

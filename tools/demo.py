@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import getpass
 import json
 import logging
-import os
 import pathlib
 import shutil
 import signal
@@ -23,13 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import demo_image
+import demo_slivers
 import yaml
 
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk import zookeeper as zk
 
 HERE = pathlib.Path(__file__).resolve().parent
-SLOTS = 8
 STEP_TIMEOUT = 60.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -70,12 +68,13 @@ class Demo:
         self.work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-quickstart-"))
         self.processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.server: dict[str, Any] = {}
-        self.ssh_port = free_port()
         self.web_port = free_port()
         self.condition = threading.Condition()
         self.orders: list[Ordered] = []
+        self.nodes: list[dict[str, Any]] = []
         self.facade: Any = None
         self.config = self.work / "nodepool.yaml"
+        self.slivers = demo_slivers.SliverDemo(self.work)
         self.image: demo_image.ImageDemo | None = None
 
     # -- starting
@@ -86,13 +85,19 @@ class Demo:
             [sys.executable, str(HERE / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
             check=True, capture_output=True, timeout=120)
         self.server = json.loads(out.stdout)
-        say(f"Starting sshd on 127.0.0.1:{self.ssh_port}: the machine that we hand out")
-        self._start_sshd()
+        say(f"Starting nodepool-nodemanager ({self.slivers.backend}): it carves this machine into slivers")
+        self.slivers.start()
+        problem = None if self.arguments.no_image else demo_image.obstacle()
+        if problem is not None:
+            say(f"No image is built: {problem}")
+        if not self.arguments.no_image and problem is None:
+            self.image = demo_image.ImageDemo(self.work, self.config)
         self._write_config()
         say("Starting nodepool-launcher")
         with open(self.work / "launcher.log", "wb") as log:
             process = subprocess.Popen(
-                [str(pathlib.Path(sys.executable).with_name("nodepool-launcher")), "-f", "-c", str(self.config)],
+                [str(pathlib.Path(sys.executable).with_name("nodepool-launcher")), "-f", "-c", str(self.config),
+                 "-p", str(self.work / "launcher.pid")],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.processes.append(("nodepool-launcher", process))
         self._wait_ready(process)
@@ -105,50 +110,15 @@ class Demo:
         self.facade.request_tree.listeners.append(self._request_changed)
         self.facade.node_tree.listeners.append(self._node_changed)
 
-    def _start_sshd(self) -> None:
-        directory = self.work / "sshd"
-        directory.mkdir(mode=0o700)
-        for kind in ("ed25519", "ecdsa", "rsa"):
-            subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(directory / f"host_{kind}")],
-                           check=True, timeout=60)
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / "client")],
-                       check=True, timeout=60)
-        (directory / "config").write_text("\n".join([
-            f"Port {self.ssh_port}", "ListenAddress 127.0.0.1",
-            *(f"HostKey {directory}/host_{kind}" for kind in ("ed25519", "ecdsa", "rsa")),
-            f"AuthorizedKeysFile {directory}/client.pub", "PasswordAuthentication no",
-            "KbdInteractiveAuthentication no", "PermitRootLogin prohibit-password", "StrictModes no", "UsePAM no",
-            f"PidFile {directory}/pid", "MaxStartups 100:30:200", ""]))
-        if os.geteuid() == 0:
-            os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
-        with open(self.work / "sshd.log", "wb") as log:
-            process = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(directory / "config")],
-                                       stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        self.processes.append(("sshd", process))
-        deadline = time.monotonic() + STEP_TIMEOUT
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.ssh_port), timeout=1).close()
-                return
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"sshd did not start:\n{(self.work / 'sshd.log').read_text()}")
-                time.sleep(0.02)
-
     def _write_config(self) -> None:
+        images = [demo_image.IMAGE] if self.image is not None else []
         self.config.write_text(yaml.safe_dump({
             "zookeeper-servers": [{"host": "127.0.0.1", "port": self.server["port"]}],
             "zookeeper-tls": {name: self.server[name] for name in ("ca", "cert", "key")},
             "webapp": {"port": self.web_port, "listen_address": "127.0.0.1"},
-            "labels": [{"name": "machine"}, {"name": "backing"}, {"name": "slot"}],
-            "providers": [
-                {"name": "here", "driver": "static", "pools": [{"name": "main", "nodes": [{
-                    "name": "127.0.0.1", "labels": ["machine", "backing"], "username": getpass.getuser(),
-                    "connection-port": self.ssh_port, "max-parallel-jobs": 2}]}]},
-                {"name": "slots", "driver": "metastatic", "pools": [{"name": "main", "max-servers": SLOTS, "labels": [
-                    {"name": "slot", "backing-label": "backing", "max-parallel-jobs": SLOTS, "grace-time": 2,
-                     "host-key-checking": True}]}]},
-            ]}, sort_keys=False))
+            **(self.image.settings() if self.image is not None else {}),
+            "labels": [{"name": label} for label in ("host", *images)],
+            "providers": [self.slivers.provider(images)]}, sort_keys=False))
 
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + STEP_TIMEOUT
@@ -208,15 +178,15 @@ class Demo:
 
     # -- the show
 
-    def order_nodes(self) -> None:
-        say(f"\nAsking for one whole machine and three of {SLOTS} slots on another (times since each request)")
-        for label, driver in (("machine", "static"), ("slot", "metastatic"), ("slot", "metastatic"),
-                              ("slot", "metastatic")):
+    def order_nodes(self, label: str, count: int, what: str) -> None:
+        say(f"\nAsking for {count} nodes made of {what} (times since each request)")
+        self.orders = []
+        for _ in range(count):
             request = zk.NodeRequest()
             request.state = zk.REQUESTED
             request.node_types = [label]
             request.requestor = "quickstart"
-            order = Ordered(label, driver)
+            order = Ordered(label, "nodemanager")
             order.submitted = time.monotonic()
             self.facade.storeNodeRequest(request, priority="200")
             with self.condition:
@@ -229,7 +199,7 @@ class Demo:
         self._wait("Serving the requests", lambda: all({"ready", "failed"} & set(o.events) for o in self.orders))
         failed = [o.request_id for o in self.orders if "failed" in o.events]
         if failed:
-            raise SystemExit(f"requests failed: {', '.join(failed)}; see {self.work}/launcher.log")
+            raise SystemExit(f"requests failed: {', '.join(failed)}; see launcher.log and nodemanager.log in {self.work}")
 
     def log_in(self) -> None:
         say("\nTaking the nodes over and running a command on each")
@@ -244,9 +214,10 @@ class Demo:
             known = self.work / f"known_hosts-{node.id}"
             known.write_text("".join(f"[{node.interface_ip}]:{node.connection_port} {key}\n" for key in node.host_keys))
             out = subprocess.run(
-                ["ssh", "-i", str(self.work / "sshd" / "client"), "-p", str(node.connection_port), "-o", "BatchMode=yes",
+                ["ssh", "-i", str(self.slivers.key), "-p", str(node.connection_port), "-o", "BatchMode=yes",
                  "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
-                 f"{node.username}@{node.interface_ip}", "echo logged in to $(hostname) as $(id -un)"],
+                 f"{node.username}@{node.interface_ip}",
+                 "echo $(hostname), $(. /etc/os-release; echo $PRETTY_NAME), as $(id -un)"],
                 capture_output=True, text=True, timeout=30, check=False)
             if out.returncode:
                 raise SystemExit(f"cannot log in to node {node.id}: {out.stderr.strip()}")
@@ -271,23 +242,23 @@ class Demo:
 
         self._wait("Deleting the nodes", gone)
 
-    def build_image(self) -> None:
-        if self.arguments.no_image:
-            return
-        problem = demo_image.obstacle()
-        if problem is not None:
-            say(f"\nNo image is built: {problem}")
-            return
-        self.image = demo_image.ImageDemo(self.work, self.config)
-        self.image.run()
+    def show(self) -> None:
+        """Everything, one after the other."""
+        for label, count, what in (("host", 3, "this machine's own system, read-only below a disk of their own"),
+                                   *([(demo_image.IMAGE, 2, "the image just built")] if self.image is not None else [])):
+            if label != "host" and self.image is not None:
+                self.image.run()
+            self.order_nodes(label, count, what)
+            self.log_in()
+            if label == "host":
+                self.slivers.show_limits([o.node for o in self.orders])
+            self.give_back()
+            self.nodes += [{"label": o.label, "driver": o.driver, "ready_ms": round(o.events["ready"], 1),
+                            "ssh_ms": round(o.events["ssh"], 1), "gone_ms": round(o.events["gone"], 1)} for o in self.orders]
 
     def summary(self) -> dict[str, Any]:
-        return {
-            "nodes": [{"label": o.label, "driver": o.driver, "ready_ms": round(o.events["ready"], 1),
-                       "ssh_ms": round(o.events["ssh"], 1), "gone_ms": round(o.events["gone"], 1)} for o in self.orders],
-            "images": [self.image.summary] if self.image is not None else [],
-            "left_behind": [],
-        }
+        return {"nodes": self.nodes, "images": [self.image.summary] if self.image is not None and self.image.summary else [],
+                "limits": self.slivers.limits, "left_behind": []}
 
     def keep(self) -> None:
         nodepool = f"{pathlib.Path(sys.executable).with_name('nodepool')} -c {self.config}"
@@ -296,15 +267,17 @@ It is running; try these in another terminal:
 
   alias np='{nodepool}'
   np list                         the nodes; more columns with --detail
-  np request create slot --wait   ask for a node; prints the id of the request
+  np request create host --wait   ask for a node; prints the id of the request
   np request accept ID --detach   take the node over, as Zuul does
   np request return ID            give it back
   np request-list                 all requests
   tail -f {self.work}/launcher.log
 
-Log in to a node (here all of them are this machine):
+  {pathlib.Path(sys.executable).with_name('nodepool-nm')} --url {self.slivers.url} top    slivers, live
 
-  ssh -i {self.work}/sshd/client -p {self.ssh_port} {getpass.getuser()}@127.0.0.1
+Log in to a node (its port is in: np list --detail):
+
+  ssh -i {self.slivers.key} -p PORT root@127.0.0.1
 
 For a browser or curl: http://127.0.0.1:{self.web_port}/node-list, /request-list, /waiting-list, /ready, /metrics
 
@@ -330,6 +303,7 @@ Ctrl-C stops everything.""")
                 process.kill()
                 process.wait(5)
                 left.append(f"process {name} had to be killed")
+        left += self.slivers.stop()
         if (self.work / "zookeeper").exists():
             tool = [sys.executable, str(HERE / "zookeeper")]
             directory = ["--dir", str(self.work / "zookeeper")]
@@ -363,10 +337,7 @@ def main() -> int:
     good = interrupted = False
     try:
         demo.start()
-        demo.order_nodes()
-        demo.log_in()
-        demo.give_back()
-        demo.build_image()
+        demo.show()
         summary = demo.summary()
         good = True
         if arguments.keep:

@@ -58,7 +58,8 @@ def create_parser() -> argparse.ArgumentParser:
     create.add_argument("--key", metavar="FILE", type=absolute_path, dest="ssh_key", help="public keys that may log in")
     create.add_argument("--network", help="none, nat or bridge:INTERFACE")
     create.add_argument("--lease", type=int, metavar="SECONDS", help="time after which it goes by itself")
-    create.add_argument("resources", nargs="*", metavar="RESOURCE=AMOUNT", help="for example nm_mem_limit=512")
+    create.add_argument("--rspec", nargs="+", default=[], dest="resources", metavar="RESOURCE=AMOUNT",
+                        help="for example nm_mem_limit=512")
     for name, method, text in (("delete", "DeleteSliver", "remove a sliver"), ("start", "Start", "start a sliver"),
                                ("stop", "Stop", "end all processes of a sliver"),
                                ("recreate", "ReCreate", "stop and start a sliver")):

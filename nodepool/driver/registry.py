@@ -31,6 +31,7 @@ BUILTIN_NAMES = (
     "ibmvpc",
     "kubernetes",
     "metastatic",
+    "nodemanager",
     "openshift",
     "openshiftpods",
     "openstack",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ UNKNOWN_METHOD, WRONG_COUNT, BAD_ARGUMENT, INTERNAL, DENIED = 100, 101, 102, 104
 #: Seconds that WaitSliver may be asked to wait.
 MAX_WAIT = 300.0
 
-ROOT, SLIVER, DELEGATE, CONTROLLER, OTHER = "root", "sliver", "delegate", "controller", "other"
+ROOT, SLIVER, DELEGATE, CONTROLLER, CERTIFICATE, OTHER = "root", "sliver", "delegate", "controller", "certificate", "other"
 
 
 class Fault(Exception):
@@ -35,11 +36,14 @@ class NodeError(Exception):
 class Caller:
     """Who calls, as the transport has established.
 
-    ``kind``: root; a sliver; a delegate; a controller (a launcher with a certificate); or somebody else.
+    ``kind``: root; a sliver; a delegate; a controller (a launcher with a certificate); another owner of a certificate; or
+    another account of the host.
     """
 
     kind: str
     name: str = ""
+    #: What a delegate may call for every sliver.
+    methods: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip()
@@ -97,7 +101,9 @@ def _loans(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
 
 def _put(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]:
     try:
-        record = records.parse_record(arguments[0])
+        given = arguments[0]
+        # A launcher wants it at once; others may still ask for one that only CreateSliver makes.
+        record = records.parse_record({"plc_instantiated": True, **given} if isinstance(given, dict) else given)
     except records.RecordError as error:
         raise Fault(BAD_ARGUMENT, str(error)) from None
     if record.get("account_type") != records.SLIVER:
@@ -117,6 +123,13 @@ def _wait(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any
         raise Fault(BAD_ARGUMENT, f"state must be ready, stopped or gone, not {str(state)[:40]!r}")
     seconds = min(MAX_WAIT, _seconds(timeout, "timeout"))
     return node.wait_sliver(name, state, seconds) or {"name": name, "state": "waiting"}
+
+
+def _renew(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
+    expiry = _seconds(arguments[1], "expiry")
+    if expiry <= time.time():
+        raise Fault(BAD_ARGUMENT, "expiry must be a UNIX time to come")
+    node.renew(arguments[0], expiry)
 
 
 def _text(value: Any, what: str) -> str:
@@ -152,8 +165,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (
            lambda node, caller, a: node.console(a[0])),
     Method("WaitSliver", ("sliver", "state", "timeout"), "wait until a sliver is ready, stopped or gone, at most so many "
            "seconds", "target", _wait),
-    Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller",
-           lambda node, caller, a: node.renew(a[0], _seconds(a[1], "expiry"))),
+    Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller", _renew),
     Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", _put),
     Method("ListSlivers", (), "all slivers of this node", "controller",
            lambda node, caller, a: [node.describe(name) for name in node.sliver_names()]),
@@ -164,6 +176,11 @@ METHODS: dict[str, Method] = {method.name: method for method in (
            lambda node, caller, a: node.ticket(_text(a[0], "ticket"))),
 )}
 SYNONYMS = {"Create": "CreateSliver", "Destroy": "DeleteSliver", "Recreate": "ReCreate", "AdminTicket": "Ticket"}
+
+
+def canonical(name: str) -> str:
+    """Today's name of a method."""
+    return SYNONYMS.get(name, name)
 
 
 def help_text() -> str:
@@ -182,7 +199,7 @@ class Api:
 
         :raises Fault: in the order: method, number of arguments, target, permission, content.
         """
-        method = METHODS.get(SYNONYMS.get(name, name))
+        method = METHODS.get(canonical(name))
         if method is None:
             valid = ", ".join(sorted(METHODS))
             raise Fault(UNKNOWN_METHOD, f"Invalid API method {name[:60]!r}.  Valid choices are {valid}")
@@ -228,7 +245,10 @@ class Api:
         if method.who == "target":
             if caller.kind == SLIVER and caller.name == arguments[0]:
                 return
-            if caller.name and [caller.name, method.name] in (record or {}).get("delegations", []):
+            if caller.kind == DELEGATE and method.name in {canonical(name) for name in caller.methods}:
                 return
+            for name, allowed in (record or {}).get("delegations", []):
+                if name == caller.name and canonical(allowed) == method.name:
+                    return
         raise Fault(DENIED, f"Permission denied: {caller} may not call {method.name}"
                     + (f" for {arguments[0]}" if method.who == "target" else ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -13,12 +14,13 @@ import voluptuous as vol
 import yaml
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import rspec
+from nodepool.nodemanager import records, rspec
 from nodepool.nodemanager.records import DEFAULT_CAP, DEFAULT_EXEMPT
 
 DEFAULT_PATH = "/etc/nodepool/nodemanager.yaml"
 API_SERVER_PORT = 812
 TLS_PORT = 8120
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _PORTS = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
 
 
@@ -57,6 +59,8 @@ _SCHEMA = vol.Schema({
         {vol.Required("slices-xml"): {"url": str, "file": str, "ca": str, "interval": _SECONDS, "cert": str, "key": str}},
         {vol.Required("zookeeper"): {vol.Required("servers"): [dict], "tls": dict, "insecure": bool, "timeout": _SECONDS}})],
     "tickets": {"keys": [str], "issuers": [str], "xml-keys": [str], "allow-sha1": bool},
+    "delegate-accounts": vol.Any("shared", "unix"),
+    "node-id": vol.Any(int, str),
     "delegates": [{vol.Required("name"): str, "ssh-keys": vol.Any(str, [str]), "methods": [str]}],
     # The one value that an operator of the original had to set.
     "SA_HOSTNAME": str,
@@ -106,6 +110,10 @@ class NodeManagerConfig:
     sources: tuple[Mapping[str, Any], ...] = ()
     tickets: Mapping[str, Any] = field(default_factory=dict)
     delegates: tuple[Mapping[str, Any], ...] = ()
+    #: shared: all log in as one account; unix: each has one of its own (A.4).
+    delegate_accounts: str = "shared"
+    #: Which slices of slices.xml are ours; empty: see sources.node_id.
+    node_id: str = ""
 
 
 def load(path: str | None) -> NodeManagerConfig:
@@ -139,6 +147,7 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         defaults = rspec.validate(given.get("default-rspec", {}))
     except rspec.RSpecError as error:
         raise ConfigurationError(f"{path}: default-rspec: {error}") from None
+    _check(given, path)
     root = os.geteuid() == 0
     home = os.path.expanduser("~/.local/state/nodepool-nodemanager")
     runtime = os.environ.get("XDG_RUNTIME_DIR") or home
@@ -182,7 +191,45 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         dns=tuple(network.get("dns", ())),
         sources=tuple(sources),
         tickets=given.get("tickets", {}),
-        delegates=tuple(given.get("delegates", ())))
+        delegates=tuple(given.get("delegates", ())),
+        delegate_accounts=given.get("delegate-accounts", "shared"),
+        node_id=str(given.get("node-id", "")))
+
+
+def _check(given: Mapping[str, Any], path: str) -> None:
+    """What a schema cannot say.
+
+    :raises ConfigurationError: names the option.
+    """
+    from nodepool.nodemanager.api import METHODS, canonical
+
+    name = given.get("host-name")
+    if name is not None and not _HOST.fullmatch(name):
+        raise ConfigurationError(f"{path}: host-name: {name!r} is no name of a host")
+    network = given.get("network", {})
+    if not records.NETWORK.fullmatch(network.get("default", "none")):
+        raise ConfigurationError(f"{path}: network.default: none, nat or bridge:INTERFACE is wanted, not {network['default']!r}")
+    for option, values in (("exempt-ips", network.get("exempt-ips", [])), ("subnet", [network.get("subnet", "10.213.0.0/16")]),
+                           ("dns", network.get("dns", []))):
+        for value in values:
+            try:
+                ipaddress.ip_network(value)
+            except ValueError as error:
+                raise ConfigurationError(f"{path}: network.{option}: {error}") from None
+    if given.get("id-base", 2_000_000) + (given.get("max-slivers", 1000) + 1) * 65536 > 2**32:
+        raise ConfigurationError(f"{path}: id-base: there is no room for {given.get('max-slivers', 1000)} slivers of 65536 ids; "
+                                 "lower id-base or max-slivers")
+    for number, entry in enumerate(given.get("delegates", ())):
+        keys = entry.get("ssh-keys", "")
+        try:
+            rspec.check_name(entry["name"])
+            records.clean_keys("\n".join(keys) if isinstance(keys, list) else keys)
+        except ValueError as error:
+            raise ConfigurationError(f"{path}: delegates.{number}: {error}") from None
+        unknown = sorted(method for method in entry.get("methods", ()) if canonical(method) not in METHODS)
+        if unknown:
+            raise ConfigurationError(f"{path}: delegates.{number}: methods: {', '.join(unknown)}: no such method; there are "
+                                     f"{', '.join(sorted(METHODS))}")
 
 
 def _tls(given: dict[str, Any] | None) -> TlsConfig | None:

@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,12 @@ CREATE TABLE used_tickets (jti TEXT PRIMARY KEY, expiry REAL NOT NULL);
 """
 #: Seconds that a statement waits for another process that has the file.
 BUSY_TIMEOUT = 5.0
+#: Source of records whose own source is not configured any more: whoever delivers them next, has them.
+ABANDONED = "abandoned"
+#: Of what a host adds to a record, that which ends with the record: loans, and whether it was made and runs.
+_OF_ONE_LIFE = ("loans", "created", "running")
+#: What SQLite says of a file that is damaged; all else (no space, no right, a failing disk) moves nothing.
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 
 
 class DatabaseError(Exception):
@@ -69,22 +75,26 @@ class Database:
     # -- opening
 
     def open(self) -> None:
-        """Open or create; a damaged file is moved aside, since everything in it can be had again.
+        """Open or create; a damaged file is moved aside, since the sources and the living slivers tell it again.
 
-        :raises DatabaseError: no file can be made.
+        :raises DatabaseError: no file can be made, or it is sound but not ours to use.
         """
         try:
             self._open()
-        except (sqlite3.DatabaseError, ValueError) as error:
+        except (sqlite3.Error, OSError, ValueError, DatabaseError) as error:
             self.close()
-            if isinstance(error, sqlite3.OperationalError) and not os.path.isfile(self.path):
-                raise DatabaseError(f"cannot make the database {self.path}: {error}; check directory and rights") from error
-            if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+            if isinstance(error, DatabaseError):
+                raise
+            code = getattr(error, "sqlite_errorcode", None)
+            if code is not None and code & 0xFF == sqlite3.SQLITE_BUSY:
                 raise DatabaseError(f"database {self.path} is in use by another process") from error
+            if isinstance(error, OSError) or (code is not None and code & 0xFF not in _DAMAGED):
+                raise DatabaseError(f"cannot use the database {self.path}: {error}; check directory, rights and space") from error
             self._move_aside(error)
             try:
                 self._open()
-            except sqlite3.Error as again:
+            except (sqlite3.Error, OSError) as again:
+                self.close()
                 raise DatabaseError(f"cannot make the database {self.path}: {again}; check directory and rights") from again
 
     def _open(self) -> None:
@@ -98,14 +108,15 @@ class Database:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise ValueError("it is a database of another program")
+                raise DatabaseError(f"{self.path} is a database of another program; give another state-dir, or move it away")
             with self._transaction() as cursor:
                 for statement in _SCHEMA.split(";"):
                     if statement.strip():
                         cursor.execute(statement)
                 cursor.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
-            raise ValueError(f"its schema version is {version}, this program knows {SCHEMA_VERSION}")
+            raise DatabaseError(f"{self.path} has schema version {version}, this program knows {SCHEMA_VERSION}: another release "
+                                "wrote it; run that one, or move the file away")
         result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if result != "ok":
             raise sqlite3.DatabaseError(result)
@@ -115,6 +126,8 @@ class Database:
 
     def _move_aside(self, error: Exception) -> None:
         aside = f"{self.path}.corrupt-{int(self._now())}"
+        while os.path.exists(aside):
+            aside += "+"
         log.error("The database %s cannot be used (%s): moved to %s. It is built again from the sources; slivers that run "
                   "are adopted", self.path, error, aside)
         os.replace(self.path, aside)
@@ -182,8 +195,18 @@ class Database:
                 record.key, record.source, record.serial, record.timestamp, record.expiry, json.dumps(record.content)))
 
     def delete(self, key: str) -> None:
+        """What this host keeps to take the sliver apart stays, see :meth:`delete_local`; loans go with the record."""
         with self._transaction() as cursor:
             cursor.execute("DELETE FROM records WHERE record_key = ?", (key,))
+            if self.local(key):
+                self.update_local(key, **dict.fromkeys(_OF_ONE_LIFE))
+
+    def abandon(self, active: Collection[str]) -> list[str]:
+        """Mark the records of sources that are not ``active``; their keys."""
+        with self._transaction() as cursor:
+            keys = [r.key for r in self.records() if r.source not in active and r.source not in ("", ABANDONED)]
+            cursor.executemany("UPDATE records SET source = ? WHERE record_key = ?", [(ABANDONED, key) for key in keys])
+            return keys
 
     def next_expiry(self) -> float | None:
         """Unix seconds of the earliest, or None."""
@@ -277,4 +300,5 @@ class Database:
             "local": self.locals(),
             "indexes": {name: number for number, name in self._rows("SELECT number, name FROM indexes")},
             "serials": dict(self._rows("SELECT source, serial FROM serials")),
+            "counters": {name: json.loads(text) for name, text in self._rows("SELECT name, json FROM counters")},
         }, indent=1, sort_keys=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nodepool.nodemanager.api import NodeError
-from nodepool.nodemanager.backends.base import Services
+from nodepool.nodemanager.backends.base import Problem, Services
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.database import Database
 
@@ -26,12 +27,24 @@ def make_services(config: NodeManagerConfig, zygote: Any) -> Services:
         return services
     from nodepool.nodemanager.cgroups import Cgroups
     from nodepool.nodemanager.disks import Disks
-    from nodepool.nodemanager.net import Network
 
-    services.cgroups = Cgroups.detect()
+    services.cgroups = Cgroups.detect(group_name(config.state_dir))
     services.disks = Disks(config.state_dir)
-    services.net = Network(config)
+    services.cgroups.io_devices = services.disks.devices
+    try:
+        from nodepool.nodemanager.net import Network
+    except ImportError as error:
+        log.warning("No networks for slivers: %s; install nodepool[nodemanager]", error)
+    else:
+        services.net = Network(config)
     return services
+
+
+def group_name(state_dir: str) -> str:
+    """Of our cgroups: node managers with different directories do not get in each other's way."""
+    if state_dir == "/var/lib/nodepool/nodemanager":
+        return "nodepool-nm"
+    return f"nodepool-nm-{hashlib.sha256(os.path.realpath(state_dir).encode()).hexdigest()[:10]}"
 
 
 def total_memory() -> int:
@@ -58,8 +71,26 @@ class Host:
             self._services.net.prepare()  # type: ignore[attr-defined]
             self.cap(self._config.network_cap, self._config.exempt_ips)
 
-    def stop(self) -> None:
-        for service in (self._services.disks, self._services.net):
+    def problems(self) -> list[Problem]:
+        """What this machine lacks for limits, disks and networks."""
+        found: list[Problem] = []
+        for service in (self._services.cgroups, self._services.disks, self._services.net):
+            problems = getattr(service, "problems", None)
+            if problems is not None:
+                found += problems()
+        return found
+
+    def stop(self, empty: bool) -> None:
+        """End threads; without any sliver nothing of ours stays on the host."""
+        if empty:
+            removals = (getattr(self._services.cgroups, "destroy_tree", None), getattr(self._services.net, "remove_shared", None))
+            for remove in removals:
+                if remove is not None:
+                    try:
+                        remove()
+                    except Exception as error:
+                        log.warning("Cannot remove what slivers shared: %s", error)
+        for service in (self._services.disks, self._services.net, self._services.cgroups):
             stop = getattr(service, "stop", None)
             if stop is not None:
                 stop()

@@ -5,17 +5,18 @@ Small on purpose: HTTP/1.0 semantics, one request per connection, everything bou
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import socket
 import time
-import xmlrpc.client
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from nodepool.nodemanager import xml_rpc
 from nodepool.nodemanager.api import BAD_ARGUMENT, CONTROLLER, DENIED, INTERNAL, ROOT, Api, Caller, Fault
+from nodepool.nodemanager.forward import FORWARD_HEADER
 from nodepool.nodemanager.identity import Identity
 from nodepool.nodemanager.images import ImageError, Images
 
@@ -26,8 +27,10 @@ MAX_BODY = 1 << 20
 #: Seconds for the whole head and body of a call, and for one piece of an image.
 REQUEST_TIMEOUT = 30.0
 PIECE_TIMEOUT = 60.0
-#: Header by which the forwarding shell of the shared account names its delegate.
-FORWARD_HEADER = "x-nodepool-delegate"
+#: Of what a refused client still sends, so much is read, and for so many seconds: closing at once would take the answer
+#: away from it.
+LINGER_BYTES = 8 << 20
+LINGER_TIME = 2.0
 _REASONS = {200: "OK", 201: "Created", 204: "No Content", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
             405: "Method Not Allowed", 408: "Request Timeout", 411: "Length Required", 413: "Content Too Large",
             431: "Request Header Fields Too Large", 500: "Internal Server Error"}
@@ -75,9 +78,11 @@ class Exchange:
 
         :raises OSError: the connection broke.
         """
+        refused = True
         try:
             verb, target, headers, rest = self._head()
             status, content_type, answer = self._dispatch(verb, target, headers, rest)
+            refused = False
         except _Refused as refusal:
             status, content_type, answer = refusal.status, "text/plain; charset=utf-8", f"{refusal}\n".encode()
         except TimeoutError:
@@ -86,6 +91,19 @@ class Exchange:
         head = (f"HTTP/1.0 {status} {_REASONS.get(status, 'Answer')}\r\nContent-Type: {content_type}\r\n"
                 f"Content-Length: {len(answer)}\r\nConnection: close\r\n\r\n")
         self._connection.sendall(head.encode("ascii") + answer)
+        if refused:
+            self._linger()
+
+    def _linger(self) -> None:
+        self._deadline = time.monotonic() + LINGER_TIME
+        left = LINGER_BYTES
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+            while left > 0:
+                piece = self._receive()
+                if not piece:
+                    return
+                left -= len(piece)
 
     # -- reading
 
@@ -107,7 +125,7 @@ class Exchange:
             data += piece
         end = min(place for mark in (b"\r\n\r\n", b"\n\n") if (place := data.find(mark)) >= 0)
         rest = data[end + (4 if data[end:end + 4] == b"\r\n\r\n" else 2):]
-        lines = data[:end].decode("latin-1").splitlines()
+        lines = [line.rstrip("\r") for line in data[:end].decode("latin-1").split("\n")]
         words = lines[0].split(" ") if lines else []
         if len(words) not in (2, 3):
             raise _Refused(400, "the request line is not HTTP")
@@ -154,7 +172,10 @@ class Exchange:
 
     def _call(self, headers: dict[str, str], body: bytes) -> bytes:
         try:
-            method, arguments = parse_call(body)
+            try:
+                method, arguments = xml_rpc.parse_call(body)
+            except ValueError as error:
+                raise Fault(BAD_ARGUMENT, str(error)) from None
             result = self._api.call(self._speaker(headers), method, arguments)
             return xml_rpc.response(result)
         except Fault as fault:
@@ -192,24 +213,3 @@ class Exchange:
         except ImageError as error:
             raise _Refused(400, str(error)) from None
         raise _Refused(405, "GET /images, PUT or DELETE /images/NAME")
-
-
-def parse_call(body: bytes) -> tuple[str, tuple[Any, ...]]:
-    """Method and arguments of an XML-RPC call.
-
-    :raises Fault: it is none, or has a document type or entities.
-    """
-    from defusedxml import ElementTree
-    from defusedxml.common import DefusedXmlException
-
-    try:
-        # xmlrpc.client's own parser knows entities: nothing with a document type gets there.
-        ElementTree.fromstring(body, forbid_dtd=True)
-        arguments, method = xmlrpc.client.loads(body, use_builtin_types=True)
-    except DefusedXmlException:
-        raise Fault(BAD_ARGUMENT, "a document type or entities are refused") from None
-    except Exception as error:
-        raise Fault(BAD_ARGUMENT, f"not an XML-RPC call: {str(error)[:200]}") from None
-    if not method:
-        raise Fault(BAD_ARGUMENT, "not an XML-RPC call: no method")
-    return method, arguments

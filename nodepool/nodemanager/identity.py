@@ -6,29 +6,41 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nodepool.nodemanager.api import CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
+from nodepool.nodemanager.api import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
 
 _UCRED = struct.Struct("iII")
 #: The account that delegates share when they have none of their own (C.5).
 SHARED_DELEGATE = "nodepool-nm"
 
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NLMSG_ERROR = 4, 20, 1, 2
+_HEADER = struct.Struct("=IHHII")
+#: family, protocol, extensions, padding, states; then the addresses.
+_DIAG_REQUEST = struct.Struct("=BBBxI")
+_ADDRESSES = struct.Struct(">HH4s12s4s12s")
+_TCP = 6
+#: TCP states of a socket that still has its process and can send no more than before: established, FIN sent.
+_LIVING = (1, 4, 5)
+#: Of our own end: established, or the other end has said all.
+_CONNECTED = (1, 8)
+
 SliverOfUid = Callable[[int], "str | None"]
-IsDelegate = Callable[[str], bool]
+#: Methods that a delegate may call for every sliver; None: there is no such delegate.
+DelegateMethods = Callable[[str], "Collection[str] | None"]
 
 
 class Identity:
     """Turns user ids and certificates into callers.
 
     :param sliver_of_uid: which sliver's range a user id of the host is in.
-    :param is_delegate: whether a name is a delegate's.
+    :param delegate_methods: what a delegate may call; None for other names.
     """
 
-    def __init__(self, sliver_of_uid: SliverOfUid, is_delegate: IsDelegate, own_uid: int | None = None) -> None:
+    def __init__(self, sliver_of_uid: SliverOfUid, delegate_methods: DelegateMethods, own_uid: int | None = None) -> None:
         self._sliver_of_uid = sliver_of_uid
-        self._is_delegate = is_delegate
+        self._delegate_methods = delegate_methods
         # An ordinary user's node manager has no other root than its user.
         self._own_uid = os.geteuid() if own_uid is None else own_uid
 
@@ -42,7 +54,7 @@ class Identity:
             name = pwd.getpwuid(uid).pw_name
         except KeyError:
             return Caller(OTHER, f"uid {uid}")
-        return Caller(DELEGATE, name) if self._is_delegate(name) else Caller(OTHER, name)
+        return self.forwarded(name) or Caller(OTHER, name)
 
     def of_unix(self, connection: socket.socket) -> Caller:
         """By the credentials that the kernel noted when the connection was made: a number used again later is no help."""
@@ -53,15 +65,19 @@ class Identity:
     def of_tcp(self, connection: socket.socket) -> Caller | None:
         """By the owner of the socket at the other end, on this host; None when there is none (any more)."""
         uid = socket_owner(connection.getpeername(), connection.getsockname())
-        return None if uid is None else self.of_uid(uid)
+        # The other end may be gone and its port somebody else's: then ours is not connected any more either.
+        if uid is None or connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _CONNECTED:
+            return None
+        return self.of_uid(uid)
 
     def may_forward(self, caller: Caller) -> bool:
         """Whether a caller may speak for a delegate: the forwarding shell of the shared account."""
         return caller.kind == ROOT or (caller.kind == OTHER and caller.name == SHARED_DELEGATE)
 
     def forwarded(self, name: str) -> Caller | None:
-        """The delegate that the shared account speaks for."""
-        return Caller(DELEGATE, name) if self._is_delegate(name) else None
+        """The delegate of this name."""
+        methods = self._delegate_methods(name)
+        return None if methods is None else Caller(DELEGATE, name, frozenset(methods))
 
     @staticmethod
     def of_certificate(certificate: Mapping[str, Any] | None, controllers: tuple[str, ...]) -> Caller | None:
@@ -79,7 +95,51 @@ class Identity:
         if not controllers:
             return Caller(CONTROLLER, names[0])
         known = next((name for name in names if name in controllers), None)
-        return Caller(CONTROLLER, known) if known is not None else Caller(OTHER, names[0])
+        return Caller(CONTROLLER, known) if known is not None else Caller(CERTIFICATE, names[0])
+
+
+def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
+    """Owner of the IPv4 TCP socket ``local`` -> ``remote`` of this network namespace, while a process has it.
+
+    Both ends are compared, so that a socket made later from the same port is not taken for it.
+    """
+    try:
+        found = _diagnose(local, remote)
+    except OSError:
+        return _from_table(local, remote)
+    if found is None:
+        return None
+    state, uid, inode = found
+    # Without an inode there is no process any more, and the uid says nothing.
+    return uid if state in _LIVING and inode else None
+
+
+def _diagnose(local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int, int] | None:
+    """State, uid and inode, by one question to the kernel.
+
+    :raises OSError: this kernel does not answer such questions.
+    """
+    cookie = struct.pack("=II", 0xFFFFFFFF, 0xFFFFFFFF)
+    question = (_DIAG_REQUEST.pack(socket.AF_INET, _TCP, 0, 0xFFFFFFFF)
+                + _ADDRESSES.pack(local[1], remote[1], socket.inet_aton(local[0]), b"", socket.inet_aton(remote[0]), b"")
+                + struct.pack("=I", 0) + cookie)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(2)
+        kernel.send(_HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + question)
+        answer = kernel.recv(8192)
+    _, kind, _, _, _ = _HEADER.unpack_from(answer)
+    body = answer[_HEADER.size:]
+    if kind == _NLMSG_ERROR:
+        (code,) = struct.unpack_from("=i", body)
+        if code == -2:  # ENOENT: no such socket
+            return None
+        raise OSError(-code, os.strerror(-code))
+    # inet_diag_msg: family, state, timer, retransmissions; ports and addresses (48); expires, rqueue, wqueue, uid, inode.
+    uid, inode = struct.unpack_from("=II", body, 4 + 48 + 12)
+    # The kernel may answer with a listener of that address.
+    if _ADDRESSES.unpack_from(body, 4)[:2] != (local[1], remote[1]):
+        return None
+    return body[1], uid, inode
 
 
 def _hexadecimal(address: tuple[str, int]) -> str:
@@ -87,17 +147,12 @@ def _hexadecimal(address: tuple[str, int]) -> str:
     return f"{int.from_bytes(host, 'little'):08X}:{address[1]:04X}"
 
 
-def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Owner of the IPv4 TCP socket ``local`` -> ``remote`` of this network namespace, if it is established.
-
-    Both ends are compared, so that a socket made later from the same port is not taken for it; one whose process has
-    ended is in another state.
-    """
+def _from_table(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
     wanted = (_hexadecimal(local), _hexadecimal(remote))
     with open("/proc/net/tcp", encoding="ascii") as table:
         next(table)
         for line in table:
             fields = line.split()
-            if (fields[1], fields[2]) == wanted and fields[3] == "01" and fields[9] != "0":
+            if (fields[1], fields[2]) == wanted and int(fields[3], 16) in _LIVING and fields[9] != "0":
                 return int(fields[7])
     return None

@@ -9,11 +9,13 @@ import logging
 import os
 import re
 import tempfile
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 log = logging.getLogger("nodepool.nodemanager.images")
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
+_SHA256 = re.compile(r"[0-9A-Fa-f]{64}", re.ASCII)
 _SUFFIX = ".tar"
 _CHUNK = 1 << 20
 #: Bytes; a larger upload is refused.
@@ -27,10 +29,14 @@ class ImageError(Exception):
 
 
 class Images:
-    """Files ``<name>.tar`` in a directory of our own; complete, or not there."""
+    """Files ``<name>.tar`` in a directory of our own; complete, or not there.
 
-    def __init__(self, directory: str) -> None:
+    :param stored: called with the name of a new image; an exception refuses it.
+    """
+
+    def __init__(self, directory: str, stored: Callable[[str], Any] = lambda name: None) -> None:
         self.directory = directory
+        self._stored = stored
         os.makedirs(directory, mode=0o700, exist_ok=True)
         for name in os.listdir(directory):
             if name.startswith(".new-"):  # of an upload that a crash has cut off
@@ -70,6 +76,8 @@ class Images:
         :raises ImageError: too large, cut off, or not what the checksum says; nothing is left of it.
         """
         path = self.path(name)
+        if sha256 is not None and not _SHA256.fullmatch(sha256):
+            raise ImageError("sha256 must have 64 hexadecimal digits")
         if not 0 < length <= MAX_SIZE:
             raise ImageError(f"an image must have a length of 1 to {MAX_SIZE} bytes")
         state = os.statvfs(self.directory)
@@ -99,6 +107,12 @@ class Images:
             if isinstance(error, OSError):
                 raise ImageError(f"cannot store the image: {error.strerror}") from error
             raise
+        try:
+            self._stored(name)
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise ImageError(f"no root tree can be made of image {name}: {error}") from error
         log.info("Image %s is here: %s MiB, SHA-256 %s", name, length >> 20, found)
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nodepool.nodemanager.rspec import FLOORS, LOANABLE, MAXIMUM
+from nodepool.nodemanager.rspec import FLOORS, LOANABLE, MAXIMUM, UNLIMITED_AT_ZERO
 
 #: Recipient, resource, amount.
 Loan = tuple[str, str, int]
@@ -45,6 +45,8 @@ def validate(given: Any) -> list[Loan]:
 def effective(slivers: Mapping[str, tuple[Mapping[str, int], Sequence[Loan]]]) -> dict[str, dict[str, int]]:
     """RSpecs after all loans; only what the authority granted can be lent, and never below the lender's floor.
 
+    Where 0 means "no limit", a recipient without limit gets nothing: a loan must not put a limit on anybody.
+
     :param slivers: name -> (complete RSpec as granted, loans in the order given).
     """
     result = {name: dict(granted) for name, (granted, _) in slivers.items()}
@@ -54,6 +56,8 @@ def effective(slivers: Mapping[str, tuple[Mapping[str, int], Sequence[Loan]]]) -
             available = left.get(resource, 0) - FLOORS.get(resource, 0)
             if recipient not in result or not 0 < amount <= available:
                 continue  # in force again by itself when the recipient appears or the grant grows
+            if resource in UNLIMITED_AT_ZERO and not slivers[recipient][0].get(resource, 0):
+                continue
             left[resource] -= amount
             result[lender][resource] -= amount
             result[recipient][resource] = result[recipient].get(resource, 0) + amount

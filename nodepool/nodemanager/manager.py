@@ -29,6 +29,7 @@ from nodepool.nodemanager.slivers import (
     key_of,
 )
 from nodepool.nodemanager.sshfiles import SSHD_ARGV
+from nodepool.nodemanager.watch import ProcessWatch
 from nodepool.nodemanager.zygote import Zygote
 
 #: Source of records that launchers and operators put.
@@ -36,6 +37,10 @@ DRIVER_SOURCE = "driver"
 TICKET_SOURCE = "ticket"
 #: Seconds; the expiry timer looks at least so often.
 EXPIRY_CHECK = 60.0
+#: Stands for a sliver while a root tree is made for the next one.
+PREPARING = "preparing"
+#: Seconds that a root tree stays for the next sliver.
+TEMPLATE_IDLE = 86400.0
 
 
 class NodeManager:
@@ -73,8 +78,11 @@ class NodeManager:
                 f"backend {self.backend.name} cannot work here: " + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal))
         self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"))
         self.host = Host(config, self.database, self.services)
-        self.images = images.Images(os.path.join(config.state_dir, "images"))
+        self.problems += self.host.problems()
+        self.images = images.Images(
+            os.path.join(config.state_dir, "images"), lambda name: self._prepare_root(f"image:{name}"))
         self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
+        self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit)
         self.api = Api(self)
         self.servers: Any = None
@@ -82,6 +90,8 @@ class NodeManager:
         self._expiry = threading.Thread(target=self._run_expiry, name="Thread-nm-expiry", daemon=True)
         self._wake_expiry = threading.Event()
         self._running = False
+        #: Whether the first sliver of image host needs not wait for its root tree.
+        self._prepared = False
         self._delivery = threading.Lock()
 
     # -- life
@@ -94,10 +104,14 @@ class NodeManager:
             self.log.warning("%s: %s", problem.feature, problem.remedy)
         self._running = True
         self.database.open()
+        # What they log in with is below the run directory, which a reboot empties.
+        self.host.delegates_changed(self._delegate_records())
         self.host.prepare()
         self.gate.start()
+        self.watch.start()
         self.servers = server.Servers(self.api, self.config, self)
         self.slivers.recover()
+        threading.Thread(target=self._prepare_host, name="Thread-nm-prepare", daemon=True).start()
         self.slivers.start()
         self._expiry.start()
         self.servers.start()
@@ -120,10 +134,25 @@ class NodeManager:
         if self._expiry.ident is not None:
             self._expiry.join(5)
         self.slivers.stop()
+        self.watch.stop()
         self.gate.stop()
-        self.host.stop()
+        self.host.stop(empty=not self.backend.found())
         self._zygote.stop()
         self.database.close()
+
+    def _prepare_root(self, image: str) -> None:
+        """Make the root tree of an image before a sliver waits for it."""
+        roots = getattr(self.backend, "roots", None)
+        if roots is not None:
+            roots.tree(image, PREPARING)
+            roots.release(PREPARING)
+
+    def _prepare_host(self) -> None:
+        try:
+            self._prepare_root("host")
+        except BackendError as error:
+            self.log.warning("Slivers of image host cannot be made: %s", error)
+        self._prepared = True
 
     def _serve_ssh(self, handle: Handle, connection: int) -> Spawned:
         """An SSH server for one connection, inside the sliver."""
@@ -136,15 +165,17 @@ class NodeManager:
 
     def _opened(self, name: str, handle: Handle | None) -> None:
         if handle is None:
+            self.watch.remove(name)
             self.gate.close(name)
         else:
+            self.watch.add(name, int(handle["pid"]), handle.get("start_time"))
             self.gate.open(name, int(self.database.local(key_of(name))["index"]), handle)
         if self.servers is not None:
             self.servers.sliver_changed(name, handle)
 
     # -- records
 
-    def deliver(self, source: str, serial: float, given: Iterable[Any], complete: bool) -> merge.Changes:
+    def deliver(self, source: str, serial: float | None, given: Iterable[Any], complete: bool) -> merge.Changes:
         """Take over an update of a source, and bring about what follows from it."""
         with self._delivery:
             before = self.slivers.effective()
@@ -180,6 +211,7 @@ class NodeManager:
             self._wake_expiry.clear()
             if not self._running:
                 return
+            self._prune_templates()
             try:
                 with self._delivery:
                     before = self.slivers.effective()
@@ -188,6 +220,17 @@ class NodeManager:
                         self._follow(changes, before)
             except Exception:
                 self.log.exception("Error about expired records:")
+
+    def _prune_templates(self) -> None:
+        """Root trees that no sliver has used for a while."""
+        roots = getattr(self.backend, "roots", None)
+        if roots is None:
+            return
+        alive = set(self.backend.found()) | self.slivers.names()
+        try:
+            roots.prune(alive, TEMPLATE_IDLE)
+        except OSError as error:
+            self.log.warning("Root trees that nobody uses cannot be removed: %s", error)
 
     # -- what the API asks
 
@@ -342,7 +385,7 @@ class NodeManager:
 
     def capacity(self) -> dict[str, Any]:
         return {**self.host.capacity(self.slivers.effective()), "images": self.images.names(), "backend": self.backend.name,
-                "problems": [f"{p.feature}: {p.remedy}" for p in self.problems]}
+                "prepared": self._prepared, "problems": [f"{p.feature}: {p.remedy}" for p in self.problems]}
 
     def usage(self, name: str) -> dict[str, int]:
         record, local = self._record(name), self.database.local(key_of(name))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nodepool.nodemanager import inside, syscalls
-from nodepool.nodemanager.operations import child, finish, join_cgroups, run_child
+from nodepool.nodemanager.operations import child, finish, join_cgroups, open_cgroups, run_child
 from nodepool.nodemanager.syscalls import (
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOEXEC,
@@ -122,9 +122,15 @@ def build_tree(request: dict[str, Any], userns: int) -> int:
     return root
 
 
-def build_devices(root: int, base: int) -> None:
+def tmpfs_size(request: dict[str, Any], parts: int) -> dict[str, str | None]:
+    """A part of the sliver's memory: what lies in a tmpfs is charged to it, and it must keep enough to be logged into."""
+    memory = int(request.get("memory", 0))
+    return {"size": f"{max(1, memory // parts)}m"} if memory else {}
+
+
+def build_devices(root: int, base: int, request: dict[str, Any]) -> None:
     """/dev, /dev/pts, /dev/shm."""
-    owner = {"uid": str(base), "gid": str(base)}
+    owner: dict[str, str | None] = {"uid": str(base), "gid": str(base)}
     dev = syscalls.new_mount("tmpfs", {**owner, "mode": "755", "size": "64k", "nr_inodes": "64"},
                              MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
     for name, (major, minor) in DEVICES.items():
@@ -139,12 +145,15 @@ def build_devices(root: int, base: int) -> None:
     attach(dev, root, "dev")
     attach(syscalls.new_mount("devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0620", "gid": str(base + TTY_GROUP)},
                               MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), root, "dev/pts", make=False)
-    attach(syscalls.new_mount("tmpfs", {**owner, "mode": "1777"}, PRIVATE & ~MOUNT_ATTR_NOEXEC), root, "dev/shm", make=False)
+    attach(syscalls.new_mount("tmpfs", {**owner, "mode": "1777", **tmpfs_size(request, 2)}, PRIVATE & ~MOUNT_ATTR_NOEXEC),
+           root, "dev/shm", make=False)
 
 
-def build_run(root: int, base: int, api: str | None) -> None:
+def build_run(root: int, base: int, request: dict[str, Any]) -> None:
     """/run, and in it the API's socket."""
-    run = syscalls.new_mount("tmpfs", {"uid": str(base), "gid": str(base), "mode": "755"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+    api = request.get("api")
+    run = syscalls.new_mount("tmpfs", {"uid": str(base), "gid": str(base), "mode": "755", **tmpfs_size(request, 5)},
+                             MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
     for name, mode in (("lock", 0o1777), ("sshd", 0o755), ("nodepool", 0o755)):
         os.mkdir(name, mode, dir_fd=run)
         os.chmod(name, mode, dir_fd=run)
@@ -255,15 +264,27 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     gate_inside.close()
     os.close(outcome_write)
     write_maps(pid, base, count)
-    join_cgroups(request["procs"], pid)
+    # Moving a process between cgroups waits for all processors of the host, up to 15 ms; meanwhile the tree is built.
+    cgroups = open_cgroups(request["procs"])
+    moved, moved_write = os.pipe2(os.O_CLOEXEC)
+    mover, mover_fd = syscalls.clone(0)
+    if mover == 0:
+        run_child(lambda _pipe: join_cgroups(cgroups, pid), moved_write)
+    os.close(moved_write)
+    os.close(mover_fd)
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("-900")  # a sliver short of memory loses a program, not itself
+    except OSError:
+        pass  # a host without CAP_SYS_RESOURCE; process 1 is small and thus seldom chosen
     userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     try:
         root = build_tree(request, userns)
     except OSError as error:
         raise StepError(f"cannot build the root tree: {error.strerror}") from error
     try:
-        build_devices(root, base)
-        build_run(root, base, request.get("api"))
+        build_devices(root, base, request)
+        build_run(root, base, request)
     except OSError as error:
         raise StepError(f"cannot build /dev and /run: {error.strerror}") from error
     syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
@@ -273,6 +294,8 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     os.fchdir(root)
     syscalls.pivot_root(".", ".")
     syscalls.umount(".")
+    finish(moved, mover, "cannot limit the sliver")
+    os.waitpid(mover, 0)
     gate.send(b"g")
     gate.close()
     started = os.open("/proc/1/stat", os.O_RDONLY | os.O_CLOEXEC)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 import json
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -21,9 +23,12 @@ DEFAULT_EXEMPT = ("127.0.0.1",)
 MAX_KEYS = 64 * 1024
 MAX_INITSCRIPT = 256 * 1024
 MAX_RECORD = 512 * 1024
-_KEY_LINE = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\x00-\x1f\x7f]*)?", re.ASCII)
-_ROOT = re.compile(r"host|(?:dir|tar):/[^\x00\n]*|image:[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
-_NETWORK = re.compile(r"none|nat|bridge:[A-Za-z0-9_.-]{1,15}", re.ASCII)
+# The type must be one of sshd's: "cert-authority rsa AAAA..." would be a key with an option.
+_KEY_LINE = re.compile(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ AAAA[A-Za-z0-9+/]+=*( [^\x00-\x1f\x7f]*)?", re.ASCII)
+_ROOT = re.compile(r"host|(?:dir|tar):/[^\x00-\x1f\x7f]+|image:[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
+_HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+#: Which network a sliver may have.
+NETWORK = re.compile(r"none|nat|bridge:[A-Za-z0-9_.-]{1,15}", re.ASCII)
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}", re.ASCII)
 
 
@@ -93,10 +98,11 @@ def parse_record(given: Any) -> dict[str, Any]:
     record = dict(given)
     try:
         size = len(json.dumps(record))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RecordError(f"a record must be made of plain values: {error}") from None
     if size > MAX_RECORD:
         raise RecordError(f"a record may have at most {MAX_RECORD} bytes")
+    _plain(record)
     number(record, "timestamp")
     number(record, "expiry")
     account_type = record.get("account_type")
@@ -110,6 +116,20 @@ def parse_record(given: Any) -> dict[str, Any]:
     if record.get("type") == TIMESTAMP or record.get("record_key") == TIMESTAMP:
         return {**record, "record_key": TIMESTAMP}
     raise RecordError("neither account_type nor a known record_key (bwcap, timestamp)")
+
+
+def _plain(value: Any) -> None:
+    """Whole numbers of 64 bits and texts as keys: what every answer of the API can say."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise RecordError(f"a record must have texts as keys, not {type(key).__name__}")
+            _plain(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _plain(item)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise RecordError("a number has more than 64 bits")
 
 
 def _account(record: dict[str, Any], account_type: Any) -> dict[str, Any]:
@@ -128,12 +148,18 @@ def _account(record: dict[str, Any], account_type: Any) -> dict[str, Any]:
         raise RecordError("rspec: a dictionary of resources is wanted")
     record["rspec"] = rspec.validate(record.get("rspec") or {})
     decode_initscript(record.get("initscript"))
-    for field, pattern, default in (("image", _ROOT, "host"), ("network", _NETWORK, None), ("username", _USER, None)):
+    for field, pattern, default in (("image", _ROOT, "host"), ("network", NETWORK, None), ("username", _USER, None),
+                                    ("hostname", _HOSTNAME, None)):
         value = record.get(field, default)
         if value is not None and (not isinstance(value, str) or not pattern.fullmatch(value)):
             raise RecordError(f"{field}: {str(value)[:60]!r} is not possible here")
         if value is not None:
             record[field] = value
+    kind, _, path = record["image"].partition(":")
+    if kind in ("dir", "tar") and (posixpath.normpath(path) in ("/", "//") or ".." in path.split("/")):
+        raise RecordError("image: the root directory, or a path with .., is not possible")
+    if not isinstance(record.get("metadata") or {}, Mapping):
+        raise RecordError("metadata: a dictionary is wanted")
     record["delegations"] = _delegations(record.get("delegations") or [])
     return record
 
@@ -156,4 +182,9 @@ def _bwcap(record: dict[str, Any]) -> dict[str, Any]:
         raise RecordError(f"bwcap: cap must be bit/s above 0, not {cap!r}"[:200])
     if not isinstance(exempt, (list, tuple)) or not all(isinstance(item, str) for item in exempt):
         raise RecordError("bwcap: exempt_ips must be a list of addresses")
-    return {**record, "record_key": BWCAP, "cap": cap, "exempt_ips": list(exempt)}
+    try:
+        addresses = [str(ipaddress.ip_network(item, strict=False)) if "/" in item else str(ipaddress.ip_address(item))
+                     for item in exempt]
+    except ValueError as error:
+        raise RecordError(f"bwcap: exempt_ips: {error}"[:200]) from None
+    return {**record, "record_key": BWCAP, "cap": cap, "exempt_ips": addresses}

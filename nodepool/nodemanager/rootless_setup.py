@@ -64,7 +64,7 @@ def build(request: dict[str, Any]) -> None:
             syscalls.mount_setattr(mount_fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV, recursive=True)
             attach(mount_fd, root, name)
     build_devices(root)
-    native_setup.build_run(root, UID, request.get("api"))
+    native_setup.build_run(root, UID, request)
     attach(syscalls.new_mount("proc", {}, PRIVATE), root, "proc")
     attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, "sys")
     for path in READ_ONLY:

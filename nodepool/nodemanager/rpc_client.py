@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import ssl
@@ -49,6 +50,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
+        """Within CONNECT_TIMEOUT, whatever the call may take."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(CONNECT_TIMEOUT)
         try:
@@ -60,11 +62,27 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = sock
 
 
+class _TcpConnection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
+        super().connect()
+        self.timeout = timeout
+        self.sock.settimeout(timeout)
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
+        super().connect()
+        self.timeout = timeout
+        self.sock.settimeout(timeout)
+
+
 class Client:
     """Thread-safe: each call has a connection of its own.
 
     :param url: ``unix:/path``, ``http://127.0.0.1:812`` or ``https://host:8120`` (with ``tls``).
-    :raises ValueError: the URL is none of these.
+    :raises ValueError: the URL is none of these, or the files of ``tls`` cannot be used.
     """
 
     def __init__(self, url: str, tls: Tls | None = None) -> None:
@@ -79,14 +97,17 @@ class Client:
             raise ValueError(f"{url!r} is no address of a node manager; unix:/path, http://... or https://... is wanted")
         host, port = parts.hostname, parts.port
         if parts.scheme == "http":
-            self._connection = lambda timeout: http.client.HTTPConnection(host, port or 812, timeout=timeout)
+            self._connection = lambda timeout: _TcpConnection(host, port or 812, timeout=timeout)
             return
         if tls is None:
             raise ValueError(f"{url}: https needs ca-cert, client-cert and client-key")
-        context = ssl.create_default_context(cafile=tls.ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(tls.cert, tls.key)
-        self._connection = lambda timeout: http.client.HTTPSConnection(host, port or 8120, timeout=timeout, context=context)
+        try:
+            context = ssl.create_default_context(cafile=tls.ca)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(tls.cert, tls.key)
+        except OSError as error:
+            raise ValueError(f"{url}: cannot use {tls.ca}, {tls.cert} and {tls.key}: {error}") from error
+        self._connection = lambda timeout: _TlsConnection(host, port or 8120, timeout=timeout, context=context)
 
     def call(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT) -> Any:
         """The result.
@@ -97,7 +118,8 @@ class Client:
         body = xml_rpc.call(method, arguments)
         status, answer = self._request("POST", "/", body, {"Content-Type": "text/xml"}, timeout)
         if status != 200:
-            raise RpcError(f"{self.url}: {method}: HTTP status {status}")
+            text = answer[:200].decode(errors="replace").strip()
+            raise RpcError(f"{self.url}: {method}: HTTP status {status}: {text}")
         try:
             (result,), _ = xmlrpc.client.loads(answer, use_builtin_types=True)
         except xmlrpc.client.Fault as fault:
@@ -109,7 +131,12 @@ class Client:
     def _request(self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
         connection = self._connection(timeout)
         try:
-            connection.request(verb, path, body, headers)
+            try:
+                connection.request(verb, path, body, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                if connection.sock is None:
+                    raise
+                # It may have refused before it has read all: the answer says why.
             response = connection.getresponse()
             answer = response.read(MAX_ANSWER)
             return response.status, answer
@@ -131,6 +158,19 @@ class Client:
         status, answer = self._request(
             "PUT", path, stream, {"Content-Type": "application/x-tar", "Content-Length": str(size)}, timeout)
         self._check(status, answer)
+
+    def images(self, timeout: float = CALL_TIMEOUT) -> list[str]:
+        """Names of the images that the node has.
+
+        :raises RpcFault: refused.
+        :raises RpcError: no usable answer.
+        """
+        status, answer = self._request("GET", "/images", None, {}, timeout)
+        self._check(status, answer)
+        try:
+            return [str(name) for name in json.loads(answer)]
+        except ValueError as error:
+            raise RpcError(f"{self.url}: images: not an answer of a node manager") from error
 
     def delete_image(self, name: str, timeout: float = CALL_TIMEOUT) -> None:
         """Delete an image; one that is not there is fine."""

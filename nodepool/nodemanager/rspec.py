@@ -12,6 +12,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}", re.ASCII)
 MAXIMUM = 2**62
 #: "Not limited", where 0 would mean "nothing at all".
 UNLIMITED_RATE = 10**12
+#: bit/s; the sum of many still fits into 64 bits.
+MAXIMUM_RATE = 10**15
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 
 class RSpecError(ValueError):
@@ -29,37 +32,50 @@ class Resource:
     floor: int = 0
     minimum: int = 0
     maximum: int = MAXIMUM
+    #: 0 means no limit, so there is nothing to lend at 0, and nothing to add to it.
+    unlimited_at_zero: bool = False
 
 
 _RESOURCES = (
     Resource("nm_enabled", 1, "0: no login, everything stopped", maximum=1),
     Resource("nm_cpu_share", 32, "weight among slivers without a guarantee", True, 1, minimum=1, maximum=100_000),
     Resource("nm_cpu_guaranteed_share", 0, "per mille of the host's CPU; replaces nm_cpu_share", True, 0, maximum=1000),
-    Resource("nm_cpu_limit", 0, "per mille of the host's CPU that it never exceeds; 0: none", True, 0, maximum=1000),
+    Resource("nm_cpu_limit", 0, "per mille of the host's CPU that it never exceeds; 0: none", True, 10, maximum=1000,
+             unlimited_at_zero=True),
     Resource("nm_cpu_cores", 0, "whole cores of its own; 0: none", maximum=4096),
-    Resource("nm_mem_limit", 0, "MiB; 0: none", True, 64, maximum=2**40),
+    Resource("nm_mem_limit", 0, "MiB; 0: none", True, 64, maximum=2**40, unlimited_at_zero=True),
     Resource("nm_mem_guaranteed", 0, "MiB; 0: none", maximum=2**40),
     Resource("nm_pids_max", 1024, "processes and threads", True, 32, minimum=1, maximum=4_194_304),
     Resource("nm_io_read_bps", 0, "bytes per second; 0: no limit"),
     Resource("nm_io_write_bps", 0, "bytes per second; 0: no limit"),
     Resource("nm_disk_quota", 5_000_000, "KiB", minimum=4096),
-    Resource("nm_net_min_rate", 8, "bit/s sent, guaranteed", floor=0),
-    Resource("nm_net_max_rate", UNLIMITED_RATE, "bit/s sent, ceiling", True, 8),
-    Resource("nm_net_exempt_min_rate", 8, "bit/s to exempt destinations, guaranteed"),
-    Resource("nm_net_exempt_max_rate", UNLIMITED_RATE, "bit/s to exempt destinations, ceiling", True, 8),
+    Resource("nm_net_min_rate", 8, "bit/s sent, guaranteed", maximum=MAXIMUM_RATE),
+    Resource("nm_net_max_rate", UNLIMITED_RATE, "bit/s sent, ceiling", True, 8, maximum=MAXIMUM_RATE),
+    Resource("nm_net_exempt_min_rate", 8, "bit/s to exempt destinations, guaranteed", maximum=MAXIMUM_RATE),
+    Resource("nm_net_exempt_max_rate", UNLIMITED_RATE, "bit/s to exempt destinations, ceiling", True, 8, maximum=MAXIMUM_RATE),
+    Resource("nm_net_max_kbyte", 0, "KiB sent per day before the ceiling sinks; 0: no limit"),
+    Resource("nm_net_thresh_kbyte", 0, "KiB sent per day from which the ceiling sinks; 0: 80 % of the limit"),
+    Resource("nm_net_exempt_max_kbyte", 0, "KiB sent per day to exempt destinations; 0: no limit"),
+    Resource("nm_net_exempt_thresh_kbyte", 0, "KiB per day from which that ceiling sinks; 0: 80 % of the limit"),
     Resource("nm_net_share", 1, "weight when slivers compete for spare bandwidth", True, 1, minimum=1, maximum=10_000),
 )
 RESOURCES: dict[str, Resource] = {resource.name: resource for resource in _RESOURCES}
 DEFAULT_RSPEC: dict[str, int] = {resource.name: resource.default for resource in _RESOURCES}
 LOANABLE = frozenset(resource.name for resource in _RESOURCES if resource.loanable)
+#: Of the loanable ones, those whose 0 means "no limit".
+UNLIMITED_AT_ZERO = frozenset(resource.name for resource in _RESOURCES if resource.unlimited_at_zero)
 FLOORS: dict[str, int] = {resource.name: resource.floor for resource in _RESOURCES if resource.loanable}
 #: Names of the finished original (B.2) -> ours, and the factor between the units.
 SYNONYMS: dict[str, tuple[str, int]] = {
     "enabled": ("nm_enabled", 1), "cpu_share": ("nm_cpu_share", 1), "cpu_pct": ("nm_cpu_guaranteed_share", 10),
     "cpu_cores": ("nm_cpu_cores", 1), "disk_max": ("nm_disk_quota", 1), "net_min_rate": ("nm_net_min_rate", 1000),
     "net_max_rate": ("nm_net_max_rate", 1000), "net_share": ("nm_net_share", 1),
+    "net_max_kbyte": ("nm_net_max_kbyte", 1), "net_thresh_kbyte": ("nm_net_thresh_kbyte", 1),
+    "net_i2_max_kbyte": ("nm_net_exempt_max_kbyte", 1), "net_i2_thresh_kbyte": ("nm_net_exempt_thresh_kbyte", 1),
+    "net_i2_share": ("nm_net_share", 1),
     "net_i2_min_rate": ("nm_net_exempt_min_rate", 1000), "net_i2_max_rate": ("nm_net_exempt_max_rate", 1000),
 }
+_RATES = (("nm_net_min_rate", "nm_net_max_rate"), ("nm_net_exempt_min_rate", "nm_net_exempt_max_rate"))
 #: Adds the shared cores to the reserved ones (B.4): ``"2b"``.
 BOTH_CORES = "nm_cpu_cores_both"
 
@@ -70,18 +86,19 @@ def check_name(name: Any) -> str:
     :raises ValueError: it is none.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        shown = name if isinstance(name, str) and len(name) < 80 and name.isprintable() else "that"
-        raise ValueError(f"{shown!r} is no name: a lower-case letter, then up to 62 of a-z 0-9 _ -")
+        shown = repr(name) if isinstance(name, str) and len(name) < 80 and name.isprintable() else "that"
+        raise ValueError(f"{shown} is no name: a lower-case letter, then up to 62 of a-z 0-9 _ -")
     return name
 
 
 def _amount(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise RSpecError(f"{name}: a whole number is wanted, not {type(value).__name__}")
-    try:
+    if isinstance(value, str):
+        if not _WHOLE.fullmatch(value.strip()):
+            raise RSpecError(f"{name}: a whole number is wanted, not {value[:40]!r}")
         return int(value)
-    except ValueError:
-        raise RSpecError(f"{name}: a whole number is wanted, not {str(value)[:40]!r}") from None
+    return value
 
 
 def validate(given: Mapping[str, Any]) -> dict[str, int]:
@@ -89,8 +106,16 @@ def validate(given: Mapping[str, Any]) -> dict[str, int]:
 
     ``nm_cpu_cores`` may be ``"<n>b"``.  A ceiling of -1 means none.
 
-    :raises RSpecError: an unknown resource or an impossible amount.
+    :raises RSpecError: an unknown resource, an impossible amount, or a guaranteed rate above its ceiling.
     """
+    result = _amounts(given)
+    for minimum, maximum in _RATES:
+        if result.get(minimum, 0) > result.get(maximum, MAXIMUM_RATE):
+            raise RSpecError(f"{minimum}: {result[minimum]} is more than {maximum} {result[maximum]}")
+    return result
+
+
+def _amounts(given: Mapping[str, Any]) -> dict[str, int]:
     result: dict[str, int] = {}
     for key, value in given.items():
         name, factor = SYNONYMS.get(str(key), (str(key), 1))
@@ -109,15 +134,15 @@ def validate(given: Mapping[str, Any]) -> dict[str, int]:
         if not resource.minimum <= amount <= resource.maximum:
             raise RSpecError(f"{key}: {amount} is not between {resource.minimum} and {resource.maximum} ({resource.meaning})")
         result[name] = amount
-    low, high = result.get("nm_net_min_rate"), result.get("nm_net_max_rate")
-    if low is not None and high is not None and low > high:
-        raise RSpecError(f"nm_net_min_rate: {low} is more than nm_net_max_rate {high}")
     return result
 
 
 def with_defaults(given: Mapping[str, Any]) -> dict[str, int]:
-    """A complete RSpec.
+    """A complete RSpec; a guaranteed rate above its ceiling, as defaults and grants may give together, is cut to it.
 
-    :raises RSpecError: see :func:`validate`.
+    :raises RSpecError: an unknown resource or an impossible amount.
     """
-    return {**DEFAULT_RSPEC, **validate(given)}
+    result = {**DEFAULT_RSPEC, **_amounts(given)}
+    for minimum, maximum in _RATES:
+        result[minimum] = min(result[minimum], result[maximum])
+    return result

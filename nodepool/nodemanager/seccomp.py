@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import struct
 
 from nodepool.nodemanager import syscalls
@@ -63,6 +64,7 @@ def _refuse(code: int) -> bytes:
     return _statement(_RETURN, _ERRNO | code)
 
 
+@functools.cache
 def build(machine: str) -> bytes:
     """The filter's program for a machine. Raises KeyError for machines without a table of numbers."""
     column = list(_ARCHITECTURES).index(machine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -10,13 +11,13 @@ import socket
 import ssl
 import stat
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import records
-from nodepool.nodemanager.api import SLIVER, Api, Caller
+from nodepool.nodemanager.api import CONTROLLER, ROOT, SLIVER, Api, Caller
 from nodepool.nodemanager.config import API_SERVER_PORT, NodeManagerConfig
 from nodepool.nodemanager.http_exchange import Exchange
 from nodepool.nodemanager.identity import Identity
@@ -24,9 +25,16 @@ from nodepool.nodemanager.identity import Identity
 log = logging.getLogger("nodepool.nodemanager.server")
 
 #: Calls at one time, over all transports; WaitSliver keeps its place while it waits.
-MAX_CONNECTIONS = 256
-#: Of these for one sliver or other user of the host, so that none can shut the others out.
+MAX_CONNECTIONS = 512
+#: Of these kept for root, who must get in when all others are taken.
+RESERVED = 32
+#: Of these for one sliver or other user of the host, so that none can shut the others out; and for all launchers.
 MAX_PER_CALLER = 32
+MAX_CONTROLLERS = 384
+#: TLS connections that have not shown their certificate yet: anybody in the network can make them.
+MAX_HANDSHAKES = 64
+#: Seconds to wait when the process has no descriptor left.
+SHORTAGE_WAIT = 0.1
 BACKLOG = 128
 HANDSHAKE_TIMEOUT = 10.0
 STOP_TIMEOUT = 5.0
@@ -41,22 +49,27 @@ class Servers:
         self._api = api
         self._config = config
         self._manager = manager
-        self.identity = Identity(manager.sliver_of_uid, self._is_delegate)
+        self.identity = Identity(manager.sliver_of_uid, self._delegate_methods)
         self._lock = threading.Lock()
         self._listeners: dict[int, tuple[socket.socket, Identify, ssl.SSLContext | None]] = {}
-        self._slivers: dict[str, socket.socket] = {}
+        #: Listener inside, and which process 1 it belongs to.
+        self._slivers: dict[str, tuple[socket.socket, tuple[Any, ...]]] = {}
         self._open: dict[str, int] = {}
+        #: When a refusal was last told in the log, by caller.
+        self._told: dict[str, float] = {}
         self._connections: set[socket.socket] = set()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._pool = ThreadPoolExecutor(MAX_CONNECTIONS, thread_name_prefix="Thread-nm-api")
+        self._threads: set[threading.Thread] = set()
+        self._socket_file: tuple[int, int] | None = None
         self._thread = threading.Thread(target=self._run, name="Thread-nm-accept", daemon=True)
         self._running = False
         #: Port of the TLS server, when it was to be any.
         self.tls_port = 0
         self.tcp_port = 0
 
-    def _is_delegate(self, name: str) -> bool:
-        return self._manager.database.get(records.record_key(records.DELEGATE, name)) is not None
+    def _delegate_methods(self, name: str) -> Collection[str] | None:
+        record = self._manager.database.get(records.record_key(records.DELEGATE, name))
+        return None if record is None else record.content.get("methods") or ()
 
     # -- life
 
@@ -69,6 +82,8 @@ class Servers:
         try:
             if config.unix_socket:
                 self._add(self._unix(config.unix_socket), self.identity.of_unix)
+                status = os.stat(config.unix_socket)
+                self._socket_file = status.st_dev, status.st_ino
             if config.old_unix_socket and config.unix_socket:
                 self._link(config.unix_socket, config.old_unix_socket)
             if config.tcp_port >= 0:
@@ -81,27 +96,49 @@ class Servers:
                 self._add(listener, lambda connection: None, self._context())
         except BaseException:
             self._close_all()
+            self._unlink()
             raise
-        self._running = True
+        with self._lock:
+            self._running = True
         self._thread.start()
 
     def stop(self) -> None:
         """Close all; calls that wait are cut off."""
-        self._running = False
-        self._wake()
+        with self._lock:
+            if self._wake_write < 0:
+                return
+            self._running = False
+            write, self._wake_write = self._wake_write, -1
+            os.write(write, b"x")
+        deadline = time.monotonic() + STOP_TIMEOUT
         if self._thread.ident is not None:
             self._thread.join(STOP_TIMEOUT)
         self._close_all()
         with self._lock:
-            open_now = list(self._connections)
+            open_now, threads = list(self._connections), list(self._threads)
         for connection in open_now:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        os.close(self._wake_write)
-        if self._config.unix_socket:
-            with contextlib.suppress(OSError):
-                os.unlink(self._config.unix_socket)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        os.close(write)
+        if not self._thread.is_alive():
+            os.close(self._wake_read)
+        self._unlink()
+
+    def _unlink(self) -> None:
+        """Remove the socket, unless another node manager has put its own there meanwhile."""
+        path = self._config.unix_socket
+        if not path or self._socket_file is None:
+            return
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if (status.st_dev, status.st_ino) == self._socket_file:
+                os.unlink(path)
+        old = self._config.old_unix_socket
+        with contextlib.suppress(OSError):
+            if old and os.readlink(old) == path:
+                os.unlink(old)
 
     def _close_all(self) -> None:
         with self._lock:
@@ -111,8 +148,9 @@ class Servers:
             listener.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"x")
 
     # -- places
 
@@ -130,8 +168,10 @@ class Servers:
                 probe.settimeout(1)
                 try:
                     probe.connect(path)
-                except OSError:
+                except ConnectionRefusedError:
                     os.unlink(path)  # of a node manager that is gone
+                except OSError as error:
+                    raise ConfigurationError(f"api.unix: {path} is there and cannot be tried: {error.strerror}") from error
                 else:
                     raise ConfigurationError(f"api.unix: another node manager answers at {path}; stop it, or give this one "
                                              "another run-dir")
@@ -149,7 +189,7 @@ class Servers:
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
-            raise ConfigurationError(f"api.unix: cannot listen at {path}: {error.strerror}") from error
+            raise ConfigurationError(f"api.unix: cannot listen at {path}: {error.strerror or error}") from error
         return listener
 
     @staticmethod
@@ -199,15 +239,15 @@ class Servers:
 
     def sliver_changed(self, name: str, handle: Any) -> None:
         """A sliver runs, or not: the API in its own network is there, or not."""
+        life = (handle.get("pid"), handle.get("start_time")) if handle is not None else ()
         with self._lock:
             known = self._slivers.get(name)
-        if handle is None:
-            if known is not None:
-                self._remove(known)
-                with self._lock:
-                    self._slivers.pop(name, None)
-            return
-        if known is not None or self._config.tcp_port < 0:
+            if known is not None and known[1] == life:
+                return
+            self._slivers.pop(name, None)
+        if known is not None:
+            self._remove(known[0])  # its network is gone, or will be
+        if handle is None or self._config.tcp_port < 0:
             return
         listen = getattr(self._manager.backend, "listen", None)
         if listen is None:
@@ -218,7 +258,7 @@ class Servers:
             log.warning("Sliver %s has no API on port %s: %s", name, API_SERVER_PORT, error)
             return
         with self._lock:
-            self._slivers[name] = listener
+            self._slivers[name] = listener, life
         # The network namespace is the identity: nobody else is in it.
         self._add(listener, lambda _connection: Caller(SLIVER, name))
 
@@ -244,7 +284,6 @@ class Servers:
                         os.read(self._wake_read, 4096)
                 else:
                     self._accept(number)
-        os.close(self._wake_read)
 
     def _accept(self, number: int) -> None:
         with self._lock:
@@ -254,7 +293,10 @@ class Servers:
         listener, identify, context = entry
         try:
             connection, _ = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                log.error("Connections wait: %s", error.strerror)
+                time.sleep(SHORTAGE_WAIT)  # the listener stays ready: without this it would be asked at once again
             return
         connection.setblocking(True)
         caller: Caller | None = None
@@ -263,38 +305,75 @@ class Servers:
                 caller = identify(connection)
             except OSError:
                 caller = None
+            except Exception:
+                log.exception("Cannot tell who connects:")
             if caller is None:
                 connection.close()
                 return
-        key = str(caller) if caller is not None else "tls"
-        with self._lock:
-            total = sum(self._open.values())
-            limit = MAX_CONNECTIONS if caller is None or caller.kind == "root" else MAX_PER_CALLER
-            if not self._running or total >= MAX_CONNECTIONS or self._open.get(key, 0) >= limit:
-                full = True
-            else:
-                full = False
-                self._open[key] = self._open.get(key, 0) + 1
-                self._connections.add(connection)
-        if full:
-            log.warning("Connection of %s refused: too many", key)
+        key = self._enter(caller)
+        if key is None:
             connection.close()
             return
+        thread = threading.Thread(target=self._serve, args=(connection, caller, context, key), name="Thread-nm-api", daemon=True)
+        with self._lock:
+            self._connections.add(connection)
+            self._threads.add(thread)
         try:
-            self._pool.submit(self._serve, connection, caller, context, key)
-        except RuntimeError:  # stopping
-            self._done(connection, key)
+            thread.start()
+        except RuntimeError as error:
+            log.error("Connection of %s refused: %s", key, error)
+            with self._lock:
+                self._connections.discard(connection)
+                self._threads.discard(thread)
+            self._leave(key)
+            connection.close()
 
-    def _serve(self, connection: socket.socket, caller: Caller | None, context: ssl.SSLContext | None, key: str) -> None:
+    def _enter(self, caller: Caller | None) -> str | None:
+        """A place; None when there is none for this caller (None: not known yet)."""
+        key = str(caller) if caller is not None else "TLS clients before their certificate"
+        if caller is not None and caller.kind == CONTROLLER:
+            key = "controllers"
+        limit = (MAX_HANDSHAKES if caller is None else MAX_CONNECTIONS if caller.kind == ROOT
+                 else MAX_CONTROLLERS if caller.kind == CONTROLLER else MAX_PER_CALLER)
+        places = MAX_CONNECTIONS - (0 if caller is not None and caller.kind == ROOT else RESERVED)
+        with self._lock:
+            if not self._running:
+                return None
+            if sum(self._open.values()) < places and self._open.get(key, 0) < limit:
+                self._open[key] = self._open.get(key, 0) + 1
+                return key
+            known = time.monotonic() - self._told.get(key, -1e9) < 60
+            self._told[key] = time.monotonic()
+        if not known:
+            log.warning("Connections of %s are refused: too many at one time", key)
+        return None
+
+    def _leave(self, key: str) -> None:
+        with self._lock:
+            left = self._open.get(key, 1) - 1
+            if left > 0:
+                self._open[key] = left
+            else:
+                self._open.pop(key, None)
+
+    def _serve(self, connection: socket.socket, caller: Caller | None, context: ssl.SSLContext | None, key: str | None) -> None:
         stream: socket.socket = connection
         try:
             if context is not None:
                 connection.settimeout(HANDSHAKE_TIMEOUT)
-                stream = context.wrap_socket(connection, server_side=True)
+                stream = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                with self._lock:
+                    self._connections.discard(connection)
+                    self._connections.add(stream)
+                assert isinstance(stream, ssl.SSLSocket)
+                stream.do_handshake()
                 tls = self._config.tls
-                assert tls is not None and isinstance(stream, ssl.SSLSocket)
+                assert tls is not None
                 caller = self.identity.of_certificate(stream.getpeercert(), tls.controllers)
-            if caller is not None:
+                if key is not None:
+                    self._leave(key)
+                key = self._enter(caller) if caller is not None else None
+            if caller is not None and key is not None:
                 Exchange(stream, caller, self._api, self._manager.images, self.identity).run()
         except (OSError, ssl.SSLError) as error:
             log.debug("Connection of %s: %s", key, error)
@@ -303,14 +382,8 @@ class Servers:
         finally:
             with contextlib.suppress(OSError):
                 stream.close()
-            self._done(connection, key)
-
-    def _done(self, connection: socket.socket, key: str) -> None:
-        with self._lock:
-            self._connections.discard(connection)
-            left = self._open.get(key, 1) - 1
-            if left > 0:
-                self._open[key] = left
-            else:
-                self._open.pop(key, None)
-        connection.close()
+            if key is not None:
+                self._leave(key)
+            with self._lock:
+                self._connections -= {connection, stream}
+                self._threads.discard(threading.current_thread())

@@ -3,85 +3,151 @@
 from __future__ import annotations
 
 import base64
+import io
+import logging
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from nodepool.nodemanager.rspec import RESOURCES
+from nodepool.nodemanager.records import RecordError, clean_keys
+from nodepool.nodemanager.rspec import RESOURCES, SYNONYMS
+
+log = logging.getLogger("nodepool.nodemanager.slicesxml")
 
 #: Bytes; a larger document is refused.
 MAX_SIZE = 64 << 20
 #: Who may look at what, in records of this source.
-DELEGATIONS = [["del_snoop", "GetRSpec"]]
+DELEGATIONS = (("del_snoop", "GetRSpec"),)
 
 
 class SlicesXmlError(ValueError):
     """The document cannot be used as a whole; the text says why."""
 
 
-def parse(document: bytes, node_id: int | str, initscript: bytes | None = None) -> list[dict[str, Any]]:
+@dataclass
+class _Slice:
+    name: str | None
+    id: int | None
+    expiry: int | None
+    version: int | None = None
+    here: bool = False
+    people: list[str] = field(default_factory=list)
+    rspec: dict[str, int] = field(default_factory=dict)
+
+
+class _Reader:
+    """Takes elements in the order of the document: what follows a ``slice`` belongs to it, nested or not."""
+
+    def __init__(self, node_id: str) -> None:
+        self._node_id = node_id
+        self._resource: str | None = None
+        self.root: str | None = None
+        self.slices: list[_Slice] = []
+        self.keys: dict[str, list[str]] = defaultdict(list)
+
+    def start(self, tag: str, element: Any) -> None:
+        if self.root is None:
+            self.root = tag
+        if tag == "slice":
+            self.slices.append(_Slice(element.get("name"), _whole(element.get("id")), _whole(element.get("expiry"))))
+            self._resource = None
+        elif tag == "key":
+            self._key(element.get("person_id"), (element.get("value") or "").strip())
+        elif self.slices:
+            self._detail(tag, element, self.slices[-1])
+
+    def _key(self, person: str | None, value: str) -> None:
+        if not person or not value:
+            return
+        try:
+            for key in clean_keys(value).splitlines():
+                if key not in self.keys[person]:
+                    self.keys[person].append(key)
+        except RecordError as error:
+            log.error("slices.xml: a key of person %s is left out: %s", person[:40], error)
+
+    def _detail(self, tag: str, element: Any, current: _Slice) -> None:
+        if tag == "timestamp":
+            current.version = _whole(element.get("value"))
+        elif tag == "node":
+            current.here = current.here or element.get("id") == self._node_id
+        elif tag == "user" and element.get("person_id"):
+            current.people.append(element.get("person_id"))
+        elif tag == "resource":
+            self._resource = element.get("name")
+
+    def end(self, tag: str, element: Any) -> None:
+        if tag != "value" or not self.slices or self._resource is None:
+            return
+        name, self._resource = self._resource, None
+        amount = _whole("".join(element.itertext()).strip())
+        if amount is not None and (name in RESOURCES or name in SYNONYMS):
+            self.slices[-1].rspec[name] = amount
+
+
+def parse(
+    document: bytes, node_id: int | str, initscript: bytes | None = None,
+    delegations: Sequence[tuple[str, str]] = DELEGATIONS,
+) -> list[dict[str, Any]]:
     """Records of the slivers that belong on this node.
 
-    The order of elements does not matter, and a person may be in several slices.
+    The order of elements within a slice does not matter, and a person may be in several slices.  A key that is none is
+    left out; resources that are not known, and amounts that are no whole numbers, too.
 
     :param node_id: ours; slices of other nodes are left out.
-    :raises SlicesXmlError: not well-formed, too large, or with entities.
+    :raises SlicesXmlError: not well-formed, too large, with entities, or another document.
     """
     from defusedxml import ElementTree
     from defusedxml.common import DefusedXmlException
 
     if len(document) > MAX_SIZE:
         raise SlicesXmlError(f"slices.xml has more than {MAX_SIZE} bytes")
+    reader = _Reader(str(node_id))
+    depth = 0
+    root: Any = None
     try:
-        root = ElementTree.fromstring(document, forbid_dtd=True)
+        for event, element in ElementTree.iterparse(io.BytesIO(document), events=("start", "end")):
+            tag = element.tag.rpartition("}")[2]
+            if event == "start":
+                root = element if root is None else root
+                depth += 1
+                reader.start(tag, element)
+                continue
+            depth -= 1
+            reader.end(tag, element)
+            if tag != "value" and depth > 1:
+                element.clear()
+            elif depth == 1:
+                root.clear()  # memory for one slice at a time, not for all
     except DefusedXmlException as error:
-        raise SlicesXmlError(f"slices.xml has a document type or entities, which are refused: {error!r}") from None
+        raise SlicesXmlError(f"slices.xml has entities, which are refused: {error!r}") from None
     except ElementTree.ParseError as error:
         raise SlicesXmlError(f"slices.xml is not well-formed: {error}") from None
-    keys: dict[str, list[str]] = defaultdict(list)
-    for element in root.iter("key"):
-        value = (element.get("value") or "").strip()
-        person = element.get("person_id")
-        if person and value and value not in keys[person]:
-            keys[person].append(value)
-    slices = list(root.iter("slice"))
-    if not slices and root.tag not in ("slices", "slice", "planetlab"):
-        raise SlicesXmlError(f"slices.xml has no slices, and its root is {root.tag[:40]!r}; is it another document?")
-    return [record for element in slices if (record := _slice(element, str(node_id), keys, initscript)) is not None]
+    # An empty list removes every sliver: it must at least look like one.
+    if not reader.slices and not any(word in (reader.root or "").lower() for word in ("slice", "planetlab")):
+        raise SlicesXmlError(f"slices.xml has no slices, and its root is {str(reader.root)[:40]!r}; is it another document?")
+    return [_record(found, reader.keys, initscript, delegations) for found in reader.slices if found.here]
 
 
-def _slice(element: Any, node_id: str, keys: dict[str, list[str]], initscript: bytes | None) -> dict[str, Any] | None:
-    node = next((n for n in element.iter("node") if n.get("id") == node_id), None)
-    if node is None:
-        return None
-    rspec: dict[str, int] = {}
-    for resource in element.iter("resource"):
-        name = resource.get("name")
-        value = resource.find("value")
-        if name not in RESOURCES or value is None:
-            continue
-        try:
-            rspec[name] = int("".join(value.itertext()).strip())
-        except ValueError:
-            continue
-    people = dict.fromkeys(u.get("person_id") for u in element.iter("user") if u.get("person_id"))
-    ours = [key for person in people for key in keys.get(str(person), [])]
+def _record(found: _Slice, keys: dict[str, list[str]], initscript: bytes | None,
+            delegations: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    ours = [key for person in dict.fromkeys(found.people) for key in keys.get(person, [])]
     record: dict[str, Any] = {
-        "account_type": "sliver", "name": element.get("name"), "id": _whole(element.get("id")), "rspec": rspec,
-        "ssh_keys": "\n".join(dict.fromkeys(ours)), "delegations": DELEGATIONS, "plc_instantiated": True}
+        "account_type": "sliver", "name": found.name, "id": found.id, "rspec": found.rspec,
+        "ssh_keys": "\n".join(dict.fromkeys(ours)), "delegations": [list(pair) for pair in delegations],
+        "plc_instantiated": True}
     if initscript is not None:
         record["initscript"] = base64.b64encode(initscript).decode()
-    expiry = _whole(element.get("expiry"))
-    if expiry is not None:
-        record["expiry"] = expiry
-    timestamp = element.find("timestamp")
-    version = _whole(timestamp.get("value")) if timestamp is not None else None
-    if version is not None:
-        record["timestamp"] = version
+    if found.expiry is not None:
+        record["expiry"] = found.expiry
+    if found.version is not None:
+        record["timestamp"] = found.version
     return record
 
 
 def _whole(text: str | None) -> int | None:
     try:
-        return int(text) if text is not None else None
+        return int(text) if text is not None and len(text) <= 20 else None
     except ValueError:
         return None

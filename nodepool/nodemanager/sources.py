@@ -5,6 +5,8 @@ A source that cannot be reached changes nothing: only a complete, readable, auth
 
 from __future__ import annotations
 
+import hashlib
+import http.client
 import json
 import logging
 import os
@@ -23,19 +25,29 @@ from kazoo.protocol.states import KazooState
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import slicesxml
 from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.version import get_version_string
 
 log = logging.getLogger("nodepool.nodemanager.sources")
 
 INTERVAL = 10.0
 #: Part of the interval that is added at random, so that hosts do not ask all at once.
 JITTER = 0.1
-FETCH_TIMEOUT = 30.0
+#: Seconds for one step of a transfer, and for all of it.
+FETCH_TIMEOUT = 10.0
+FETCH_LIMIT = 60.0
+#: Seconds until a failure of ZooKeeper, or in taking over what it says, is followed by another attempt.
+RETRY = 5.0
 SLICES = "/nodemanager/slices"
 HOSTS = "/nodemanager/hosts"
 #: Seconds; all slices are read again at least so often.
 RESYNC = 300.0
 
-Deliver = Callable[[str, float, list[Any], bool], Any]
+#: Delegates of nodemanager.yaml.
+CONFIGURATION = "configuration"
+#: Sources that are not of the configuration: what launchers put, and tickets.
+OTHER_SOURCES = ("driver", "ticket")
+
+Deliver = Callable[[str, float | None, list[Any], bool], Any]
 
 
 class Source(Protocol):
@@ -45,25 +57,48 @@ class Source(Protocol):
 
 
 def make(config: NodeManagerConfig, manager: Any) -> list[Source]:
-    """The sources of a configuration, not started."""
+    """The sources of a configuration, not started; what the configuration itself says of delegates is taken over."""
     found: list[Source] = []
+    names = {CONFIGURATION, *OTHER_SOURCES}
     for number, options in enumerate(config.sources):
+        source: SlicesXmlSource | ZooKeeperSource
         if "slices-xml" in options:
-            found.append(SlicesXmlSource(f"slices-xml-{number}", options["slices-xml"], config, manager.deliver))
+            name = f"slices-xml-{number}"
+            source = SlicesXmlSource(name, options["slices-xml"], config, manager.deliver,
+                                     new=manager.database.serial(name) == 0)
         else:
-            found.append(ZooKeeperSource(options["zookeeper"], config, manager))
-    if config.delegates:
-        manager.deliver("configuration", time.time(), [
-            {"account_type": "delegate", "name": entry["name"], "plc_instantiated": True,
-             "ssh_keys": "\n".join(entry["ssh-keys"]) if isinstance(entry.get("ssh-keys"), list) else entry.get("ssh-keys", "")}
-            for entry in config.delegates], True)
+            source = ZooKeeperSource(options["zookeeper"], config, manager)
+        names.add(source.name)
+        found.append(source)
+    left = manager.database.abandon(names)
+    if left:
+        log.warning("No source of the configuration has these records any more, they stay until one delivers them or they "
+                    "expire: %s", ", ".join(left))
+    # Also when there is none: those of a configuration before must go.
+    manager.deliver(CONFIGURATION, None, [
+        {"account_type": "delegate", "name": entry["name"], "plc_instantiated": True, "methods": list(entry.get("methods", ())),
+         "ssh_keys": "\n".join(entry["ssh-keys"]) if isinstance(entry.get("ssh-keys"), list) else entry.get("ssh-keys", "")}
+        for entry in config.delegates], True)
     return found
 
 
-class SlicesXmlSource:
-    """Fetches a file or https document again and again; a copy of the last good one is kept for restarts."""
+class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """Follows a redirection only where the answer is authenticated too."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], config: NodeManagerConfig, deliver: Deliver) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not newurl.startswith("https://"):
+            raise urllib.error.URLError(f"it is redirected to {newurl[:200]}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class SlicesXmlSource:
+    """Fetches a file or https document again and again; a copy of the last good one is kept for restarts.
+
+    :param new: the database knows nothing of this source: while it cannot be read, the copy is used.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any], config: NodeManagerConfig, deliver: Deliver,
+                 new: bool = False) -> None:
         self.name = name
         self._url = options.get("url")
         self._file = options.get("file")
@@ -71,18 +106,23 @@ class SlicesXmlSource:
         self._node_id = node_id(config)
         self._deliver = deliver
         self._copy = os.path.join(config.state_dir, f"{name}.xml")
-        self._context: ssl.SSLContext | None = None
+        self._use_copy = new
+        self._opener: urllib.request.OpenerDirector | None = None
         if self._url is not None:
             if not self._url.startswith("https://"):
                 raise ConfigurationError(f"sources: slices-xml: {self._url} is not https")
             try:
-                self._context = ssl.create_default_context(cafile=options.get("ca"))
+                context = ssl.create_default_context(cafile=options.get("ca"))
                 if options.get("cert"):
-                    self._context.load_cert_chain(options["cert"], options.get("key"))
+                    context.load_cert_chain(options["cert"], options.get("key"))
             except OSError as error:
                 raise ConfigurationError(f"sources: slices-xml: cannot read the certificates: {error}") from error
+            self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _HttpsOnly())
+        #: Of the last document that was taken over: ETag or state of the file, checksum, time.
         self._etag: str | None = None
-        self._seen: tuple[Any, ...] | None = None
+        self._state: tuple[int, ...] | None = None
+        self._digest = b""
+        self._delivered = 0.0
         self._problem = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"Thread-nm-{name}", daemon=True)
@@ -103,21 +143,37 @@ class SlicesXmlSource:
     def look(self) -> bool:
         """Fetch once; True when an update was delivered."""
         try:
-            document = self._fetch()
-            if document is None:
-                self._good()
-                return False
-            records = slicesxml.parse(document, self._node_id)
-        except (OSError, ValueError) as error:
+            return self._look()
+        except (OSError, ValueError, http.client.HTTPException) as error:
             self._bad(error)
-            return False
         except Exception:
             log.exception("Error reading %s:", self._url or self._file)
+        self._deliver_copy()
+        return False
+
+    def _look(self) -> bool:
+        # From time to time all is applied again, whatever has happened to slivers meanwhile.
+        again = time.monotonic() - self._delivered >= RESYNC
+        document, etag, state = self._read_file(again) if self._file is not None else self._fetch(again)
+        if document is None:
+            self._good()
             return False
-        self._deliver(self.name, time.time(), records, True)
-        self._keep(document)
+        digest = hashlib.sha256(document).digest()
+        delivered = False
+        if digest != self._digest or again:
+            records = slicesxml.parse(document, self._node_id)
+            if self._stop.is_set():
+                return False
+            self._deliver(self.name, None, records, True)
+            self._use_copy = False
+            self._delivered = time.monotonic()
+            if digest != self._digest:
+                self._keep(document)
+            self._digest = digest
+            delivered = True
+        self._etag, self._state = etag, state
         self._good()
-        return True
+        return delivered
 
     def _good(self) -> None:
         if self._problem:
@@ -125,30 +181,43 @@ class SlicesXmlSource:
         self._problem = ""
 
     def _bad(self, error: Exception) -> None:
-        if str(error) != self._problem:
-            self._problem = str(error)
-            log.error("%s cannot be used, slivers stay as they are: %s", self._url or self._file, error)
+        text = str(error) or type(error).__name__
+        if text != self._problem:
+            self._problem = text
+            log.error("%s cannot be used, slivers stay as they are: %s", self._url or self._file, text)
 
-    def _fetch(self) -> bytes | None:
-        """None: unchanged."""
-        if self._file is not None:
-            with open(self._file, "rb") as stream:
-                state = os.fstat(stream.fileno())
-                seen = (state.st_mtime_ns, state.st_size, state.st_ino)
-                if seen == self._seen:
-                    return None
-                document = stream.read(slicesxml.MAX_SIZE + 1)
-            self._seen = seen
-            return document
-        request = urllib.request.Request(str(self._url), headers={"If-None-Match": self._etag} if self._etag else {})
+    def _read_file(self, again: bool) -> tuple[bytes | None, None, tuple[int, ...] | None]:
+        """No document: unchanged."""
+        with open(str(self._file), "rb") as stream:
+            status = os.fstat(stream.fileno())
+            state = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if state == self._state and not again:
+                return None, None, state
+            return stream.read(slicesxml.MAX_SIZE + 1), None, state
+
+    def _fetch(self, again: bool) -> tuple[bytes | None, str | None, None]:
+        """No document: unchanged."""
+        assert self._opener is not None
+        deadline = time.monotonic() + FETCH_LIMIT
+        request = urllib.request.Request(
+            str(self._url), headers={"If-None-Match": self._etag} if self._etag and not again else {})
         try:
-            with urllib.request.urlopen(request, timeout=FETCH_TIMEOUT, context=self._context) as answer:
-                document = answer.read(slicesxml.MAX_SIZE + 1)
-                self._etag = answer.headers.get("ETag")
-                return bytes(document)
+            with self._opener.open(request, timeout=FETCH_TIMEOUT) as answer:
+                document = bytearray()
+                while piece := answer.read1(1 << 16):
+                    document += piece
+                    if len(document) > slicesxml.MAX_SIZE:
+                        raise ValueError(f"it has more than {slicesxml.MAX_SIZE} bytes")
+                    if time.monotonic() > deadline or self._stop.is_set():
+                        raise TimeoutError(f"it did not arrive within {FETCH_LIMIT:g} s")
+                expected = answer.headers.get("Content-Length")
+                if expected is not None and expected.isdigit() and int(expected) != len(document):
+                    raise ValueError(f"only {len(document)} of {expected} bytes arrived")
+                return bytes(document), answer.headers.get("ETag"), None
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code == 304:
-                return None
+                return None, self._etag, None
             raise
 
     def _keep(self, document: bytes) -> None:
@@ -156,18 +225,49 @@ class SlicesXmlSource:
             temporary = f"{self._copy}.new"
             with open(temporary, "wb") as stream:
                 stream.write(document)
+                stream.flush()
+                os.fsync(stream.fileno())
             os.replace(temporary, self._copy)
         except OSError as error:
             log.warning("Cannot keep a copy of %s: %s", self._url or self._file, error)
 
+    def _deliver_copy(self) -> None:
+        """Once, when the database was lost while the authority is away; old news adds, but never removes."""
+        if not self._use_copy:
+            return
+        self._use_copy = False
+        try:
+            with open(self._copy, "rb") as stream:
+                records = slicesxml.parse(stream.read(slicesxml.MAX_SIZE + 1), self._node_id)
+            self._deliver(self.name, None, records, False)
+            log.warning("%s: the last good copy %s is used", self._url or self._file, self._copy)
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            log.error("The copy %s cannot be used: %s", self._copy, error)
+
 
 def node_id(config: NodeManagerConfig) -> str:
-    """First line of /etc/planetlab/node_id, as it was, else the name of the host."""
+    """Of the configuration, else the first line of /etc/planetlab/node_id, as it was, else the name of the host."""
+    if config.node_id:
+        return config.node_id
     try:
         with open("/etc/planetlab/node_id", encoding="utf-8") as stream:
             return stream.readline().strip() or config.host_name
-    except OSError:
+    except (OSError, ValueError):
         return config.host_name
+
+
+def fingerprint(certificate: str) -> str:
+    """SHA-256 of the first certificate of a PEM file, as hexadecimal text; empty when it cannot be read."""
+    try:
+        with open(certificate, encoding="ascii") as stream:
+            text = stream.read()
+        end = "-----END CERTIFICATE-----"
+        first = text[text.index("-----BEGIN CERTIFICATE-----"):text.index(end) + len(end)]
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
+    except (OSError, ValueError):
+        return ""
 
 
 class ZooKeeperSource:
@@ -216,14 +316,21 @@ class ZooKeeperSource:
         self._client.client.add_persistent_watch(SLICES, lambda _kind, _path: self._wake.set())
         while not self._stop.is_set():
             self._wake.clear()
+            wait = RESYNC
             if self._client.connected:
                 try:
                     self._look()
                 except KazooException as error:
+                    wait = RETRY
                     log.warning("Slices cannot be read from ZooKeeper now, slivers stay as they are: %r", error)
                 except Exception:
+                    wait = RETRY
                     log.exception("Error reading slices from ZooKeeper:")
-            self._wake.wait(RESYNC)
+            self._wake.wait(wait)
+
+    def changed(self) -> None:
+        """What this host has, or has given away, is to be announced anew."""
+        self._wake.set()
 
     def _look(self) -> None:
         kazoo = self._client.client
@@ -232,28 +339,25 @@ class ZooKeeperSource:
         try:
             names = kazoo.get_children(SLICES)
         except NoNodeError:
-            kazoo.ensure_path(SLICES)
-            names = []
+            return  # nobody publishes (any more): that is no list without slices
         records: list[Any] = []
         for name in sorted(names):
             try:
-                text, stat = kazoo.get(f"{SLICES}/{name}")
-                children = kazoo.get_children(f"{SLICES}/{name}")
-                here = self._config.host_name in children
-                if not here:
-                    continue
                 own, _ = kazoo.get(f"{SLICES}/{name}/{self._config.host_name}")
+                text, _ = kazoo.get(f"{SLICES}/{name}")
             except NoNodeError:
                 continue
             try:
                 record = {**json.loads(text or b"{}"), **json.loads(own or b"{}")}
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 log.error("Slice %s/%s is no JSON object, its sliver stays as it is: %s", SLICES, name, error)
                 records.append({"record_key": f"sliver_{name}"})
                 continue
-            records.append({"account_type": "sliver", "plc_instantiated": True, "timestamp": stat.mtime / 1000, **record,
-                            "name": name})
-        self._manager.deliver(self.name, time.time(), records, True)
+            # No version of its own: a session never reads backwards, while clocks of servers may differ.
+            records.append({"plc_instantiated": True, **record, "account_type": "sliver", "name": name})
+        if kazoo.exists(SLICES) is None:
+            return  # it was being removed meanwhile
+        self._manager.deliver(self.name, None, records, True)
 
     def _announce(self, kazoo: Any) -> None:
         """An ephemeral record by which launchers find this host."""
@@ -261,8 +365,10 @@ class ZooKeeperSource:
         tls = self._config.tls
         text = json.dumps({
             "api": f"https://{self._config.ssh_address}:{tls.port}" if tls else f"unix:{self._config.unix_socket}",
-            "ssh_address": self._config.ssh_address, "capacity": {k: v for k, v in capacity.items() if k != "allocated"},
-            "allocated": capacity["allocated"], "images": capacity["images"], "backends": [capacity["backend"]]}, sort_keys=True)
+            "tls_fingerprint": fingerprint(tls.cert) if tls else "", "ssh_address": self._config.ssh_address,
+            "capacity": {k: v for k, v in capacity.items() if k not in ("allocated", "problems", "images")},
+            "allocated": capacity["allocated"], "images": capacity["images"], "backends": [capacity["backend"]],
+            "group": self._config.host_group, "version": get_version_string()}, sort_keys=True)
         if text == self._announced:
             return
         path = f"{HOSTS}/{self._config.host_name}"
@@ -271,7 +377,9 @@ class ZooKeeperSource:
         except NodeExistsError:
             stat = kazoo.exists(path)
             if stat is not None and stat.ephemeralOwner not in (0, self._client.session_id):
-                kazoo.delete(path)  # of our session before
+                log.warning("%s is of another session: of this node manager before its restart, or another host has this name "
+                            "(host-name)", path)
+                kazoo.delete(path)
                 kazoo.create(path, text.encode(), ephemeral=True)
             else:
                 kazoo.set(path, text.encode())

@@ -8,17 +8,49 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nodepool.nodemanager.records import SLIVER, RecordError, parse_record
+
 ALGORITHMS = ("EdDSA", "ES256")
+#: Of XML signatures; SHA-1, as the original used it, only behind an option.
+XML_METHODS = ("RSA_SHA256", "RSA_SHA384", "RSA_SHA512", "ECDSA_SHA256", "ECDSA_SHA384", "ECDSA_SHA512")
+XML_DIGESTS = ("SHA256", "SHA384", "SHA512")
+NAMESPACE = "urn:envelope"
+#: Characters; no ticket is longer.
 MAX_SIZE = 1 << 20
+MAX_ID = 256
+#: Seconds that a ticket may be valid.
 MAX_LIFETIME = 366 * 86400
+#: Seconds by which clocks may differ.
 _LEEWAY = 30
 
 
 class TicketError(Exception):
-    """The ticket is refused; the text says why."""
+    """The ticket is refused, or cannot be made; the text says why."""
 
 
 UseOnce = Callable[[str, float], bool]
+
+
+def _new_claims(records: Sequence[Mapping[str, Any]], issuer: str, host: str, lifetime: int) -> dict[str, Any]:
+    now = int(time.time())
+    for record in records:
+        try:
+            parse_record({"account_type": SLIVER, **record})
+        except RecordError as error:
+            raise TicketError(str(error)) from None
+    if not 0 < lifetime <= MAX_LIFETIME:
+        raise TicketError(f"a ticket is valid for 1 to {MAX_LIFETIME} seconds")
+    return {"iss": issuer, "aud": host, "jti": uuid.uuid4().hex, "iat": now, "exp": now + lifetime, "slivers": list(records)}
+
+
+def _private_key(key: bytes) -> Any:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        return load_pem_private_key(key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise TicketError(f"the private key cannot be used (PEM without password is wanted): {error}") from error
 
 
 def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: str, lifetime: int = 3600) -> str:
@@ -26,16 +58,48 @@ def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: st
 
     :param key: private key, PEM, Ed25519 or P-256.
     :param lifetime: seconds.
+    :raises TicketError: key, records or lifetime cannot be used.
     """
     import jwt
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    private = load_pem_private_key(key, None)
-    now = int(time.time())
-    algorithm = "EdDSA" if isinstance(private, Ed25519PrivateKey) else "ES256"
-    return jwt.encode({"iss": issuer, "aud": host, "jti": uuid.uuid4().hex, "iat": now, "exp": now + lifetime,
-                       "slivers": list(records)}, private, algorithm=algorithm)  # type: ignore[arg-type]
+    private = _private_key(key)
+    if isinstance(private, Ed25519PrivateKey):
+        algorithm = "EdDSA"
+    elif isinstance(private, EllipticCurvePrivateKey) and isinstance(private.curve, SECP256R1):
+        algorithm = "ES256"
+    else:
+        raise TicketError("a private key of Ed25519 or P-256 is wanted (openssl genpkey -algorithm ed25519)")
+    return jwt.encode(_new_claims(records, issuer, host, lifetime), private, algorithm=algorithm)
+
+
+def sign_xml(
+    records: Sequence[Mapping[str, Any]], key: bytes, certificate: bytes, issuer: str, host: str, lifetime: int = 3600,
+) -> str:
+    """The form of the original: an envelope with an enveloped signature (C14N 1.0; SHA-256 where it had SHA-1).
+
+    :param key: private key, PEM, RSA or elliptic curve.
+    :param certificate: its certificate, PEM.
+    :raises TicketError: see :func:`sign`.
+    """
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from lxml import etree
+    from signxml.algorithms import CanonicalizationMethod, SignatureMethod
+    from signxml.exceptions import SignXMLException
+    from signxml.signer import XMLSigner
+
+    private = _private_key(key)
+    claims = _new_claims(records, issuer, host, lifetime)
+    root = etree.Element(f"{{{NAMESPACE}}}Envelope", nsmap={None: NAMESPACE})  # type: ignore[dict-item]
+    etree.SubElement(root, f"{{{NAMESPACE}}}Data").text = json.dumps(claims)
+    method = SignatureMethod.RSA_SHA256 if isinstance(private, RSAPrivateKey) else SignatureMethod.ECDSA_SHA256
+    signer = XMLSigner(signature_algorithm=method, c14n_algorithm=CanonicalizationMethod.CANONICAL_XML_1_0)
+    try:
+        signed = signer.sign(root, key=private, cert=certificate.decode("ascii"))
+    except (SignXMLException, ValueError, TypeError) as error:
+        raise TicketError(f"cannot be signed with this key and certificate: {error}") from error
+    return etree.tostring(signed, encoding="unicode")
 
 
 def verify(
@@ -68,6 +132,7 @@ def _read(paths: Sequence[str]) -> list[bytes]:
 
 def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseOnce) -> list[dict[str, Any]]:
     import jwt
+    from cryptography.exceptions import UnsupportedAlgorithm
 
     keys = _read(options.get("keys") or ())
     if not keys:
@@ -77,40 +142,61 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseO
         try:
             claims = jwt.decode(text, key, algorithms=list(ALGORITHMS), audience=host, leeway=_LEEWAY,
                                 options={"require": ["exp", "iat", "jti", "aud", "iss"]})
-        except jwt.InvalidTokenError as error:
+        except jwt.PyJWTError as error:  # also a key of another kind than the ticket's
             # The most telling one: a signature that fits with a time that does not.
-            if problem is None or not isinstance(error, jwt.InvalidSignatureError):
+            if problem is None or (isinstance(error, jwt.InvalidTokenError)
+                                   and not isinstance(error, jwt.InvalidSignatureError)):
                 problem = error
             continue
-        except (ValueError, TypeError) as error:
-            problem = error
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            problem = problem or error
             continue
         return _claims(claims, options, use_once)
     raise TicketError(str(problem) or "no key fits")
 
 
 def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: UseOnce) -> list[dict[str, Any]]:
+    """What both forms have in common, after signature, host and time.  The id is used up only when all else is right."""
+    issuer, jti, issued, expiry = (claims.get(name) for name in ("iss", "jti", "iat", "exp"))
+    if not isinstance(issuer, str) or not isinstance(jti, str) or not 0 < len(jti) <= MAX_ID:
+        raise TicketError("it has no issuer (iss), or no usable id (jti)")
+    issued, expiry = _time(issued), _time(expiry)
     issuers = options.get("issuers")
-    if issuers and claims["iss"] not in issuers:
-        raise TicketError(f"issuer {str(claims['iss'])[:60]!r} is not accepted here")
-    if claims["exp"] - claims["iat"] > MAX_LIFETIME:
+    if issuers and issuer not in issuers:
+        raise TicketError(f"issuer {issuer[:60]!r} is not accepted here")
+    if expiry - issued > MAX_LIFETIME:
         raise TicketError("it is valid for more than a year")
-    return _records(claims.get("slivers"), str(claims["jti"]), float(claims["exp"]), use_once)
-
-
-def _records(slivers: Any, jti: str, expiry: float, use_once: UseOnce) -> list[dict[str, Any]]:
+    slivers = claims.get("slivers")
     if not isinstance(slivers, list) or not slivers or not all(isinstance(item, dict) for item in slivers):
         raise TicketError("it contains no slivers")
-    if not use_once(jti, expiry + _LEEWAY):
+    records = []
+    for item in slivers:
+        record = {"account_type": SLIVER, **item}
+        if record["account_type"] != SLIVER:
+            raise TicketError("it may contain slivers only")
+        try:
+            records.append(parse_record(record))
+        except RecordError as error:
+            raise TicketError(str(error)) from None
+    if not use_once(f"{issuer[:256]}:{jti}", float(expiry) + _LEEWAY):
         raise TicketError("it was used before")
-    return [dict(item) for item in slivers]
+    return records
+
+
+def _time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+        raise TicketError("iat and exp must be UNIX times")
+    return float(value)
 
 
 def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float) -> list[dict[str, Any]]:
     """The enveloped signature of the original; only what the signature covers is looked at."""
+    from cryptography.exceptions import InvalidSignature
     from defusedxml import ElementTree
     from defusedxml.common import DefusedXmlException
-    from signxml.exceptions import InvalidInput, SignXMLException
+    from lxml.etree import LxmlError
+    from signxml.algorithms import DigestAlgorithm, SignatureMethod
+    from signxml.exceptions import SignXMLException
     from signxml.verifier import SignatureConfiguration, XMLVerifier
 
     certificates = _read(options.get("xml-keys") or ())
@@ -120,43 +206,45 @@ def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once
         ElementTree.fromstring(document, forbid_dtd=True)
     except (DefusedXmlException, ElementTree.ParseError) as error:
         raise TicketError(f"not acceptable XML: {error!r}") from None
-    settings: dict[str, Any] = {}
-    if options.get("allow-sha1"):
-        from signxml import DigestAlgorithm, SignatureMethod
-
-        settings = {"signature_methods": frozenset(SignatureMethod), "digest_algorithms": frozenset(DigestAlgorithm)}
+    sha1 = bool(options.get("allow-sha1"))
+    settings = SignatureConfiguration(
+        expect_references=1, location="./",
+        signature_methods=frozenset(SignatureMethod[name] for name in (*XML_METHODS, *(("RSA_SHA1",) if sha1 else ()))),
+        digest_algorithms=frozenset(DigestAlgorithm[name] for name in (*XML_DIGESTS, *(("SHA1",) if sha1 else ()))))
     problem: Exception | None = None
     for certificate in certificates:
         try:
-            verified = XMLVerifier().verify(document, x509_cert=certificate.decode("ascii"),
-                                            expect_config=SignatureConfiguration(expect_references=1, **settings))
-        except (SignXMLException, InvalidInput, ValueError, TypeError) as error:
+            verified = XMLVerifier().verify(document, x509_cert=certificate.decode("ascii"), expect_config=settings)
+        except (SignXMLException, InvalidSignature, LxmlError, ValueError, TypeError, KeyError, AttributeError) as error:
             problem = error
             continue
         signed = verified[0] if isinstance(verified, list) else verified
-        return _envelope(signed.signed_xml, host, use_once, now)
+        return _claims(_envelope(signed.signed_xml, host, now), options, use_once)
     raise TicketError(f"signature: {problem}")
 
 
-def _envelope(element: Any, host: str, use_once: UseOnce, now: float) -> list[dict[str, Any]]:
-    """The signed element itself holds the data: JSON with the claims of the other form."""
+def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
+    """The claims: JSON in the Data of the element that is signed, and of no other."""
     if element is None:
         raise TicketError("nothing is signed")
     data = [e for e in element.iter() if isinstance(e.tag, str) and e.tag.rpartition("}")[2] == "Data"]
-    if len(data) != 1:
-        raise TicketError("exactly one Data element must be signed")
+    if element.tag != f"{{{NAMESPACE}}}Envelope" or len(data) != 1 or data[0].tag != f"{{{NAMESPACE}}}Data" \
+            or data[0].getparent() is not element or len(data[0]):
+        raise TicketError("an Envelope with exactly one Data of text must be signed")
     try:
-        claims = json.loads("".join(data[0].itertext()))
-    except ValueError:
+        claims = json.loads(data[0].text or "")
+    except (ValueError, RecursionError):
         raise TicketError("Data is not JSON") from None
-    if not isinstance(claims, dict) or claims.get("aud") != host:
+    if not isinstance(claims, dict):
+        raise TicketError("Data is no JSON object")
+    audience = claims.get("aud")
+    if host not in (audience if isinstance(audience, list) else [audience]):
         raise TicketError("it is for another host")
-    expiry = claims.get("exp")
-    if isinstance(expiry, bool) or not isinstance(expiry, (int, float)) or expiry < now:
+    if _time(claims.get("exp")) < now - _LEEWAY:
         raise TicketError("it has expired")
-    if not isinstance(claims.get("jti"), str):
-        raise TicketError("it has no jti")
-    return _records(claims.get("slivers"), claims["jti"], float(expiry), use_once)
+    if _time(claims.get("iat")) > now + _LEEWAY:
+        raise TicketError("it is not valid yet")
+    return claims
 
 
-__all__ = ["TicketError", "sign", "verify"]
+__all__ = ["TicketError", "sign", "sign_xml", "verify"]

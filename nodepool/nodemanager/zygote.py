@@ -10,7 +10,9 @@ Processes of slivers are adopted by the helper, which reaps them and sends their
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -25,9 +27,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Any
 
-from nodepool.nodemanager import syscalls
+from nodepool.nodemanager import seccomp, syscalls
 from nodepool.nodemanager.backends.base import BackendError, Exit
 
 log = logging.getLogger("nodepool.nodemanager.zygote")
@@ -215,11 +218,14 @@ class Zygote:
             ours.settimeout(timeout + 2.0)
             try:
                 send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
-                frame = receive_frame(ours) if _readable(ours.fileno(), deadline) else None
+                if not _readable(ours.fileno(), deadline):
+                    raise BackendError(f"{operation}: the helper gave no answer within {timeout:g} s", retry=True)
+                frame = receive_frame(ours)
             except (OSError, ValueError) as error:
                 raise BackendError(f"{operation}: the helper broke off: {error}", retry=True) from error
             if frame is None:
-                raise BackendError(f"{operation}: the helper gave no answer within {timeout:g} s", retry=True)
+                raise BackendError(f"{operation}: the worker was killed before it was done (no memory left in the sliver, or "
+                                   f"over {timeout:g} s)", retry=True)
             answer, received = frame
             if "error" in answer:
                 for descriptor in received:
@@ -236,6 +242,16 @@ class Zygote:
         answer, received, connection = self._exchange(operation, arguments, descriptors, timeout)
         connection.close()
         return answer, received
+
+    def post(self, operation: str, arguments: Mapping[str, Any]) -> None:
+        """Run an operation whose outcome does not matter, without waiting for it. Raises BackendError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours:
+            with theirs:
+                self._submit(theirs)
+            ours.settimeout(1.0)
+            with contextlib.suppress(OSError):
+                send_frame(ours, {**arguments, "operation": operation, "timeout": 10})
 
     def spawn(self, arguments: Mapping[str, Any], descriptors: Sequence[int], timeout: float = 30.0) -> SpawnedProcess:
         """Run a process inside a sliver; `descriptors` are its stdin, stdout, stderr. Raises BackendError."""
@@ -349,6 +365,8 @@ def _worker(connection: socket.socket, operations: dict[str, Operation], report:
     """Life of a worker; never returns."""
     code = 1
     try:
+        # Sockets of other requests must not come near a sliver.
+        syscalls.close_from(3, (connection.fileno(), report))
         for number in (signal.SIGCHLD, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(30)
@@ -382,6 +400,16 @@ def _worker(connection: socket.socket, operations: dict[str, Operation], report:
         os._exit(code)
 
 
+def seal() -> None:
+    """No module is loaded from files any more: after entering a sliver those would be the sliver's files."""
+    for codec in ("ascii", "utf-8", "latin-1", "idna"):
+        codecs.lookup(codec)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in (BuiltinImporter, FrozenImporter)]
+    sys.path_hooks.clear()
+    sys.path_importer_cache.clear()
+    sys.path.clear()
+
+
 def main(descriptor: int) -> None:
     """The helper's program."""
     if os.geteuid() == 0:
@@ -396,6 +424,10 @@ def main(descriptor: int) -> None:
     operations: dict[str, Operation] = {}
     for name in OPERATION_MODULES:
         operations.update(importlib.import_module(name).OPERATIONS)
+    with contextlib.suppress(OSError, KeyError):
+        seccomp.build(syscalls.machine())  # once, for all workers
+    seal()
+    gc.freeze()  # workers must not copy memory only to look through it
     connection = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     _Server(connection, operations).run()

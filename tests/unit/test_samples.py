@@ -43,10 +43,18 @@ def test_images_of_the_sample():
     assert config.build_min_free == 4096 and config.failed_build_retention == 604800
 
 
-@pytest.mark.parametrize("daemon", ["nodepool-launcher", "nodepool-builder"])
+@pytest.mark.parametrize("daemon", ["nodepool-launcher", "nodepool-builder", "nodepool-nodemanager"])
 def test_systemd_unit(daemon):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read(ETC / "systemd" / f"{daemon}.service")
     assert unit["Service"]["Type"] == "notify"
     assert daemon in unit["Service"]["ExecStart"]
+
+
+def test_node_manager_configuration():
+    from nodepool.nodemanager import config
+
+    loaded = config.load(str(ETC / "nodemanager.yaml"))
+    assert loaded.ssh_ports == (22000, 22199) and loaded.tcp_port == 812
+    assert loaded.default_rspec == {"nm_pids_max": 1024, "nm_disk_quota": 5_000_000}

@@ -228,13 +228,16 @@ class NodeManagerAdapter(statemachine.Adapter):
     # -- looking
 
     def _all(self) -> Iterable[tuple[ManagedHost, dict[str, Any]]]:
-        """Slivers of all hosts; those that do not answer make the whole list fail, so that nothing is taken for gone."""
-        answers = [(host, self.submit(host.slivers)) for host in self.hosts.all()]
+        """Slivers of all hosts that answer; lists serve to find what is too much, so what is missing does no harm."""
+        answers = [(host, self.submit(host.slivers)) for host in self.hosts.all() if host.usable]
         for host, future in answers:
             try:
                 slivers = future.result(timeout=60)
             except (RpcError, RpcFault) as error:
-                raise HostError(f"host {host.name} cannot be listed: {error}") from error
+                if not host.problem:
+                    self.log.warning("Host %s cannot be listed: %s", host.name, error)
+                host.failed(error)
+                continue
             for sliver in slivers:
                 yield host, sliver
 

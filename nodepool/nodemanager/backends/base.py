@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 Handle = dict[str, Any]
-"""JSON-able; kept in the database: backend, pid, start_time, boot_id, cgroups, veth, disk, generation, template, host_key."""
+"""JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
+address, generation, template, host_key, seccomp. Without pid it is stopped."""
 
 DEFAULT_ID_BASE = 2_000_000
 IDS_PER_SLIVER = 65536
@@ -73,6 +74,8 @@ class Spawned(Protocol):
     pidfd: int
 
     def wait(self, timeout: float) -> Exit | None: ...
+
+    def signal(self, number: int) -> None: ...
 
     def fileno(self) -> int: ...
 
@@ -136,6 +139,8 @@ class ZygoteService(Protocol):
 
     def call(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
              timeout: float = 30.0) -> tuple[dict[str, Any], list[int]]: ...
+
+    def post(self, operation: str, arguments: Mapping[str, Any]) -> None: ...
 
     def spawn(self, arguments: Mapping[str, Any], descriptors: Sequence[int], timeout: float = 30.0) -> Spawned: ...
 

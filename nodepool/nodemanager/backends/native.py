@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ class NativeBackend(Backend):
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
         super().__init__(state_dir, services)
         self.roots = RootStore(state_dir)
+        self._claims = threading.Lock()
 
     # --- what the host can do ----------------------------------------------------------------------------------------
 
@@ -104,16 +106,35 @@ class NativeBackend(Backend):
         self.base(spec.index)
         directory = self.directory(spec.name)
         directory.mkdir(mode=0o700, exist_ok=True)
+        self._claim(spec.name, spec.index)
         tree = self.roots.tree(spec.image, spec.name)
         handle: Handle = {"backend": self.name, "name": spec.name, "index": spec.index, "generation": 0, "template": tree.key,
                           "seccomp": spec.seccomp}
-        self._ensure_disk(spec)
         if self.services.cgroups is not None:
             handle["cgroups"] = self.services.cgroups.create(spec.name, spec.rspec)
         # A sliver that runs without a record of it: made by a daemon that was killed before it could note it.
         if not self._gone(spec.name, spec.index):
             self._kill(spec.name, spec.index, None)
+        if self.services.cgroups is not None:
+            self.services.zygote.post("prime", {"procs": self._procs(spec.name)})
+        self._ensure_disk(spec)
         return self._run(spec, handle, tree.layers)
+
+    def _claim(self, name: str, index: int) -> None:
+        """Write down whose ids these are; a sliver that a crash left without a record may still run with them."""
+        with self._claims:
+            for other in (self.state_dir / "slivers").iterdir():
+                if other.name != name and self._index(other.name) == index:
+                    raise BackendError(f"number {index} is still in use by sliver {other.name}", retry=True)
+            new = self.directory(name) / "index.new"
+            new.write_text(f"{index}\n")
+            new.replace(self.directory(name) / "index")
+
+    def _index(self, name: str) -> int | None:
+        try:
+            return int((self.state_dir / "slivers" / name / "index").read_text())
+        except (OSError, ValueError):
+            return None
 
     def _ensure_disk(self, spec: SliverSpec) -> None:
         mnt = self._writable(spec.name)
@@ -128,6 +149,7 @@ class NativeBackend(Backend):
             "base": self.base(spec.index), "count": self.ids, "writable": str(self._writable(spec.name)),
             "stage": str(self.state_dir / "stage"), "layers": layers, "procs": self._procs(spec.name),
             "hostname": spec.hostname or spec.name, "api": spec.api_socket, "seccomp": spec.seccomp,
+            "memory": int(spec.rspec.get("nm_mem_limit", 0)),
             "present": ["/var/log/lastlog", "/var/log/wtmp"], **self._furnishing(spec), **self._extra(spec),
         }
         request["files"] += [
@@ -185,6 +207,7 @@ class NativeBackend(Backend):
             raise BackendError(f"network {spec.network!r}: this host offers only network none")
         info = self.services.net.create(spec.name, spec.index, handle["generation"], handle["pid"], spec.network, spec.rspec)
         handle["veth"] = {"veth": info.veth, "address": info.address, "gateway": info.gateway}
+        handle["address"] = info.address
 
     def _initscript(self, spec: SliverSpec, handle: Handle) -> None:
         if spec.initscript is None:
@@ -197,8 +220,12 @@ class NativeBackend(Backend):
                 # The owner's script is the owner's matter; the sliver runs without it.
                 console.write(f"init script: {error}\n".encode())
 
+    def _console_path(self, name: str) -> Path:
+        """On the sliver's own disk, so that its quota holds; beside its trees, so that no name inside leads to it."""
+        return self._writable(name) / "console"
+
     def _console_file(self, name: str) -> Any:
-        path = self.directory(name) / "console"
+        path = self._console_path(name)
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_size > 16 * CONSOLE_LIMIT:
                 path.replace(path.with_suffix(".old"))
@@ -226,7 +253,7 @@ class NativeBackend(Backend):
     def stop(self, spec: SliverSpec, handle: Handle) -> Handle:
         self._kill(spec.name, spec.index, handle)
         self._drop_network(spec.name, handle)
-        return {key: value for key, value in handle.items() if key not in ("pid", "start_time", "boot_id", "veth")}
+        return {key: value for key, value in handle.items() if key not in ("pid", "start_time", "boot_id", "veth", "address")}
 
     def start(self, spec: SliverSpec, handle: Handle) -> Handle:
         if self._alive(handle):
@@ -279,7 +306,7 @@ class NativeBackend(Backend):
 
     def console(self, spec: SliverSpec) -> bytes:
         try:
-            with (self.directory(spec.name) / "console").open("rb") as file:
+            with self._console_path(spec.name).open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - CONSOLE_LIMIT))
                 return file.read(CONSOLE_LIMIT)
         except FileNotFoundError:
@@ -348,7 +375,8 @@ class NativeBackend(Backend):
 
     def destroy(self, name: str, index: int, handle: Handle | None) -> None:
         directory = self.directory(name)
-        self._kill(name, index, handle)
+        # What was written down when it was made is right; the caller may have had to give it a number to delete it.
+        self._kill(name, self._index(name) or index, handle)
         self._drop_network(name, handle)
         if self.services.cgroups is not None:
             self.services.cgroups.remove(name)

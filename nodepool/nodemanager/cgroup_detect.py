@@ -1,0 +1,64 @@
+"""Where this host has each cgroup controller: version 1, version 2, or some here and some there (nodemanager.md C.3)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from nodepool.nodemanager import cgroup_v2
+from nodepool.nodemanager.cgroup_files import Place
+
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "io", "freezer")
+#: First kernel whose version 2 can freeze.
+FREEZER_KERNEL = (5, 2)
+
+
+def detect_places(newer_too: bool = True) -> list[Place]:
+    """The hierarchies that are mounted. The newer generation's freezer is preferred: what it holds can still be killed.
+
+    Without `newer_too` only version 1 is looked at.
+    """
+    places: list[Place] = []
+    newer: Place | None = None
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            head, _, tail = line.partition(" - ")
+            kind, _, options = tail.split()[:3]
+            mount = Path(head.split()[4])
+            if kind == "cgroup2" and newer is None and newer_too:
+                base = _delegated(mount)
+                found = cgroup_v2.available(base)
+                if _release() >= FREEZER_KERNEL:
+                    found |= {"freezer"}
+                newer = Place("v2", mount, found, base)
+            elif kind == "cgroup":
+                used = frozenset("io" if name == "blkio" else name for name in options.split(",")) & set(CONTROLLERS)
+                if used and not any(place.mount == mount or place.controllers & used for place in places):
+                    places.append(Place("v1", mount, used, mount))
+    if newer is not None:
+        if "freezer" in newer.controllers:
+            places = [place for place in places if place.controllers != {"freezer"}]
+        # A controller is in one generation only; the core functions of version 2 are used in any case.
+        taken = {name for place in places for name in place.controllers}
+        places.append(Place("v2", newer.mount, (newer.controllers - taken) | (newer.controllers & {"freezer"}), newer.base))
+    return places
+
+
+def _release() -> tuple[int, ...]:
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+
+
+def _delegated(mount: Path) -> Path:
+    """Our own group, or the one above it, if systemd delegated it to us; else the root."""
+    with open("/proc/self/cgroup") as file:
+        own = next((line.rstrip("\n").partition("::")[2] for line in file if line.startswith("0::")), "/")
+    group = mount / own.lstrip("/")
+    for candidate in (group, group.parent):
+        if candidate == mount or not candidate.is_relative_to(mount):
+            break
+        for attribute in ("trusted.delegate", "user.delegate"):
+            with contextlib.suppress(OSError):
+                if os.getxattr(candidate, attribute) == b"1":
+                    return candidate
+    return mount

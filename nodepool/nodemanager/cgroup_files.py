@@ -1,0 +1,101 @@
+"""What both generations of cgroups share: small files, places, CPU lists."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodepool.nodemanager.backends.base import BackendError
+
+MIB = 1 << 20
+
+
+class CgroupError(BackendError):
+    """A limit cannot be set or a group not be made; the text says what is in the way."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One mounted hierarchy, and the controllers in it that we use."""
+
+    kind: str
+    """"v1" or "v2"."""
+    mount: Path
+    controllers: frozenset[str]
+    base: Path
+    """Where our tree begins: the root of the hierarchy, or the group that was delegated to the daemon."""
+
+
+def read(path: Path) -> str:
+    with open(path) as file:
+        return file.read().strip()
+
+
+def write(path: Path, value: object) -> None:
+    """Raises OSError: cgroup files take one write as one request."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
+
+
+def number(path: Path) -> int | None:
+    """None: the file is not there, or holds no number such as ``max``."""
+    try:
+        return int(read(path))
+    except (OSError, ValueError):
+        return None
+
+
+def field(path: Path, key: str) -> int | None:
+    """The number of a line ``key number``."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in read(path).splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    return None
+
+
+def parse_list(text: str) -> set[int]:
+    """``0-3,7`` as numbers."""
+    found: set[int] = set()
+    for part in text.replace("\n", "").split(","):
+        if part:
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def format_list(numbers: Iterable[int]) -> str:
+    return ",".join(str(item) for item in sorted(numbers))
+
+
+def walk(directory: Path) -> Iterator[Path]:
+    """The group and all groups below it, deepest first."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(directory)):
+            if entry.is_dir(follow_symlinks=False):
+                yield from walk(Path(entry.path))
+    yield directory
+
+
+def processes(directory: Path) -> list[int]:
+    """Ids of processes in the group and below; 0, a process of a namespace we cannot see, is left out."""
+    found = []
+    for group in walk(directory):
+        with contextlib.suppress(OSError):
+            found += [int(line) for line in read(group / "cgroup.procs").split() if line != "0"]
+    return found
+
+
+def quota(per_mille: int, processors: int) -> tuple[int, int]:
+    """Microseconds of CPU time per period, for a cap in per mille of the host. The kernel takes 1 ms at least."""
+    period = 100_000
+    while per_mille * processors * period // 1000 < 2000 and period < 1_000_000:
+        period = min(period * 2, 1_000_000)
+    return max(1000, per_mille * processors * period // 1000), period

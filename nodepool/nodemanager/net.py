@@ -1,0 +1,352 @@
+"""Outbound network of slivers: a veth pair each, with address translation or on a bridge (nodemanager.md C.4).
+
+Everything of a sliver hangs on its veth: the kernel removes that with the sliver's network namespace, and its alias tells the
+next daemon whose it is.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ipaddress
+import os
+import re
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nodepool.nodemanager.backends.base import Problem
+from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.nettools import NetworkError, batch, run, supports, tool
+from nodepool.nodemanager.rspec import check_name
+from nodepool.nodemanager.shaping import Shaper
+
+__all__ = ["NetInfo", "Network", "NetworkError"]
+
+CLASS_NET = Path("/sys/class/net")
+DEFAULT_STATE_DIR = "/var/lib/nodepool/nodemanager"
+#: Name of the device inside a sliver.
+INSIDE = "eth0"
+API_PORT, DNS_PORT = 812, 53
+REMOVE_TIMEOUT = 60.0
+_VETH = re.compile(r"nm(\d+)-[0-9a-z]+\Z")
+_DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,15}\Z")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class NetInfo:
+    veth: str
+    address: str = ""
+    """Of the sliver; empty with a bridge: whatever gives addresses there gives it one."""
+    gateway: str = ""
+
+
+def addresses(subnet: str, index: int) -> tuple[str, str]:
+    """Gateway and sliver of the /30 that belongs to an index. Raises NetworkError: the subnet is too small."""
+    network = ipaddress.ip_network(subnet, strict=False)
+    first = int(network.network_address) + 4 * index
+    if index < 1 or first + 3 > int(network.broadcast_address):
+        raise NetworkError(f"network.subnet: {subnet} has no room for index {index}; give a larger one")
+    return str(ipaddress.ip_address(first + 1)), str(ipaddress.ip_address(first + 2))
+
+
+def ruleset(table: str, subnet: str) -> str:
+    """The nftables table, which replaces itself as a whole. It names no sliver, so that it never changes while they come and go:
+    a source is right when the route back to it leads through the device that the packet came from."""
+    return f"""
+table inet {table} {{}}
+delete table inet {table}
+table inet {table} {{
+  chain early {{
+    type filter hook prerouting priority raw; policy accept;
+    iifname "nm*" meta nfproto ipv6 drop
+    iifname "nm*" fib saddr . iif oif missing drop
+  }}
+  chain input {{
+    type filter hook input priority filter; policy accept;
+    iifname "nm*" jump to_host
+  }}
+  chain to_host {{
+    ct state established,related accept
+    fib daddr . iif type != local drop
+    tcp dport {{ {API_PORT}, {DNS_PORT} }} accept
+    udp dport {DNS_PORT} accept
+    drop
+  }}
+  chain forward {{
+    type filter hook forward priority filter; policy accept;
+    iifname "nm*" oifname "nm*" drop
+    oifname "nm*" ct state established,related accept
+    oifname "nm*" drop
+    iifname "nm*" ip daddr {{ {subnet}, 169.254.0.0/16, 127.0.0.0/8 }} drop
+  }}
+  chain outgoing {{
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr {subnet} iifname "nm*" oifname != "nm*" masquerade
+  }}
+}}
+"""
+
+
+def _base36(value: int) -> str:
+    text = ""
+    while True:
+        value, rest = divmod(value, 36)
+        text = _DIGITS[rest] + text
+        if value == 0:
+            return text
+
+
+class Network:
+    """The networks of the slivers of one daemon. All methods may be called from any thread."""
+
+    def __init__(self, config: NodeManagerConfig) -> None:
+        state = os.path.realpath(config.state_dir)
+        # Daemons with other state directories on the same host keep apart.
+        self.tag = "" if state == DEFAULT_STATE_DIR else f"{zlib.crc32(state.encode()):08x}"
+        self._subnet = str(ipaddress.ip_network(config.subnet, strict=False))
+        self._table = f"nodemanager{'_' + self.tag if self.tag else ''}"
+        self.shaper = Shaper(f"nm{self.tag}ifb", config.network_cap, config.exempt_ips)
+        self._lock = threading.RLock()
+        self._shared: set[str] = set()
+        self._stamp = 0
+        #: name -> (veth, index)
+        self._known: dict[str, tuple[str, int]] = {}
+        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        #: index -> removal that goes on
+        self._removals: dict[int, tuple[str, concurrent.futures.Future[None]]] = {}
+
+    # --- the host ----------------------------------------------------------------------------------------------------
+
+    def problems(self) -> list[Problem]:
+        """What is missing for the networks "nat" and "bridge"; "none" needs nothing."""
+        found = []
+        for name, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux"), ("nft", "nftables")):
+            if tool(name) is None:
+                what = "network nat" if name == "nft" else "bandwidth limits" if name == "tc" else "networks nat and bridge"
+                found.append(Problem(what, False, f"{name} is missing: install {package}; network none works without"))
+        if found or os.geteuid() != 0:
+            return found
+        checks = (
+            ("networks nat and bridge", "veth", [("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")]),
+            ("bandwidth limits", "ifb, sch_htb, cls_u32, act_mirred", [
+                ("ip", "link", "add", "probe0", "type", "ifb"),
+                ("tc", "qdisc", "add", "dev", "probe0", "root", "handle", "1:", "htb"),
+                ("tc", "filter", "add", "dev", "probe0", "parent", "1:", "u32", "match", "u32", "0", "0", "action", "mirred",
+                 "egress", "redirect", "dev", "lo")]),
+            ("network nat", "nf_tables, nft_fib_inet, nft_masq", [
+                ("printf", "%s", f"'{ruleset('probe', self._subnet)}'", "|", "nft", "-f", "-")]))
+        for what, modules, lines in checks:
+            said = supports(lines)
+            if said is not None:
+                found.append(Problem(what, False, f"load the kernel modules {modules} ({said}); network none works without"))
+        return found
+
+    def prepare(self) -> None:
+        """Find what an earlier daemon made; the host is changed only when a sliver wants a network."""
+        with self._lock:
+            self._known = {name: (veth, index) for name, veth, index in self._scan()}
+            if not (CLASS_NET / self.shaper.device).exists():
+                return
+            self._share("shaping")
+            living = {index for _, index in self._known.values()}
+            for index in self.shaper.counters():
+                if index not in living:
+                    self.shaper.remove(index)
+
+    def _share(self, what: str) -> None:
+        """What all slivers with a network need, once. Raises NetworkError."""
+        with self._lock:
+            if what in self._shared:
+                return
+            if what == "shaping":
+                self.shaper.prepare()
+            else:
+                run("nft", ["-f", "-"], ruleset(self._table, self._subnet))
+                _sysctl("net/ipv4/ip_forward", 1)
+            self._shared.add(what)
+
+    def node_cap(self, bits_per_second: int, exempt_ips: Iterable[str]) -> None:
+        """The cap of all slivers together, in bit/s, and destinations it is not for. Raises NetworkError."""
+        self.shaper.node_cap(bits_per_second, exempt_ips, "shaping" in self._shared)
+
+    def stop(self) -> None:
+        """Removals that go on are finished; without slivers nothing of ours stays behind."""
+        with self._lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True)
+        with self._lock:
+            if self._shared and not self._scan():
+                with contextlib.suppress(NetworkError):
+                    self.remove_shared()
+
+    def remove_shared(self) -> None:
+        """ifb and table, when no sliver is left."""
+        with self._lock:
+            batch("ip", [f"link del {self.shaper.device}"], force=True)
+            if tool("nft") is not None:
+                run("nft", ["-f", "-"], f"table inet {self._table} {{}}\ndelete table inet {self._table}\n")
+            self._shared.clear()
+
+    # --- one sliver --------------------------------------------------------------------------------------------------
+
+    def _alias(self, name: str, index: int) -> str:
+        return f"nodepool-nm{self.tag}:{index}:{name}"
+
+    def _scan(self) -> list[tuple[str, str, int]]:
+        """Name, veth and index of the devices that are ours."""
+        found = []
+        for entry in os.listdir(CLASS_NET):
+            if _VETH.match(entry):
+                with contextlib.suppress(OSError, ValueError):
+                    owner, index, name = (CLASS_NET / entry / "ifalias").read_text().strip().split(":")
+                    if owner == f"nodepool-nm{self.tag}":
+                        found.append((name, entry, int(index)))
+        return found
+
+    def _new_name(self, index: int) -> str:
+        """Never used before on this host: the kernel frees devices some time after they were removed."""
+        with self._lock:
+            self._stamp = max(self._stamp + 1, time.time_ns() // 1_000_000)
+            return f"nm{index}-{_base36(self._stamp % 36**7)}"
+
+    def create(self, name: str, index: int, generation: int, netns_pid: int, mode: str, rspec: Mapping[str, Any]) -> NetInfo:
+        """Connect the network namespace of a process. `generation` is not needed: names are unique without.
+
+        :raises NetworkError: unknown mode, no such bridge, or the kernel refuses.
+        """
+        check_name(name)
+        if mode == "none":
+            return NetInfo("")
+        bridge = mode.partition(":")[2] if mode.startswith("bridge:") else None
+        if mode != "nat" and not bridge:
+            raise NetworkError(f"network {mode!r}: none, nat or bridge:<device> is wanted")
+        if bridge is not None and (not _DEVICE.match(bridge) or not (CLASS_NET / bridge / "bridge").is_dir()):
+            raise NetworkError(f"network {mode!r}: this host has no bridge of that name; make it first "
+                               "(ip link add NAME type bridge)")
+        self._finish(index)
+        for other, veth, old_index in self._scan():
+            if other == name or old_index == index:
+                self._remove(veth, old_index)
+        self._share("shaping")
+        if bridge is None:
+            self._share("nat")
+        veth = self._new_name(index)
+        info = NetInfo(veth, *reversed(addresses(self._subnet, index))) if bridge is None else NetInfo(veth)
+        try:
+            batch("ip", [f"link add {veth} type veth peer name {INSIDE} netns {netns_pid}",
+                         f"link set {veth} alias {self._alias(name, index)}"])
+            if bridge is None:
+                _sysctl(f"net/ipv6/conf/{veth}/disable_ipv6", 1)
+            self.shaper.add(index, veth, rspec)
+            # Only now anything passes.
+            batch("ip", [f"addr add {info.gateway}/30 dev {veth}", f"link set {veth} up"] if bridge is None
+                  else [f"link set {veth} master {bridge} up"])
+            batch("ip", ["link set lo up", f"link set {INSIDE} up", *([] if bridge is not None else [
+                f"addr add {info.address}/30 dev {INSIDE}", f"route add default via {info.gateway}"])], inside=netns_pid)
+        except BaseException:
+            with contextlib.suppress(NetworkError):
+                self._remove(veth, index)
+            raise
+        with self._lock:
+            self._known[name] = (veth, index)
+        return info
+
+    def _place(self, name: str) -> tuple[str, int] | None:
+        with self._lock:
+            known = self._known.get(name)
+        if known is not None and (CLASS_NET / known[0]).exists():
+            return known
+        return next(((veth, index) for other, veth, index in self._scan() if other == name), None)
+
+    def apply(self, name: str, rspec: Mapping[str, Any]) -> None:
+        """Other rates, at once; a sliver without a network has none. Raises NetworkError."""
+        place = self._place(name)
+        if place is not None:
+            self._share("shaping")
+            self.shaper.apply(place[1], place[0], rspec)
+
+    def usage(self, name: str) -> dict[str, int]:
+        """Bytes that passed the sliver's device since it was made: net_tx_bytes sent, net_rx_bytes received."""
+        place = self._place(name)
+        if place is None:
+            return {}
+        with contextlib.suppress(OSError, ValueError):
+            directory = CLASS_NET / place[0] / "statistics"
+            return {"net_tx_bytes": int((directory / "rx_bytes").read_text()),
+                    "net_rx_bytes": int((directory / "tx_bytes").read_text())}
+        return {}
+
+    def counters(self) -> dict[str, tuple[int, int]]:
+        """Bytes sent by each sliver: below the node's cap, and to exempt destinations; for the daily accounts."""
+        if "shaping" not in self._shared:
+            return {}
+        found = self.shaper.counters()
+        with self._lock:
+            return {name: found[index] for name, (_, index) in self._known.items() if index in found}
+
+    def destroy(self, name: str, info: Any = None) -> None:
+        """Begin to remove the device; what is not there is fine. The kernel takes its time, nobody waits for it."""
+        place = self._place(check_name(name))
+        with self._lock:
+            known = self._known.pop(name, None)
+            place = place or known or self._told(info)
+            if place is None:
+                return
+            veth, index = place
+            if self._executor is None:
+                self._executor = concurrent.futures.ThreadPoolExecutor(1, "ThreadPoolExecutor-nodemanager-net")
+            future = self._executor.submit(self._remove, veth, index)
+            self._removals[index] = (name, future)
+        future.add_done_callback(lambda done: self._removed(index, done))
+
+    @staticmethod
+    def _told(info: Any) -> tuple[str, int] | None:
+        """From what `create` returned, or a dict of it."""
+        veth = (asdict(info) if isinstance(info, NetInfo) else info or {}).get("veth", "")
+        match = _VETH.match(veth)
+        return (veth, int(match[1])) if match is not None else None
+
+    def _remove(self, veth: str, index: int) -> None:
+        batch("ip", [f"link del {veth}"], force=True)
+        if "shaping" in self._shared and not any(other == index for _, _, other in self._scan()):
+            self.shaper.remove(index)
+
+    def _removed(self, index: int, done: concurrent.futures.Future[None]) -> None:
+        with self._lock:
+            if self._removals.get(index, ("", None))[1] is done:
+                del self._removals[index]
+
+    def _finish(self, index: int) -> None:
+        """Wait until what had this index before is gone. Raises NetworkError."""
+        with self._lock:
+            removal = self._removals.get(index)
+        if removal is not None:
+            try:
+                removal[1].result(REMOVE_TIMEOUT)
+            except concurrent.futures.TimeoutError:
+                raise NetworkError(f"the device that had index {index} before is not gone after {REMOVE_TIMEOUT:g} s",
+                                   retry=True) from None
+
+    def found(self) -> list[str]:
+        """Names of slivers that have a device and are not just being removed."""
+        with self._lock:
+            ending = {name for name, _ in self._removals.values()}
+        return sorted({name for name, _, _ in self._scan()} - ending)
+
+
+def _sysctl(name: str, value: int) -> None:
+    """Set what a namespace or a host without IPv6 may lack: only where it is."""
+    path = f"/proc/sys/{name}"
+    if os.path.exists(path):
+        try:
+            with open(path, "w") as file:
+                file.write(str(value))
+        except OSError as error:
+            raise NetworkError(f"sysctl {name.replace('/', '.')}: {error.strerror}") from error

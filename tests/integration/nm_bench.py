@@ -1,0 +1,171 @@
+"""A real node manager daemon with directories, ports and user ids of its own, and the counting of what it leaves."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from nodepool.nodemanager.host import group_name
+from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault
+from tests.conftest import wait_for
+
+PROGRAM = str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager"))
+
+
+def free_ports(count: int, number: int) -> int:
+    """The first of so many ports that nobody has at present."""
+    first = 24000 + (os.getpid() % 60 * 2 + number) * count
+    while True:
+        taken = []
+        try:
+            for port in range(first, first + count):
+                probe = socket.socket()
+                taken.append(probe)
+                probe.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            first += count
+        finally:
+            for probe in taken:
+                probe.close()
+
+
+class NmDaemon:
+    """``nodepool-nodemanager`` in the foreground."""
+
+    def __init__(self, tmp_path: pathlib.Path, number: int = 0, **options: Any) -> None:
+        self.tmp = tmp_path / f"nm{number}"
+        self.tmp.mkdir()
+        self.key = self.tmp / "key"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=30)
+        self.first_port = free_ports(120, number)
+        self.config = self.tmp / "nodemanager.yaml"
+        self.options = {
+            "state-dir": str(self.tmp / "state"), "run-dir": str(self.tmp / "run"), "host-name": f"host{number}",
+            "id-base": 1_000_000_000 + (os.getpid() * 10 + number) % 1000 * 2_000_000, "max-slivers": 120,
+            "ssh": {"ports": f"{self.first_port}-{self.first_port + 119}"}, "api": {"tcp": 0}, **options}
+        self.write_config()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = Client(f"unix:{self.tmp}/run/nodemanager.api")
+
+    def write_config(self, **changes: Any) -> None:
+        self.options |= changes
+        self.config.write_text(yaml.safe_dump(self.options))
+
+    @property
+    def log(self) -> str:
+        return (self.tmp / "log").read_text() if (self.tmp / "log").exists() else ""
+
+    def start(self, wait: bool = True) -> None:
+        with open(self.tmp / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "pid")], stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL)
+        if wait:
+            wait_for(self.answers, 30, f"the node manager to answer; its log:\n{self.log}")
+
+    def answers(self) -> bool:
+        assert self.process is not None and self.process.poll() is None, self.log
+        try:
+            return bool(self.client.call("GetCapacity", timeout=2))
+        except (RpcError, RpcFault):
+            return False
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def put(self, name: str, wait: bool = True, **fields: Any) -> dict[str, Any]:
+        rspec = fields.pop("rspec", {})
+        self.client.call("PutRecord", {"account_type": "sliver", "name": name, "rspec": {"nm_disk_quota": 102400, **rspec},
+                                       "ssh_keys": self.key.with_suffix(".pub").read_text(), **fields})
+        return self.wait(name) if wait else {}
+
+    def wait(self, name: str, state: str = "ready", timeout: float = 30) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.call("WaitSliver", name, state, timeout, timeout=timeout + 5)
+        wanted = {"gone": "absent"}.get(state, state)
+        assert found.get("state") == wanted, (found, self.log[-3000:])
+        return found
+
+    def delete(self, name: str) -> None:
+        self.client.call("DeleteSliver", name)
+        self.wait(name, "gone")
+
+    def ssh(self, name: str, *command: str, timeout: float = 30, user: str = "root", check: bool = True) -> str:
+        """Output of a command in a sliver, its host key checked."""
+        found = self.client.call("GetRecord", name)
+        known = self.tmp / f"known-{name}"
+        known.write_text("".join(f"[{found['ssh_address']}]:{found['ssh_port']} {key}\n" for key in found["host_keys"]))
+        done = subprocess.run(
+            ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
+             "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", f"{user}@{found['ssh_address']}", *command],
+            capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+        if check:
+            assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def clean(self) -> None:
+        """Remove all slivers and end."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            for sliver in self.client.call("ListSlivers"):
+                try:
+                    self.client.call("DeleteSliver", sliver["name"])
+                except RpcFault:  # kept by a source that the test ends with the daemon
+                    continue
+                self.wait(sliver["name"], "gone")
+            self.stop()
+
+    # -- what it leaves
+
+    def left(self) -> list[str]:
+        """Mounts, processes, loop devices and cgroups of this node manager."""
+        mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+        found = [line.split()[4] for line in mounts if str(self.tmp) in line]
+        base = int(self.options["id-base"])
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    uid = entry.stat().st_uid
+                    if base <= uid < base + 2_000_000:
+                        found.append(f"process {entry.name}")
+                except OSError:
+                    continue
+        group = group_name(str(self.tmp / "state"))
+        found += [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(f"*/{group}")]
+        for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
+            try:
+                if str(self.tmp) in path.read_text():
+                    found.append(str(path))
+            except OSError:
+                continue
+        return found
+
+
+def make_daemon(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
+    """For a fixture: a running daemon; afterwards nothing of it may be left."""
+    if os.geteuid() != 0:
+        pytest.skip("native slivers need root")
+    daemon = NmDaemon(tmp_path)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.clean()
+        deadline = time.monotonic() + 10
+        while (left := daemon.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == [], (left, daemon.log[-3000:])

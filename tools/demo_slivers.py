@@ -1,0 +1,154 @@
+"""The node manager of tools/quickstart: real slivers on this machine, and a look at their limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import yaml
+
+from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault
+
+START_TIMEOUT = 30.0
+#: What nodes made of the host get: part of one core, MiB, GiB.
+CPU_LIMIT, MEMORY, DISK = 0.5, 256, 2
+PLACES = 20
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many neighbouring ports that are free."""
+    first = 22000
+    while True:
+        probes: list[socket.socket] = []
+        try:
+            for port in range(first, first + count):
+                probe = socket.socket()
+                probes.append(probe)
+                probe.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            first += count
+        finally:
+            for probe in probes:
+                probe.close()
+
+
+class SliverDemo:
+    """A node manager with directories of its own in the working directory of the demonstration."""
+
+    def __init__(self, work: pathlib.Path) -> None:
+        self.work = work
+        self.backend = "native" if os.geteuid() == 0 else "rootless"
+        self.url = f"unix:{work}/run/nodemanager.api"
+        self.key = work / "key"
+        self.limits: dict[str, Any] = {}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = Client(self.url)
+
+    def start(self) -> None:
+        """Start it and wait until it answers.
+
+        :raises SystemExit: it does not.
+        """
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=60)
+        first = free_ports(PLACES)
+        config = self.work / "nodemanager.yaml"
+        config.write_text(yaml.safe_dump({
+            "state-dir": str(self.work / "slivers"), "run-dir": str(self.work / "run"), "backend": self.backend,
+            "max-slivers": PLACES, "ssh": {"ports": f"{first}-{first + PLACES - 1}"}, "api": {"tcp": False}}))
+        with open(self.work / "nodemanager.log", "wb") as log:
+            self.process = subprocess.Popen(
+                [str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager")), "-f", "-c", str(config),
+                 "-p", str(self.work / "nodemanager.pid")], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            try:
+                capacity = self.client.call("GetCapacity", timeout=5)
+                if capacity["prepared"]:
+                    break
+                time.sleep(0.02)
+            except (RpcError, RpcFault):
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    tail = (self.work / "nodemanager.log").read_text(errors="replace")[-3000:]
+                    sys.exit(f"nodepool-nodemanager did not start; end of its log:\n{tail}")
+                time.sleep(0.02)
+        for problem in capacity["problems"]:
+            say(f"  missing on this machine: {problem}")
+
+    def provider(self, images: list[str]) -> dict[str, Any]:
+        """The provider for nodepool.yaml."""
+        cores = os.cpu_count() or 1
+        limits: dict[str, Any] = {}
+        if self.backend == "native":
+            limits = {"cpus": 0.05 * cores, "cpu-limit": CPU_LIMIT, "ram": MEMORY, "disk": DISK, "pids": 200}
+        return {
+            "name": "here", "driver": "nodemanager", "ssh-keys": self.key.with_suffix(".pub").read_text(),
+            "hosts": [{"name": "this-machine", "url": self.url}], "cloud-images": [{"name": "host"}],
+            "diskimages": [{"name": name} for name in images],
+            "pools": [{"name": "main", "max-servers": PLACES, "labels": [
+                {"name": "host", "cloud-image": "host", **limits},
+                *({"name": name, "diskimage": name, **limits} for name in images)]}]}
+
+    def _ssh(self, node: Any, command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["ssh", "-i", str(self.key), "-p", str(node.connection_port), "-o", "BatchMode=yes", "-o",
+             f"UserKnownHostsFile={self.work}/known_hosts-{node.id}", "-o", "StrictHostKeyChecking=yes",
+             f"{node.username}@{node.interface_ip}", command],
+            capture_output=True, text=True, timeout=timeout, check=False)
+
+    def show_limits(self, nodes: list[Any]) -> None:
+        """A burner stays below its cap, and a hog is killed alone."""
+        if self.backend != "native":
+            say("\nLimits are not shown: without root there are only those of the user's session")
+            return
+        cores = os.cpu_count() or 1
+        say(f"\nLimits: {CPU_LIMIT:g} of {cores} cores, {MEMORY} MiB")
+        name = nodes[0].external_id["sliver"]
+        before, started = self.client.call("GetUsage", name)["cpu_usec"], time.monotonic()
+        self._ssh(nodes[0], "timeout 3 sh -c 'while :; do :; done & while :; do :; done & wait'; true")
+        seconds = time.monotonic() - started
+        used = (self.client.call("GetUsage", name)["cpu_usec"] - before) / 1e6 / seconds
+        say(f"  two endless loops for 3 s used {used:.2f} cores")
+        hog = self._ssh(nodes[1], "tail /dev/zero; echo status $?")
+        killed = "status 137" in hog.stdout
+        alive = self._ssh(nodes[2], "echo alive").stdout.strip() == "alive" and self._ssh(nodes[1], "true").returncode == 0
+        say(f"  a program that takes all memory was {'killed' if killed else 'NOT killed'}; its node and the others "
+            f"{'go on' if alive else 'do NOT go on'}")
+        self.limits = {"cpu_limit_cores": CPU_LIMIT, "cpu_used_cores": round(used, 3), "memory_hog_killed": killed,
+                       "others_alive": alive}
+
+    def stop(self) -> list[str]:
+        """Remove all slivers and end; what is left behind."""
+        if self.process is None:
+            return []
+        left: list[str] = []
+        if self.process.poll() is None:
+            with contextlib.suppress(RpcError, RpcFault):
+                names = [s["name"] for s in self.client.call("ListSlivers")]
+                for name in names:
+                    self.client.call("DeleteSliver", name)
+                for name in names:
+                    self.client.call("WaitSliver", name, "gone", 20, timeout=30)
+            self.process.terminate()
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(5)
+                left.append("process nodepool-nodemanager had to be killed")
+        mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+        left += [f"mount {line.split()[4]}" for line in mounts if str(self.work) in line]
+        if not left:
+            shutil.rmtree(self.work / "slivers", ignore_errors=True)
+        return left
