@@ -54,7 +54,8 @@ _SCHEMA = vol.Schema({
     "api": {"unix": vol.Any(str, False), "old-unix": vol.Any(str, False), "tcp": _port,
             "tls": {"address": str, "port": _port, vol.Required("cert"): str, vol.Required("key"): str,
                     vol.Required("ca"): str, "controllers": [str]}},
-    "network": {"default": str, "cap": vol.All(int, vol.Range(min=1)), "exempt-ips": [str], "subnet": str, "dns": [str]},
+    "network": {"default": str, "cap": vol.All(int, vol.Range(min=1)), "exempt-ips": [str], "subnet": str, "dns": [str],
+                "daily-limit": vol.All(int, vol.Range(min=0))},
     "sources": [vol.Any(
         {vol.Required("slices-xml"): {"url": str, "file": str, "ca": str, "interval": _SECONDS, "cert": str, "key": str}},
         {vol.Required("zookeeper"): {vol.Required("servers"): [dict], "tls": dict, "insecure": bool, "timeout": _SECONDS}})],
@@ -105,6 +106,8 @@ class NodeManagerConfig:
     network: str = "none"
     network_cap: int = DEFAULT_CAP
     exempt_ips: tuple[str, ...] = DEFAULT_EXEMPT
+    #: Bytes that a sliver may send in a day at its full rate; 0: any.
+    daily_limit: int = 0
     subnet: str = "10.213.0.0/16"
     dns: tuple[str, ...] = ()
     sources: tuple[Mapping[str, Any], ...] = ()
@@ -187,6 +190,7 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         network=network.get("default", "none"),
         network_cap=network.get("cap", DEFAULT_CAP),
         exempt_ips=tuple(network.get("exempt-ips", DEFAULT_EXEMPT)),
+        daily_limit=network.get("daily-limit", 0) << 20,
         subnet=network.get("subnet", "10.213.0.0/16"),
         dns=tuple(network.get("dns", ())),
         sources=tuple(sources),

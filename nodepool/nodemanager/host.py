@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nodepool.nodemanager.accounting import Accounting, DailyLimits
 from nodepool.nodemanager.api import NodeError
 from nodepool.nodemanager.backends.base import Problem, Services
 from nodepool.nodemanager.config import NodeManagerConfig
@@ -16,6 +17,7 @@ from nodepool.nodemanager.database import Database
 
 log = logging.getLogger("nodepool.nodemanager.host")
 
+UNLIMITED = 2**62
 #: MiB that the host keeps for itself when slivers get limits.
 MEMORY_RESERVE = 512
 
@@ -61,6 +63,9 @@ class Host:
         self._database = database
         self._services = services
         self._memory = total_memory()
+        self._accounts: Accounting | None = None
+        #: Sliver -> rates that it has now instead of its own.
+        self._cut: dict[str, dict[str, int]] = {}
 
     def prepare(self) -> None:
         if self._services.cgroups is not None:
@@ -98,6 +103,30 @@ class Host:
     def cap(self, bits_per_second: int, exempt: Iterable[str]) -> None:
         if self._services.net is not None:
             self._services.net.node_cap(bits_per_second, list(exempt))  # type: ignore[attr-defined]
+
+    def account(self, effective: Mapping[str, Mapping[str, int]]) -> None:
+        """Count what slivers have sent today; who is past the daily limit gets less, until the day is over (B.4)."""
+        net = self._services.net
+        if net is None:
+            return
+        if self._accounts is None:
+            self._accounts = Accounting(
+                lambda: self._database.counters("bandwidth"), lambda content: self._database.set_counters("bandwidth", content),
+                notify=lambda name, kind, used, limit: log.warning(
+                    "Sliver %s has sent %s MiB (%s) of the %s MiB that it may send in a day: its rate is cut", name, used >> 20,
+                    kind, limit >> 20))
+        allowed = self._config.daily_limit or UNLIMITED
+        limits = DailyLimits(allowed, allowed)
+        cut = self._accounts.update(net.counters(), effective, dict.fromkeys(effective, limits))  # type: ignore[attr-defined]
+        for name in sorted(cut.keys() | self._cut.keys()):
+            if name in effective and cut.get(name) != self._cut.get(name):
+                net.apply(name, {**effective[name], **cut.get(name, {})})
+        self._cut = cut
+
+    def device_gone(self, name: str) -> None:
+        """The next device of this sliver counts from 0."""
+        if self._accounts is not None:
+            self._accounts.forget_device(name)
 
     def delegates_changed(self, found: Mapping[str, Mapping[str, Any]]) -> None:
         from nodepool.nodemanager import delegates

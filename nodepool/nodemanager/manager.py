@@ -166,6 +166,7 @@ class NodeManager:
     def _opened(self, name: str, handle: Handle | None) -> None:
         if handle is None:
             self.watch.remove(name)
+            self.host.device_gone(name)
             self.gate.close(name)
         else:
             self.watch.add(name, int(handle["pid"]), handle.get("start_time"))
@@ -213,6 +214,7 @@ class NodeManager:
                 return
             self._prune_templates()
             try:
+                self.host.account(self.slivers.effective())
                 with self._delivery:
                     before = self.slivers.effective()
                     changes = merge.expire(self.database, time.time())

@@ -202,7 +202,7 @@ class Network:
     def _scan(self) -> list[tuple[str, str, int]]:
         """Name, veth and index of the devices that are ours."""
         found = []
-        for entry in os.listdir(CLASS_NET):
+        for entry in os.listdir(CLASS_NET) if CLASS_NET.is_dir() else ():
             if _VETH.match(entry):
                 with contextlib.suppress(OSError, ValueError):
                     owner, index, name = (CLASS_NET / entry / "ifalias").read_text().strip().split(":")

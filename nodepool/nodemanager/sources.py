@@ -19,13 +19,14 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState
 
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import slicesxml
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.version import get_version_string
+from nodepool.zk.protocol import Reply
 
 log = logging.getLogger("nodepool.nodemanager.sources")
 
@@ -87,6 +88,7 @@ class _HttpsOnly(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if not newurl.startswith("https://"):
+            fp.close()
             raise urllib.error.URLError(f"it is redirected to {newurl[:200]}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -288,6 +290,9 @@ class ZooKeeperSource:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._announced = ""
+        #: Counts connections: the server forgets watches with each, so that the watch is set anew.
+        self._connection = 0
+        self._armed = -1
         self._thread = threading.Thread(target=self._run, name="Thread-nm-zookeeper", daemon=True)
 
     def start(self) -> None:
@@ -305,6 +310,7 @@ class ZooKeeperSource:
     def _state_changed(self, state: str) -> None:
         if state == KazooState.LOST:
             self._announced = ""
+        self._connection += 1
         self._wake.set()
 
     def _run(self) -> None:
@@ -328,6 +334,22 @@ class ZooKeeperSource:
                     log.exception("Error reading slices from ZooKeeper:")
             self._wake.wait(wait)
 
+    def _arm(self, kazoo: Any) -> None:
+        """Before reading, so that no change is missed."""
+        connection = self._connection
+        answered = threading.Event()
+        errors: list[BaseException] = []
+
+        def done(_result: Any, error: BaseException | None, _zxid: int) -> None:
+            if error is not None:
+                errors.append(error)
+            answered.set()
+
+        kazoo.arm_persistent_watch(SLICES, Reply(done))
+        if not answered.wait(self._client.timeout) or errors:
+            raise ConnectionLoss(str(errors[0]) if errors else "no answer")
+        self._armed = connection
+
     def changed(self) -> None:
         """What this host has, or has given away, is to be announced anew."""
         self._wake.set()
@@ -335,6 +357,8 @@ class ZooKeeperSource:
     def _look(self) -> None:
         kazoo = self._client.client
         assert kazoo is not None
+        if self._armed != self._connection:
+            self._arm(kazoo)
         self._announce(kazoo)
         try:
             names = kazoo.get_children(SLICES)
