@@ -379,7 +379,7 @@ class NodeManager:
             "name": name, "state": status.state, "error": status.error, "source": stored.source,
             "image": record.get("image", "host"), "rspec": self.granted(name),
             "effective": self.slivers.effective().get(name, {}),
-            "expiry": stored.expiry or 0, "metadata": record.get("metadata") or {}, "username": record.get("username", "root"),
+            "expiry": stored.expiry or 0, "metadata": record.get("metadata") or {}, "username": self.slivers.username(record),
             "index": index or 0, "ssh_address": self.config.ssh_address, "ssh_port": self.gate.port(index) if index else 0,
             "host_keys": [handle["host_key"]] if handle.get("host_key") else [], "backend": self.backend.name,
             "address": str(handle.get("address") or ""), "sessions": self.gate.sessions(name), "since": status.since,

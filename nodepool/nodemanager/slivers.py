@@ -131,9 +131,14 @@ class Slivers:
         return SliverSpec(
             name=name, index=index, image=record.get("image", "host"), rspec=effective,
             ssh_keys=record.get("ssh_keys", ""), initscript=records.decode_initscript(record.get("initscript")),
-            network=record.get("network", self._config.network), username=record.get("username", "root"),
+            network=record.get("network", self._config.network), username=self.username(record),
             hostname=record.get("hostname") or name.replace("_", "-"),
-            api_socket=os.path.dirname(self._config.unix_socket) if self._config.unix_socket else None)
+            api_socket=os.path.dirname(self._config.unix_socket) if self._config.unix_socket and self.backend.shares_socket
+            else None)
+
+    def username(self, record: Mapping[str, Any]) -> str:
+        """Who logs in."""
+        return str(record.get("username") or self.backend.default_username)
 
     @staticmethod
     def _fingerprint(spec: SliverSpec) -> str:
@@ -205,15 +210,13 @@ class Slivers:
     def _halt(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle,
               enabled: bool) -> float | None:
         self._opened(name, None)
-        if not enabled:
+        if not enabled and self.backend.freezes:
             if not local.get("frozen"):
                 self.backend.freeze(spec, handle, True)
                 self._database.update_local(key, frozen=True)
-            self._set(name, DISABLED)
-            return None
-        if not local.get("halted"):
+        elif not local.get("halted"):
             self._database.update_local(key, handle=self.backend.stop(spec, handle), halted=True)
-        self._set(name, STOPPED)
+        self._set(name, STOPPED if enabled else DISABLED)
         return None
 
     def _destroy(self, name: str, key: str, local: dict[str, Any], forget: bool) -> float | None:

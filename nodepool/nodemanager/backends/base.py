@@ -164,6 +164,15 @@ class Backend(ABC):
     """A way of making slivers. All calls for one name come one after another; calls for different names come in parallel."""
 
     name: str
+    default_username: str = "root"
+    """Who logs in when the record does not say."""
+    shares_socket: bool = True
+    """Whether the kernel tells callers inside from the daemon's own user: only then they may have its Unix socket."""
+
+    @property
+    def freezes(self) -> bool:
+        """Whether `freeze` works; else a sliver that is not enabled is stopped."""
+        return True
 
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
         self.state_dir = Path(state_dir)

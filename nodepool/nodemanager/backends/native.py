@@ -46,6 +46,10 @@ class NativeBackend(Backend):
         self.roots = RootStore(state_dir)
         self._claims = threading.Lock()
 
+    @property
+    def freezes(self) -> bool:
+        return self.services.cgroups is not None
+
     # --- what the host can do ----------------------------------------------------------------------------------------
 
     def check(self) -> list[Problem]:

@@ -23,6 +23,9 @@ class RootlessBackend(NativeBackend):
     """No root inside, no cgroups: for laptops and for trying out."""
 
     name = "rootless"
+    default_username = "zuul"
+    # Seen from outside, those inside are the daemon's own user, who may do everything. With api.tcp they have port 812 inside.
+    shares_socket = False
     operation = "make_rootless"
     ids = 1
 
@@ -56,7 +59,7 @@ class RootlessBackend(NativeBackend):
         return super().create(spec)
 
     def _extra(self, spec: SliverSpec) -> dict[str, Any]:
-        return {"mark": self._mark(spec.name), "limits": self._limits(spec.rspec), "owner": 1000}
+        return {"api": None, "mark": self._mark(spec.name), "limits": self._limits(spec.rspec), "owner": 1000}
 
     def _mark(self, name: str) -> str:
         return f"{self.state_dir.resolve()}/{name}"

@@ -1,0 +1,463 @@
+"""The API over its real transports: Unix socket, loopback TCP, TLS with certificates."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import pathlib
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import xmlrpc.client
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nodepool.exceptions import ConfigurationError
+from nodepool.nodemanager import http_exchange, server, xml_rpc
+from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault, Tls
+from tests.conftest import wait_for
+from tests.nm_node import Authority, Running, delegate, sliver
+
+SLIVER_UID = 3_000_000
+TRIPLE = ["b", "nm_cpu_guaranteed_share", 200]
+
+
+@pytest.fixture
+def folder() -> Iterator[pathlib.Path]:
+    """Where another user may connect; pytest's own folder is closed to others."""
+    found = pathlib.Path(tempfile.mkdtemp(prefix="nm-"))
+    found.chmod(0o755)
+    yield found
+    shutil.rmtree(found)
+
+
+@pytest.fixture
+def running(folder: pathlib.Path) -> Iterator[Running]:
+    with Running(folder) as found:
+        found.add(sliver("a", rspec={"nm_cpu_guaranteed_share": 400}, delegations=[["del_snoop", "GetRSpec"]]), sliver("b"),
+                  delegate("del_snoop"))
+        found.node.uids[SLIVER_UID] = "a"
+        yield found
+
+
+AS = """
+import encodings.idna, http.client, os, socket, sys, xmlrpc.client
+sys.path.insert(0, {repository!r})
+from nodepool.nodemanager import rpc_client, xml_rpc
+from nodepool.nodemanager.rpc_client import *
+os.setresuid({uid}, {uid}, {uid})
+client = Client({url!r})
+"""
+
+
+def as_user(uid: int, url: str, code: str) -> str:
+    """Output of Python code run by another user; ``client`` is there."""
+    repository = str(pathlib.Path(__file__).resolve().parents[2])
+    program = AS.format(uid=uid, url=url, repository=repository) + code
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def raw(running: Running, data: bytes, half_close: bool = False) -> bytes:
+    """Whatever comes back, also when the connection is closed early."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(20)
+        connection.connect(running.socket)
+        try:
+            connection.sendall(data)
+            if half_close:
+                connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        answer = b""
+        try:
+            while piece := connection.recv(65536):
+                answer += piece
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    return b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length) + body
+
+
+@pytest.mark.spec("nodemanager.md A.8: XML-RPC over HTTP POST to /, on both sockets")
+def test_both_sockets(running: Running) -> None:
+    for url in (f"unix:{running.socket}", f"http://127.0.0.1:{running.servers.tcp_port}"):
+        client = Client(url)
+        assert "SetLoans" in client.call("Help")
+        assert client.call("GetRSpec", "a")["nm_net_max_rate"] == 10**12, "more than 32 bits"
+        with pytest.raises(RpcFault) as caught:
+            client.call("Nonsense")
+        assert caught.value.code == 100
+    assert os.stat(running.socket).st_mode & 0o777 == 0o666
+
+
+@pytest.mark.spec("nodemanager.md C.9.1: README walk with the standard library's client")
+def test_standard_client(running: Running) -> None:
+    with xmlrpc.client.ServerProxy(f"http://127.0.0.1:{running.servers.tcp_port}/") as proxy:
+        assert "GetRSpec" in str(proxy.Help())
+        assert proxy.SetLoans("a", [TRIPLE]) == 1
+    with xmlrpc.client.ServerProxy(f"http://127.0.0.1:{running.servers.tcp_port}/") as proxy:
+        assert proxy.GetEffectiveRSpec("b")["nm_cpu_guaranteed_share"] == 200  # type: ignore[index, call-overload]
+
+
+@pytest.mark.spec("nodemanager.md A.8, C.5: a sliver is known by its uid, on the Unix socket and on TCP")
+def test_sliver_calls(running: Running) -> None:
+    for url in (f"unix:{running.socket}", f"http://127.0.0.1:{running.servers.tcp_port}"):
+        code = """
+print(client.call("SetLoans", ["b", "nm_cpu_guaranteed_share", 200]))
+try:
+    client.call("GetRSpec", "b")
+except RpcFault as fault:
+    print(fault.code)
+"""
+        assert as_user(SLIVER_UID, url, code).split() == ["1", "108"]
+        assert Client(url).call("GetLoans", "a") == [TRIPLE]
+        Client(url).call("SetLoans", "a", [])
+
+
+@pytest.mark.spec("nodemanager.md A.8: unknown caller id must be a clean refusal")
+def test_unknown_uid(running: Running) -> None:
+    code = """
+try:
+    client.call("GetRSpec", "a")
+except RpcFault as fault:
+    print(fault.code, fault.text)
+"""
+    assert as_user(4_000_000_123, f"unix:{running.socket}", code).startswith("108 Permission denied: other uid 4000000123")
+
+
+def forwarded(running: Running, name: str, method: str, *arguments: Any) -> Any:
+    body = xml_rpc.call(method, arguments)
+    head = f"POST / HTTP/1.0\r\nX-Nodepool-Delegate: {name}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    answer = raw(running, head + body)
+    return xmlrpc.client.loads(answer.partition(b"\r\n\r\n")[2])[0][0]
+
+
+@pytest.mark.spec("nodemanager.md C.5: --as is accepted from root and the shared account only")
+def test_speaking_for_a_delegate(running: Running) -> None:
+    assert forwarded(running, "del_snoop", "GetRSpec", "a")["nm_cpu_guaranteed_share"] == 400
+    for name, method in (("del_snoop", "Stop"), ("stranger", "GetRSpec"), ("root", "GetRSpec")):
+        with pytest.raises(xmlrpc.client.Fault) as caught:
+            forwarded(running, name, method, "a")
+        assert caught.value.faultCode == 108
+    code = """
+connection = client._connection(10)
+connection.request("POST", "/", xml_rpc.call("GetRSpec", ["b"]), {"X-Nodepool-Delegate": "del_snoop"})
+try:
+    xmlrpc.client.loads(connection.getresponse().read())
+except xmlrpc.client.Fault as fault:
+    print(fault.faultCode, fault.faultString)
+connection.close()
+"""
+    assert "may not speak for others" in as_user(SLIVER_UID, f"unix:{running.socket}", code)
+
+
+@pytest.mark.spec("nodemanager.md C.5: what XML cannot carry does not spoil an answer")
+def test_console(running: Running) -> None:
+    assert Client(f"unix:{running.socket}").call("GetConsole", "a") == "\ufffd[1mbold\ufffd\ufffd[0m\r\n"
+
+
+# -- hostile input
+
+
+@pytest.mark.spec("nodemanager.md issue: oversized XML-RPC bodies")
+def test_too_large(running: Running) -> None:
+    body = b"x" * (http_exchange.MAX_BODY + 1)
+    assert b" 413 " in raw(running, post(body)).split(b"\r\n")[0]
+    assert b" 413 " in raw(running, post(b"", 10**17)).split(b"\r\n")[0]
+    with pytest.raises(RpcError, match="413"):
+        Client(f"unix:{running.socket}").call("Help", "x" * 3_000_000)
+    assert b" 431 " in raw(running, b"POST / HTTP/1.0\r\n" + b"X: y\r\n" * 20000)
+
+
+@pytest.mark.spec("nodemanager.md issue: entity bombs, nonsense, deep nesting; no traceback to the caller")
+@pytest.mark.parametrize("body", [
+    b"", b"junk", b"<a/>", b"<methodCall/>", b"<methodCall><methodName>Help</methodName>",
+    b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><methodCall><methodName>&b;</methodName></methodCall>',
+    b'<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd"><methodCall><methodName>Help</methodName></methodCall>',
+    b"<methodCall><methodName>Help</methodName><params><param><value><int>x</int></value></param></params></methodCall>",
+    b"<methodCall><methodName>Help</methodName><params><param>" + b"<value><array><data>" * 40000,
+    b"<methodCall><methodName>GetRSpec</methodName><params><param>" + b"<value><array><data>" * 33
+    + b"</data></array></value>" * 33 + b"</param></params></methodCall>",
+    b"<a>" * 250_000, xml_rpc.fault(1, "x"), b"\xff\xfe\x00"])
+def test_nonsense(running: Running, body: bytes) -> None:
+    answer = raw(running, post(body))
+    with pytest.raises(xmlrpc.client.Fault) as caught:
+        xmlrpc.client.loads(answer.partition(b"\r\n\r\n")[2])
+    assert caught.value.faultCode == 102
+    assert b"Traceback" not in answer
+
+
+@pytest.mark.parametrize(("request_", "status"), [
+    (b"\r\n\r\n", 400), (b"POST\r\n\r\n", 400), (b"GET / HTTP/1.0\r\n\r\n", 404), (b"DELETE / HTTP/1.0\r\n\r\n", 405),
+    (b"POST / HTTP/1.0\r\n\r\n", 411), (b"POST / HTTP/1.0\r\nContent-Length: -1\r\n\r\n", 411),
+    (b"POST / HTTP/1.0\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+    (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 411), (b"POST / HTTP/1.0\r\nbad line\r\n\r\n", 400),
+    (b"POST /elsewhere HTTP/1.0\r\nContent-Length: 0\r\n\r\n", 404), (b"POST / HTTP/1.0\r\nContent-Le", 400)])
+def test_not_http(running: Running, request_: bytes, status: int) -> None:
+    assert raw(running, request_, half_close=True).split(b" ")[1] == b"%d" % status
+
+
+@pytest.mark.spec("nodemanager.md issue: slow requests are cut off")
+def test_slow(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_exchange, "REQUEST_TIMEOUT", 0.5)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(20)
+        connection.connect(running.socket)
+        connection.sendall(b"POST / HTTP/1.0\r\n")
+        assert b" 408 " in connection.recv(1000)
+
+
+@pytest.mark.spec("nodemanager.md issue: connection floods: one caller cannot shut out the others")
+def test_flood(running: Running) -> None:
+    code = f"""
+import time
+sockets = []
+for _ in range(120):
+    s = socket.socket(socket.AF_UNIX); s.settimeout(5)
+    s.connect({running.socket!r}); sockets.append(s)
+closed = 0
+for s in sockets:
+    s.setblocking(False)
+deadline = time.monotonic() + 10
+while closed < 88 and time.monotonic() < deadline:
+    closed = 0
+    for s in sockets:
+        try:
+            closed += s.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            closed += 1
+    time.sleep(0.05)
+print(closed, flush=True)
+sys.stdin.read()
+"""
+    repository = str(pathlib.Path(__file__).resolve().parents[2])
+    text = AS.format(uid=SLIVER_UID, url=f"unix:{running.socket}", repository=repository) + code
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
+        assert flood.stdout is not None
+        assert int(flood.stdout.readline()) == 120 - server.MAX_PER_CALLER
+        started = time.monotonic()
+        assert Client(f"unix:{running.socket}").call("GetRSpec", "b")
+        assert time.monotonic() - started < 2
+    wait_for(lambda: not running.servers._open, what="all places are free again")
+
+
+@pytest.mark.spec("nodemanager.md C.5: WaitSliver holds nobody up")
+def test_wait(running: Running) -> None:
+    client = Client(f"unix:{running.socket}")
+    answers: list[Any] = []
+    threads = [threading.Thread(target=lambda: answers.append(client.call("WaitSliver", "late", "ready", 20))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: sum(running.servers._open.values()) == 20, what="twenty wait")
+    client.call("PutRecord", sliver("late"))
+    for thread in threads:
+        thread.join(10)
+    assert [answer["name"] for answer in answers] == ["late"] * 20
+
+
+# -- life
+
+
+@pytest.mark.spec("nodemanager.md A.1: stale socket file unlinked at start; C.5: link at the old path")
+def test_stale_socket(folder: pathlib.Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(folder / "api.sock"))
+    old = folder / "node_mgr_api"
+    with Running(folder, api={"old-unix": str(old)}) as running:
+        assert Client(f"unix:{old}").call("Help")
+        other = Running(folder / "other", api={"unix": running.socket}) if (folder / "other").mkdir() is None else None
+        assert other is not None
+        with pytest.raises(ConfigurationError, match="another node manager"):
+            other.servers.start()
+        other.servers.stop()
+        other.node.close()
+        assert Client(f"unix:{running.socket}").call("Help"), "the first one goes on"
+    assert not old.is_symlink()
+    assert not (folder / "api.sock").exists()
+
+
+@pytest.mark.spec("nodemanager.md issue: port 812 in use: clear message")
+def test_port_in_use(folder: pathlib.Path) -> None:
+    (folder / "api.sock").write_text("precious")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for api, text in (({"tcp": port, "unix": False}, f"port {port}"), ({}, "is no socket"),
+                          ({"unix": str(folder / ("x" * 200))}, "too long")):
+            running = Running(folder, api=api)
+            with pytest.raises(ConfigurationError, match=text):
+                running.servers.start()
+            running.servers.stop()
+            running.node.close()
+    assert (folder / "api.sock").read_text() == "precious"
+
+
+def test_stop_cuts_off(folder: pathlib.Path) -> None:
+    with Running(folder) as running, socket.socket(socket.AF_UNIX) as idle:
+        idle.connect(running.socket)
+        wait_for(lambda: running.servers._open, what="it is counted")
+        started = time.monotonic()
+        running.servers.stop()
+        assert time.monotonic() - started < 3
+        idle.settimeout(5)
+        assert idle.recv(100) == b""
+
+
+class Backend:
+    """Listens in this network instead of a sliver's."""
+
+    def __init__(self) -> None:
+        self.ports: list[int] = []
+
+    def listen(self, handle: dict[str, Any], port: int, address: str = "127.0.0.1") -> int:
+        assert port == 812
+        found = socket.create_server((address, 0))
+        self.ports.append(found.getsockname()[1])
+        return found.detach()
+
+
+@pytest.mark.spec("nodemanager.md C.5: inside each sliver's own network: the namespace is the identity")
+def test_listener_of_a_sliver(running: Running) -> None:
+    backend = running.node.backend = Backend()
+    for pid in (5, 5, 6):
+        running.servers.sliver_changed("b", {"pid": pid, "start_time": 1})
+    assert len(backend.ports) == 2, "a new one only for a new life"
+    client = Client(f"http://127.0.0.1:{backend.ports[1]}")
+    assert client.call("SetLoans", ["a", "nm_cpu_share", 3]) == 1
+    with pytest.raises(RpcFault, match="Permission denied: sliver b"):
+        client.call("Stop", "a")
+    with pytest.raises(RpcError):
+        Client(f"http://127.0.0.1:{backend.ports[0]}").call("Help")
+    running.servers.sliver_changed("b", None)
+    with pytest.raises(RpcError):
+        client.call("Help")
+
+
+# -- TLS
+
+
+@pytest.fixture
+def authority(folder: pathlib.Path) -> Authority:
+    return Authority(folder)
+
+
+@pytest.fixture
+def tls(folder: pathlib.Path, authority: Authority) -> Iterator[Running]:
+    cert, key = authority.issue("host", "IP:127.0.0.1,DNS:localhost")
+    options = {"address": "127.0.0.1", "port": 0, "cert": cert, "key": key, "ca": authority.cert, "controllers": ["nl01"]}
+    with Running(folder, api={"tls": options, "tcp": False}) as found:
+        found.add(sliver("a"), delegate("del_snoop"))
+        yield found
+
+
+def tls_client(running: Running, authority: Authority, name: str, ca: str | None = None) -> Client:
+    cert, key = authority.issue(name)
+    return Client(f"https://127.0.0.1:{running.servers.tls_port}", Tls(ca or authority.cert, cert, key))
+
+
+@pytest.mark.spec("nodemanager.md C.5: TLS, mutual certificates, subject -> role controller or named caller")
+def test_tls(tls: Running, authority: Authority) -> None:
+    launcher = tls_client(tls, authority, "nl01")
+    assert launcher.call("PutRecord", sliver("np1"))["name"] == "np1"
+    assert [s["name"] for s in launcher.call("ListSlivers")] == ["a", "np1"]
+    with pytest.raises(RpcFault) as caught:
+        launcher.call("DumpDatabase")
+    assert caught.value.code == 108
+    for name in ("stranger", "root", "nodepool-nm", "a"):
+        other = tls_client(tls, authority, name)
+        assert other.call("Help")
+        for method, arguments in (("ListSlivers", ()), ("Stop", ("a",)), ("DumpDatabase", ())):
+            with pytest.raises(RpcFault, match="Permission denied"):
+                other.call(method, *arguments)
+    connection = tls_client(tls, authority, "nodepool-nm")._connection(10)
+    connection.request("POST", "/", xml_rpc.call("Help", []), {"X-Nodepool-Delegate": "del_snoop"})
+    with pytest.raises(xmlrpc.client.Fault, match="speak for others"):
+        xmlrpc.client.loads(connection.getresponse().read())
+    connection.close()
+
+
+@pytest.mark.spec("nodemanager.md C.5: without a certificate of the authority nothing is answered")
+def test_tls_refused(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
+    (folder / "evil").mkdir()
+    evil = Authority(folder / "evil", "evil")
+    with pytest.raises(RpcError):
+        tls_client(tls, evil, "nl01", authority.cert).call("Help")
+    with pytest.raises(RpcError, match="CERTIFICATE_VERIFY_FAILED"):
+        tls_client(tls, authority, "nl01", evil.cert).call("Help")
+    context = ssl.create_default_context(cafile=authority.cert)
+    connection = http.client.HTTPSConnection("127.0.0.1", tls.servers.tls_port, timeout=10, context=context)
+    with pytest.raises((OSError, http.client.HTTPException)):
+        connection.request("POST", "/", xml_rpc.call("Help", []))
+        connection.getresponse()
+    connection.close()
+    with socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10) as plain:
+        plain.sendall(post(xml_rpc.call("Help", [])))
+        plain.settimeout(10)
+        try:
+            assert b"methodResponse" not in plain.recv(1000)
+        except ConnectionResetError:
+            pass
+
+
+@pytest.mark.spec("nodemanager.md issue: connection floods: before the handshake nobody takes all places")
+def test_tls_flood(tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = [socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10) for _ in range(100)]
+    try:
+        wait_for(lambda: sum(tls.servers._open.values()) == server.MAX_HANDSHAKES, what="the places are taken")
+        assert Client(f"unix:{tls.socket}").call("Help")
+    finally:
+        for connection in idle:
+            connection.close()
+    wait_for(lambda: not tls.servers._open, what="the places are free again")
+    assert tls_client(tls, authority, "nl01").call("Help")
+
+
+@pytest.mark.spec("nodemanager.md C.8: uploadImage = stream tar to hosts, checksum; deleteImage")
+def test_images(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
+    launcher = tls_client(tls, authority, "nl01")
+    content = os.urandom(3 << 20)
+    path = folder / "image.tar"
+    path.write_bytes(content)
+    with path.open("rb") as stream:
+        launcher.put_image("deb13-1", stream, hashlib.sha256(content).hexdigest())
+    assert launcher.images() == ["deb13-1"]
+    assert (folder / "images" / "deb13-1.tar").read_bytes() == content
+    for name, checksum, text in (("x", "0" * 64, "checksum"), ("x", "junk", "64 hexadecimal"), ("../x", None, "image name"),
+                                 ("a/b", None, "image name")):
+        with path.open("rb") as stream, pytest.raises(RpcFault, match=text):
+            launcher.put_image(name, stream, checksum)
+    with path.open("rb") as stream, pytest.raises(RpcFault, match="may not touch images"):
+        tls_client(tls, authority, "stranger").put_image("x", stream)
+    launcher.delete_image("deb13-1")
+    launcher.delete_image("deb13-1")
+    assert os.listdir(folder / "images") == []
+
+
+def test_cut_off_upload(running: Running, folder: pathlib.Path) -> None:
+    head = b"PUT /images/x HTTP/1.0\r\nContent-Length: 1000000\r\n\r\n"
+    assert b"too early" in raw(running, head + b"x" * 1000, half_close=True)
+    assert os.listdir(folder / "images") == []
+
+
+def test_client_of_wrong_addresses(folder: pathlib.Path) -> None:
+    for url in ("", "ftp://x", "https://x", "http://"):
+        with pytest.raises(ValueError):
+            Client(url)
+    with pytest.raises(ValueError, match="cannot use"):
+        Client("https://x", Tls("/nowhere", "/nowhere", "/nowhere"))
+    with pytest.raises(RpcError):
+        Client(f"unix:{folder}/nobody").call("Help")

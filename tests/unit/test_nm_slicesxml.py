@@ -1,0 +1,98 @@
+"""Reading slices.xml."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from nodepool.nodemanager import slicesxml
+from tests.nm_node import KEY
+
+KEY2 = KEY.replace("JJ", "JK").replace("IJb4", "IKc5")
+HEAD = '<slice id="5" name="princeton_sirius" expiry="2000000000">'
+PARTS = ('<timestamp value="77"/>', '<node id="12"/>', '<user person_id="1"/>',
+         '<resource name="nm_cpu_share"><value>40</value></resource>')
+KEYS = f'<key person_id="1" value="{KEY}"/>'
+
+
+def one(text: str, node: int | str = 12) -> dict[str, object]:
+    (record,) = slicesxml.parse(text.encode(), node)
+    return record
+
+
+@pytest.mark.spec("nodemanager.md A.10: slice, timestamp, node, user, resource, value, key; A.6: delegations of del_snoop")
+def test_all_elements() -> None:
+    assert one(f"<slices>{HEAD}{''.join(PARTS)}</slice>{KEYS}</slices>") == {
+        "account_type": "sliver", "name": "princeton_sirius", "id": 5, "expiry": 2000000000, "timestamp": 77,
+        "rspec": {"nm_cpu_share": 40}, "ssh_keys": KEY, "delegations": [["del_snoop", "GetRSpec"]], "plc_instantiated": True}
+
+
+@pytest.mark.spec("nodemanager.md A.10: order of elements must not matter")
+@pytest.mark.parametrize("parts", list(itertools.permutations(PARTS)))
+def test_order(parts: tuple[str, ...]) -> None:
+    body = f"{HEAD}{''.join(parts)}</slice>"
+    assert one(f"<slices>{body}{KEYS}</slices>") == one(f"<slices>{KEYS}{body}</slices>") == one(
+        f"<slices>{HEAD}{''.join(PARTS)}</slice>{KEYS}</slices>")
+
+
+@pytest.mark.spec("nodemanager.md A.10: a slice opens the current slice; what follows belongs to it")
+def test_flat() -> None:
+    text = ('<slices><slice id="1" name="a"/><node id="12"/><resource name="nm_net_share"/><value>3</value>'
+            '<slice id="2" name="b"/><node id="13"/></slices>')
+    assert one(text)["rspec"] == {"nm_net_share": 3}
+    assert one(text, 13)["name"] == "b"
+
+
+@pytest.mark.spec("nodemanager.md A.10: kept only if it equals our own node id")
+def test_other_nodes() -> None:
+    assert slicesxml.parse(b'<slices><slice id="1" name="a"><node id="1"/><node id="2"/></slice></slices>', 12) == []
+    assert slicesxml.parse(b"<slices/>", 12) == []
+
+
+@pytest.mark.spec("nodemanager.md A.10: a person may be in several slices; keys of all members in order")
+def test_person_in_two_slices() -> None:
+    member = '<node id="12"/><user person_id="2"/><user person_id="1"/>'
+    text = (f'<slices><slice id="1" name="a">{member}</slice><slice id="2" name="b">{member}</slice>'
+            f'<key person_id="1" value="{KEY}"/><key person_id="2" value="{KEY2}"/><key person_id="2" value="{KEY}"/></slices>')
+    assert [r["ssh_keys"] for r in slicesxml.parse(text.encode(), 12)] == [f"{KEY2}\n{KEY}"] * 2
+
+
+@pytest.mark.spec("nodemanager.md A.10: text of a value in several chunks; non-integers ignored; unknown elements skipped")
+def test_values() -> None:
+    text = (f'<x:slices xmlns:x="urn:x">{HEAD}<node id="12"/><junk><deep/></junk><resource name="nm_cpu_share"><value>1<!-- -->2'
+            '<![CDATA[3]]></value></resource><resource name="nm_net_share"><value>much</value></resource>'
+            '<resource name="nobody_knows"><value>1</value></resource><resource name="cpu_cores"><value>1</value></resource>'
+            '<value>9</value></slice></x:slices>')
+    assert one(text)["rspec"] == {"nm_cpu_share": 123, "cpu_cores": 1}
+
+
+def test_a_bad_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    bad = '<key person_id="1" value="command=&quot;x&quot; ssh-rsa AAAA"/>'
+    text = f"<slices>{HEAD}{''.join(PARTS)}</slice>{bad}{KEYS}</slices>"
+    assert one(text)["ssh_keys"] == KEY
+    assert "person 1" in caplog.text
+
+
+@pytest.mark.spec("nodemanager.md issue: broken slices.xml, entity bombs")
+@pytest.mark.parametrize("text", [
+    "", "text", "<slices>", '<slices><slice id="1"', "<html><body>Please log in</body></html>",
+    '<!DOCTYPE s [<!ENTITY a "x"><!ENTITY b "&a;&a;">]><slices>&b;</slices>',
+    '<!DOCTYPE s [<!ENTITY a SYSTEM "file:///etc/passwd">]><slices>&a;</slices>'])
+def test_unusable(text: str) -> None:
+    with pytest.raises(slicesxml.SlicesXmlError, match=r"slices\.xml"):
+        slicesxml.parse(text.encode(), 12)
+
+
+def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slicesxml, "MAX_SIZE", 10)
+    with pytest.raises(slicesxml.SlicesXmlError, match="more than 10 bytes"):
+        slicesxml.parse(b"<slices></slices>", 12)
+
+
+def test_many() -> None:
+    body = "".join(f'<slice id="{n}" name="s{n}"><node id="12"/><user person_id="{n}"/></slice>'
+                   f'<key person_id="{n}" value="{KEY}"/>' for n in range(3000))
+    found = slicesxml.parse(f"<planetlab><slices>{body}</slices></planetlab>".encode(), 12)
+    assert len(found) == 3000
+    assert all(record["ssh_keys"] == KEY for record in found)

@@ -1,0 +1,47 @@
+"""Texts of calls and answers."""
+
+from __future__ import annotations
+
+import xmlrpc.client
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodepool.nodemanager import xml_rpc
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff"))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=20)
+
+
+@given(st.lists(VALUES, max_size=4))
+def test_round_trip(arguments: list[Any]) -> None:
+    assert xml_rpc.parse_call(xml_rpc.call("M", arguments)) == ("M", tuple(arguments))
+
+
+@given(st.text(), st.integers(0, 1000))
+def test_any_text_can_be_told(text: str, code: int) -> None:
+    """Control characters, lone surrogates: whatever a console printed."""
+    ((result,), _) = xmlrpc.client.loads(xml_rpc.response({text: [text]}))
+    assert len(next(iter(result))) == len(text)
+    with pytest.raises(xmlrpc.client.Fault) as caught:
+        xmlrpc.client.loads(xml_rpc.fault(code, text))
+    assert caught.value.faultCode == code
+    assert len(caught.value.faultString) == len(text)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_call_is_refused_cleanly(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        xml_rpc.parse_call(body)
+
+
+@pytest.mark.spec("nodemanager.md C.5: numbers of 64 bits")
+def test_large_numbers() -> None:
+    assert b"<i8>1000000000000</i8>" in xml_rpc.response(10**12)
+    assert b"<int>5</int>" in xml_rpc.response(5)
+    with pytest.raises(OverflowError):
+        xml_rpc.response(2**63)
