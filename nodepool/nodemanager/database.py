@@ -272,6 +272,10 @@ class Database:
             cursor.execute("INSERT OR REPLACE INTO indexes VALUES (?, ?)", (number, name))
             return True
 
+    def owner_of_index(self, number: int) -> str | None:
+        rows = self._rows("SELECT name FROM indexes WHERE number = ?", number)
+        return str(rows[0][0]) if rows else None
+
     def free_index(self, name: str) -> None:
         with self._transaction() as cursor:
             cursor.execute("DELETE FROM indexes WHERE name = ?", (name,))

@@ -11,7 +11,7 @@ from typing import Any
 
 from nodepool.nodemanager.accounting import Accounting, DailyLimits
 from nodepool.nodemanager.api import NodeError
-from nodepool.nodemanager.backends.base import Problem, Services
+from nodepool.nodemanager.backends.base import BackendError, Problem, Services
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.database import Database
 
@@ -74,7 +74,11 @@ class Host:
             self._services.disks.prepare(4)  # type: ignore[attr-defined]
         if self._services.net is not None:
             self._services.net.prepare()  # type: ignore[attr-defined]
-            self.cap(self._config.network_cap, self._config.exempt_ips)
+            stored = self._database.get("bwcap")
+            if stored is not None:
+                self.cap(stored.content["cap"], stored.content["exempt_ips"])
+            else:
+                self.cap(self._config.network_cap, self._config.exempt_ips)
 
     def problems(self) -> list[Problem]:
         """What this machine lacks for limits, disks and networks."""
@@ -102,7 +106,11 @@ class Host:
 
     def cap(self, bits_per_second: int, exempt: Iterable[str]) -> None:
         if self._services.net is not None:
-            self._services.net.node_cap(bits_per_second, list(exempt))  # type: ignore[attr-defined]
+            try:
+                self._services.net.node_cap(bits_per_second, list(exempt))  # type: ignore[attr-defined]
+            except Exception as error:
+                log.error("The cap of this node, %s bit/s with exempt %s, cannot be applied: %s", bits_per_second, list(exempt),
+                          error)
 
     def account(self, effective: Mapping[str, Mapping[str, int]]) -> None:
         """Count what slivers have sent today; who is past the daily limit gets less, until the day is over (B.4)."""
@@ -135,8 +143,15 @@ class Host:
 
     # -- what fits
 
-    def admit(self, rspec: Mapping[str, int], index: int) -> None:
-        """Nothing to check any more at creation; kept as the last gate for backends without limits."""
+    def admit(self, name: str, rspec: Mapping[str, int], others: Mapping[str, Mapping[str, int]]) -> None:
+        """The last gate before a sliver is made, whatever source it is from.
+
+        :raises BackendError: it does not fit beside those that exist; worth another try later.
+        """
+        try:
+            self.check_fit(name, rspec, others)
+        except NodeError as error:
+            raise BackendError(str(error), retry=True) from None
 
     def check_fit(self, name: str, wanted: Mapping[str, int], others: Mapping[str, Mapping[str, int]]) -> None:
         """Whether a sliver fits beside the others.

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import backends, images, loans, merge, records
+from nodepool.nodemanager import backends, images, loans, merge, records, sshd
 from nodepool.nodemanager.api import Api, NodeError
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Spawned
 from nodepool.nodemanager.config import NodeManagerConfig
-from nodepool.nodemanager.database import Database
+from nodepool.nodemanager.database import ABANDONED, Database
 from nodepool.nodemanager.gate import Gate
 from nodepool.nodemanager.host import Host, make_services
 from nodepool.nodemanager.slivers import (
@@ -28,6 +28,7 @@ from nodepool.nodemanager.slivers import (
     Slivers,
     key_of,
 )
+from nodepool.nodemanager.sshd import SshServers
 from nodepool.nodemanager.sshfiles import SSHD_ARGV
 from nodepool.nodemanager.watch import ProcessWatch
 from nodepool.nodemanager.zygote import Zygote
@@ -83,6 +84,7 @@ class NodeManager:
             os.path.join(config.state_dir, "images"), lambda name: self._prepare_root(f"image:{name}"))
         self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
+        self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
         self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit)
         self.api = Api(self)
         self.servers: Any = None
@@ -92,7 +94,7 @@ class NodeManager:
         self._running = False
         #: Whether the first sliver of image host needs not wait for its root tree.
         self._prepared = False
-        self._delivery = threading.Lock()
+        self._delivery = threading.RLock()
 
     # -- life
 
@@ -109,6 +111,8 @@ class NodeManager:
         self.host.prepare()
         self.gate.start()
         self.watch.start()
+        if self.sshd is not None:
+            self.sshd.start()
         self.servers = server.Servers(self.api, self.config, self)
         self.slivers.recover()
         threading.Thread(target=self._prepare_host, name="Thread-nm-prepare", daemon=True).start()
@@ -135,6 +139,8 @@ class NodeManager:
             self._expiry.join(5)
         self.slivers.stop()
         self.watch.stop()
+        if self.sshd is not None:
+            self.sshd.stop()
         self.gate.stop()
         self.host.stop(empty=not self.backend.found())
         self._zygote.stop()
@@ -146,6 +152,7 @@ class NodeManager:
         if roots is not None:
             roots.tree(image, PREPARING)
             roots.release(PREPARING)
+        self._announce()
 
     def _prepare_host(self) -> None:
         try:
@@ -163,16 +170,31 @@ class NodeManager:
         finally:
             os.close(nowhere)
 
-    def _opened(self, name: str, handle: Handle | None) -> None:
+    def _opened(self, name: str, handle: Handle | None) -> float | None:
+        again = None
         if handle is None:
+            if self.sshd is not None:
+                self.sshd.forget(name)
             self.watch.remove(name)
             self.host.device_gone(name)
             self.gate.close(name)
         else:
             self.watch.add(name, int(handle["pid"]), handle.get("start_time"))
-            self.gate.open(name, int(self.database.local(key_of(name))["index"]), handle)
+            if self.sshd is not None and handle.get("veth"):
+                again = self.sshd.ensure(name, handle)
+            if self.sshd is None or not handle.get("address"):
+                self.gate.open(name, int(self.database.local(key_of(name))["index"]), handle)
         if self.servers is not None:
             self.servers.sliver_changed(name, handle)
+        return again
+
+    def _ssh_place(self, handle: Handle, index: int | None) -> tuple[str, int]:
+        """Address and port for logins: the sliver's own, where it has a server and an address."""
+        if self.sshd is not None and handle.get("veth"):
+            address = handle.get("address") or sshd.own_address(int(handle["pid"]))
+            if address:
+                return str(address), sshd.PORT
+        return self.config.ssh_address, self.gate.port(index) if index else 0
 
     # -- records
 
@@ -199,6 +221,14 @@ class NodeManager:
             if record is not None:
                 self.host.cap(record.content["cap"], record.content["exempt_ips"])
         self._wake_expiry.set()
+        self._announce()
+
+    def _announce(self) -> None:
+        """What this host has given away has changed: sources that tell others do so."""
+        for source in self._sources:
+            changed = getattr(source, "changed", None)
+            if changed is not None:
+                changed()
 
     def _delegate_records(self) -> dict[str, dict[str, Any]]:
         return {r.content["name"]: r.content for r in self.database.records()
@@ -206,14 +236,19 @@ class NodeManager:
 
     def _run_expiry(self) -> None:
         while self._running:
-            due = self.database.next_expiry()
-            wait = EXPIRY_CHECK if due is None else max(0.0, min(EXPIRY_CHECK, due - time.time() + 0.01))
+            wait = EXPIRY_CHECK
+            try:
+                due = self.database.next_expiry()
+                if due is not None:
+                    wait = max(0.0, min(EXPIRY_CHECK, due - time.time() + 0.01))
+            except Exception:
+                self.log.exception("Error about expired records:")
             self._wake_expiry.wait(wait)
             self._wake_expiry.clear()
             if not self._running:
                 return
-            self._prune_templates()
             try:
+                self._prune_templates()
                 self.host.account(self.slivers.effective())
                 with self._delivery:
                     before = self.slivers.effective()
@@ -278,7 +313,7 @@ class NodeManager:
         stored = self.database.get(key)
         if stored is None:
             return
-        if stored.source in (DRIVER_SOURCE, TICKET_SOURCE):
+        if stored.source in (DRIVER_SOURCE, TICKET_SOURCE, ABANDONED):
             with self._delivery:
                 before = self.slivers.effective()
                 self.database.delete(key)
@@ -314,12 +349,17 @@ class NodeManager:
         """
         name = record["name"]
         effective = self.slivers.granted(record)
-        self.host.check_fit(name, effective, self.slivers.effective())
         problem = self.images.problem(record.get("image", "host"))
         if problem is not None:
             raise NodeError(problem)
         record["plc_instantiated"] = True
         record["owner"] = caller
+        with self._delivery:
+            self.host.check_fit(name, effective, self.slivers.effective())
+            return self._put(record)
+
+    def _put(self, record: dict[str, Any]) -> dict[str, Any]:
+        name = record["name"]
         changes = self.deliver(DRIVER_SOURCE, time.time(), [record], complete=False)
         if changes.refused:
             raise NodeError("; ".join(changes.refused.values()))
@@ -333,6 +373,7 @@ class NodeManager:
         stored.content["expiry"] = expiry
         self.database.put(stored)
         self._wake_expiry.set()
+        self.slivers.look_at(name)
 
     def ticket(self, signed: str) -> list[str]:
         from nodepool.nodemanager import tickets
@@ -375,12 +416,13 @@ class NodeManager:
         record, local = stored.content, self.database.local(key_of(name))
         handle = local.get("handle") or {}
         index = local.get("index")
+        address, port = self._ssh_place(handle, index)
         return {
             "name": name, "state": status.state, "error": status.error, "source": stored.source,
             "image": record.get("image", "host"), "rspec": self.granted(name),
             "effective": self.slivers.effective().get(name, {}),
             "expiry": stored.expiry or 0, "metadata": record.get("metadata") or {}, "username": self.slivers.username(record),
-            "index": index or 0, "ssh_address": self.config.ssh_address, "ssh_port": self.gate.port(index) if index else 0,
+            "index": index or 0, "ssh_address": address, "ssh_port": port,
             "host_keys": [handle["host_key"]] if handle.get("host_key") else [], "backend": self.backend.name,
             "address": str(handle.get("address") or ""), "sessions": self.gate.sessions(name), "since": status.since,
         }
@@ -407,10 +449,8 @@ class NodeManager:
 
     def sliver_of_uid(self, uid: int) -> str | None:
         """The sliver that a user id of the host belongs to."""
-        for name, first in self.xids().items():
-            if first <= uid < first + 65536:
-                return name
-        return None
+        index = (uid - self.config.id_base) // 65536
+        return self.database.owner_of_index(index) if index > 0 else None
 
     def ssh_keys(self) -> dict[str, str]:
         return {name: self._record(name).get("ssh_keys", "") for name in self.sliver_names()}

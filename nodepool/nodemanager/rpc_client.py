@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import ssl
+import threading
 import xmlrpc.client
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,6 +88,9 @@ class Client:
 
     def __init__(self, url: str, tls: Tls | None = None) -> None:
         self.url = url
+        self._lock = threading.Lock()
+        self._open: set[http.client.HTTPConnection] = set()
+        self._closed = False
         self._connection: Callable[[float], http.client.HTTPConnection]
         if url.startswith("unix:"):
             path = url.removeprefix("unix:")
@@ -130,6 +134,10 @@ class Client:
 
     def _request(self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
         connection = self._connection(timeout)
+        with self._lock:
+            if self._closed:
+                raise RpcError(f"{self.url}: closed")
+            self._open.add(connection)
         try:
             try:
                 connection.request(verb, path, body, headers)
@@ -143,7 +151,21 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             raise RpcError(f"{self.url}: {error or type(error).__name__}") from error
         finally:
+            with self._lock:
+                self._open.discard(connection)
             connection.close()
+
+    def close(self) -> None:
+        """End calls under way, from any thread; further ones fail."""
+        with self._lock:
+            self._closed = True
+            sockets = [connection.sock for connection in self._open if connection.sock is not None]
+        for sock in sockets:
+            try:
+                # Of the plain socket: the thread that waits still needs the TLS object.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            except OSError:
+                pass
 
     # -- images
 

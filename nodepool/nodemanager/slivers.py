@@ -19,6 +19,7 @@ from typing import Any
 from nodepool.nodemanager import loans, records, rspec
 from nodepool.nodemanager.backends.base import Backend, BackendError, Handle, SliverSpec
 from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.copies import Copies
 from nodepool.nodemanager.database import Database, DatabaseError
 from nodepool.workqueue import Reconciler
 
@@ -47,11 +48,13 @@ class Status:
 class Slivers:
     """The slivers of the host.
 
-    :param opened: called with (name, handle or None) when connections are to be let in, or refused.
+    :param opened: called with (name, handle or None) when connections are to be let in, or refused; returns after how many
+        seconds it wants to be called again, or None.
     """
 
     def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
-                 opened: Callable[[str, Handle | None], Any], admit: Callable[[Mapping[str, int], int], None],
+                 opened: Callable[[str, Handle | None], float | None],
+                 admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
                  now: Callable[[], float] = time.time) -> None:
         self._config = config
         self._database = database
@@ -65,13 +68,17 @@ class Slivers:
         self._deleting = threading.BoundedSemaphore(config.delete_concurrency)
         self._reconciler: Reconciler[str] = Reconciler(
             "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency)
-        self._expiry_wake: Callable[[], Any] = lambda: None
+        self._copies = Copies(os.path.join(config.state_dir, "records"))
+        self._running = True
 
     def start(self) -> None:
         self._reconciler.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """No sliver is touched any more; those that run go on."""
+        with self.changed:
+            self._running = False
+            self.changed.notify_all()
         self._reconciler.stop()
         self._reconciler.join(timeout)
 
@@ -96,7 +103,8 @@ class Slivers:
     def wait(self, name: str, done: Callable[[Status], bool], timeout: float) -> Status | None:
         """None when it takes longer (seconds)."""
         with self.changed:
-            if not self.changed.wait_for(lambda: done(self._status.get(name, Status(ABSENT))), timeout):
+            if not self.changed.wait_for(
+                    lambda: not self._running or done(self._status.get(name, Status(ABSENT))), timeout) or not self._running:
                 return None
             return self._status.get(name, Status(ABSENT))
 
@@ -187,11 +195,17 @@ class Slivers:
 
     def _create(self, name: str, key: str, spec: SliverSpec) -> Handle:
         self._set(name, CREATING)
-        self._admit(spec.rspec, spec.index)
+        made = {other for other, values in self._made() if other != name}
+        self._admit(name, spec.rspec, {other: rspec for other, rspec in self.effective().items() if other in made})
         with self._creating:
             handle = self.backend.create(spec)
         self._database.update_local(key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False)
         return handle
+
+    def _made(self) -> list[tuple[str, dict[str, Any]]]:
+        """Slivers that exist."""
+        return [(key.partition("_")[2], local) for key, local in self._database.locals().items()
+                if key.startswith("sliver_") and local.get("handle")]
 
     def _run(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle) -> float | None:
         if local.get("frozen"):
@@ -203,9 +217,10 @@ class Slivers:
         elif local.get("applied") != self._fingerprint(spec):
             handle = self.backend.configure(spec, handle)
             self._database.update_local(key, handle=handle, applied=self._fingerprint(spec))
-        self._opened(name, handle)
+        self._copies.keep(self._database.get(key), self._database.local(key))
+        again = self._opened(name, handle)
         self._set(name, READY)
-        return None
+        return again
 
     def _halt(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle,
               enabled: bool) -> float | None:
@@ -237,6 +252,7 @@ class Slivers:
         self._opened(name, None)
         with self._deleting:
             self.backend.destroy(name, int(local["index"]), local.get("handle"))
+        self._copies.forget(key)
         self._database.update_local(key, handle=None, applied=None, image=None, halted=None, frozen=None, index=None)
         self._database.free_index(name)
 
@@ -244,6 +260,8 @@ class Slivers:
 
     def recover(self) -> None:
         """Adopt what lives, remove what nobody knows; called before the workers start."""
+        if self._database.moved_aside is not None:
+            self._copies.restore(self._database)
         known = {key.partition("_")[2]: local for key, local in self._database.locals().items() if key.startswith("sliver_")}
         for name in sorted(set(self.backend.found()) - set(known)):
             log.warning("Sliver %s exists without a record of this node: it goes", name)

@@ -1,4 +1,4 @@
-"""Notices at once when the first process of a sliver has ended (nodemanager.md C.7)."""
+"""Notices at once when the first process of a sliver, or another one that matters, has ended (nodemanager.md C.7)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ class ProcessWatch:
     """One thread that waits for the ends of many processes.
 
     :param ended: called with the name, on that thread; must return at once.
+    :param what: of a sliver is watched, for the log.
     """
 
-    def __init__(self, ended: Callable[[str], None]) -> None:
+    def __init__(self, ended: Callable[[str], None], what: str = "The first process") -> None:
+        self._what = what
         self._ended = ended
         self._lock = threading.Lock()
         self._pidfds: dict[str, tuple[int, int]] = {}
@@ -94,5 +96,5 @@ class ProcessWatch:
                     if current is None or current[0] != key.fd:
                         continue
                 self.remove(key.data)
-                log.info("The first process of sliver %s has ended", key.data)
+                log.info("%s of sliver %s has ended", self._what, key.data)
                 self._ended(key.data)

@@ -106,7 +106,8 @@ class NmDaemon:
         """Output of a command in a sliver, its host key checked."""
         found = self.client.call("GetRecord", name)
         known = self.tmp / f"known-{name}"
-        known.write_text("".join(f"[{found['ssh_address']}]:{found['ssh_port']} {key}\n" for key in found["host_keys"]))
+        place = found["ssh_address"] if found["ssh_port"] == 22 else f"[{found['ssh_address']}]:{found['ssh_port']}"
+        known.write_text("".join(f"{place} {key}\n" for key in found["host_keys"]))
         done = subprocess.run(
             ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
              "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", f"{user}@{found['ssh_address']}", *command],

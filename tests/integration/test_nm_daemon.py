@@ -83,10 +83,26 @@ def test_what_died_is_made_again(nm: NmDaemon) -> None:
     assert nm.ssh("alpha", "echo again") == "again\n"
 
 
-@pytest.mark.spec("nodemanager.md A.11, C.9.1: a broken database is rebuilt; living slivers without a record go")
-def test_corrupt_database(nm: NmDaemon) -> None:
+@pytest.mark.spec("nodemanager.md A.11, C.9.1: a broken database is rebuilt; living slivers are adopted")
+def test_corrupt_database_with_copies(nm: NmDaemon) -> None:
+    before = nm.put("alpha", metadata={"nodepool_node_id": "0000000007"}, expiry=int(time.time()) + 3600)
+    started = nm.ssh("alpha", "cat /proc/1/stat").split()[21]
+    nm.stop(signal.SIGKILL)
+    for path in (nm.tmp / "state").glob("nodemanager.sqlite*"):
+        path.write_bytes(b"this is no database" * 100)
+    nm.start()
+    after = nm.wait("alpha")
+    for field in ("metadata", "expiry", "ssh_port", "host_keys", "source", "effective"):
+        assert after[field] == before[field], field
+    assert nm.ssh("alpha", "cat /proc/1/stat").split()[21] == started
+
+
+@pytest.mark.spec("nodemanager.md C.7: sliver without record -> destroy")
+def test_corrupt_database_without_copies(nm: NmDaemon) -> None:
     nm.put("alpha")
     nm.stop(signal.SIGKILL)
+    for path in (nm.tmp / "state" / "records").iterdir():
+        path.unlink()
     for path in (nm.tmp / "state").glob("nodemanager.sqlite*"):
         path.write_bytes(b"this is no database" * 100)
     nm.start()

@@ -18,3 +18,8 @@ class NodeManagerDriver(statemachine.StateMachineDriver):
         from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
 
         return NodeManagerAdapter(provider_config)
+
+    def getProvider(self, provider_config: Any) -> Any:
+        from nodepool.driver.nodemanager.provider import NodeManagerProvider
+
+        return NodeManagerProvider(self.getAdapter(provider_config), provider_config)

@@ -4,146 +4,42 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from nodepool import exceptions
 from nodepool.driver import statemachine
-from nodepool.driver.nodemanager.hosts import HostError, Hosts, ManagedHost
+from nodepool.driver.nodemanager.discovery import HostTree
+from nodepool.driver.nodemanager.hosts import CALL_TIMEOUT, HostError, Hosts, ManagedHost
+from nodepool.driver.nodemanager.machines import (
+    BAD_ARGUMENT,
+    MARGIN,
+    WAIT,
+    CreateMachine,
+    DeleteMachine,
+    NodeManagerInstance,
+    NodeManagerResource,
+    needed_on,
+    rspec_of,
+)
 from nodepool.driver.utils import QuotaInformation
 from nodepool.nodemanager.rpc_client import RpcError, RpcFault
+from nodepool.zk import zookeeper as zk
 
-#: Seconds of one wait for a sliver; repeated until the launch time-out.
-WAIT = 20.0
-#: Faults of the API (nodemanager.md A.8).
-BAD_ARGUMENT, INTERNAL = 102, 104
-WORKERS = 16
-UPLOAD_TIMEOUT = 3600.0
-
-
-def rspec_of(label: Any, cores: int) -> dict[str, int]:
-    """Resources of a label on a host with so many cores; only what the label names."""
-    wanted: dict[str, int] = {}
-    if label.cpus:
-        wanted["nm_cpu_guaranteed_share"] = max(1, round(1000 * label.cpus / cores))
-    if label.cpu_limit:
-        wanted["nm_cpu_limit"] = min(1000, max(1, round(1000 * label.cpu_limit / cores)))
-    for name, value, factor in (
-        ("nm_mem_limit", label.ram, 1), ("nm_disk_quota", label.disk, 1 << 20), ("nm_pids_max", label.pids, 1),
-        ("nm_net_max_rate", label.net_max, 1), ("nm_net_min_rate", label.net_min, 1),
-    ):  # fmt: skip
-        if value:
-            wanted[name] = int(value) * factor
-    return {**wanted, **label.rspec}
-
-
-class NodeManagerInstance(statemachine.Instance):
-    """A sliver."""
-
-    def __init__(self, host: ManagedHost, sliver: dict[str, Any], provider: Any) -> None:
-        super().__init__()
-        self._effective = sliver.get("effective") or {}
-        self._cores = host.cores
-        self.external_id = {"host": host.name, "sliver": sliver["name"]}
-        self.metadata = sliver.get("metadata") or {}
-        self.ready = sliver.get("state") == "ready"
-        self.interface_ip = host.ssh_address or sliver.get("ssh_address")
-        self.public_ipv4 = self.private_ipv4 = self.interface_ip
-        self.connection_port = sliver.get("ssh_port") or 22
-        self.host_keys = list(sliver.get("host_keys") or [])
-        self.host_id = host.name
-        self.az = host.group
-        self.cloud = provider.name
-        self.slot = sliver.get("index")
-        self.driver_data = {"rspec": self._effective}
-        if sliver.get("username"):
-            self.username = sliver["username"]
-
-    def getQuotaInformation(self) -> QuotaInformation:
-        return quota_of(self._effective, self._cores)
-
-
-def quota_of(rspec: dict[str, Any], cores: int) -> QuotaInformation:
-    return QuotaInformation(
-        cores=rspec.get("nm_cpu_guaranteed_share", 0) * cores / 1000, instances=1, ram=rspec.get("nm_mem_limit", 0))
-
-
-class NodeManagerResource(statemachine.Resource):
-    def __init__(self, host: str, sliver: dict[str, Any]) -> None:
-        super().__init__(sliver.get("metadata") or {}, "instance")
-        self.host = host
-        self.id = sliver["name"]
-
-
-class CreateMachine(statemachine.StateMachine):
-    """Choose a host, put the record, wait until the sliver is ready."""
-
-    PLACING, WAITING, COMPLETE = "placing", "waiting for the sliver", "complete"
-
-    def __init__(self, adapter: NodeManagerAdapter, name: str, label: Any, image: str, metadata: dict[str, str],
-                 az: str | None, log: Any) -> None:
-        super().__init__()
-        self._adapter = adapter
-        self._name = name
-        self._label = label
-        self._image = image
-        self._metadata = metadata
-        self._az = az
-        self._log = log
-        self._host: ManagedHost | None = None
-
-    def advance(self) -> NodeManagerInstance | None:
-        if self.state == self.START:
-            self.waiting_future = self._adapter.submit(
-                self._adapter.place, self._name, self._label, self._image, self._metadata, self._az, self._choose)
-            self.state = self.PLACING
-        while self.waiting_future is not None and self.waiting_future.done():
-            future, self.waiting_future = self.waiting_future, None
-            sliver = future.result()
-            assert self._host is not None
-            if sliver.get("state") == "failed":
-                raise exceptions.LaunchStatusException(f"sliver {self._name} on {self._host.name}: {sliver.get('error')}")
-            if sliver.get("state") == "ready":
-                self.state = self.COMPLETE
-                self.complete = True
-                return NodeManagerInstance(self._host, sliver, self._adapter.provider)
-            self.state = self.WAITING
-            self.waiting_future = self._adapter.submit(
-                self._host.call, "WaitSliver", self._name, "ready", WAIT, timeout=WAIT + 10)
-        return None
-
-    def _choose(self, host: ManagedHost) -> None:
-        """Before the record goes out: whatever happens, deletion knows where to look."""
-        self._host = host
-        self.external_id = {"host": host.name, "sliver": self._name}
-
-
-class DeleteMachine(statemachine.StateMachine):
-    DELETING, COMPLETE = "deleting", "complete"
-
-    def __init__(self, adapter: NodeManagerAdapter, external_id: Any, log: Any) -> None:
-        super().__init__()
-        self._adapter = adapter
-        self.external_id = external_id
-        self._log = log
-
-    def advance(self) -> None:
-        if self.state == self.START:
-            if not isinstance(self.external_id, dict):
-                raise exceptions.NotFound
-            self.waiting_future = self._adapter.submit(
-                self._adapter.delete, str(self.external_id.get("host")), str(self.external_id.get("sliver")))
-            self.state = self.DELETING
-        if self.waiting_future is not None and self.waiting_future.done():
-            future, self.waiting_future = self.waiting_future, None
-            if future.result():
-                self.state = self.COMPLETE
-                self.complete = True
-            else:
-                self.waiting_future = self._adapter.submit(
-                    self._adapter.delete, str(self.external_id.get("host")), str(self.external_id.get("sliver")))
+#: Seconds that the start waits for ZooKeeper and for the first answers of hosts; nothing fails after that.
+START_TIMEOUT = 2.0
+#: Seconds for the lists of all hosts: while assignment waits, and for the periodic pass.
+QUOTA_TIMEOUT, PASS_TIMEOUT = 2.0, 15.0
+#: Seconds for what is nice to have, on the thread that advances all launches.
+CONSOLE_TIMEOUT = 2.0
+#: Seconds that an upload may stand still, and that it may last.
+UPLOAD_STALL, UPLOAD_TIMEOUT = 600.0, 7200.0
+#: Part of the lease that may be left before it is renewed.
+RENEW_AT = 0.75
 
 
 class NodeManagerAdapter(statemachine.Adapter):
@@ -151,15 +47,26 @@ class NodeManagerAdapter(statemachine.Adapter):
         super().__init__(provider_config)
         self.provider = provider_config
         self.log = logging.getLogger(f"nodepool.NodeManagerAdapter.{provider_config.name}")
-        self.hosts = Hosts(provider_config, self.log)
-        self._executor = ThreadPoolExecutor(WORKERS, thread_name_prefix=f"ThreadPoolExecutor-{provider_config.name}")
-        self._renewed = 0.0
+        self._lock = threading.Lock()
+        self._waiting: set[CreateMachine] = set()
+        self._restarted: set[str] = set()
+        self._zk: Any = None
+        self._tree: HostTree | None = None
+        self.hosts = Hosts(provider_config, self.log, self._wake_waiting)
+
+    def start(self, zk_conn: Any) -> None:
+        """Get to know the hosts."""
+        self._zk = zk_conn
+        if self.provider.discover and zk_conn is not None:
+            self._tree = HostTree(zk_conn.client, self.provider, self.hosts)
+            self._tree.start()
+            self._tree.synced.wait(START_TIMEOUT)
+        self.hosts.start(START_TIMEOUT)
 
     def stop(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def submit(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Future[Any]:
-        return self._executor.submit(function, *arguments, **keywords)
+        if self._tree is not None:
+            self._tree.stop()
+        self.hosts.stop()
 
     # -- launching
 
@@ -170,133 +77,221 @@ class NodeManagerAdapter(statemachine.Adapter):
         image = f"image:{image_external_id}" if image_external_id else str(label.cloud_image.root)
         return CreateMachine(self, hostname, label, image, metadata, az, log)
 
-    def place(self, name: str, label: Any, image: str, metadata: dict[str, str], az: str | None,
-              chosen: Callable[[ManagedHost], None]) -> dict[str, Any]:
-        """Put the record on the best host that takes it; what the sliver is like then.
-
-        :raises QuotaException: no host has room.
-        """
-        refusals: list[str] = []
-        source = label.cloud_image or self.provider.diskimages[label.diskimage.name]
-        for host in self.hosts.candidates(az, self.provider.placement):
-            record = {
-                "account_type": "sliver", "name": name, "image": image, "rspec": rspec_of(label, host.cores),
-                "ssh_keys": label.ssh_keys, "metadata": dict(metadata), "username": source.username or "root",
-                "expiry": int(time.time()) + self.provider.lease_time, "plc_instantiated": True, "hostname": name,
-                **({"network": label.network} if label.network else {})}
-            chosen(host)
-            try:
-                sliver: dict[str, Any] = host.call("PutRecord", record)
-            except RpcFault as fault:
-                if fault.code == INTERNAL and fault.text.startswith("quota:"):
-                    refusals.append(f"{host.name}: {fault.text}")
-                    continue
-                raise exceptions.LaunchStatusException(f"host {host.name} refused {name}: {fault.text}") from fault
-            except RpcError as error:
-                host.failed(error)
-                raise exceptions.LaunchStatusException(str(error)) from error
-            host.forget()
-            return sliver
-        if refusals:
-            raise exceptions.QuotaException("; ".join(refusals))
-        raise exceptions.LaunchStatusException(
-            f"no host of provider {self.provider.name} answers: {self.hosts.problems() or 'none is known'}")
-
     def getDeleteStateMachine(self, external_id: Any, log: Any) -> DeleteMachine:
         return DeleteMachine(self, external_id, log)
 
-    def delete(self, host_name: str, sliver: str) -> bool:
+    def choose(self, label: Any, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:
+        """The best host that answers, as far as is known."""
+        found = self.hosts.candidates(az, self.provider.placement, lambda host: needed_on(label, host), image, without)
+        return found[0] if found else None
+
+    def never_fits(self, label: Any, az: str | None) -> str | None:
+        """Why no host could ever take a sliver of this label; None when one could."""
+        reasons = []
+        for host in self.hosts.all():
+            capacity = host.capacity
+            if capacity is None:
+                return None
+            if az is not None and host.group != az:
+                continue
+            share, memory = needed_on(label, host)
+            if share <= capacity["cpu"] and memory <= capacity["memory"]:
+                return None
+            reasons.append(f"{host.name} has {capacity['cpu'] * capacity['cores'] / 1000:g} cores and {capacity['memory']} MiB")
+        return f"label {label.name} is too large for every host: {'; '.join(reasons)}"
+
+    def record(self, name: str, label: Any, image: str, metadata: dict[str, str], host: ManagedHost) -> dict[str, Any]:
+        source = label.cloud_image or self.provider.diskimages[label.diskimage.name]
+        return {
+            "account_type": "sliver", "name": name, "image": image, "rspec": rspec_of(label, host.cores),
+            "ssh_keys": label.ssh_keys, "metadata": dict(metadata), "username": source.username or "root",
+            "expiry": int(time.time()) + self.provider.lease_time, "plc_instantiated": True, "hostname": name,
+            **({"network": label.network} if label.network else {})}
+
+    def wait_for_hosts(self, machine: CreateMachine) -> None:
+        """Have this machine woken when a host can be used."""
+        with self._lock:
+            self._waiting.add(machine)
+
+    def hosts_changed(self, machine: CreateMachine) -> bool:
+        """Whether there is news for a machine that waits for hosts."""
+        with self._lock:
+            return machine not in self._waiting and machine.state == machine.PLACING
+
+    def _wake_waiting(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, set()
+        for machine in waiting:
+            if machine.wake is not None:
+                machine.wake()
+
+    # -- deleting
+
+    def delete(self, host_name: str, sliver: str) -> Future[bool]:
         """True when it is gone.
 
-        :raises RpcError: the host does not answer; the lease ends it if it never comes back.
+        :raises NotFound: the host is none of ours any more.
+        :raises RpcError: the host is not there at present.
         """
         host = self.hosts.get(host_name)
-        if host is None:
-            raise exceptions.NotFound(f"host {host_name} is not in provider {self.provider.name} any more")
+        if host is None and not self.provider.discover:
+            self.log.warning("Host %s is not in provider %s any more; sliver %s is left to its lease", host_name,
+                             self.provider.name, sliver)
+            raise exceptions.NotFound
+        if host is None or host.gone:
+            raise RpcError(f"host {host_name} is not announced")
+
+        def run() -> bool:
+            if not host.usable:
+                host.look()
+                raise RpcError(host.problem)
+            try:
+                self._delete_now(host, sliver)
+                answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + MARGIN)
+            except RpcError as error:
+                host.failed(error)
+                raise
+            finally:
+                host.forget()
+            return answer.get("state") == "absent"
+
+        return host.submit(run, wait=True)
+
+    @staticmethod
+    def _delete_now(host: ManagedHost, sliver: str) -> None:
         try:
             host.call("DeleteSliver", sliver)
         except RpcFault as fault:
-            if fault.code == BAD_ARGUMENT:  # no such sliver, as far as records go
-                pass
-            else:
+            if fault.code != BAD_ARGUMENT:  # no such sliver, as far as records go
                 raise
-        finally:
-            host.forget()
-        answer: dict[str, Any] = host.call("WaitSliver", sliver, "gone", WAIT, timeout=WAIT + 10)
-        return answer.get("state") == "absent"
 
     # -- looking
 
-    def _all(self) -> Iterable[tuple[ManagedHost, dict[str, Any]]]:
-        """Slivers of all hosts that answer; lists serve to find what is too much, so what is missing does no harm."""
-        answers = [(host, self.submit(host.slivers)) for host in self.hosts.all() if host.usable]
-        for host, future in answers:
-            try:
-                slivers = future.result(timeout=60)
-            except (RpcError, RpcFault) as error:
-                if not host.problem:
-                    self.log.warning("Host %s cannot be listed: %s", host.name, error)
-                host.failed(error)
-                continue
-            for sliver in slivers:
-                yield host, sliver
+    def _lists(self, timeout: float) -> list[tuple[ManagedHost, list[dict[str, Any]] | None]]:
+        """Slivers of each host, all asked at once; None: the host has not answered within so many seconds."""
+        deadline = time.monotonic() + timeout
+        asked = [(host, host.list_slivers() if host.usable else None) for host in self.hosts.all()]
+        found: list[tuple[ManagedHost, list[dict[str, Any]] | None]] = []
+        for host, future in asked:
+            slivers = None
+            if future is None:
+                host.look()
+            else:
+                try:
+                    slivers = future.result(max(0.0, deadline - time.monotonic()))
+                except (RpcError, RpcFault, FutureTimeout) as error:
+                    self.log.warning("Host %s cannot be listed: %s", host.name, str(error) or "it takes too long")
+            found.append((host, slivers))
+        return found
 
     def listInstances(self) -> Iterable[NodeManagerInstance]:
-        for host, sliver in self._all():
-            yield NodeManagerInstance(host, sliver, self.provider)
+        """Of a host that does not answer, what it last had."""
+        return [NodeManagerInstance(host, sliver, self.provider)
+                for host, slivers in self._lists(QUOTA_TIMEOUT)
+                for sliver in (slivers if slivers is not None else host.slivers)]
 
     def listResources(self) -> Iterable[NodeManagerResource]:
-        found = list(self._all())
-        self._renew(found)
-        return [NodeManagerResource(host.name, sliver) for host, sliver in found]
+        """Of hosts that answer only: what is missing here is never taken for gone."""
+        lists = [(host, slivers) for host, slivers in self._lists(PASS_TIMEOUT) if slivers is not None]
+        for host, slivers in lists:
+            ours = [s for s in slivers if (s.get("metadata") or {}).get("nodepool_provider_name") == self.provider.name]
+            strays = [s["name"] for s in ours if self._is_stray(host, s)]
+            due = [s["name"] for s in ours if (s.get("expiry") or 0) - time.time() < self.provider.lease_time * RENEW_AT
+                   and s["name"] not in strays]
+            if strays or due:
+                host.submit(lambda host=host, strays=strays, due=due: self._tend(host, strays, due))  # type: ignore[misc]
+        return [NodeManagerResource(host.name, sliver) for host, slivers in lists for sliver in slivers]
+
+    def _is_stray(self, host: ManagedHost, sliver: dict[str, Any]) -> bool:
+        """Whether its node lives on another host: this one did not answer when the node was launched."""
+        if self._zk is None:
+            return False
+        node = self._zk.getNode(sliver["metadata"].get("nodepool_node_id"), cached=True)
+        return (node is not None and node.state in (zk.READY, zk.IN_USE, zk.USED, zk.HOLD)
+                and isinstance(node.external_id, dict) and node.external_id.get("host") != host.name)
+
+    def _tend(self, host: ManagedHost, strays: list[str], due: list[str]) -> None:
+        """Part of the periodic pass: leases of our slivers go on as long as a launcher lives."""
+        try:
+            for name in strays:
+                self.log.warning("Deleting sliver %s on %s: its node is on another host", name, host.name)
+                self._delete_now(host, name)
+            for name in due:
+                try:
+                    host.call("RenewSliver", name, int(time.time()) + self.provider.lease_time)
+                except RpcFault as fault:
+                    if fault.code != BAD_ARGUMENT:  # deleted meanwhile
+                        self.log.warning("The lease of %s on %s is not renewed: %s", name, host.name, fault.text)
+        except RpcError as error:
+            host.failed(error)
+        except RpcFault as fault:
+            self.log.warning("Strays on %s cannot be deleted: %s", host.name, fault.text)
 
     def deleteResource(self, resource: Any) -> None:
-        self.delete(resource.host, resource.id)
-
-    def _renew(self, found: list[tuple[ManagedHost, dict[str, Any]]]) -> None:
-        """Part of the periodic pass: leases of our slivers go on as long as a launcher lives."""
-        now = time.time()
-        lease = self.provider.lease_time
-        for host, sliver in found:
-            if (sliver.get("metadata") or {}).get("nodepool_provider_name") != self.provider.name:
-                continue
-            if (sliver.get("expiry") or 0) - now > lease * 0.75:
-                continue
-            try:
-                host.call("RenewSliver", sliver["name"], int(now) + lease)
-            except (RpcError, RpcFault) as error:
-                self.log.warning("The lease of %s on %s is not renewed: %s", sliver["name"], host.name, error)
+        """Raises RpcError, RpcFault: not now."""
+        host = self.hosts.get(resource.host)
+        if host is not None:
+            host.submit(lambda: self._delete_now(host, resource.id)).result(CALL_TIMEOUT + MARGIN)
+            host.forget()
 
     # -- quota
 
     def getQuotaLimits(self) -> QuotaInformation:
-        capacities = [c for host in self.hosts.all() if (c := host.capacity()) is not None]
+        """Sums of what the hosts last said; a host that is silent for a while still counts, so that requests wait for it."""
+        capacities = [c for host in self.hosts.all() if (c := host.capacity) is not None]
         if not capacities:
             return QuotaInformation(default=math.inf)
         return QuotaInformation(
             cores=sum(c["cores"] * c["cpu"] / 1000 for c in capacities), instances=sum(c["slivers"] for c in capacities),
-            ram=sum(c["memory"] for c in capacities), default=math.inf)
+            ram=sum(c["memory"] for c in capacities), disk=sum(c["disk"] for c in capacities) / (1 << 20), default=math.inf)
 
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
-        return QuotaInformation(cores=label.cpus, instances=1, ram=label.ram)
+        resources = {"disk": label.disk} if label.disk else {}
+        return QuotaInformation(cores=label.cpus, instances=1, ram=label.rspec.get("nm_mem_limit", label.ram), **resources)
 
     def getAZs(self) -> list[str | None]:
-        groups = sorted({host.group for host in self.hosts.all() if host.group})
-        return list(groups) if groups else [None]
+        """Groups of the hosts that answer, or else of all."""
+        hosts = self.hosts.all()
+        groups = {host.group for host in [h for h in hosts if h.usable] or hosts}
+        return sorted(group for group in groups if group) + ([None] if None in groups or not groups else [])
 
     def labelReady(self, label: Any) -> bool:
-        return True
+        """Whether a host may have the image, as far as is known; one that is silent for a moment counts."""
+        kind, _, what = str(label.cloud_image.root if label.cloud_image else "").partition(":")
+        if kind != "image":
+            return self.hosts.any_known
+        found = [host.capacity for host in self.hosts.all()]
+        return any(capacity is None or what in capacity.get("images", ()) for capacity in found)
 
     def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
         host = self.hosts.get(str(external_id.get("host")))
-        return None if host is None else str(host.call("GetConsole", external_id["sliver"]))
+        if host is None or not host.usable:
+            return None
+        future = host.ask("GetConsole", external_id["sliver"], timeout=CONSOLE_TIMEOUT)
+        try:
+            return str(future.result(CONSOLE_TIMEOUT))
+        except (RpcError, RpcFault, FutureTimeout) as error:
+            self.log.warning("The console of %s on %s cannot be had: %s", external_id["sliver"], host.name,
+                             str(error) or "it takes too long")
+            return None
 
     def notifyNodescanFailure(self, label: Any, external_id: Any) -> None:
-        """Restart it once; the next attempt makes another."""
+        """Restart it once, in the background."""
         host = self.hosts.get(str(external_id.get("host")))
-        if host is not None:
-            host.call("Stop", external_id["sliver"])
-            host.call("Start", external_id["sliver"])
+        name = str(external_id.get("sliver"))
+        with self._lock:
+            if host is None or name in self._restarted:
+                return
+            self._restarted = {*list(self._restarted)[-1000:], name}
+
+        def restart() -> None:
+            try:
+                host.call("Stop", name)
+                host.call("Start", name)
+            except (RpcError, RpcFault) as error:
+                self.log.info("Sliver %s on %s is not restarted: %s", name, host.name, error)
+
+        host.submit(restart)
 
     # -- images
 
@@ -304,27 +299,42 @@ class NodeManagerAdapter(statemachine.Adapter):
         self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
         metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
     ) -> str:
-        """To all hosts at the same time; a host that cannot take it makes the upload fail."""
-        def send(host: ManagedHost) -> None:
-            with open(filename, "rb") as stream:
-                host.client.put_image(image_name, stream, sha256, UPLOAD_TIMEOUT)
+        """To all hosts at the same time; hosts that cannot take it get no slivers of it.
 
-        uploads = [(host, self.submit(send, host)) for host in self.hosts.all()]
-        failures = []
-        for host, future in uploads:
-            try:
-                future.result(timeout=UPLOAD_TIMEOUT + 60)
-            except (RpcError, RpcFault) as error:
-                failures.append(f"{host.name}: {error}")
+        :raises HostError: no host took it.
+        """
+        def send(host: ManagedHost) -> None:
+            # One that hangs is found out before a large file goes there.
+            host.call("GetCapacity")
+            with open(filename, "rb") as stream:
+                host.upload(image_name, stream, sha256, UPLOAD_STALL)
+            host.forget()
+
+        failures = self._everywhere(send, UPLOAD_TIMEOUT)
         if failures:
-            for host, _ in uploads:
-                try:
-                    host.client.delete_image(image_name)
-                except (RpcError, RpcFault) as error:
-                    self.log.warning("Image %s stays on %s: %s", image_name, host.name, error)
-            raise HostError(f"image {image_name} was not taken by {'; '.join(failures)}")
+            text = f"image {image_name} was not taken by {'; '.join(failures)}"
+            if len(failures) >= len(self.hosts.all()):
+                raise HostError(text)
+            self.log.warning("%s", text)
+        elif not self.hosts.all():
+            raise HostError(f"image {image_name}: provider {self.provider.name} has no host at present")
         return image_name
 
     def deleteImage(self, external_id: Any) -> None:
-        for host in self.hosts.all():
-            host.client.delete_image(str(external_id))
+        """Raises HostError: a host did not delete it; it is to be tried again."""
+        failures = self._everywhere(lambda host: host.delete_image(str(external_id)), CALL_TIMEOUT + MARGIN)
+        if failures:
+            raise HostError(f"image {external_id} is not deleted on {'; '.join(failures)}")
+
+    def _everywhere(self, function: Any, timeout: float) -> list[str]:
+        """Run on all hosts at the same time; the texts of failures."""
+        deadline = time.monotonic() + timeout
+        futures = [(host, host.submit(lambda host=host: function(host), wait=True))  # type: ignore[misc]
+                   for host in self.hosts.all()]
+        failures = []
+        for host, future in futures:
+            try:
+                future.result(max(0.0, deadline - time.monotonic()))
+            except (RpcError, RpcFault, FutureTimeout) as error:
+                failures.append(f"{host.name}: {str(error) or 'it takes too long'}")
+        return failures

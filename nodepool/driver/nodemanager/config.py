@@ -17,6 +17,18 @@ _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 IMAGE_TYPE = "tar"
 
 
+TLS_KEYS = ("ca-cert", "client-cert", "client-key")
+#: Seconds.
+MIN_LEASE = 240
+_URL = re.compile(r"unix:/|https?://[^/]")
+BACKING_LABEL = ("backing-label is not supported yet by driver nodemanager; list the machines in hosts, or let them announce "
+                 "themselves (discover: true), or use driver metastatic")
+
+
+def _no_backing_label(value: Any) -> Any:
+    raise v.Invalid(BACKING_LABEL)
+
+
 def bits(value: Any) -> int:
     """``100m`` -> 100,000,000 bit/s.
 
@@ -138,6 +150,8 @@ class NodeManagerHost(ConfigValue):
         self.client_key: str | None = options.get("client-key")
         self.ssh_address: str | None = options.get("ssh-address")
         self.group: str | None = options.get("group")
+        #: What it must call itself.
+        self.expected_name: str | None = None
 
 
 class NodeManagerProviderConfig(ProviderConfig):
@@ -149,6 +163,11 @@ class NodeManagerProviderConfig(ProviderConfig):
         self.cloud_images: dict[str, NodeManagerImage] = {}
         self.diskimages: dict[str, NodeManagerImage] = {}
         self.hosts: dict[str, NodeManagerHost] = {}
+        self.discover = False
+        #: For https hosts that are discovered, and for listed ones without their own.
+        self.ca_cert: str | None = None
+        self.client_cert: str | None = None
+        self.client_key: str | None = None
         self.image_type = IMAGE_TYPE
         self.image_name_format = "{image_name}-{timestamp}"
         self.post_upload_hook: str | None = None
@@ -171,16 +190,29 @@ class NodeManagerProviderConfig(ProviderConfig):
 
     def load(self, newconfig: Any) -> None:
         options = self.provider
+        if "backing-label" in options:
+            raise ConfigError(BACKING_LABEL, where=("backing-label",))
+        self.discover = bool(options.get("discover", False))
+        tls = {key: options[key] for key in TLS_KEYS if key in options}
+        if tls and len(tls) < len(TLS_KEYS):
+            raise ConfigError("ca-cert, client-cert and client-key are needed together", where=(next(iter(tls)),))
+        self.ca_cert, self.client_cert, self.client_key = (tls.get(key) for key in TLS_KEYS)
         for number, entry in enumerate(options.get("hosts") or []):
-            host = NodeManagerHost(entry)
+            host = NodeManagerHost({**tls, **entry})
             if host.name in self.hosts:
                 raise ConfigError(f"host {host.name} is given twice", where=("hosts", number))
+            if not _URL.match(host.url):
+                raise ConfigError(f"host {host.name}: {host.url!r} is no address of a node manager; unix:/path, "
+                                  "https://host:port or http://127.0.0.1:port is wanted", where=("hosts", number, "url"))
             if host.url.startswith("https:") and not (host.ca_cert and host.client_cert and host.client_key):
                 raise ConfigError(f"host {host.name}: https needs ca-cert, client-cert and client-key", where=("hosts", number))
             self.hosts[host.name] = host
-        if not self.hosts:
-            raise ConfigError("at least one of hosts is needed", where=("hosts",))
+        if not self.hosts and not self.discover:
+            raise ConfigError("either hosts (at least one) or discover: true is needed", where=("hosts",))
         self.lease_time = options.get("lease-time", 86400)
+        if self.lease_time < MIN_LEASE:
+            raise ConfigError(f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a minute",
+                              where=("lease-time",))
         self.boot_timeout = options.get("boot-timeout", 30)
         self.launch_timeout = options.get("launch-timeout", 60)
         self.launch_retries = options.get("launch-retries", 3)
@@ -233,8 +265,10 @@ class NodeManagerProviderConfig(ProviderConfig):
                 "max-ram": int, "availability-zones": [str]}
         host = {v.Required("name"): str, v.Required("url"): str, "ca-cert": str, "client-cert": str, "client-key": str,
                 "ssh-address": str, "group": str}
+        tls: dict[Any, Any] = dict.fromkeys(TLS_KEYS, str)
         return v.Schema({
-            v.Required("pools"): [pool], v.Required("hosts"): [host], "lease-time": int, "boot-timeout": int,
+            v.Required("pools"): [pool], "hosts": [host], "discover": bool, **tls,
+            "backing-label": _no_backing_label, "lease-time": int, "boot-timeout": int,
             "launch-timeout": int, "launch-retries": int, "rate": number, "placement": v.Any("spread", "pack"),
             "cloud-images": [{**image, "root": str}], "diskimages": [image], "post-upload-hook": str, "ssh-keys": keys})
 

@@ -1,19 +1,30 @@
-"""The hosts of a provider: calls with a common rate, lists kept for a second, placement (nodemanager.md C.8)."""
+"""The hosts of a provider: calls that do not wait for each other, what is known of each, placement (nodemanager.md C.8).
+
+No host is ever waited for by who decides: what is known is asked for in the background, each host on threads of its own.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO
 
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault, Tls
 
 #: Seconds that a list of slivers, and a capacity, are good for.
 LIST_TTL, CAPACITY_TTL = 1.0, 10.0
-#: Seconds that a host which did not answer is left out of placement.
-PENALTY = 10.0
+#: Seconds between two looks at a host: at least, when something has changed; when it did not answer.
+LOOK_AGAIN, PROBE_AGAIN = 0.2, 2.0
+#: Seconds for calls that the host answers at once.
+CALL_TIMEOUT, PROBE_TIMEOUT = 10.0, 5.0
+#: Threads for each host: for short calls, and for those that wait for slivers.
+CALLERS, WAITERS = 8, 16
+#: Seconds that a host on which a launch failed comes after the others.
+AVOID = 30.0
 
 
 class HostError(Exception):
@@ -21,24 +32,56 @@ class HostError(Exception):
 
 
 class ManagedHost:
-    """One node manager."""
+    """One node manager.
 
-    def __init__(self, options: Any, limiter: RateLimiter, log: logging.Logger) -> None:
-        self.name = options.name
-        self.ssh_address: str | None = options.ssh_address
-        self._group = options.group
+    :param changed: called when it can be used (again), from any thread.
+    """
+
+    def __init__(self, options: Any, limiter: RateLimiter, log: logging.Logger, changed: Callable[[], Any]) -> None:
+        self.name: str = options.name
+        self.options = options
         self._log = log
         self._limiter = limiter
-        tls = Tls(options.ca_cert, options.client_cert, options.client_key) if options.ca_cert else None
-        self.client = Client(options.url, tls)
+        self._changed = changed
+        self._client: Client | None = None
         self._lock = threading.Lock()
-        self._slivers: tuple[float, list[dict[str, Any]]] | None = None
-        self._capacity: tuple[float, dict[str, Any]] | None = None
-        self.problem = ""
-        self._bad_until = 0.0
+        self._stopped = False
+        name = f"ThreadPoolExecutor-nm-{self.name}"
+        self._calls = ThreadPoolExecutor(CALLERS, thread_name_prefix=f"{name}-call")
+        self._waits = ThreadPoolExecutor(WAITERS, thread_name_prefix=f"{name}-wait")
+        self._probes = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-probe")
+        self._list: tuple[float, Future[list[dict[str, Any]]]] | None = None
+        #: The last list that was had.
+        self.slivers: list[dict[str, Any]] = []
+        self._capacity: dict[str, Any] | None = None
+        self._asked = -CAPACITY_TTL
+        self._stale = False
+        self._probing = False
+        self._answers = False
+        self._avoid_until = 0.0
+        #: Why it cannot be used; empty when it can.
+        self.problem = f"{self.name}: it has not answered yet"
+        #: Not announced any more.
+        self.gone = False
 
-    def call(self, method: str, *arguments: Any, timeout: float = 30.0) -> Any:
-        """A call within the provider's rate.
+    # -- calls
+
+    @property
+    def client(self) -> Client:
+        """Raises RpcError: address or certificates cannot be used."""
+        with self._lock:
+            if self._client is None:
+                o = self.options
+                try:
+                    self._client = Client(o.url, Tls(o.ca_cert, o.client_cert, o.client_key) if o.ca_cert else None)
+                except ValueError as error:
+                    raise RpcError(str(error)) from None
+                if self._stopped:
+                    self._client.close()
+            return self._client
+
+    def call(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT) -> Any:
+        """A call within the provider's rate, on the caller's thread.
 
         :raises RpcFault: refused.
         :raises RpcError: no answer.
@@ -47,83 +90,279 @@ class ManagedHost:
             pass
         return self.client.call(method, *arguments, timeout=timeout)
 
-    def failed(self, error: Exception) -> None:
-        self.problem = f"{self.name}: {error}"
-        self._bad_until = time.monotonic() + PENALTY
+    def ask(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT, wait: bool = False,
+            patient: bool = False) -> Future[Any]:
+        """A call on a thread of this host; fails at once while the host is known not to answer.
+
+        :param wait: it takes its time on purpose.
+        :param patient: ask whatever is known.
+        """
+        def run() -> Any:
+            if not patient and not self.usable:
+                self.look()
+                raise RpcError(self.problem)
+            try:
+                return self.call(method, *arguments, timeout=timeout)
+            except RpcError as error:
+                self.failed(error)
+                raise
+
+        return self.submit(run, wait)
+
+    def submit(self, function: Callable[[], Any], wait: bool = False) -> Future[Any]:
+        """Run something on a thread of this host; fails with RpcError when the provider stops."""
+        try:
+            return (self._waits if wait else self._calls).submit(function)
+        except RuntimeError:
+            failed: Future[Any] = Future()
+            failed.set_exception(RpcError(f"{self.name}: the provider is stopped"))
+            return failed
+
+    def upload(self, image: str, stream: BinaryIO, sha256: str | None, timeout: float) -> None:
+        self.client.put_image(image, stream, sha256, timeout)
+
+    def delete_image(self, image: str) -> None:
+        self.client.delete_image(image, CALL_TIMEOUT)
+
+    def stop(self) -> None:
+        """End calls under way."""
+        with self._lock:
+            self._stopped = True
+            client = self._client
+        for executor in (self._probes, self._calls, self._waits):
+            executor.shutdown(wait=False, cancel_futures=True)
+        if client is not None:
+            client.close()
+
+    def update(self, options: Any) -> None:
+        """It was announced (again)."""
+        came_back = self.gone
+        with self._lock:
+            if options != self.options:
+                self.options = options
+                self._client = None
+            self.gone = False
+        if came_back:
+            self._answers = False
+            self._asked = -CAPACITY_TTL
+        self.forget()
+        self.look()
+
+    # -- what is known
 
     @property
     def usable(self) -> bool:
-        return time.monotonic() >= self._bad_until
+        """Whether it has answered when it was last asked."""
+        return self._answers and not self.gone
 
-    def slivers(self) -> list[dict[str, Any]]:
-        """All of the host, at most a second old."""
-        with self._lock:
-            if self._slivers is not None and time.monotonic() - self._slivers[0] < LIST_TTL:
-                return self._slivers[1]
-            found: list[dict[str, Any]] = self.call("ListSlivers")
-            self._slivers = time.monotonic(), found
-            return found
+    @property
+    def asked(self) -> bool:
+        """Whether there is a first answer, or failure."""
+        return self._answers or (self._asked >= 0 and not self._probing)
+
+    def failed(self, error: Exception) -> None:
+        """It did not answer: it is left out until it does."""
+        if self._answers and not self._stopped:
+            self._log.warning("Host %s does not answer and is left out for now: %s", self.name, error)
+        self.problem = f"{self.name}: {error}"
+        self._answers = False
+        self._asked = time.monotonic()
+
+    def launch_failed(self) -> None:
+        self._avoid_until = time.monotonic() + AVOID
+
+    @property
+    def avoided(self) -> bool:
+        return time.monotonic() < self._avoid_until
 
     def forget(self) -> None:
         """Something has changed."""
-        self._slivers = self._capacity = None
+        self._stale = True
 
-    def capacity(self) -> dict[str, Any] | None:
-        """None when the host does not answer."""
-        known = self._capacity
-        if known is not None and time.monotonic() - known[0] < CAPACITY_TTL:
-            return known[1]
-        if not self.usable:
-            return known[1] if known is not None else None
+    def look(self) -> None:
+        """Ask for the capacity in the background if that is due."""
+        with self._lock:
+            ttl = PROBE_AGAIN if not self._answers else LOOK_AGAIN if self._stale else CAPACITY_TTL
+            if self._probing or self._stopped or self.gone or time.monotonic() - self._asked < ttl:
+                return
+            self._probing = True
+            self._stale = False
         try:
-            found: dict[str, Any] = self.call("GetCapacity", timeout=5)
+            self._probes.submit(self._probe)
+        except RuntimeError:
+            self._probing = False
+
+    def _probe(self) -> None:
+        try:
+            found: dict[str, Any] = self.call("GetCapacity", timeout=PROBE_TIMEOUT)
+            expected = getattr(self.options, "expected_name", None)
+            if expected is not None and found.get("host") != expected:
+                # A Unix socket of this machine is not that of the host that announced it.
+                raise RpcError(f"{self.options.url} is host {found.get('host')}, not {expected}")
         except (RpcError, RpcFault) as error:
+            with self._lock:
+                first = self._asked < 0
+                self._probing = False
+            if first and not self._stopped:
+                self._log.warning("Host %s cannot be used: %s", self.name, error)
             self.failed(error)
-            self._log.warning("Host %s cannot be asked for its capacity: %s", self.name, error)
-            return None
-        self.problem = ""
-        self._capacity = time.monotonic(), found
-        return found
+        except Exception as error:
+            self._log.exception("Error asking host %s:", self.name)
+            with self._lock:
+                self._probing = False
+            self.failed(error)
+        else:
+            with self._lock:
+                came = not self._answers
+                self._capacity = found
+                self._asked = time.monotonic()
+                self._answers = True
+                self._probing = False
+                self.problem = ""
+            if came:
+                self._log.info("Host %s can be used: %s cores, %s MiB", self.name, found.get("cores"), found.get("memory"))
+        self._changed()
+
+    @property
+    def capacity(self) -> dict[str, Any] | None:
+        """What it last said; None: nothing yet. Never waits."""
+        self.look()
+        return self._capacity
 
     @property
     def cores(self) -> int:
-        found = self.capacity()
+        found = self._capacity
         return int(found["cores"]) if found else 1
 
     @property
     def group(self) -> str | None:
-        if self._group:
-            return str(self._group)
-        found = self.capacity()
-        return (found or {}).get("group") or None
+        if self.options.group:
+            return str(self.options.group)
+        return (self._capacity or {}).get("group") or None
 
-    def free_share(self) -> float:
-        """Per mille of guaranteed CPU that is free, and a little for free places."""
-        found = self.capacity()
+    @property
+    def ssh_address(self) -> str | None:
+        address: str | None = self.options.ssh_address
+        return address
+
+    def reserve(self, share: int, memory: int) -> None:
+        """A sliver is about to be made; counts until the next look."""
+        with self._lock:
+            if self._capacity is not None:
+                given = dict(self._capacity["allocated"])
+                for name, amount in (("cpu", share), ("memory", memory), ("slivers", 1)):
+                    given[name] += amount
+                self._capacity = {**self._capacity, "allocated": given}
+
+    def free(self) -> tuple[float, float, float]:
+        """Guaranteed CPU (per mille), memory (MiB) and places that are free."""
+        found = self._capacity
         if found is None:
-            return -1.0
+            return 0.0, 0.0, 0.0
         given = found["allocated"]
-        return float(found["cpu"] - given["cpu"]) + (found["slivers"] - given["slivers"]) / 1e6
+        return found["cpu"] - given["cpu"], found["memory"] - given["memory"], found["slivers"] - given["slivers"]
+
+    def list_slivers(self) -> Future[list[dict[str, Any]]]:
+        """All of the host, at most a second old; who asks at the same time shares the answer."""
+        with self._lock:
+            if self._list is not None:
+                asked, future = self._list
+                if not future.done() or (time.monotonic() - asked < LIST_TTL and future.exception() is None):
+                    return future
+        future = self.ask("ListSlivers")
+        with self._lock:
+            self._list = time.monotonic(), future
+        future.add_done_callback(self._listed)
+        return future
+
+    def _listed(self, future: Future[list[dict[str, Any]]]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.slivers = future.result()
 
 
 class Hosts:
-    """All hosts of a provider."""
+    """All hosts of a provider: those of the configuration, and those that announce themselves."""
 
-    def __init__(self, config: Any, log: logging.Logger) -> None:
-        limiter = RateLimiter(config.name, config.rate)
-        self._hosts = {name: ManagedHost(options, limiter, log) for name, options in config.hosts.items()}
+    def __init__(self, config: Any, log: logging.Logger, changed: Callable[[], Any]) -> None:
+        self._log = log
+        self._changed = changed
+        self._limiter = RateLimiter(config.name, config.rate)
+        self._condition = threading.Condition()
+        self._configured = set(config.hosts)
+        self._hosts = {name: self._make(options) for name, options in config.hosts.items()}
+
+    def _make(self, options: Any) -> ManagedHost:
+        return ManagedHost(options, self._limiter, self._log, self._host_changed)
+
+    def _host_changed(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+        self._changed()
+
+    def start(self, timeout: float) -> None:
+        """Ask all; returns when each has answered or failed, at most after so many seconds."""
+        for host in self.all():
+            host.look()
+        with self._condition:
+            self._condition.wait_for(lambda: all(host.asked for host in self.all()), timeout)
+
+    def stop(self) -> None:
+        for host in list(self._hosts.values()):
+            host.stop()
 
     def all(self) -> list[ManagedHost]:
-        return list(self._hosts.values())
+        """Those that are not known to be gone."""
+        return [host for host in list(self._hosts.values()) if not host.gone]
 
     def get(self, name: str) -> ManagedHost | None:
         return self._hosts.get(name)
 
-    def candidates(self, az: str | None, placement: str) -> list[ManagedHost]:
-        """Hosts that answer, best first: most room (spread) or least (pack)."""
-        found = [(host.free_share(), host) for host in self.all() if host.usable and (az is None or host.group == az)]
-        found = [(free, host) for free, host in found if free >= 0]
-        return [host for _, host in sorted(found, key=lambda item: item[0], reverse=placement == "spread")]
+    @property
+    def any_known(self) -> bool:
+        return bool(self._hosts)
+
+    # -- announcements; on the connection thread
+
+    def announced(self, options: Any) -> None:
+        if options.name in self._configured:
+            return
+        host = self._hosts.get(options.name)
+        if host is None:
+            self._log.info("Host %s has announced itself: %s", options.name, options.url)
+            host = self._hosts[options.name] = self._make(options)
+            host.look()
+        else:
+            host.update(options)
+
+    def vanished(self, name: str) -> None:
+        host = self._hosts.get(name)
+        if host is None or name in self._configured or host.gone:
+            return
+        self._log.warning("Host %s is not announced any more; it gets no slivers, those it has are left to their lease", name)
+        host.problem = f"{name}: it is not announced any more"
+        host.gone = True
+        self._host_changed()
+
+    # -- placement
+
+    def candidates(self, az: str | None, placement: str, needed: Callable[[ManagedHost], tuple[float, float]],
+                   image: str, without: Collection[str]) -> list[ManagedHost]:
+        """Hosts that answer, best first: most room (spread) or least (pack); those that look unfit come last.
+
+        :param needed: per mille of CPU, and MiB, on a host.
+        """
+        found = []
+        kind, _, what = image.partition(":")
+        for host in self.all():
+            capacity = host.capacity
+            if capacity is None or not host.usable or host.name in without or (az is not None and host.group != az):
+                continue
+            share, memory = needed(host)
+            cpu, ram, places = host.free()
+            fits = cpu >= share and ram >= memory and places >= 1 and (kind != "image" or what in capacity.get("images", ()))
+            room = cpu + places / 1e6
+            found.append((not fits, host.avoided, -room if placement == "spread" else room, host.name, host))
+        return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1])]
 
     def problems(self) -> str:
-        return "; ".join(host.problem for host in self.all() if host.problem)
+        return "; ".join(host.problem for host in list(self._hosts.values()) if host.problem)

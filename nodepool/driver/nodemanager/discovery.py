@@ -1,0 +1,71 @@
+"""Hosts that announce themselves below ``/nodemanager/hosts`` in ZooKeeper (nodemanager.md C.6, C.8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kazoo.protocol.states import ZnodeStat
+
+from nodepool.driver.nodemanager.config import NodeManagerHost
+from nodepool.driver.nodemanager.hosts import Hosts
+from nodepool.zk.client import ZooKeeperClient
+from nodepool.zk.records import RecordError, parse_object
+from nodepool.zk.tree import Tree
+
+ROOT = "/nodemanager/hosts"
+
+
+def parse(name: str, data: bytes | None, provider: Any) -> NodeManagerHost:
+    """How to reach an announced host.
+
+    :raises RecordError: it cannot be reached; the text says why.
+    """
+    record = parse_object(data)
+    if record is None:
+        raise RecordError("the announcement is empty")
+    url, address, group = (record.get(key) for key in ("api", "ssh_address", "group"))
+    if not isinstance(url, str) or not url.startswith(("https://", "unix:/")):
+        raise RecordError(f"api must be https://... or unix:/..., not {str(url)[:80]!r}")
+    for value in (address, group):
+        if value is not None and not isinstance(value, str):
+            raise RecordError("ssh_address and group must be texts")
+    options: dict[str, Any] = {"name": name, "url": url, "ssh-address": address or None, "group": group or None}
+    if url.startswith("https://"):
+        if not provider.ca_cert:
+            raise RecordError(f"{url} needs ca-cert, client-cert and client-key of provider {provider.name}")
+        options |= {"ca-cert": provider.ca_cert, "client-cert": provider.client_cert, "client-key": provider.client_key}
+    host = NodeManagerHost(options)
+    host.expected_name = name
+    return host
+
+
+class HostTree(Tree[dict[str, Any]]):
+    """Follows the announcements; they are ephemeral, and a host is gone when its is."""
+
+    def __init__(self, client: ZooKeeperClient, provider: Any, hosts: Hosts) -> None:
+        super().__init__(client, ROOT)
+        self._provider = provider
+        self._hosts = hosts
+        self._names: set[str] = set()
+
+    def wants_data(self, parts: list[str]) -> bool:
+        return len(parts) == 1
+
+    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
+        return False
+
+    def known_paths(self) -> set[str]:
+        return {f"{self.root}/{name}" for name in self._names}
+
+    def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        host = parse(parts[0], data, self._provider)
+        self._names.add(parts[0])
+        self._hosts.announced(host)
+
+    def store_own(self, parts: list[str], path: str, record: dict[str, Any], stat: ZnodeStat) -> None:
+        """We never write here."""
+
+    def vanished(self, parts: list[str], path: str) -> None:
+        if len(parts) == 1:
+            self._names.discard(parts[0])
+            self._hosts.vanished(parts[0])

@@ -1,0 +1,290 @@
+"""One sliver on its way to being ready, or gone (nodemanager.md C.8)."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from nodepool import exceptions
+from nodepool.driver import statemachine
+from nodepool.driver.nodemanager.hosts import ManagedHost
+from nodepool.driver.utils import QuotaInformation
+from nodepool.nodemanager.rpc_client import RpcError, RpcFault
+
+if TYPE_CHECKING:
+    from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
+
+#: Seconds of one wait for a sliver; repeated until the launch time-out.
+WAIT = 10.0
+#: Seconds on top until the host counts as silent.
+MARGIN = 5.0
+#: Seconds that a launch waits for a host that has stopped to answer, before it takes another.
+LOST = 5.0
+#: Seconds after which deletion leaves a sliver of a silent host to the clean-up of leaks, and to its lease.
+GIVE_UP = 30.0
+#: Seconds between two attempts.
+RETRY = 1.0
+#: Faults of the API (nodemanager.md A.8).
+BAD_ARGUMENT, INTERNAL = 102, 104
+
+
+def rspec_of(label: Any, cores: int) -> dict[str, int]:
+    """Resources of a label on a host with so many cores; only what the label names."""
+    wanted: dict[str, int] = {}
+    if label.cpus:
+        wanted["nm_cpu_guaranteed_share"] = max(1, round(1000 * label.cpus / cores))
+    if label.cpu_limit:
+        wanted["nm_cpu_limit"] = min(1000, max(1, round(1000 * label.cpu_limit / cores)))
+    for name, value, factor in (
+        ("nm_mem_limit", label.ram, 1), ("nm_disk_quota", label.disk, 1 << 20), ("nm_pids_max", label.pids, 1),
+        ("nm_net_max_rate", label.net_max, 1), ("nm_net_min_rate", label.net_min, 1),
+    ):  # fmt: skip
+        if value:
+            wanted[name] = int(value) * factor
+    return {**wanted, **label.rspec}
+
+
+def needed_on(label: Any, host: ManagedHost) -> tuple[float, float]:
+    """Guaranteed CPU (per mille) and memory (MiB) of a label on a host."""
+    rspec = rspec_of(label, host.cores)
+    return rspec.get("nm_cpu_guaranteed_share", 0), rspec.get("nm_mem_limit", 0)
+
+
+def quota_of(rspec: dict[str, Any], cores: int) -> QuotaInformation:
+    return QuotaInformation(
+        cores=rspec.get("nm_cpu_guaranteed_share", 0) * cores / 1000, instances=1, ram=rspec.get("nm_mem_limit", 0),
+        disk=rspec.get("nm_disk_quota", 0) / (1 << 20))
+
+
+class NodeManagerInstance(statemachine.Instance):
+    """A sliver.
+
+    :param quota: what it counts as; default: what it was granted.
+    """
+
+    def __init__(self, host: ManagedHost, sliver: dict[str, Any], provider: Any, quota: QuotaInformation | None = None) -> None:
+        super().__init__()
+        effective = sliver.get("effective") or {}
+        self._quota = quota if quota is not None else quota_of(effective, host.cores)
+        self.external_id = {"host": host.name, "sliver": sliver["name"]}
+        self.metadata = sliver.get("metadata") or {}
+        self.ready = sliver.get("state") == "ready"
+        self.interface_ip = host.ssh_address or sliver.get("ssh_address")
+        self.public_ipv4 = self.private_ipv4 = self.interface_ip
+        self.connection_port = sliver.get("ssh_port") or 22
+        self.host_keys = list(sliver.get("host_keys") or [])
+        self.host_id = host.name
+        self.az = host.group
+        self.cloud = provider.name
+        self.slot = sliver.get("index")
+        self.driver_data = {"rspec": effective}
+        if sliver.get("username"):
+            self.username = sliver["username"]
+
+    def getQuotaInformation(self) -> QuotaInformation:
+        return self._quota
+
+
+class NodeManagerResource(statemachine.Resource):
+    def __init__(self, host: str, sliver: dict[str, Any]) -> None:
+        super().__init__(sliver.get("metadata") or {}, "instance")
+        self.host = host
+        self.id = sliver["name"]
+
+
+class CreateMachine(statemachine.StateMachine):
+    """Choose a host, put the record, wait until the sliver is ready; go to another host when one does not answer."""
+
+    PLACING, WAITING, COMPLETE = "placing", "waiting for the sliver", "complete"
+
+    def __init__(self, adapter: NodeManagerAdapter, name: str, label: Any, image: str, metadata: dict[str, str],
+                 az: str | None, log: Any) -> None:
+        super().__init__()
+        self._adapter = adapter
+        self._name = name
+        self._label = label
+        self._image = image
+        self._metadata = metadata
+        self._az = az
+        self._log = log
+        self._host: ManagedHost | None = None
+        #: Why hosts refused.
+        self._refusals: dict[str, RpcFault] = {}
+        #: Hosts that did not answer; they may have a sliver of this name.
+        self._silent: set[str] = set()
+        self._silent_since: float | None = None
+        self._said = False
+
+    def advance(self) -> NodeManagerInstance | None:
+        future = self.waiting_future
+        if future is not None:
+            if not future.done():
+                return None
+            self.waiting_future = None
+            instance = self._placed(future) if self.state == self.PLACING else self._waited(future)
+            if instance is not None:
+                return instance
+        elif self.next_wake is not None and time.monotonic() < self.next_wake and not self._adapter.hosts_changed(self):
+            return None
+        if self.waiting_future is None and (self.next_wake is None or self.state != self.WAITING
+                                            or time.monotonic() >= self.next_wake):
+            self.next_wake = None
+            if self.state == self.WAITING:
+                self._wait()
+            else:
+                self._place()
+        return None
+
+    # -- placing
+
+    def _place(self) -> None:
+        self.state = self.PLACING
+        without = self._refusals.keys() | self._silent
+        host = self._adapter.choose(self._label, self._image, self._az, without)
+        if host is None:
+            self._none_left()
+            return
+        self._host = host
+        # Before the record goes out: whatever happens, deletion knows where to look.
+        self.external_id = {"host": host.name, "sliver": self._name}
+        host.reserve(*(int(amount) for amount in needed_on(self._label, host)))
+        record = self._adapter.record(self._name, self._label, self._image, self._metadata, host)
+        self.waiting_future = host.ask("PutRecord", record)
+
+    def _none_left(self) -> None:
+        self._host = None
+        if self._refusals:
+            texts = "; ".join(f"{name}: {fault.text}" for name, fault in sorted(self._refusals.items()))
+            if not self._silent:
+                self.external_id = None
+            if any(fault.code == INTERNAL and fault.text.startswith("quota:") for fault in self._refusals.values()):
+                reason = self._adapter.never_fits(self._label, self._az)
+                if reason is None:
+                    raise exceptions.QuotaException(texts)
+                texts = reason
+            raise exceptions.LaunchStatusException(f"no host takes {self._name}: {texts}")
+        # Nobody answers. The launch time-out ends this.
+        if not self._said:
+            self._log.warning("No host of provider %s can be used at present: %s", self._adapter.provider.name,
+                              self._adapter.hosts.problems() or "none is known")
+            self._said = True
+        self._silent.clear()
+        self._adapter.wait_for_hosts(self)
+        self.next_wake = time.monotonic() + RETRY
+
+    def _placed(self, future: Future[Any]) -> NodeManagerInstance | None:
+        host = self._host
+        assert host is not None
+        try:
+            sliver: dict[str, Any] = future.result()
+        except RpcFault as fault:
+            self._refusals[host.name] = fault
+            host.forget()
+            return None
+        except RpcError as error:
+            self._leave(host, error)
+            return None
+        return self._look(sliver)
+
+    def _leave(self, host: ManagedHost, error: RpcError) -> None:
+        self._log.warning("Sliver %s goes to another host: %s", self._name, error)
+        self._silent.add(host.name)
+        self._silent_since = None
+        self.state = self.PLACING
+
+    # -- waiting
+
+    def _wait(self, seconds: float = WAIT) -> None:
+        assert self._host is not None
+        trying = self._silent_since is not None
+        self.waiting_future = self._host.ask("WaitSliver", self._name, "ready", 0 if trying else seconds,
+                                             timeout=2.0 if trying else seconds + MARGIN, wait=True, patient=trying)
+
+    def _waited(self, future: Future[Any]) -> NodeManagerInstance | None:
+        host = self._host
+        assert host is not None
+        try:
+            sliver: dict[str, Any] = future.result()
+        except RpcError as error:
+            # It may have been started anew, which slivers survive.
+            now = time.monotonic()
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since < LOST:
+                self.next_wake = now + RETRY
+            else:
+                self._leave(host, error)
+            return None
+        self._silent_since = None
+        return self._look(sliver)
+
+    def _look(self, sliver: dict[str, Any]) -> NodeManagerInstance | None:
+        """What the state of the sliver means."""
+        host = self._host
+        assert host is not None
+        state = sliver.get("state")
+        if state == "ready":
+            self.state = self.COMPLETE
+            self.complete = True
+            return NodeManagerInstance(host, sliver, self._adapter.provider, self._adapter.getQuotaForLabel(self._label))
+        waiting = self.state == self.WAITING
+        if state == "failed" or (waiting and state in ("absent", "disabled", "deleting")):
+            host.launch_failed()
+            raise exceptions.LaunchStatusException(
+                f"sliver {self._name} on {host.name} is {state}: {sliver.get('error') or 'somebody else changed it'}")
+        self.state = self.WAITING
+        return None
+
+
+class DeleteMachine(statemachine.StateMachine):
+    """Delete the sliver and wait until nothing of it is left."""
+
+    DELETING, COMPLETE = "deleting", "complete"
+
+    def __init__(self, adapter: NodeManagerAdapter, external_id: Any, log: Any) -> None:
+        super().__init__()
+        self._adapter = adapter
+        self.external_id = external_id
+        self._log = log
+        self._silent_since: float | None = None
+
+    def advance(self) -> None:
+        if not isinstance(self.external_id, dict):
+            raise exceptions.NotFound
+        future = self.waiting_future
+        if future is not None:
+            if not future.done():
+                return
+            self.waiting_future = None
+            try:
+                if future.result():
+                    self._end()
+                    return
+                self._silent_since = None
+            except RpcError as error:
+                self._silent(error)
+                return
+        if self.next_wake is not None and time.monotonic() < self.next_wake:
+            return
+        self.next_wake = None
+        self.state = self.DELETING
+        try:
+            self.waiting_future = self._adapter.delete(
+                str(self.external_id.get("host")), str(self.external_id.get("sliver")))
+        except RpcError as error:
+            self._silent(error)
+
+    def _silent(self, error: RpcError) -> None:
+        """The host does not answer, or is not announced at present."""
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        if now - self._silent_since < GIVE_UP:
+            self.next_wake = now + RETRY
+            return
+        self._log.warning("Sliver %s cannot be deleted and is left to its lease, or until its host is back: %s",
+                          self.external_id.get("sliver"), error)
+        self._end()
+
+    def _end(self) -> None:
+        self.state = self.COMPLETE
+        self.complete = True

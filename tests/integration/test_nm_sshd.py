@@ -1,0 +1,124 @@
+"""``ssh: {mode: sshd}``: a server inside each sliver, on the sliver's own address (nodemanager.md C.4)."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nodepool.nodemanager.nettools import tool
+from nodepool.nodemanager.sshd import own_address
+from tests.conftest import wait_for
+from tests.integration.nm_bench import NmDaemon
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.geteuid() != 0, reason="networks need root"),
+    pytest.mark.skipif(tool("nft") is None or tool("ip") is None, reason="network nat needs ip and nft"),
+]
+
+
+@pytest.fixture
+def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
+    subnet = f"10.{os.getpid() % 50 + 150}.0.0/16"
+    daemon = NmDaemon(tmp_path, network={"default": "nat", "subnet": subnet})
+    daemon.write_config(ssh={**daemon.options["ssh"], "mode": "sshd"})
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.clean()
+        deadline = time.monotonic() + 10
+        while (left := daemon.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == [], left
+
+
+def server(nm: NmDaemon, name: str) -> int:
+    """Its number inside."""
+    return int(nm.ssh(name, "pgrep -o -x sshd"))
+
+
+@pytest.mark.spec("nodemanager.md C.4: ssh-mode sshd runs a real sshd in the sliver on its own address")
+def test_own_server(nm: NmDaemon) -> None:
+    found = nm.put("alpha", hostname="alpha")
+    assert (found["ssh_address"], found["ssh_port"]) == (found["address"], 22)
+    # At once: a sliver is ready when its server listens.
+    socket.create_connection((found["address"], 22), timeout=2).close()
+    assert nm.ssh("alpha", "hostname; tr '\\0' ' ' < /proc/$(pgrep -o -x sshd)/cmdline | grep -c '[-]D -e'").split() == ["alpha", "1"]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", nm.first_port), timeout=2)
+    beta = nm.put("beta")
+    assert beta["ssh_address"] != found["ssh_address"] and beta["host_keys"] != found["host_keys"]
+
+
+@pytest.mark.spec("nodemanager.md C.4: the sshd of a sliver is restarted when it ends, and started with the sliver")
+def test_restart(nm: NmDaemon) -> None:
+    nm.put("alpha")
+    before = server(nm, "alpha")
+    nm.ssh("alpha", f"kill -9 {before}", check=False)
+    address = nm.client.call("GetRecord", "alpha")["address"]
+
+    def answers() -> bool:
+        try:
+            with socket.create_connection((address, 22), timeout=2) as connection:
+                return connection.recv(4) == b"SSH-"  # some networks have proxies that take any connection
+        except OSError:
+            return False
+
+    wait_for(answers, 20, "the server to run again")
+    assert server(nm, "alpha") != before
+    nm.client.call("Stop", "alpha")
+    nm.wait("alpha", "stopped")
+    assert not answers()
+    nm.client.call("Start", "alpha")
+    nm.wait("alpha")
+    assert nm.ssh("alpha", "echo again") == "again\n"
+
+
+@pytest.mark.spec("nodemanager.md C.7: a restart of the daemon finds the servers that run; sessions go on")
+def test_adoption(nm: NmDaemon) -> None:
+    found = nm.put("alpha")
+    before = server(nm, "alpha")
+    session = subprocess.Popen(
+        ["ssh", "-i", str(nm.key), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o",
+         f"UserKnownHostsFile={os.devnull}", f"root@{found['address']}", "echo begun; read line; echo got $line"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert session.stdin is not None and session.stdout is not None
+    assert session.stdout.readline() == "begun\n"
+    nm.stop(signal.SIGKILL)
+    nm.start()
+    assert server(nm, "alpha") == before
+    assert nm.ssh("alpha", "pgrep -c -f '[/]usr/sbin/sshd -D'") == "1\n"
+    out, _ = session.communicate("hello\n", timeout=20)
+    assert out == "got hello\n"
+    nm.ssh("alpha", f"kill -9 {before}", check=False)
+    wait_for(lambda: nm.ssh("alpha", "echo yes", check=False) == "yes\n", 20, "the adopted server to be replaced")
+
+
+@pytest.mark.spec("nodemanager.md C.4: a sliver without an address of its own is reached as by default")
+def test_without_network(nm: NmDaemon) -> None:
+    found = nm.put("alpha", network="none")
+    assert found["ssh_address"] == "127.0.0.1" and found["ssh_port"] >= nm.first_port
+    assert nm.ssh("alpha", "pgrep -f '[s]shd -D' || echo no server") == "no server\n"
+
+
+def test_addresses_of_a_namespace() -> None:
+    child = subprocess.Popen(
+        ["unshare", "-n", "sh", "-c", "ip link set lo up; ip addr add 192.0.2.7/24 dev lo;"
+         " echo; exec sleep 60"], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    try:
+        child.stdout.readline()
+        assert own_address(child.pid) == "192.0.2.7"
+    finally:
+        child.kill()
+        child.wait(10)
+        child.stdout.close()
+    assert own_address(child.pid) is None
