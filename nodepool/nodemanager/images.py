@@ -58,7 +58,7 @@ class Images:
     def problem(self, image: str) -> str | None:
         """Why no sliver can be made from this image; None when one can."""
         kind, _, what = image.partition(":")
-        if kind == "host":
+        if kind in ("host", "oci"):  # what a registry has, only the backend can find out
             return None
         if kind == "image":
             try:

@@ -25,7 +25,8 @@ MAX_INITSCRIPT = 256 * 1024
 MAX_RECORD = 512 * 1024
 # The type must be one of sshd's: "cert-authority rsa AAAA..." would be a key with an option.
 _KEY_LINE = re.compile(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ AAAA[A-Za-z0-9+/]+=*( [^\x00-\x1f\x7f]*)?", re.ASCII)
-_ROOT = re.compile(r"host|(?:dir|tar):/[^\x00-\x1f\x7f]+|image:[A-Za-z0-9][\w.-]{0,127}", re.ASCII)
+_ROOT = re.compile(r"host|(?:dir|tar):/[^\x00-\x1f\x7f]+|image:[A-Za-z0-9][\w.-]{0,127}"
+                   r"|oci:[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 #: Which network a sliver may have.
 NETWORK = re.compile(r"none|nat|bridge:[A-Za-z0-9_.-]{1,15}", re.ASCII)

@@ -154,6 +154,12 @@ class RootStore:
             (template / "refs" / sliver).touch()
         return template
 
+    def made(self, key: str, build: Callable[[Path], None], sliver: str, what: str) -> RootTree:
+        """The tree `root` of a template that a backend builds itself. Raises BackendError."""
+        template = self._template(key, build, check_sliver_name(sliver), what)
+        _check_tree(template / "root", what)
+        return RootTree(key, {"root": [str(template / "root")]})
+
     def release(self, sliver: str) -> None:
         """The sliver is gone; templates stay until pruned, for the next one of the same image."""
         check_sliver_name(sliver)

@@ -38,7 +38,7 @@ log = logging.getLogger("nodepool.nodemanager.zygote")
 MAX_MESSAGE = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 16
 OPERATION_MODULES = ("nodepool.nodemanager.operations", "nodepool.nodemanager.native_setup",
-                     "nodepool.nodemanager.rootless_setup")
+                     "nodepool.nodemanager.rootless_setup", "nodepool.nodemanager.podman_setup")
 """Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to send)."""
 
 Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]

@@ -43,7 +43,7 @@ def test_hosts_or_discover() -> None:
     assert load(discover=True).discover and not load(discover=True).hosts
     assert load(discover=True, hosts=[HOST]).hosts
     for options in ({}, {"hosts": []}, {"discover": False}):
-        with pytest.raises(ConfigError, match="either hosts .* or discover: true"):
+        with pytest.raises(ConfigError, match=r"either hosts .* or discover: true"):
             load(**options)
     schema(discover=True, **TLS)
     schema(hosts=[HOST])
@@ -67,8 +67,8 @@ def test_bad_input(options: dict[str, Any], text: str) -> None:
 
 
 def test_certificates_of_the_provider_serve_its_hosts() -> None:
-    config = load(hosts=[{"name": "h1", "url": "https://h1:8120"}, {"name": "h2", "url": "https://h2:8120", **TLS, "ca-cert": "own"}],
-                  **TLS)
+    hosts = [{"name": "h1", "url": "https://h1:8120"}, {"name": "h2", "url": "https://h2:8120", **TLS, "ca-cert": "own"}]
+    config = load(hosts=hosts, **TLS)
     assert config.hosts["h1"].ca_cert == "ca" and config.hosts["h2"].ca_cert == "own"
 
 
@@ -77,8 +77,8 @@ def test_announcements() -> None:
     found = parse("h1", b'{"api": "https://10.0.0.1:8120", "ssh_address": "10.0.0.1", "group": "rack1", "new": 1}', config)
     assert (found.name, found.url, found.ssh_address, found.group) == ("h1", "https://10.0.0.1:8120", "10.0.0.1", "rack1")
     assert (found.ca_cert, found.client_key, found.expected_name) == ("ca", "key", "h1")
-    for data, text in ((b"", "empty"), (b"[]", ""), (b"{", ""), (b"{}", "api must be"), (b'{"api": "http://h:1"}', "api must be"),
-                       (b'{"api": "unix:/x", "ssh_address": 1}', "must be texts")):
+    for data, text in ((b"", "empty"), (b"[]", "."), (b"{", "."), (b"{}", "api must be"),
+                       (b'{"api": "http://h:1"}', "api must be"), (b'{"api": "unix:/x", "ssh_address": 1}', "must be texts")):
         with pytest.raises(RecordError, match=text):
             parse("h1", data, config)
     with pytest.raises(RecordError, match="needs ca-cert"):

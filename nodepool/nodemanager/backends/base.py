@@ -42,7 +42,7 @@ class SliverSpec:
     name: str
     index: int
     image: str
-    """"host", "dir:/path", "tar:/path", "image:<name>" (uploaded: <state>/images/<name>.tar)."""
+    """"host", "dir:/path", "tar:/path", "image:<name>" (uploaded: <state>/images/<name>.tar), "oci:<reference>" (podman)."""
     rspec: Mapping[str, Any]
     """Effective."""
     ssh_keys: str = ""

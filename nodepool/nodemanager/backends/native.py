@@ -25,7 +25,7 @@ from nodepool.nodemanager.backends.base import (
     SliverSpec,
     Spawned,
 )
-from nodepool.nodemanager.rootfs import RootStore, check_sliver_name
+from nodepool.nodemanager.rootfs import RootStore, RootTree, check_sliver_name
 
 INITSCRIPT_PATH = "/etc/rc.vinit"
 CONSOLE_LIMIT = 64 * 1024
@@ -111,7 +111,7 @@ class NativeBackend(Backend):
         directory = self.directory(spec.name)
         directory.mkdir(mode=0o700, exist_ok=True)
         self._claim(spec.name, spec.index)
-        tree = self.roots.tree(spec.image, spec.name)
+        tree = self._tree(spec)
         handle: Handle = {"backend": self.name, "name": spec.name, "index": spec.index, "generation": 0, "template": tree.key,
                           "seccomp": spec.seccomp}
         if self.services.cgroups is not None:
@@ -123,6 +123,9 @@ class NativeBackend(Backend):
             self.services.zygote.post("prime", {"procs": self._procs(spec.name)})
         self._ensure_disk(spec)
         return self._run(spec, handle, tree.layers)
+
+    def _tree(self, spec: SliverSpec) -> RootTree:
+        return self.roots.tree(spec.image, spec.name)
 
     def _claim(self, name: str, index: int) -> None:
         """Write down whose ids these are; a sliver that a crash left without a record may still run with them."""
@@ -157,9 +160,10 @@ class NativeBackend(Backend):
             "present": ["/var/log/lastlog", "/var/log/wtmp"], **self._furnishing(spec), **self._extra(spec),
         }
         request["files"] += [
-            _file(sshfiles.HOST_KEY_PATH, private, 0o600), _file(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
-            _file(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644),
-            _file("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
+            file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
+            file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
+            file_entry(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644),
+            file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
         answer, descriptors = self.services.zygote.call(self.operation, request, timeout=MAKE_TIMEOUT)
         for descriptor in descriptors:
@@ -198,7 +202,7 @@ class NativeBackend(Backend):
         if spec.initscript is None:
             request["remove"].append(INITSCRIPT_PATH)
         else:
-            request["files"].append(_file(INITSCRIPT_PATH, spec.initscript, 0o755))
+            request["files"].append(file_entry(INITSCRIPT_PATH, spec.initscript, 0o755))
         return request
 
     def _procs(self, name: str) -> list[str]:
@@ -268,7 +272,7 @@ class NativeBackend(Backend):
         self._prepare()
         self._kill(spec.name, spec.index, handle)
         self.directory(spec.name).mkdir(mode=0o700, exist_ok=True)
-        tree = self.roots.tree(spec.image, spec.name)
+        tree = self._tree(spec)
         self._ensure_disk(spec)
         if self.services.cgroups is not None:
             handle = {**handle, "cgroups": self.services.cgroups.create(spec.name, spec.rspec)}
@@ -410,6 +414,7 @@ class NativeBackend(Backend):
         return sorted(names)
 
 
-def _file(path: str, content: bytes, mode: int) -> dict[str, Any]:
+def file_entry(path: str, content: bytes, mode: int) -> dict[str, Any]:
+    """A file for the worker that furnishes a sliver."""
     return {"path": path, "content": base64.b64encode(content).decode(), "mode": mode}
 
