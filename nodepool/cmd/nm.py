@@ -70,6 +70,10 @@ def create_parser() -> argparse.ArgumentParser:
     lend.add_argument("loans", nargs="*", metavar="RECIPIENT:RESOURCE:AMOUNT", help="'none' for no loans")
     command("capacity", lambda client, args: _print(client.call("GetCapacity")), "what the node has", False)
     command("dump", lambda client, args: print(client.call("DumpDatabase")), "the whole database (root)", False)
+    old = command("import-pickle", import_database, "take over the database of the original; the node manager must not run",
+                  False)
+    old.add_argument("file", type=absolute_path, metavar="FILE", help="such as /root/pl_node_mgr_db.pickle")
+    old.add_argument("--database", type=absolute_path, default="/var/lib/nodepool/nodemanager/nodemanager.sqlite", metavar="FILE")
     command("help", lambda client, args: print(client.call("Help"), end=""), "methods of the API", False)
     top = command("top", show_top, "live table of slivers", False)
     top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS")
@@ -87,7 +91,13 @@ def _ticket(commands: Any) -> None:
     sign.add_argument("--issuer", required=True)
     sign.add_argument("--host", required=True, help="name of the node that it is for")
     sign.add_argument("--lifetime", type=int, default=3600, metavar="SECONDS")
+    sign.add_argument("--xml", type=absolute_path, metavar="CERTIFICATE", help="the XML form, with the key's certificate")
     sign.set_defaults(function=sign_ticket)
+    verify = actions.add_parser("verify", help="check a ticket without handing it in, and show its records")
+    verify.add_argument("ticket", type=absolute_path, metavar="FILE")
+    verify.add_argument("--public-key", type=absolute_path, required=True, metavar="PEM", help="public key, or certificate")
+    verify.add_argument("--host", required=True, help="name of the node that it is for")
+    verify.set_defaults(function=verify_ticket)
     use = actions.add_parser("use", help="hand a ticket in")
     use.add_argument("ticket", type=absolute_path, metavar="FILE")
     use.set_defaults(function=use_ticket)
@@ -171,7 +181,33 @@ def sign_ticket(client: Client, args: argparse.Namespace) -> None:
         records = json.load(stream)
     with open(args.key_file, "rb") as key:
         given = records if isinstance(records, list) else [records]
+        if args.xml:
+            with open(args.xml, "rb") as certificate:
+                print(tickets.sign_xml(given, key.read(), certificate.read(), args.issuer, args.host, args.lifetime))
+            return
         print(tickets.sign(given, key.read(), args.issuer, args.host, args.lifetime))
+
+
+def verify_ticket(client: Client, args: argparse.Namespace) -> None:
+    from nodepool.nodemanager import tickets
+
+    with open(args.ticket, encoding="utf-8") as stream:
+        signed = stream.read()
+    keys = "xml-keys" if signed.lstrip().startswith("<") else "keys"
+    _print(tickets.verify(signed, {keys: [args.public_key]}, args.host, lambda jti, expiry: True))
+
+
+def import_database(client: Client, args: argparse.Namespace) -> None:
+    """Offline: the node manager must not run."""
+    from nodepool.nodemanager.database import Database
+    from nodepool.nodemanager.pickle_import import import_pickle
+
+    database = Database(args.database)
+    database.open()
+    try:
+        print(import_pickle(database, args.file))
+    finally:
+        database.close()
 
 
 def use_ticket(client: Client, args: argparse.Namespace) -> None:

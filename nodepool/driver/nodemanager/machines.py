@@ -166,7 +166,8 @@ class CreateMachine(statemachine.StateMachine):
             raise exceptions.LaunchStatusException(f"no host takes {self._name}: {texts}")
         # Nobody answers. The launch time-out ends this.
         if not self._said:
-            self._log.warning("No host of provider %s can be used at present: %s", self._adapter.provider.name,
+            self._log.warning("No host of provider %s%s can be used at present: %s", self._adapter.provider.name,
+                              f" in zone {self._az}" if self._az else "",
                               self._adapter.hosts.problems() or "none is known")
             self._said = True
         self._silent.clear()

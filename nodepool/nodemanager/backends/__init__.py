@@ -10,6 +10,8 @@ from nodepool.nodemanager.backends.base import Backend, BackendError
 ENTRY_POINTS = "nodepool.nodemanager.backends"
 OURS = {
     "native": "nodepool.nodemanager.backends.native:NativeBackend",
+    "podman": "nodepool.nodemanager.backends.podman:PodmanBackend",
+    "nspawn": "nodepool.nodemanager.backends.nspawn:NspawnBackend",
     "rootless": "nodepool.nodemanager.backends.rootless:RootlessBackend",
 }
 

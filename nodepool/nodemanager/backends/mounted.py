@@ -1,0 +1,80 @@
+"""For backends that let a program of the host make the container: the root tree is mounted where that program finds it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from nodepool.nodemanager import sshfiles, syscalls
+from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec
+from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, file_entry
+
+
+class MountedTreeBackend(NativeBackend):
+    """Trees, disks, networks, files and programs inside are those of backend `native`."""
+
+    def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
+        super().__init__(state_dir, services)
+        #: Of this node manager's containers: several may share a host.
+        self.label = hashlib.sha256(os.path.realpath(state_dir).encode()).hexdigest()[:10]
+        #: Here, because the sliver's root, as whom the container is set up, may not enter our directories.
+        self.trees = Path(f"/run/nodepool-nm-{self.label}")
+
+    def _mount(self, spec: SliverSpec, layers: Mapping[str, list[str]]) -> Path:
+        target = self.trees / spec.name
+        with self._claims:
+            self.trees.mkdir(mode=0o711, exist_ok=True)
+            target.mkdir(mode=0o700, exist_ok=True)
+        if not os.path.ismount(target):
+            self.services.zygote.call("mount_tree", {
+                "base": self.base(spec.index), "count": self.ids, "writable": str(self._writable(spec.name)),
+                "stage": str(self.state_dir / "stage"), "layers": dict(layers), "target": str(target)}, timeout=MAKE_TIMEOUT)
+        return target
+
+    def _furnish(self, spec: SliverSpec, handle: Handle, private: bytes, public: str) -> Handle:
+        """Files, network and init script of a container that was just started; it ends when that fails."""
+        try:
+            self._confine(spec, handle)
+            request = self._furnishing(spec)
+            request["files"] += [
+                file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
+                file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
+                file_entry(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644)]
+            self.services.zygote.call("furnish", {**self._identity(handle), "hostname": spec.hostname or spec.name, **request},
+                                      timeout=MAKE_TIMEOUT)
+            self._network(spec, handle)
+            self._initscript(spec, handle)
+        except BaseException:
+            self._kill(spec.name, spec.index, handle)
+            raise
+        return handle
+
+    def _confine(self, spec: SliverSpec, handle: Handle) -> None:
+        """For backends whose process 1 is not in its cgroup yet."""
+
+    def _forget(self, name: str) -> None:
+        """The container has ended: what its program still knows of it goes. Raises BackendError."""
+
+    def destroy(self, name: str, index: int, handle: Handle | None) -> None:
+        self.directory(name)  # refuses what is no name
+        self._kill(name, self._index(name) or index, handle)
+        self._drop_network(name, handle)
+        self._forget(name)
+        tree = self.trees / name
+        if os.path.ismount(tree):
+            syscalls.umount(str(tree))
+        with self._claims:
+            with contextlib.suppress(FileNotFoundError):
+                tree.rmdir()
+            with contextlib.suppress(OSError):
+                self.trees.rmdir()  # the last one
+        super().destroy(name, index, handle)
+
+    def found(self) -> list[str]:
+        names = set(super().found())
+        with contextlib.suppress(FileNotFoundError):
+            names.update(os.listdir(self.trees))
+        return sorted(names)

@@ -1,0 +1,169 @@
+"""Slivers with systemd inside, by systemd-nspawn under systemd of the host (nodemanager.md C.2).
+
+What `check` says and the command lines are tested everywhere. Slivers themselves need a host whose process 1 is systemd and
+cgroup v2: making, adopting and ending them here has NOT been tested by us on such a host yet.
+
+Root trees, disk quota and networks are those of backend `native`. The cgroup is systemd's, so limits are properties of the
+sliver's unit; programs inside are started by way of the namespaces of its process 1, and moved into its unit's cgroup.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nodepool.nodemanager import syscalls
+from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
+from nodepool.nodemanager.backends.mounted import MountedTreeBackend
+from nodepool.nodemanager.rootfs import RootTree
+
+COMMAND_TIMEOUT = 30.0
+START_TIMEOUT = 90.0
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def properties(rspec: Mapping[str, Any], cores: int) -> list[str]:
+    """Limits of a unit of systemd (nodemanager.md C.3); per mille are of the whole host."""
+    guaranteed = int(rspec.get("nm_cpu_guaranteed_share", 0))
+    weight = guaranteed or int(rspec.get("nm_cpu_share", 32))
+    found = [f"CPUWeight={max(1, min(10000, weight))}", f"TasksMax={int(rspec.get('nm_pids_max', 1024))}"]
+    limit = int(rspec.get("nm_cpu_limit", 0))
+    found.append(f"CPUQuota={max(1, limit * cores // 10)}%" if limit else "CPUQuota=")
+    memory = int(rspec.get("nm_mem_limit", 0))
+    found.append(f"MemoryMax={memory}M" if memory else "MemoryMax=infinity")
+    found += [f"MemorySwapMax={0 if memory else 'infinity'}", f"MemoryMin={int(rspec.get('nm_mem_guaranteed', 0))}M"]
+    return found
+
+
+def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, cores: int) -> list[str]:
+    """The command that starts a sliver as a unit of its own: it goes on when the daemon ends."""
+    argv = ["systemd-run", "--quiet", f"--unit={machine}", "--collect", "--property=Type=notify", "--property=Delegate=yes",
+            "--property=KillMode=mixed", "--property=TimeoutStopSec=5", f"--property=TimeoutStartSec={START_TIMEOUT:g}",
+            *(f"--property={text}" for text in properties(spec.rspec, cores)), "--", "systemd-nspawn", "--quiet",
+            "--keep-unit", "--register=yes", f"--machine={machine}", f"--hostname={spec.hostname or spec.name}",
+            f"--directory={root}", f"--private-users={base}:{count}", "--private-users-ownership=off", "--private-network",
+            "--boot", "--notify-ready=yes", "--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=passive"]
+    if spec.api_socket:
+        target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
+        argv.append(f"--bind-ro={spec.api_socket}:{target}")
+    return argv
+
+
+def limits_argv(machine: str, rspec: Mapping[str, Any], cores: int) -> list[str]:
+    """The command that changes limits at once."""
+    return ["systemctl", "set-property", "--runtime", f"{machine}.service", *properties(rspec, cores)]
+
+
+class NspawnBackend(MountedTreeBackend):
+    """As root, with systemd."""
+
+    name = "nspawn"
+
+    def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
+        # systemd owns the cgroups of its units: ours would only be in the way.
+        super().__init__(state_dir, replace(services, cgroups=None))
+        self._cores = os.cpu_count() or 1
+
+    def check(self) -> list[Problem]:
+        problems = [problem for problem in super().check() if problem.feature != "cgroups"]
+        if not os.path.isdir("/run/systemd/system"):
+            problems.append(Problem("systemd", True, "process 1 of this host is not systemd; use the backend native"))
+        problems += [Problem(program, True, "install systemd-container, or use the backend native")
+                     for program in ("systemd-nspawn", "systemd-run", "machinectl") if shutil.which(program) is None]
+        if not (CGROUP / "cgroup.controllers").exists():
+            problems.append(Problem("cgroup v2", True, "boot with systemd.unified_cgroup_hierarchy=1, or use the backend native"))
+        return problems
+
+    @property
+    def freezes(self) -> bool:
+        return True
+
+    def _machine(self, name: str) -> str:
+        # Names of machines have no "_"; the hash keeps a_b and a-b apart, and the length within 64.
+        short = hashlib.sha256(name.encode()).hexdigest()[:8]
+        return f"nm-{self.label[:6]}-{name.replace('_', '-')[:30].rstrip('-')}-{short}"
+
+    def _cgroup(self, name: str) -> Path:
+        return CGROUP / "system.slice" / f"{self._machine(name)}.service"
+
+    def _run_command(self, argv: list[str], timeout: float = COMMAND_TIMEOUT) -> str:
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                                  timeout=timeout, check=False, cwd="/")
+        except subprocess.TimeoutExpired:
+            raise BackendError(f"{argv[0]} took more than {timeout:g} s", retry=True) from None
+        except OSError as error:
+            raise BackendError(f"cannot run {argv[0]}: {error.strerror}") from error
+        if done.returncode != 0:
+            raise BackendError(f"{argv[0]}: {done.stderr.strip()[-1000:] or f'status {done.returncode}'}", retry=True)
+        return done.stdout
+
+    def _tree(self, spec: SliverSpec) -> RootTree:
+        if spec.image == "host":
+            raise BackendError("image host: backend nspawn has none of this; use tar:, dir: or an uploaded image with systemd")
+        return super()._tree(spec)
+
+    def _procs(self, name: str) -> list[str]:
+        """A leaf that systemd inside always has: cgroups that pass on controllers take no processes."""
+        for leaf in ("payload/init.scope", "payload"):
+            path = self._cgroup(name) / leaf / "cgroup.procs"
+            if path.exists():
+                return [str(path)]
+        return []
+
+    def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
+        machine = self._machine(spec.name)
+        private, public = self._host_key(spec.name)
+        root = self._mount(spec, layers)
+        self._run_command(run_argv(machine, spec, str(root), self.base(spec.index), self.ids, self._cores), START_TIMEOUT + 10)
+        shown = self._run_command(["machinectl", "show", "--property=Leader", "--value", machine]).strip()
+        started = syscalls.start_time(int(shown)) if shown.isdigit() else None
+        if started is None:
+            raise BackendError(f"machine {machine} ended at once; is there systemd in {spec.image}?")
+        handle = {**handle, "pid": int(shown), "start_time": started, "boot_id": syscalls.boot_id(), "host_key": public,
+                  "machine": machine, "generation": int(handle["generation"]) + 1}
+        return self._furnish(spec, handle, private, public)
+
+    def configure(self, spec: SliverSpec, handle: Handle) -> Handle:
+        handle = super().configure(spec, handle)
+        if self._alive(handle):
+            self._run_command(limits_argv(self._machine(spec.name), spec.rspec, self._cores))
+        return handle
+
+    def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
+        self._run_command(["systemctl", "freeze" if frozen else "thaw", f"{self._machine(spec.name)}.service"])
+
+    def _forget(self, name: str) -> None:
+        if shutil.which("systemctl") is not None and self._cgroup(name).exists():
+            self._run_command(["systemctl", "stop", f"{self._machine(name)}.service"])
+
+    def _gone(self, name: str, index: int) -> bool:
+        return not self._cgroup(name).exists() and not self._members(index)
+
+    def _kill(self, name: str, index: int, handle: Handle | None) -> None:
+        unit = f"{self._machine(name)}.service"
+        if self._cgroup(name).exists():
+            self._run_command(["systemctl", "kill", "--kill-whom=all", "--signal=SIGKILL", unit])
+            self._run_command(["systemctl", "stop", unit])
+        self._kill_all(lambda: self._members(index), name)
+
+    def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
+        numbers = super().usage(spec, handle)
+        for key, file in (("memory_bytes", "memory.current"), ("memory_peak", "memory.peak"), ("pids", "pids.current")):
+            try:
+                numbers[key] = int((self._cgroup(spec.name) / file).read_text())
+            except (OSError, ValueError):
+                continue
+        try:
+            for line in (self._cgroup(spec.name) / "cpu.stat").read_text().splitlines():
+                if line.startswith("usage_usec "):
+                    numbers["cpu_usec"] = int(line.split()[1])
+        except OSError:
+            pass
+        return numbers
