@@ -157,11 +157,11 @@ class NmDaemon:
         return found
 
 
-def make_daemon(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
+def make_daemon(tmp_path: pathlib.Path, **options: Any) -> Iterator[NmDaemon]:
     """For a fixture: a running daemon; afterwards nothing of it may be left."""
     if os.geteuid() != 0:
         pytest.skip("native slivers need root")
-    daemon = NmDaemon(tmp_path)
+    daemon = NmDaemon(tmp_path, **options)
     daemon.start()
     try:
         yield daemon
