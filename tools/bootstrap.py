@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import pathlib
@@ -9,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 VENV = REPOSITORY / ".venv"
@@ -36,6 +38,53 @@ def missing_packages(images: bool) -> list[str]:
     if probe.returncode:
         found.add("python3-venv")
     return sorted(found)
+
+
+def _in_chroot() -> bool:
+    """Whether the root directory is no mount point, as after ``chroot DIRECTORY``."""
+    try:
+        mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    return not any(line.split()[4] == "/" for line in mounts)
+
+
+def give_own_root() -> None:
+    """In a chroot, go on in a private mount namespace in which its directory is the root.
+
+    Slivers get roots of their own by pivot_root, which the kernel refuses where the root is no mount point.
+    """
+    if os.geteuid() != 0 or not _in_chroot():
+        return
+    clone_newns, private, bind, recursive, detach = 0x20000, 1 << 18, 0x1000, 0x4000, 2
+    pivot_root = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine)
+    if pivot_root is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result: int, what: str) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+    directory = os.getcwd()
+    outside = tempfile.mkdtemp(dir="/")
+    check(libc.unshare(clone_newns), "unshare")
+    here = os.open("/", os.O_DIRECTORY)  # only now: it must be of the new namespace
+    os.chroot(outside)
+    os.fchdir(here)
+    while not os.path.samefile(".", ".."):
+        os.chdir("..")
+    os.chroot(".")
+    check(libc.mount(None, b"/", None, recursive | private, None), "mount /")
+    os.fchdir(here)
+    os.rmdir(os.path.basename(outside))
+    root = os.getcwd()
+    check(libc.mount(b".", b".", None, bind | recursive, None), f"mount {root}")
+    os.chdir(root)
+    check(libc.syscall(pivot_root, b".", b"."), "pivot_root")
+    check(libc.umount2(b".", detach), "umount")
+    os.close(here)
+    os.chdir(directory)
 
 
 def name_this_machine() -> None:
