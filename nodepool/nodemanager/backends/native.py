@@ -57,8 +57,8 @@ class NativeBackend(Backend):
         if os.geteuid() != 0:
             return [Problem("root", True, "run nodepool-nodemanager as root, or use the backend rootless")]
         if not any(line.split()[4] == "/" for line in Path("/proc/self/mountinfo").read_text().splitlines()):
-            return [Problem("root directory", True, "this process runs in a chroot, where no sliver can get a root of its own; run it "
-                            "where / is a mount point")]
+            return [Problem("root directory", True, "this process runs in a chroot, where no sliver can get a root of its own; "
+                            "run it where / is a mount point")]
         release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
         if release < KERNEL:
             problems.append(Problem(f"kernel {KERNEL[0]}.{KERNEL[1]}", True,
