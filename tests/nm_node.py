@@ -117,6 +117,9 @@ class MemoryNode:
     def describe(self, name: str) -> dict[str, Any]:
         return {"name": name, "metadata": (self.sliver_record(name) or {}).get("metadata") or {}}
 
+    def describe_all(self) -> list[dict[str, Any]]:
+        return [self.describe(name) for name in self.sliver_names()]
+
     def capacity(self) -> dict[str, Any]:
         return {"cores": 2, "allocated": {"slivers": len(self.sliver_names())}, "images": [], "backend": "none"}
 

@@ -277,7 +277,7 @@ It is running; try these in another terminal:
 
 Log in to a node (its port is in: np list --detail):
 
-  ssh -i {self.slivers.key} -p PORT root@127.0.0.1
+  ssh -i {self.slivers.key} -p PORT {self.slivers.username}@127.0.0.1
 
 For a browser or curl: http://127.0.0.1:{self.web_port}/node-list, /request-list, /waiting-list, /ready, /metrics
 

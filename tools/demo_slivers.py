@@ -50,6 +50,7 @@ class SliverDemo:
     def __init__(self, work: pathlib.Path) -> None:
         self.work = work
         self.backend = "native" if os.geteuid() == 0 else "rootless"
+        self.username = "root" if self.backend == "native" else "zuul"
         self.url = f"unix:{work}/run/nodemanager.api"
         self.key = work / "key"
         self.limits: dict[str, Any] = {}
@@ -90,11 +91,15 @@ class SliverDemo:
         """The provider for nodepool.yaml."""
         cores = os.cpu_count() or 1
         limits: dict[str, Any] = {}
+        # There is no root in slivers of an ordinary user.
+        user = {"username": self.username} if self.username != "root" else {}
         if self.backend == "native":
             limits = {"cpus": 0.05 * cores, "cpu-limit": CPU_LIMIT, "ram": MEMORY, "disk": DISK, "pids": 200}
+        else:
+            limits = {"ram": MEMORY, "pids": 200}
         return {
             "name": "here", "driver": "nodemanager", "ssh-keys": self.key.with_suffix(".pub").read_text(),
-            "hosts": [{"name": "this-machine", "url": self.url}], "cloud-images": [{"name": "host"}],
+            "hosts": [{"name": "this-machine", "url": self.url}], "cloud-images": [{"name": "host", **user}],
             "diskimages": [{"name": name} for name in images],
             "pools": [{"name": "main", "max-servers": PLACES, "labels": [
                 {"name": "host", "cloud-image": "host", **limits},
@@ -110,7 +115,7 @@ class SliverDemo:
     def show_limits(self, nodes: list[Any]) -> None:
         """A burner stays below its cap, and a hog is killed alone."""
         if self.backend != "native":
-            say("\nLimits are not shown: without root there are only those of the user's session")
+            self._show_rlimits(nodes)
             return
         cores = os.cpu_count() or 1
         say(f"\nLimits: {CPU_LIMIT:g} of {cores} cores, {MEMORY} MiB")
@@ -127,6 +132,18 @@ class SliverDemo:
             f"{'go on' if alive else 'do NOT go on'}")
         self.limits = {"cpu_limit_cores": CPU_LIMIT, "cpu_used_cores": round(used, 3), "memory_hog_killed": killed,
                        "others_alive": alive}
+
+    def _show_rlimits(self, nodes: list[Any]) -> None:
+        """Without root each process has limits, the node as a whole only one on their number."""
+        say(f"\nLimits: {MEMORY} MiB for each process, 200 processes; those of CPU, disk and network need root")
+        hog = self._ssh(nodes[1], "tail /dev/zero 2>&1; echo status $?")
+        forks = self._ssh(nodes[2], "for i in $(seq 300); do sleep 3 & done 2>&1 | grep -c 'Cannot fork\\|fork: retry'")
+        refused = "status 1" in hog.stdout
+        held = forks.stdout.strip() not in ("", "0")
+        alive = all(self._ssh(node, "echo alive").stdout.strip() == "alive" for node in nodes[:2])
+        say(f"  a program that takes all memory was {'refused more' if refused else 'NOT refused'}; the 201st process was "
+            f"{'refused' if held else 'NOT refused'}; the others {'go on' if alive else 'do NOT go on'}")
+        self.limits = {"memory_hog_killed": refused, "process_limit_held": held, "others_alive": alive}
 
     def stop(self) -> list[str]:
         """Remove all slivers and end; what is left behind."""

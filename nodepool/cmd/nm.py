@@ -54,7 +54,7 @@ def create_parser() -> argparse.ArgumentParser:
     listing.add_argument("--format", choices=status.FORMATS, default="table")
     command("show", show, "all about a sliver")
     create = command("create", create_sliver, "make a sliver; without options, one that its authority delegated")
-    create.add_argument("--image", help="host, dir:/path, tar:/path or image:NAME")
+    create.add_argument("--image", help="host, dir:/path, tar:/path, image:NAME or oci:REFERENCE")
     create.add_argument("--key", metavar="FILE", type=absolute_path, dest="ssh_key", help="public keys that may log in")
     create.add_argument("--network", help="none, nat or bridge:INTERFACE")
     create.add_argument("--lease", type=int, metavar="SECONDS", help="time after which it goes by itself")

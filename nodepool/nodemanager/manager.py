@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
@@ -88,6 +90,7 @@ class NodeManager:
         self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit)
         self.api = Api(self)
         self.servers: Any = None
+        self._listening = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-listen")
         self._sources: list[Any] = []
         self._expiry = threading.Thread(target=self._run_expiry, name="Thread-nm-expiry", daemon=True)
         self._wake_expiry = threading.Event()
@@ -138,6 +141,7 @@ class NodeManager:
         if self._expiry.ident is not None:
             self._expiry.join(5)
         self.slivers.stop()
+        self._listening.shutdown(wait=True, cancel_futures=True)
         self.watch.stop()
         if self.sshd is not None:
             self.sshd.stop()
@@ -185,7 +189,9 @@ class NodeManager:
             if self.sshd is None or not handle.get("address"):
                 self.gate.open(name, int(self.database.local(key_of(name))["index"]), handle)
         if self.servers is not None:
-            self.servers.sliver_changed(name, handle)
+            # Beside the work, one after the other: nobody waits for the API inside a sliver.
+            with contextlib.suppress(RuntimeError):  # stopping
+                self._listening.submit(self.servers.sliver_changed, name, handle)
         return again
 
     def _ssh_place(self, handle: Handle, index: int | None) -> tuple[str, int]:
@@ -408,7 +414,12 @@ class NodeManager:
             return None
         return self.describe(name)
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe_all(self) -> list[dict[str, Any]]:
+        """All slivers that have a record."""
+        effective = self.slivers.effective()
+        return [self.describe(name, effective) for name in self.sliver_names()]
+
+    def describe(self, name: str, effective: Mapping[str, dict[str, int]] | None = None) -> dict[str, Any]:
         stored = self.database.get(key_of(name))
         status = self.slivers.status(name)
         if stored is None:
@@ -419,10 +430,11 @@ class NodeManager:
         address, port = self._ssh_place(handle, index)
         return {
             "name": name, "state": status.state, "error": status.error, "source": stored.source,
-            "image": record.get("image", "host"), "rspec": self.granted(name),
-            "effective": self.slivers.effective().get(name, {}),
+            "image": record.get("image", "host"), "rspec": self.slivers.granted(record),
+            "effective": (self.slivers.effective() if effective is None else effective).get(name, {}),
             "expiry": stored.expiry or 0, "metadata": record.get("metadata") or {}, "username": self.slivers.username(record),
             "index": index or 0, "ssh_address": address, "ssh_port": port,
+            "own_ssh": self.sshd is not None and port == sshd.PORT,
             "host_keys": [handle["host_key"]] if handle.get("host_key") else [], "backend": self.backend.name,
             "address": str(handle.get("address") or ""), "sessions": self.gate.sessions(name), "since": status.since,
         }

@@ -171,6 +171,10 @@ class Slivers:
         except (BackendError, DatabaseError, rspec.RSpecError, records.RecordError) as error:
             self._set(name, FAILED, str(error))
             return RETRY if getattr(error, "retry", True) else None
+        except Exception as error:
+            # Whoever waits for the sliver is told; the queue logs it and tries again.
+            self._set(name, FAILED, f"internal error: {type(error).__name__}: {error}")
+            raise
 
     def _ensure(self, name: str, key: str, record: Mapping[str, Any], local: dict[str, Any]) -> float | None:
         effective = self.effective().get(name)

@@ -55,7 +55,8 @@ def send_frame(connection: socket.socket, value: Mapping[str, Any], descriptors:
     body = json.dumps(value).encode()
     data = struct.pack("=I", len(body)) + body
     sent = socket.send_fds(connection, [data], list(descriptors)) if descriptors else connection.send(data)
-    connection.sendall(data[sent:])
+    if sent < len(data):  # sending nothing fails too, when the other end has answered already and is gone
+        connection.sendall(data[sent:])
 
 
 def receive_frame(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

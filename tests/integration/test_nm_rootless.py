@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -137,7 +138,7 @@ def processes() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def interpreter() -> Iterator[tuple[str, str]]:
     """A Python and a path that the user may read; developers keep theirs in root's home."""
     packages = sysconfig.get_paths()["purelib"]
     if readable(sys.executable) and readable(packages):
@@ -147,30 +148,31 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
     if python is None or f"{sys.version_info.major}.{sys.version_info.minor}." not in subprocess.run(
             [python, "-V"], capture_output=True, text=True, check=True, timeout=20).stdout:
         pytest.skip("this Python is in root's home, and the system has none of the same version")
-    directory = pathlib.Path(tmp_path_factory.mktemp("lib"))
+    directory = open_directory()
     for name in ("cryptography", "cffi"):
         if (pathlib.Path(packages) / name).exists():
             shutil.copytree(pathlib.Path(packages) / name, directory / name)
     for path in pathlib.Path(packages).glob("_cffi_backend*"):
         shutil.copy(path, directory)
-    open_way(directory)
     yield python, f"{REPOSITORY}:{directory}"
+    shutil.rmtree(directory)
 
 
-def open_way(path: pathlib.Path) -> None:
-    for parent in (path, *path.parents):
-        if "pytest" in str(parent):
-            parent.chmod(parent.stat().st_mode | 0o055)
+def open_directory() -> pathlib.Path:
+    """One that others can reach. pytest's own are closed, and closed again by each run of pytest on this machine."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-test-user-"))
+    directory.chmod(0o755)
+    return directory
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def state() -> Iterator[pathlib.Path]:
     if os.geteuid() != 0:
         pytest.skip("only root can become a user without rights")
-    directory = pathlib.Path(tmp_path_factory.mktemp("nm"))
-    open_way(directory)
+    directory = open_directory()
     os.chown(directory, USER, USER)
-    return directory / "state"
+    yield directory / "state"
+    shutil.rmtree(directory)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pathlib
 import signal
@@ -48,7 +49,7 @@ def server(nm: NmDaemon, name: str) -> int:
 @pytest.mark.spec("nodemanager.md C.4: ssh-mode sshd runs a real sshd in the sliver on its own address")
 def test_own_server(nm: NmDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
-    assert (found["ssh_address"], found["ssh_port"]) == (found["address"], 22)
+    assert (found["ssh_address"], found["ssh_port"], found["own_ssh"]) == (found["address"], 22, True)
     # At once: a sliver is ready when its server listens.
     socket.create_connection((found["address"], 22), timeout=2).close()
     line = nm.ssh("alpha", "tr '\\0' ' ' < /proc/$(pgrep -o -x sshd)/cmdline ")
@@ -106,8 +107,32 @@ def test_adoption(nm: NmDaemon) -> None:
 @pytest.mark.spec("nodemanager.md C.4: a sliver without an address of its own is reached as by default")
 def test_without_network(nm: NmDaemon) -> None:
     found = nm.put("alpha", network="none")
-    assert found["ssh_address"] == "127.0.0.1" and found["ssh_port"] >= nm.first_port
+    assert found["ssh_address"] == "127.0.0.1" and found["ssh_port"] >= nm.first_port and not found["own_ssh"]
     assert nm.ssh("alpha", "pgrep -f '[s]shd -D' || echo no server") == "no server\n"
+
+
+@pytest.fixture
+def bridge() -> Iterator[str]:
+    name = f"brtest{os.getpid() % 100000}"
+    if subprocess.run(["ip", "link", "add", name, "type", "bridge"], capture_output=True, timeout=20, check=False).returncode:
+        pytest.skip("this kernel has no bridges")
+    try:
+        subprocess.run(["ip", "addr", "add", "198.18.77.1/24", "dev", name], timeout=20, check=True)
+        subprocess.run(["ip", "link", "set", name, "up"], timeout=20, check=True)
+        yield name
+    finally:
+        subprocess.run(["ip", "link", "del", name], timeout=20, check=True)
+
+
+@pytest.mark.spec("nodemanager.md C.4: ssh-mode sshd on a bridge: the address that the sliver gives itself")
+def test_bridge(bridge: str, nm: NmDaemon) -> None:
+    script = base64.b64encode(b"#!/bin/sh\nip addr add 198.18.77.2/24 dev eth0\n").decode()
+    nm.put("alpha", network=f"bridge:{bridge}", initscript=script)
+    wait_for(lambda: nm.client.call("GetRecord", "alpha")["ssh_address"] == "198.18.77.2", 20, "the address to be known")
+    assert nm.client.call("GetRecord", "alpha")["ssh_port"] == 22
+    wait_for(lambda: nm.ssh("alpha", "echo over the bridge", check=False) == "over the bridge\n", 20, "the bridge to forward")
+    with socket.create_connection(("127.0.0.1", nm.first_port), timeout=5) as connection:
+        assert connection.recv(4) == b"SSH-", "the port of the host works as well"
 
 
 def test_addresses_of_a_namespace() -> None:

@@ -224,7 +224,7 @@ class NodeManagerProviderConfig(ProviderConfig):
             image = self._image(entry)
             image.root = entry.get("root", "host" if image.name == "host" else None)
             if image.root is None:
-                raise ConfigError(f"cloud-image {image.name} needs a root: host, dir:/path or tar:/path")
+                raise ConfigError(f"cloud-image {image.name} needs a root: host, dir:/path, tar:/path or oci:reference")
             self.cloud_images[image.name] = image
         for number, entry in enumerate(options.get("diskimages") or []):
             top = newconfig.diskimages[entry["name"]]

@@ -70,7 +70,8 @@ class NodeManagerInstance(statemachine.Instance):
         self.external_id = {"host": host.name, "sliver": sliver["name"]}
         self.metadata = sliver.get("metadata") or {}
         self.ready = sliver.get("state") == "ready"
-        self.interface_ip = host.ssh_address or sliver.get("ssh_address")
+        # The host's other address is of no use for a server that the sliver has on its own.
+        self.interface_ip = (None if sliver.get("own_ssh") else host.ssh_address) or sliver.get("ssh_address")
         self.public_ipv4 = self.private_ipv4 = self.interface_ip
         self.connection_port = sliver.get("ssh_port") or 22
         self.host_keys = list(sliver.get("host_keys") or [])
