@@ -216,8 +216,9 @@ class Cgroups:
         """
         check_name(name)
         with self._lock:
-            if not self._prepared:
-                self.prepare()
+            # Others may have removed our tree while it was empty: service managers do so.
+            if not self._prepared or not all(parent.is_dir() for place in self._places for parent in self._parents(place)):
+                self.prepare(self._reserve)
             self._apply(name, rspec)
             return [str(path) for place in self._places for path in self._existing(place, name)]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nodepool.nodemanager.host import group_name
 from nodepool.nodemanager.rpc_client import RpcFault
 from tests.conftest import wait_for
 from tests.integration.nm_bench import NmDaemon, make_daemon
@@ -39,6 +40,17 @@ def test_log_in(nm: NmDaemon) -> None:
          f"UserKnownHostsFile={os.devnull}", "-o", "IdentitiesOnly=yes", "-i", os.devnull, "root@127.0.0.1", "true"],
         capture_output=True, text=True, timeout=20, check=False)
     assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stderr
+
+
+def test_emptied_cgroup_tree_is_made_again(nm: NmDaemon) -> None:
+    """Service managers remove empty groups."""
+    nm.put("alpha")
+    nm.delete("alpha")
+    for root in pathlib.Path("/sys/fs/cgroup").glob(f"*/{group_name(str(nm.tmp / 'state'))}"):
+        for path in [*(p for p in root.iterdir() if p.is_dir()), root]:
+            path.rmdir()
+    nm.put("beta", rspec={"nm_mem_limit": 128})
+    assert nm.ssh("beta", "echo fine") == "fine\n"
 
 
 def test_two_slivers_do_not_see_each_other(nm: NmDaemon) -> None:
