@@ -222,6 +222,9 @@ class Runner:
         return not any(one.is_alive() for one in waiting)
 
     def _exit_now(self) -> None:
-        self._pid_file.release()
-        logging.shutdown()
-        os._exit(0)
+        try:
+            self._pid_file.release()
+            # In a signal handler this may meet a half-written line of this very thread.
+            logging.shutdown()
+        finally:
+            os._exit(0)

@@ -25,7 +25,8 @@ PROGRAM = str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager"))
 def free_ports(count: int, number: int) -> int:
     """The first of so many ports that nobody has at present."""
     # Below the ports that connections out of this machine take.
-    first = 20000 + (os.getpid() % 50 * 2 + number) % 100 * count
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3
+    first = 20000 + worker * 4000 + os.getpid() % 4 * 960 + number % 8 * count
     while True:
         taken = []
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import sys
 
 USER_ID = 54322
@@ -46,6 +47,17 @@ def closed_directories() -> dict[pathlib.Path, set[pathlib.Path]]:
                 found.setdefault(parent, set()).add(path.resolve())
                 break
     return found
+
+
+def open_repository(directory: pathlib.Path) -> pathlib.Path:
+    """Where every user can import nodepool from: the clone, or a copy in `directory` when the clone is in a closed one."""
+    if all(parent.stat().st_mode & 0o001 for parent in REPOSITORY.parents):
+        return REPOSITORY
+    shutil.copytree(REPOSITORY / "nodepool", directory / "nodepool", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (directory / "nodepool").rglob("*"):
+        path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
+    (directory / "nodepool").chmod(0o755)
+    return directory
 
 
 def make_home(directory: pathlib.Path) -> pathlib.Path:

@@ -20,10 +20,10 @@ import pytest
 
 from nodepool.nodemanager import delegates, forward, xml_rpc
 from nodepool.nodemanager.delegates import AccountError, UnixAccounts, write_keys
+from tests.integration import nm_user
 from tests.nm_node import KEY, Running, delegate, sliver
 from tests.sshd import SSHServer, ssh_server
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 #: One that every account may run, unlike one in somebody's home directory.
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 
@@ -39,8 +39,9 @@ def folder() -> Iterator[pathlib.Path]:
 @pytest.fixture
 def program(folder: pathlib.Path) -> str:
     """nodepool-nm-forward as a program of its own, with the socket of the test as its default."""
+    repository = nm_user.open_repository(folder)
     path = folder / "nodepool-nm-forward"
-    path.write_text(f"#!{PYTHON} -I\nimport sys\nsys.path.insert(0, {str(REPOSITORY)!r})\nsys.dont_write_bytecode = True\n"
+    path.write_text(f"#!{PYTHON} -I\nimport sys\nsys.path.insert(0, {str(repository)!r})\nsys.dont_write_bytecode = True\n"
                     "from nodepool.nodemanager import forward\n"
                     f"forward.SOCKET = {str(folder / 'api.sock')!r}\nsys.exit(forward.main())\n")
     path.chmod(0o755)

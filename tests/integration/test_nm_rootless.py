@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_for
+from tests.integration import nm_user
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 USER = 54321
@@ -141,7 +142,7 @@ def processes() -> list[int]:
 def interpreter() -> Iterator[tuple[str, str]]:
     """A Python and a path that the user may read; developers keep theirs in root's home."""
     packages = sysconfig.get_paths()["purelib"]
-    if readable(sys.executable) and readable(packages):
+    if readable(sys.executable) and readable(packages) and readable(str(REPOSITORY)):
         yield sys.executable, str(REPOSITORY)
         return
     python = shutil.which("python3", path="/usr/bin:/bin")
@@ -154,7 +155,7 @@ def interpreter() -> Iterator[tuple[str, str]]:
             shutil.copytree(pathlib.Path(packages) / name, directory / name)
     for path in pathlib.Path(packages).glob("_cffi_backend*"):
         shutil.copy(path, directory)
-    yield python, f"{REPOSITORY}:{directory}"
+    yield python, f"{nm_user.open_repository(directory)}:{directory}"
     shutil.rmtree(directory)
 
 

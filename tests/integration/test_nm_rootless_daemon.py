@@ -171,7 +171,8 @@ def test_quickstart(home: pathlib.Path) -> None:
     done = subprocess.run(
         nm_user.command(home, sys.executable, str(nm_user.REPOSITORY / "tools" / "demo.py"), "--no-image", "--json", str(result)),
         capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stdout + done.stderr
+    logs = "".join(f"\n== {path}\n{path.read_text()[-4000:]}" for path in sorted(home.rglob("*.log")))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
     assert "missing on this machine: root inside" in done.stdout and "as zuul" in done.stdout
     summary = json.loads(result.read_text())
     assert [node["driver"] for node in summary["nodes"]] == ["nodemanager"] * 3
