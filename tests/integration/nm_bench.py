@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -23,23 +24,25 @@ PROGRAM = str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager"))
 
 
 def free_ports(count: int, number: int) -> int:
-    """The first of so many ports that nobody has at present."""
+    """The first of so many ports that nobody has at present.
+
+    Daemons of one test never get the same: each number has places of its own, for its listeners come only with slivers.
+    """
     # Below the ports that connections out of this machine take.
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3
-    first = 20000 + worker * 4000 + os.getpid() % 4 * 960 + number % 8 * count
-    while True:
-        taken = []
-        try:
-            for port in range(first, first + count):
-                probe = socket.socket()
-                taken.append(probe)
-                probe.bind(("127.0.0.1", port))
-            return first
-        except OSError:
-            first += count
-        finally:
-            for probe in taken:
-                probe.close()
+    for attempt in range(4):
+        first = 20000 + worker * 4000 + (os.getpid() + attempt) % 4 * 8 * count + number % 8 * count
+        with contextlib.ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probe = probes.enter_context(socket.socket())
+                    # As the daemon does: connections that have just ended do not matter.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", port))
+                return first
+            except OSError:
+                continue
+    raise AssertionError(f"no {count} free ports for daemon {number}")
 
 
 class NmDaemon:
