@@ -21,6 +21,9 @@ GRACE = 2.0
 COMMAND_TIMEOUT = 10.0
 _ROUND = 1.0
 """Seconds to wait for killed processes before looking for new ones."""
+_EXEC = 0.05
+"""Seconds, at most, for a process to come out of execve()."""
+_PF_KTHREAD = 0x00200000
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,7 @@ def boot_id() -> str:
 def read_process(pid: int) -> Process | None:
     """None if there is no such process (any more)."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(pid)
         return Process(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0].decode())
     except (OSError, IndexError, ValueError):
         return None
@@ -67,12 +69,30 @@ def processes() -> list[Process]:
 
 
 def environment(pid: int) -> list[bytes]:
-    """``NAME=value`` items; empty if it cannot be read."""
+    """``NAME=value`` items; empty if it cannot be read.
+
+    In the middle of execve() a process shows an empty environment; that moment is waited for.
+    """
+    until = time.monotonic() + _EXEC
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return file.read().split(b"\0")
-    except OSError:
+        while True:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if found := file.read():
+                    return found.split(b"\0")
+            fields = _stat(pid)
+            kernel, (begin, end) = int(fields[6]) & _PF_KTHREAD, (int(fields[47]), int(fields[48]))
+            if kernel or fields[0] in b"ZX" or begin == end != 0 or time.monotonic() >= until:
+                return []
+            # The kernel tells nobody when execve() is through.
+            time.sleep(0.001)
+    except (OSError, IndexError, ValueError):
         return []
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/<pid>/stat from the third on (proc(5)): its state comes first."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def below(path: str, directories: tuple[str, ...] | list[str]) -> bool:

@@ -197,6 +197,13 @@ def test_belongs_finds_all_kinds(journal: BuildJournal, tmp_base: pathlib.Path, 
     assert belongs(entry) == []
 
 
+def test_environment_in_the_middle_of_execve(start: Start) -> None:
+    """A process that calls execve() over and over shows its environment at every look."""
+    again = start('exec sh -c "$AGAIN"', AGAIN='exec sh -c "$AGAIN"', MARK="seen")
+    wait_for(lambda: b"MARK=seen" in strays.environment(again.pid), what="the environment")
+    assert all(b"MARK=seen" in strays.environment(again.pid) for _ in range(2000))
+
+
 def test_session_without_leader(journal: BuildJournal, tmp_base: pathlib.Path, start: Start) -> None:
     """One member with the marker is enough for those which have lost it, as under sudo."""
     entry = journal.begin("i", "01", str(tmp_base))
