@@ -27,7 +27,7 @@ from typing import Any
 
 from nodepool.nodemanager import cgroup_v1, cgroup_v2
 from nodepool.nodemanager.backends.base import Problem
-from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places
+from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places, make_moves_quick
 from nodepool.nodemanager.cgroup_files import CgroupError, Place, format_list, parse_list, processes, read, walk, write
 from nodepool.nodemanager.cores import Cores, topology
 from nodepool.nodemanager.rspec import DEFAULT_RSPEC, check_name
@@ -330,6 +330,11 @@ class Cgroups:
     def procs_files(self, name: str) -> list[str]:
         """Where a new process writes "0" to join."""
         return [str(path / "cgroup.procs") for place in self._places for path in self._existing(place, name)[:1]]
+
+    def expect_moves(self) -> None:
+        """Processes are going to be moved soon; returns at once."""
+        for place in self._places[-1:]:
+            threading.Thread(target=make_moves_quick, args=(place,), name="Thread-nm-cgroups", daemon=True).start()
 
     def attach(self, name: str, pid: int) -> None:
         """Move a process in. Raises CgroupError."""

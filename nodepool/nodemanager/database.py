@@ -208,6 +208,11 @@ class Database:
             cursor.executemany("UPDATE records SET source = ? WHERE record_key = ?", [(ABANDONED, key) for key in keys])
             return keys
 
+    def texts(self, prefix: str) -> list[tuple[str, str | None]]:
+        """JSON texts of the records whose key begins so, each with that of what this host adds."""
+        return self._rows("SELECT records.json, local.json FROM records LEFT JOIN local USING (record_key) "
+                          "WHERE substr(record_key, 1, ?) = ? ORDER BY record_key", len(prefix), prefix)
+
     def next_expiry(self) -> float | None:
         """Unix seconds of the earliest, or None."""
         expiry: float | None = self._rows("SELECT min(expiry) FROM records")[0][0]
@@ -234,6 +239,10 @@ class Database:
 
     def locals(self) -> dict[str, dict[str, Any]]:
         return {key: json.loads(text) for key, text in self._rows("SELECT record_key, json FROM local ORDER BY record_key")}
+
+    def keys_with(self, name: str) -> list[str]:
+        """Records for which this host keeps a value of that name."""
+        return [key for key, in self._rows("SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}")]
 
     def update_local(self, key: str, **values: Any) -> dict[str, Any]:
         """Set these values (None removes one); returns all."""

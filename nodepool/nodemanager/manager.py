@@ -241,12 +241,13 @@ class NodeManager:
                 if r.content.get("account_type") == records.DELEGATE}
 
     def _run_expiry(self) -> None:
+        checked = time.monotonic()
         while self._running:
-            wait = EXPIRY_CHECK
+            wait = max(0.0, checked + EXPIRY_CHECK - time.monotonic())
             try:
                 due = self.database.next_expiry()
                 if due is not None:
-                    wait = max(0.0, min(EXPIRY_CHECK, due - time.time() + 0.01))
+                    wait = max(0.0, min(wait, due - time.time() + 0.01))
             except Exception:
                 self.log.exception("Error about expired records:")
             self._wake_expiry.wait(wait)
@@ -254,15 +255,21 @@ class NodeManager:
             if not self._running:
                 return
             try:
-                self._prune_templates()
-                self.host.account(self.slivers.effective())
-                with self._delivery:
-                    before = self.slivers.effective()
-                    changes = merge.expire(self.database, time.time())
-                    if changes.deleted:
-                        self._follow(changes, before)
+                if time.monotonic() >= checked + EXPIRY_CHECK:
+                    checked = time.monotonic()
+                    self._prune_templates()
+                    self.host.account(self.slivers.effective())
+                self._expire()
             except Exception:
                 self.log.exception("Error about expired records:")
+
+    def _expire(self) -> None:
+        with self._delivery:
+            due = self.database.next_expiry()
+            if due is None or due >= time.time():
+                return
+            before = self.slivers.effective()
+            self._follow(merge.expire(self.database, time.time()), before)
 
     def _prune_templates(self) -> None:
         """Root trees that no sliver has used for a while."""

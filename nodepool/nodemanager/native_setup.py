@@ -7,14 +7,15 @@ masks of /proc, nor make /sys writable, nor allow device nodes on the root again
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 from collections.abc import Sequence
 from typing import Any
 
-from nodepool.nodemanager import inside, syscalls
-from nodepool.nodemanager.operations import child, finish, join_cgroups, open_cgroups, run_child
+from nodepool.nodemanager import first, syscalls
+from nodepool.nodemanager.operations import child, join_cgroups, open_cgroups
 from nodepool.nodemanager.syscalls import (
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOEXEC,
@@ -36,7 +37,6 @@ MASKED = (
 )
 PRIVATE = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
 TTY_GROUP = 5
-INIT = ("sleep", "infinity")
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 NEW = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
 
@@ -170,10 +170,31 @@ def build_run(root: int, base: int, request: dict[str, Any]) -> None:
         attach(mount_fd, root, target, directory, make=False)
 
 
-def mount_process_views(root: int, pidfd: int, base: int) -> None:
-    """/proc and /sys as the sliver sees them; runs in a process of its pid and network namespace, still as root of the host."""
-    syscalls.setns(pidfd, syscalls.CLONE_NEWNET)
-    attach(syscalls.new_mount("proc", {}, PRIVATE), root, "proc")
+def process_view(one: first.First) -> int:
+    """A detached /proc of the sliver's pid namespace."""
+    try:
+        return syscalls.new_mount("proc", {"pidns": f"/proc/{one.pid}/ns/pid"}, PRIVATE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # Before 6.17 the kernel takes the namespace of the process that asks: a child of this one.
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        syscalls.setns(one.pidfd, syscalls.CLONE_NEWPID)
+
+        def mount(_pipe: int) -> None:
+            socket.send_fds(theirs, [b"m"], [syscalls.new_mount("proc", {}, PRIVATE)])
+
+        helper, helper_fd = child(0, mount, "cannot mount /proc")
+        os.waitpid(helper, 0)
+        os.close(helper_fd)
+        return socket.recv_fds(ours, 1, 1)[1][0]
+
+
+def mount_process_views(root: int, one: first.First, base: int) -> None:
+    """/proc and /sys as the sliver sees them; this process goes to the sliver's network for it."""
+    syscalls.setns(one.pidfd, syscalls.CLONE_NEWNET)
+    attach(process_view(one), root, "proc")
     proc = place(root, "proc")
     try:
         control = os.open("sys/net/ipv4/ping_group_range", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -224,60 +245,20 @@ def write_maps(pid: int, base: int, count: int) -> None:
             os.close(descriptor)
 
 
-def become_first(request: dict[str, Any], gate: socket.socket, outcome: int) -> None:
-    """Process 1: waits until the tree stands, then locks itself in, writes its own files and becomes a sleeper."""
-    if gate.recv(1) != b"g":
-        os._exit(1)  # the worker failed or was killed
-    gate.close()
+def lock_in() -> None:
+    """Process 1 takes its own copy of the mounts and becomes root of the sliver."""
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP)
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    os.setsid()
     os.chdir("/")
     os.umask(0o022)
-    socket.sethostname(request["hostname"])
-    syscalls.loopback_up()
-    inside.furnish(request)
-    null = os.open("/dev/null", os.O_RDWR)
-    for target in range(3):
-        os.dup2(null, target)
-    syscalls.close_from(3, (outcome,))
-    inside.reset_signals(ignore_children=True)
-    inside.confine(request["seccomp"])
-    inside.execute(INIT, {"PATH": inside.PATH})
 
 
-def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """Make namespaces, tree and process 1. Answer: pid, start_time; with a pidfd."""
-    base, count = request["base"], request["count"]
-    syscalls.unshare(syscalls.CLONE_NEWNS)
-    syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-    gate, gate_inside = socket.socketpair()
-    outcome, outcome_write = os.pipe2(os.O_CLOEXEC)
-    pid, pidfd = syscalls.clone(NEW)
-    if pid == 0:
-        gate.close()
-        for descriptor in (*request["keep"], outcome):
-            os.close(descriptor)
-        run_child(lambda pipe: become_first(request, gate_inside, pipe), outcome_write)
-    gate_inside.close()
-    os.close(outcome_write)
-    write_maps(pid, base, count)
-    # Moving a process between cgroups waits for all processors of the host, up to 15 ms; meanwhile the tree is built.
-    cgroups = open_cgroups(request["procs"])
-    moved, moved_write = os.pipe2(os.O_CLOEXEC)
-    mover, mover_fd = syscalls.clone(0)
-    if mover == 0:
-        run_child(lambda _pipe: join_cgroups(cgroups, pid), moved_write)
-    os.close(moved_write)
-    os.close(mover_fd)
-    try:
-        with open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("-900")  # a sliver short of memory loses a program, not itself
-    except OSError:
-        pass  # a host without CAP_SYS_RESOURCE; process 1 is small and thus seldom chosen
-    userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+def stand(request: dict[str, Any], one: first.First) -> None:
+    """Build the tree for process 1 and make it the root of this process."""
+    base = request["base"]
+    userns = os.open(f"/proc/{one.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     try:
         root = build_tree(request, userns)
     except OSError as error:
@@ -287,22 +268,45 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
         build_run(root, base, request)
     except OSError as error:
         raise StepError(f"cannot build /dev and /run: {error.strerror}") from error
-    syscalls.setns(pidfd, syscalls.CLONE_NEWPID)
-    helper, helper_fd = child(0, lambda _pipe: mount_process_views(root, pidfd, base), "cannot mount /proc and /sys")
-    os.waitpid(helper, 0)
-    os.close(helper_fd)
+    try:
+        mount_process_views(root, one, base)
+    except OSError as error:
+        raise StepError(f"cannot mount /proc and /sys: {error.strerror}") from error
     os.fchdir(root)
     syscalls.pivot_root(".", ".")
     syscalls.umount(".")
-    finish(moved, mover, "cannot limit the sliver")
-    os.waitpid(mover, 0)
-    gate.send(b"g")
-    gate.close()
-    started = os.open("/proc/1/stat", os.O_RDONLY | os.O_CLOEXEC)
-    with os.fdopen(started, "rb") as file:
-        ticks = int(file.read().rsplit(b")", 1)[1].split()[19])
-    finish(outcome, pid, "process 1 cannot start")
-    return {"pid": pid, "start_time": ticks, "watch": pid}, [pidfd]
+
+
+def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Make namespaces, tree and process 1. Answer: pid, start_time; with a pidfd."""
+    base, count = request["base"], request["count"]
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    # Opened by root of the host: whoever writes to them, it is with root's rights.
+    cgroups = open_cgroups(request["procs"])
+
+    def after() -> None:
+        lock_in()
+        first.settle(request)
+
+    # Moving between cgroups waits for all processors of the host, up to 15 ms; meanwhile the tree is built.
+    one = first.begin(NEW, request, lambda: join_cgroups(cgroups), after)
+    for descriptor in cgroups.values():
+        os.close(descriptor)
+    write_maps(one.pid, base, count)
+    try:
+        with open(f"/proc/{one.pid}/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("-900")  # a sliver short of memory loses a program, not itself
+    except OSError:
+        pass  # a host without CAP_SYS_RESOURCE; process 1 is small and thus seldom chosen
+    started = syscalls.start_time(one.pid)
+    try:
+        stand(request, one)
+    except (OSError, StepError):
+        one.failed()  # then that is the better reason
+        raise
+    one.go()
+    return {"pid": one.pid, "start_time": started, "watch": one.pid}, [one.pidfd]
 
 
 def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
@@ -311,24 +315,13 @@ def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
     syscalls.machine()
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-    hold, release = os.pipe2(os.O_CLOEXEC)
-    pid, pidfd = syscalls.clone(NEW)
-    if pid == 0:
-        os.close(release)
-        os.read(hold, 1)
-        os._exit(0)
-    os.close(hold)
-    try:
+    with first.held_namespaces(NEW) as pid:
         write_maps(pid, base, request["count"])
         userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         for name in ("lower", "writable", "stage"):
             os.makedirs(os.path.join(scratch, name), exist_ok=True)
         build_tree({"base": base, "writable": os.path.join(scratch, "writable"), "stage": os.path.join(scratch, "stage"),
                     "layers": {"root": [os.path.join(scratch, "lower")]}}, userns)
-    finally:
-        os.close(release)
-        os.waitpid(pid, 0)
-        os.close(pidfd)
     return {}, []
 
 

@@ -174,14 +174,4 @@ def ping(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     return {"pid": os.getppid()}, []
 
 
-def prime(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """Join the cgroups and end.
-
-    The first move in a while makes the kernel wait for all processors; moves soon after it are quick. Done beside other
-    work, this takes the wait out of the way of the moves that matter.
-    """
-    join_cgroups(open_cgroups(request["procs"][-1:]))
-    return {}, []
-
-
-OPERATIONS: dict[str, Operation] = {"prime": prime, "spawn": spawn, "furnish": furnish, "listen": listen, "ping": ping}
+OPERATIONS: dict[str, Operation] = {"spawn": spawn, "furnish": furnish, "listen": listen, "ping": ping}

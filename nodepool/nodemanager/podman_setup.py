@@ -9,37 +9,28 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nodepool.nodemanager import native_setup, syscalls
+from nodepool.nodemanager import first, native_setup, syscalls
 from nodepool.nodemanager.zygote import Operation, StepError
 
 
 def mount_tree(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
     """Mount `layers` at `target`."""
     host = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    hold, release = os.pipe2(os.O_CLOEXEC)
-    pid, pidfd = syscalls.clone(syscalls.CLONE_NEWUSER)
-    if pid == 0:
-        os.close(release)
-        os.read(hold, 1)
-        os._exit(0)
-    os.close(hold)
     try:
-        native_setup.write_maps(pid, request["base"], request["count"])
-        userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        syscalls.unshare(syscalls.CLONE_NEWNS)
-        syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-        root = native_setup.build_tree({**request, "layers": {"root": request["layers"]["root"]}}, userns)
-        mount_fd = syscalls.open_tree("", root)
-        os.close(root)
-        syscalls.setns(host, syscalls.CLONE_NEWNS)
-        syscalls.move_mount(mount_fd, request["target"])
-        os.close(mount_fd)
+        with first.held_namespaces(syscalls.CLONE_NEWUSER) as pid:
+            native_setup.write_maps(pid, request["base"], request["count"])
+            userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            syscalls.unshare(syscalls.CLONE_NEWNS)
+            syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+            root = native_setup.build_tree({**request, "layers": {"root": request["layers"]["root"]}}, userns)
+            mount_fd = syscalls.open_tree("", root)
+            os.close(root)
+            syscalls.setns(host, syscalls.CLONE_NEWNS)
+            syscalls.move_mount(mount_fd, request["target"])
+            os.close(mount_fd)
     except OSError as error:
         raise StepError(f"cannot build the root tree: {error.strerror or error}") from error
     finally:
-        os.close(release)
-        os.waitpid(pid, 0)
-        os.close(pidfd)
         os.close(host)
     return {}, []
 

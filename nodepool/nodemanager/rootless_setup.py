@@ -6,13 +6,11 @@ There is no root inside: capabilities end at exec, because the id is not 0, and 
 from __future__ import annotations
 
 import os
-import socket
 from typing import Any
 
-from nodepool.nodemanager import inside, native_setup, syscalls
+from nodepool.nodemanager import first, inside, native_setup, syscalls
 from nodepool.nodemanager.native_setup import (
     DEVICES,
-    INIT,
     LINKS,
     MASKED,
     PRIVATE,
@@ -20,7 +18,6 @@ from nodepool.nodemanager.native_setup import (
     attach,
     cover,
 )
-from nodepool.nodemanager.operations import finish, run_child
 from nodepool.nodemanager.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from nodepool.nodemanager.zygote import Operation, StepError
 
@@ -94,51 +91,26 @@ def build_devices(root: int) -> None:
     attach(syscalls.new_mount("tmpfs", {"mode": "1777"}, PRIVATE & ~MOUNT_ATTR_NOEXEC), root, "dev/shm", make=False)
 
 
-def become_first(request: dict[str, Any], gate: socket.socket, outcome: int) -> None:
-    """Process 1."""
-    if gate.recv(1) != b"g":
-        os._exit(1)
-    gate.close()
-    os.umask(0o022)
-    build(request)
-    os.setsid()
-    socket.sethostname(request["hostname"])
-    syscalls.loopback_up()
-    inside.furnish(request)
-    null = os.open("/dev/null", os.O_RDWR)
-    for target in range(3):
-        os.dup2(null, target)
-    syscalls.close_from(3, (outcome,))
-    inside.reset_signals(ignore_children=True)
-    inside.limit(request["limits"])
-    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    inside.confine(request["seccomp"])
-    inside.execute(INIT, {"PATH": inside.PATH, MARK: request["mark"]})
-
-
 def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
     """Make namespaces, tree and process 1. Answer: pid, start_time; with a pidfd."""
     uid, gid = os.getuid(), os.getgid()
-    gate, gate_inside = socket.socketpair()
-    outcome, outcome_write = os.pipe2(os.O_CLOEXEC)
+
+    def after() -> None:
+        os.umask(0o022)
+        build(request)
+        first.settle(request)
+        inside.limit(request["limits"])
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+
     try:
-        pid, pidfd = syscalls.clone(NEW)
+        one = first.begin(NEW, request, lambda: None, after, {MARK: request["mark"]})
     except OSError as error:
         raise StepError(f"this host does not let ordinary users make namespaces ({error.strerror}); see sysctl "
                         "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
                         "kernel.apparmor_restrict_unprivileged_userns") from error
-    if pid == 0:
-        gate.close()
-        for descriptor in (*request["keep"], outcome):
-            os.close(descriptor)
-        run_child(lambda pipe: become_first(request, gate_inside, pipe), outcome_write)
-    gate_inside.close()
-    os.close(outcome_write)
-    write_maps(pid, uid, gid)
-    gate.send(b"g")
-    gate.close()
-    finish(outcome, pid, "process 1 cannot start")
-    return {"pid": pid, "start_time": syscalls.start_time(pid), "watch": pid}, [pidfd]
+    write_maps(one.pid, uid, gid)
+    one.go()
+    return {"pid": one.pid, "start_time": syscalls.start_time(one.pid), "watch": one.pid}, [one.pidfd]
 
 
 OPERATIONS: dict[str, Operation] = {"make_rootless": make}

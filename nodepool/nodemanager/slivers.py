@@ -6,6 +6,7 @@ which sliver to look at.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -69,6 +70,8 @@ class Slivers:
         self._reconciler: Reconciler[str] = Reconciler(
             "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency)
         self._copies = Copies(os.path.join(config.state_dir, "records"))
+        #: Every admission asks for all of them; few change.
+        self._grant = functools.lru_cache(maxsize=2 * config.max_slivers)(self._granted_by)
         self._running = True
 
     def start(self) -> None:
@@ -128,12 +131,15 @@ class Slivers:
     def effective(self) -> dict[str, dict[str, int]]:
         """Name -> RSpec with loans, of all slivers with a record."""
         given: dict[str, tuple[dict[str, int], list[loans.Loan]]] = {}
-        for record in self._database.records():
-            if record.content.get("account_type") == records.SLIVER:
-                local = self._database.local(record.key)
-                made = [(str(r), str(n), int(a)) for r, n, a in local.get("loans", [])]
-                given[record.content["name"]] = self.granted(record.content), made
+        for text, local in self._database.texts("sliver_"):
+            name, granted = self._grant(text)
+            made = json.loads(local).get("loans", []) if local and '"loans"' in local else []
+            given[name] = dict(granted), [(str(r), str(n), int(a)) for r, n, a in made]
         return loans.effective(given)
+
+    def _granted_by(self, text: str) -> tuple[str, dict[str, int]]:
+        record = json.loads(text)
+        return record["name"], self.granted(record)
 
     def spec(self, name: str, record: Mapping[str, Any], index: int, effective: Mapping[str, int]) -> SliverSpec:
         return SliverSpec(
@@ -177,13 +183,15 @@ class Slivers:
             raise
 
     def _ensure(self, name: str, key: str, record: Mapping[str, Any], local: dict[str, Any]) -> float | None:
-        effective = self.effective().get(name)
+        everybody = self.effective()
+        effective = everybody.get(name)
         if effective is None:
             return 0.0  # its record went this moment
         index = local.get("index")
         if index is None:
-            index = self._database.allocate_index(name, self._config.max_slivers)
-            local = self._database.update_local(key, index=index)
+            with self._database.transaction():
+                index = self._database.allocate_index(name, self._config.max_slivers)
+                local = self._database.update_local(key, index=index)
         spec = self.spec(name, record, int(index), effective)
         handle = local.get("handle")
         image = local.get("image")
@@ -191,25 +199,24 @@ class Slivers:
             self._remove(name, key, local)  # another root tree is another machine
             handle = None
         if handle is None:
-            handle = self._create(name, key, spec)
+            handle = self._create(name, key, spec, everybody)
             local = self._database.local(key)
         if local.get(RUNNING, True) and effective["nm_enabled"]:
             return self._run(name, key, spec, local, handle)
         return self._halt(name, key, spec, local, handle, bool(effective["nm_enabled"]))
 
-    def _create(self, name: str, key: str, spec: SliverSpec) -> Handle:
+    def _create(self, name: str, key: str, spec: SliverSpec, everybody: Mapping[str, Mapping[str, int]]) -> Handle:
         self._set(name, CREATING)
-        made = {other for other, values in self._made() if other != name}
-        self._admit(name, spec.rspec, {other: rspec for other, rspec in self.effective().items() if other in made})
+        made = self._made()
+        self._admit(name, spec.rspec, {other: rspec for other, rspec in everybody.items() if other in made})
         with self._creating:
             handle = self.backend.create(spec)
         self._database.update_local(key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False)
         return handle
 
-    def _made(self) -> list[tuple[str, dict[str, Any]]]:
+    def _made(self) -> set[str]:
         """Slivers that exist."""
-        return [(key.partition("_")[2], local) for key, local in self._database.locals().items()
-                if key.startswith("sliver_") and local.get("handle")]
+        return {key.partition("_")[2] for key in self._database.keys_with("handle") if key.startswith("sliver_")}
 
     def _run(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle) -> float | None:
         if local.get("frozen"):

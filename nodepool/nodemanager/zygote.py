@@ -244,16 +244,6 @@ class Zygote:
         connection.close()
         return answer, received
 
-    def post(self, operation: str, arguments: Mapping[str, Any]) -> None:
-        """Run an operation whose outcome does not matter, without waiting for it. Raises BackendError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with ours:
-            with theirs:
-                self._submit(theirs)
-            ours.settimeout(1.0)
-            with contextlib.suppress(OSError):
-                send_frame(ours, {**arguments, "operation": operation, "timeout": 10})
-
     def spawn(self, arguments: Mapping[str, Any], descriptors: Sequence[int], timeout: float = 30.0) -> SpawnedProcess:
         """Run a process inside a sliver; `descriptors` are its stdin, stdout, stderr. Raises BackendError."""
         answer, received, connection = self._exchange("spawn", arguments, descriptors, timeout)

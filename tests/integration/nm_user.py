@@ -11,7 +11,8 @@ import pathlib
 import shutil
 import sys
 
-USER_ID = 54322
+# One for each of the processes that run tests side by side: limits on processes count per user.
+USER_ID = 54322 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 USER_NAME = "nmtest"
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 

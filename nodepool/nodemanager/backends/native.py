@@ -109,6 +109,8 @@ class NativeBackend(Backend):
     # --- making ------------------------------------------------------------------------------------------------------
 
     def create(self, spec: SliverSpec) -> Handle:
+        if self.services.cgroups is not None:
+            self.services.cgroups.expect_moves()
         self._prepare()
         self.base(spec.index)
         directory = self.directory(spec.name)
@@ -122,8 +124,6 @@ class NativeBackend(Backend):
         # A sliver that runs without a record of it: made by a daemon that was killed before it could note it.
         if not self._gone(spec.name, spec.index):
             self._kill(spec.name, spec.index, None)
-        if self.services.cgroups is not None:
-            self.services.zygote.post("prime", {"procs": self._procs(spec.name)})
         self._ensure_disk(spec)
         return self._run(spec, handle, tree.layers)
 
@@ -327,7 +327,7 @@ class NativeBackend(Backend):
 
     def _gone(self, name: str, index: int) -> bool:
         if self.services.cgroups is not None:
-            return name not in self.services.cgroups.names() or self.services.cgroups.empty(name)
+            return self.services.cgroups.empty(name)
         return not self._members(index)
 
     def _members(self, index: int) -> list[int]:
@@ -342,7 +342,7 @@ class NativeBackend(Backend):
             self._kill_first(handle, deadline)
         cgroups = self.services.cgroups
         if cgroups is not None:
-            if name in cgroups.names() and not cgroups.empty(name):
+            if not cgroups.empty(name):
                 cgroups.kill(name, max(0.1, deadline - time.monotonic()))
             return
         ids = (self.base(index), self.ids)
@@ -368,7 +368,7 @@ class NativeBackend(Backend):
     def _kill_first(self, handle: Handle, deadline: float) -> None:
         """Kill process 1; the kernel kills its whole pid namespace with it."""
         cgroups = self.services.cgroups
-        if cgroups is not None and handle["name"] in cgroups.names():
+        if cgroups is not None:
             with contextlib.suppress(BackendError, OSError):
                 cgroups.freeze(handle["name"], False)  # frozen by the old freezer it could not even die
         with contextlib.suppress(ProcessLookupError):
