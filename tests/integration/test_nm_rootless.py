@@ -20,7 +20,7 @@ from tests.conftest import wait_for
 from tests.integration import nm_user
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-USER = 54321
+USER = nm_user.USER_ID + 100
 """Any id without rights; no account is needed for it."""
 
 PROGRAM = r"""
