@@ -9,8 +9,6 @@ import threading
 import time
 from typing import Any
 
-from kazoo.protocol.states import KazooState
-
 from nodepool import config as nodepool_config
 from nodepool import hostnames, metrics
 from nodepool.config.keeper import ConfigKeeper
@@ -18,16 +16,16 @@ from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import ConfigurationError
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
+from nodepool.launcher.events import LauncherEvents
 from nodepool.launcher.minready import MinReady
-from nodepool.launcher.nodes import DELETABLE, NodeReconciler
+from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.provider_manager import ProviderManager
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.previous_session import SessionFile
-from nodepool.zk.records import ABORTED, DELETING, FAILED, HOLD, INIT, READY, Node, NodeRequest
-from nodepool.zk.requests import MIN_READY
+from nodepool.zk.records import DELETING, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds for an orderly stop, and how much of it running launches may take.
@@ -93,12 +91,12 @@ class NodePool(threading.Thread):
         self._component: LauncherComponent | None = None
         self._watcher: Any = None
         self._begun = False
-        self._session_was_lost = False
         self.assignment = Assignment(self)
         self.node_reconciler = NodeReconciler(self)
         self.min_ready = MinReady(self)
         self.cleanup = CleanupWorker(self)
         self.statistics = StatsWorker(self)
+        self.events = LauncherEvents(self)
         self._delete_thread = threading.Thread(
             target=self._run_deletions, name="DeletedNodeWorker", daemon=True)
 
@@ -115,14 +113,21 @@ class NodePool(threading.Thread):
         return self.config.provider_managers[name]
 
     def getPoolWorkers(self, provider_name: str) -> list[PoolWorker]:
-        return [w for w in list(self._pool_threads.values()) if w.provider_name == provider_name]
+        return [w for w in self.pool_workers() if w.provider_name == provider_name]
 
     def workers_by_id(self) -> dict[str, PoolWorker]:
         """Running pools by launcher id."""
         return self._workers
 
+    def pool_workers(self) -> list[PoolWorker]:
+        return list(self._pool_threads.values())
+
     def is_handled(self, request_id: str) -> bool:
         return request_id in self._handlers
+
+    def handler_of(self, request_id: str) -> Any:
+        """Who deals with the request here; None: nobody."""
+        return self._handlers.get(request_id)
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, str]]:
         """(request, labels, state, why it is not fulfilled yet) of every request that this launcher deals with."""
@@ -217,7 +222,7 @@ class NodePool(threading.Thread):
         self.min_ready.wake()
         self.cleanup.wake()
         if self.zk.synced:
-            self._look_at_all_nodes()
+            self.events.look_at_all_nodes()
 
     @staticmethod
     def _keep_unusable(old: Any, config: Any) -> None:
@@ -265,15 +270,7 @@ class NodePool(threading.Thread):
         if self.session_file is not None:
             client.session_file = SessionFile(self.session_file)
         zk = ZooKeeper(client)
-        assert zk.node_tree and zk.request_tree and zk.component_tree and zk.image_tree
-        zk.node_tree.listeners.append(self._node_changed)
-        zk.node_tree.lock_listeners.append(self._node_lock_changed)
-        zk.request_tree.listeners.append(self._request_changed)
-        zk.component_tree.listeners.append(self._component_changed)
-        zk.image_tree.listeners.append(self._image_changed)
-        for tree in zk.trees:
-            tree.sync_listeners.append(self._tree_synced)
-        client.state_listeners.append(self._state_changed)
+        self.events.attach(zk)
         self._client = client
         if self.stopped.is_set():
             client.stop_connecting.set()
@@ -312,112 +309,9 @@ class NodePool(threading.Thread):
             self.node_reconciler.start()
         if self._component is not None:
             self._component.state = LauncherComponent.RUNNING
-        self._all_synced()
+        self.events.all_synced()
         self.ready = True
         self.log.info("The launcher is ready")
-
-    # -- events (on the connection thread: only add keys)
-
-    def _state_changed(self, state: str) -> None:
-        if state == KazooState.LOST:
-            self._session_was_lost = True
-            for worker in list(self._pool_threads.values()):
-                worker.session_lost()
-            self.min_ready.session_lost()
-            self.statistics.session_lost()
-        elif state == KazooState.CONNECTED:
-            if self._session_was_lost:
-                self._session_was_lost = False
-                self.assignment.session_lost()
-            self.cleanup.wake()
-
-    def _tree_synced(self) -> None:
-        if self.zk is not None and self.zk.synced:
-            self._all_synced()
-
-    def _all_synced(self) -> None:
-        self.assignment.rebuild()
-        self._look_at_all_nodes()
-        self.cleanup.wake()
-        self.min_ready.wake()
-
-    def _look_at_all_nodes(self) -> None:
-        tree = self.zk.node_tree
-        with tree.lock:
-            ids = [*tree.nodes, *tree.empty]
-        for node_id in ids:
-            self.node_reconciler.look_at(node_id, urgent=False)
-
-    def _node_changed(self, node_id: str, old: Node | None, new: Node | None) -> None:
-        self.statistics.wake()
-        if new is None:
-            if old is not None:
-                self._capacity(old)
-                self._min_ready_label(old)
-            return
-        tree = self.zk.node_tree if self.zk is not None else None
-        if tree is None:
-            return
-        state = new._state
-        locked = node_id in tree.contenders
-        if not locked and (state in DELETABLE or state in (READY, HOLD, INIT)):
-            self.node_reconciler.look_at(node_id)
-        freed = state == READY and new.allocated_to is None and not locked
-        if freed or (old is not None and old.resources != new.resources):
-            self._capacity(new)
-        if old is None or old._state != state or old.allocated_to != new.allocated_to:
-            self._min_ready_label(new)
-            if new.allocated_to and state in (READY, FAILED, ABORTED):
-                handler = self._handlers.get(new.allocated_to)
-                if handler is not None and handler.BLOCKING:
-                    handler.pw.progress(handler)
-
-    def _node_lock_changed(self, node_id: str, locked: bool) -> None:
-        if locked or self.zk is None:
-            return
-        node = self.zk.node_tree.get(node_id)
-        if node is None:
-            return
-        self.node_reconciler.look_at(node_id)
-        if node._state == READY and node.allocated_to is None:
-            self._capacity(node)
-
-    def _capacity(self, node: Node) -> None:
-        """A node became free, or went: waiting requests may go on."""
-        worker = self._pool_threads.get(f"{node.provider}-{node.pool}")
-        if worker is not None:
-            for other in self.getPoolWorkers(node.provider or "") if len(self._pool_threads) > 1 else (worker,):
-                other.capacity_changed()
-        self.assignment.wake()
-
-    def _min_ready_label(self, node: Node) -> None:
-        config = self.config
-        if config is not None:
-            for label in node._type:
-                entry = config.labels.get(label)
-                if entry is not None and entry.min_ready > 0:
-                    self.min_ready.wake()
-
-    def _request_changed(self, request_id: str, old: NodeRequest | None, new: NodeRequest | None) -> None:
-        self.assignment.request_changed(request_id, new)
-        self.statistics.wake()
-        if self.min_ready.owns(request_id) or (new is None and old is not None and old.requestor == MIN_READY):
-            self.min_ready.wake()  # also when one of another launcher, that has died, is gone
-        if new is None and self.zk is not None:
-            handler = self._handlers.get(request_id)
-            if handler is not None:
-                handler.pw.progress(handler)
-            for node_id in list(self.zk.node_tree.by_request.get(request_id, ())):
-                self.node_reconciler.look_at(node_id)
-
-    def _component_changed(self, _path: str, gone: bool) -> None:
-        self.assignment.wake(recheck=True)
-        if gone:
-            self.cleanup.wake()  # a launcher may have died: its requests are ours to go on with
-
-    def _image_changed(self, _image: str) -> None:
-        self.assignment.wake(recheck=True)
-        self.min_ready.wake()
 
     # -- handlers and deletions
 
