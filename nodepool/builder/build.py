@@ -63,7 +63,7 @@ class BuildWorker(Worker):
                 if self._try(decision.build):
                     # What came meanwhile is looked at anew, manual requests first.
                     passed = set()
-            except Exception:
+            except Exception:  # the other images are built meanwhile; this one waits as after a failed build
                 self.log.exception("Error building image %s:", decision.build.image)
                 self._builder.build_backoff.failed(decision.build.image, decision.build.subject)
 

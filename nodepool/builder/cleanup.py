@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from nodepool.builder import files, statistics
@@ -103,6 +104,14 @@ class CleanupWorker(Worker):
 
     # -- a pass
 
+    @contextlib.contextmanager
+    def _going_on(self, text: str, *args: object) -> Iterator[None]:
+        """One bad record or cloud stops nothing else: what fails here is logged and tried again in a later pass."""
+        try:
+            yield
+        except Exception:
+            self.log.exception(text, *args)
+
     def _cleanup(self, everything: bool = True) -> None:
         """One pass.
 
@@ -127,10 +136,8 @@ class CleanupWorker(Worker):
         for image in snapshot.images:
             if not self._usable():
                 return
-            try:
+            with self._going_on("Error cleaning image %s:", image):
                 self._clean_image(image, snapshot, rules, everything, going, unfinished)
-            except Exception:
-                self.log.exception("Error cleaning image %s:", image)
         # Files do not wait for the clouds.
         if self._usable():
             clean_files(config, snapshot, going, self._builder.running_builds, self._records.absent, self.log)
@@ -142,14 +149,12 @@ class CleanupWorker(Worker):
     def _clean_image(self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey],
                      unfinished: list[BuildPlan]) -> None:
         for plan in snapshot.plan(image, rules, everything):
-            try:
+            with self._going_on("Error cleaning uploads of build %s-%s:", image, plan.build):
                 for upload in plan.drop:
                     self._records.drop(upload)
                 for upload in plan.delete:
                     self._tried.add(upload_key(upload))
                     self._records.delete(upload)
-            except Exception:
-                self.log.exception("Error cleaning uploads of build %s-%s:", image, plan.build)
             if plan.remove:
                 self._tried.add(self._subject(snapshot, image, plan.build))
                 self._finish([plan], snapshot, going)
@@ -160,36 +165,26 @@ class CleanupWorker(Worker):
         for plan in plans:
             if not self._usable():
                 return
-            try:
+            with self._going_on("Error removing build %s-%s:", plan.image, plan.build):
                 if self._records.finish(plan, snapshot):
                     going.add((plan.image, plan.build))
-            except Exception:
-                self.log.exception("Error removing build %s-%s:", plan.image, plan.build)
 
     def _clean_rest(self, config: Any, snapshot: Snapshot, rules: Rules) -> None:
         data = snapshot.data
         for key in sorted(data.empty_uploads):
-            try:
+            with self._going_on("Error removing the empty record %s of %s-%s:", key[3], key[0], key[1]):
                 if key[:3] not in data.upload_locks:
                     self._records.remove_empty_upload(key)
-            except Exception:
-                self.log.exception("Error removing the empty record %s of %s-%s:", key[3], key[0], key[1])
         used = {build.image_name for build in data.builds} | {image for image, _ in data.bad_builds | data.empty_builds}
         for image in sorted(data.names - rules.images - used - data.paused - set(data.requests)):
-            try:
+            with self._going_on("Error removing image %s:", image):
                 if not data.build_locks.get(image, (0.0, False))[1]:
                     self._records.remove_image(image)
-            except Exception:
-                self.log.exception("Error removing image %s:", image)
-        try:
+        with self._going_on("Error looking for what uploads left:"):
             self._strays.sweep(config)
-        except Exception:
-            self.log.exception("Error looking for what uploads left:")
         if self._builder.progress is not None and self._builder.progress.synced.is_set():
-            try:
+            with self._going_on("Error cleaning progress records:"):
                 self._progress.clean(config, self._builder.progress.data(), snapshot, rules)
-            except Exception:
-                self.log.exception("Error cleaning progress records:")
 
     def _report_unreadable(self, data: ImageData) -> None:
         for image, build_id in sorted(data.bad_builds - self._reported):

@@ -80,7 +80,7 @@ class Lanes:
             started = time.monotonic()
             try:
                 job()
-            except Exception:
+            except Exception:  # a driver may raise anything; the provider's other jobs go on
                 self._log.exception("Error deleting an upload of provider %s:", provider)
             with self._condition:
                 if lane.stuck:

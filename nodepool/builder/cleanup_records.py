@@ -130,7 +130,7 @@ class RecordCleaner:
                 self.log.info("Deleting image %s (%s) of %s", found.external_name, found.external_id, key[2])
                 try:
                     manager.deleteImage(found.external_name, found.external_id)
-                except Exception:
+                except Exception:  # a driver may raise anything
                     self.log.exception("Unable to delete image %s (%s) of %s, it is tried again:", found.external_name,
                                        found.external_id, key[2])
                     return

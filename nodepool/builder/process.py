@@ -123,7 +123,7 @@ class LineSplitter:
     def _give(self, line: bytes) -> None:
         try:
             self._on_line(line[: 4 * MAX_LINE].decode(errors="replace")[:MAX_LINE])
-        except Exception:
+        except Exception:  # reading goes on: a full pipe would stop the build
             if not self._failed:
                 log.exception("Cannot evaluate the build's output; the build goes on")
             self._failed = True

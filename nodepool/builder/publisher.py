@@ -121,7 +121,7 @@ class Publisher(threading.Thread):
         for key, sampler in samplers.items():
             try:
                 write = sampler()
-            except Exception:
+            except Exception:  # one sampler that fails keeps no other record back
                 self.log.exception("Cannot tell the progress of %s:", key)
                 continue
             with self._condition:

@@ -206,7 +206,7 @@ class UploadJob:
         """True when the cloud has it no more."""
         try:
             manager.deleteImage(name, external_id)
-        except Exception:
+        except Exception:  # a driver may raise anything
             self.log.exception("Failed to delete image %s (%s) of %s again:", name, external_id, self.provider)
             return False
         self.log.info("Deleted image %s (%s) of %s again", name, external_id, self.provider)

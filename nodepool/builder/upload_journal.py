@@ -185,7 +185,7 @@ class StraySweeper:
                             note.build, name, external_id, note.provider)
                 try:
                     manager.deleteImage(name, external_id)
-                except Exception:
+                except Exception:  # a driver may raise anything
                     log.exception("Unable to delete image %s (%s) of %s, it is tried again:", name, external_id, note.provider)
                     return
         note.end()

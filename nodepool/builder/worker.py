@@ -65,7 +65,7 @@ class Worker(threading.Thread):
             self._event.clear()
             try:
                 due = self.make_pass()
-            except Exception:
+            except Exception:  # the thread lives as long as the builder; the pass is made again
                 self.log.exception("Error in %s:", self.name)
                 due = ERROR_WAIT_TIME if self._running else 0
                 self._event.clear()
