@@ -296,7 +296,7 @@ class Servers:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                 log.error("Connections wait: %s", error.strerror)
-                time.sleep(SHORTAGE_WAIT)  # the listener stays ready: without this it would be asked at once again
+                self._wait_for_descriptors()
             return
         connection.setblocking(True)
         caller: Caller | None = None
@@ -327,6 +327,12 @@ class Servers:
                 self._threads.discard(thread)
             self._leave(key)
             connection.close()
+
+    def _wait_for_descriptors(self) -> None:
+        """The listener stays ready: without a pause it would be asked at once again.  A stop ends it at once."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        poll.poll(SHORTAGE_WAIT * 1000)  # what woke us is left to the loop
 
     def _enter(self, caller: Caller | None) -> str | None:
         """A place; None when there is none for this caller (None: not known yet)."""

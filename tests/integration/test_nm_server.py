@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import os
 import pathlib
+import resource
 import shutil
 import socket
 import ssl
@@ -304,6 +305,30 @@ def test_port_in_use(folder: pathlib.Path) -> None:
             running.servers.stop()
             running.node.close()
     assert (folder / "api.sock").read_text() == "precious"
+
+
+def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+                                  ) -> None:
+    """The pause when the process has no descriptor left ends with the server."""
+    monkeypatch.setattr(server, "SHORTAGE_WAIT", 60.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    with Running(folder) as running, socket.socket(socket.AF_UNIX) as connection:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    taken.append(os.dup(connection.fileno()))
+            connection.connect(running.socket)
+            wait_for(lambda: "Connections wait" in caplog.text, what="the server has no descriptor")
+            started = time.monotonic()
+            running.servers.stop()
+            assert time.monotonic() - started < 2
+            assert not running.servers._thread.is_alive()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for number in taken:
+                os.close(number)
 
 
 def test_stop_cuts_off(folder: pathlib.Path) -> None:
