@@ -302,7 +302,7 @@ def builder_id(images_dir: str) -> str:
         with open(path, "rb") as file:
             text = file.read(256).decode("utf-8", "replace").strip()
     except FileNotFoundError:
-        return _new_builder_id(images_dir, path)
+        return _new_builder_id(path)
     except OSError as error:
         raise ConfigurationError(f"images-dir: cannot read {path}: {error.strerror}; make it readable for user "
                                  f"{os.geteuid()}") from error
@@ -332,22 +332,10 @@ def check_images_dir(images_dir: str) -> None:
         raise ConfigurationError(f"images-dir {images_dir} is not writable for user {os.geteuid()}: {error.strerror}") from error
 
 
-def _new_builder_id(images_dir: str, path: str) -> str:
+def _new_builder_id(path: str) -> str:
     text = str(uuid.uuid4())
     try:
-        fd, temporary = tempfile.mkstemp(dir=images_dir, prefix=".builder_id-")
-        try:
-            with os.fdopen(fd, "wb") as file:
-                os.fchmod(file.fileno(), 0o644)
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        sync_directory(images_dir)
+        _write_durably(path, text.encode(), 0o644, ".builder_id-")
     except OSError as error:
         raise ConfigurationError(f"images-dir: cannot write {path}: {error.strerror}") from error
     return text
@@ -362,11 +350,21 @@ def write_json(path: str, content: Any) -> None:
 
     :raises OSError: it cannot be written; nothing is left of it.
     """
+    _write_durably(path, json.dumps(content).encode(), 0o600, NEW)
+
+
+def _write_durably(path: str, content: bytes, mode: int, prefix: str) -> None:
+    """After a crash the file is complete, or as it was.
+
+    :param prefix: of the temporary file's name, beside it.
+    :raises OSError: it cannot be written; nothing is left of it.
+    """
     directory = os.path.dirname(path)
-    fd, temporary = tempfile.mkstemp(dir=directory, prefix=NEW)
+    fd, temporary = tempfile.mkstemp(dir=directory, prefix=prefix)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(content, file)
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

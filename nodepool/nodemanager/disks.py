@@ -10,16 +10,14 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodepool.nodemanager import syscalls
+from nodepool.nodemanager import commands, syscalls
 from nodepool.nodemanager.backends.base import BackendError, Problem
 from nodepool.nodemanager.rspec import DEFAULT_RSPEC, check_name
 
@@ -75,7 +73,7 @@ class Disks:
 
     def problems(self) -> list[Problem]:
         found = []
-        if _tool("mke2fs") is None:
+        if commands.find("mke2fs") is None:
             found.append(Problem("disk quota", False, "install e2fsprogs (mke2fs); without it slivers get no disks of their own"))
         if not os.path.exists("/dev/loop-control"):
             found.append(Problem("disk quota", False, "load the kernel module loop; slivers get no disks of their own without"))
@@ -113,7 +111,7 @@ class Disks:
     @staticmethod
     def _format(path: Path, kib: int) -> None:
         """A new ext4 image. Raises DiskError."""
-        tool = _tool("mke2fs")
+        tool = commands.find("mke2fs")
         if tool is None:
             raise DiskError("mke2fs is missing: install e2fsprogs")
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -126,13 +124,7 @@ class Disks:
                    "-O", f"64bit,^resize_inode,meta_bg,{'' if large else '^'}has_journal",
                    *(["-J", f"size={16 if kib >= 1 << 20 else 4}"] if large else []),
                    "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0", str(path)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_TIMEOUT, check=False,
-                                  stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired:
-            raise DiskError(f"mke2fs did not end within {FORMAT_TIMEOUT:g} s", retry=True) from None
-        if done.returncode != 0:
-            raise DiskError(f"mke2fs of {kib} KiB failed: {done.stderr.strip()[-300:] or done.returncode}")
+        commands.run(command, FORMAT_TIMEOUT, f"mke2fs of {kib} KiB", error=DiskError)
 
     # --- one disk ----------------------------------------------------------------------------------------------------
 
@@ -257,16 +249,10 @@ class Disks:
 
     @staticmethod
     def _grow_unmounted(path: Path) -> None:
-        tool = _tool("resize2fs")
+        tool = commands.find("resize2fs")
         if tool is None:
             raise DiskError("resize2fs is missing: install e2fsprogs")
-        try:
-            done = subprocess.run([tool, "-f", str(path)], capture_output=True, text=True, timeout=RESIZE_TIMEOUT, check=False,
-                                  stdin=subprocess.DEVNULL)
-        except subprocess.TimeoutExpired:
-            raise DiskError(f"resize2fs did not end within {RESIZE_TIMEOUT:g} s", retry=True) from None
-        if done.returncode != 0:
-            raise DiskError(f"resize2fs of {path} failed: {done.stderr.strip()[-300:] or done.returncode}")
+        commands.run([tool, "-f", str(path)], RESIZE_TIMEOUT, f"resize2fs of {path}", error=DiskError)
 
     def _quota_file(self, name: str) -> Path:
         return self.image(name).with_name("disk.kib")
@@ -347,8 +333,6 @@ class Disks:
         return next((device for place, device, _ in _mounts() if place == target), None)
 
 
-
-
 class _Loop:
     """An open loop device."""
 
@@ -385,10 +369,6 @@ class _Loop:
 
     def __exit__(self, *_unused: object) -> None:
         self.close()
-
-
-def _tool(name: str) -> str | None:
-    return shutil.which(name, path="/usr/sbin:/sbin:/usr/bin:/bin")
 
 
 def _may_grow_mounted() -> bool:

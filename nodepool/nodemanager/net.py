@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nodepool.nodemanager import commands
 from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.config import NodeManagerConfig
-from nodepool.nodemanager.nettools import NetworkError, batch, run, supports, tool
+from nodepool.nodemanager.nettools import NetworkError, batch, run, supports
 from nodepool.nodemanager.rspec import check_name
 from nodepool.nodemanager.shaping import Shaper
 
@@ -127,7 +128,7 @@ class Network:
         """What is missing for the networks "nat" and "bridge"; "none" needs nothing."""
         found = []
         for name, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux"), ("nft", "nftables")):
-            if tool(name) is None:
+            if commands.find(name) is None:
                 what = "network nat" if name == "nft" else "bandwidth limits" if name == "tc" else "networks nat and bridge"
                 found.append(Problem(what, False, f"{name} is missing: install {package}; network none works without"))
         if found or os.geteuid() != 0:
@@ -190,7 +191,7 @@ class Network:
         """ifb and table, when no sliver is left."""
         with self._lock:
             batch("ip", [f"link del {self.shaper.device}"], force=True)
-            if tool("nft") is not None:
+            if commands.find("nft") is not None:
                 run("nft", ["-f", "-"], f"table inet {self._table} {{}}\ndelete table inet {self._table}\n")
             self._shared.clear()
 

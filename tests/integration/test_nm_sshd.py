@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.nodemanager.nettools import tool
+from nodepool.nodemanager.commands import find
 from nodepool.nodemanager.sshd import own_address
 from tests.conftest import wait_for
 from tests.integration.nm_bench import NmDaemon
@@ -21,7 +21,7 @@ from tests.integration.nm_bench import NmDaemon
 pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(os.geteuid() != 0, reason="networks need root"),
-    pytest.mark.skipif(tool("nft") is None or tool("ip") is None, reason="network nat needs ip and nft"),
+    pytest.mark.skipif(find("nft") is None or find("ip") is None, reason="network nat needs ip and nft"),
 ]
 
 

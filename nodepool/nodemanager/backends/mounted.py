@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodepool.nodemanager import sshfiles, syscalls
+from nodepool.nodemanager import syscalls
 from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec
-from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, file_entry
+from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, ssh_files
 
 
 class MountedTreeBackend(NativeBackend):
@@ -39,10 +39,7 @@ class MountedTreeBackend(NativeBackend):
         try:
             self._confine(spec, handle)
             request = self._furnishing(spec)
-            request["files"] += [
-                file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
-                file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
-                file_entry(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644)]
+            request["files"] += ssh_files(private, public)
             self.services.zygote.call("furnish", {**self._identity(handle), "hostname": spec.hostname or spec.name, **request},
                                       timeout=MAKE_TIMEOUT)
             self._network(spec, handle)

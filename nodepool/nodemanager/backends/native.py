@@ -163,9 +163,7 @@ class NativeBackend(Backend):
             "present": ["/var/log/lastlog", "/var/log/wtmp"], **self._furnishing(spec), **self._extra(spec),
         }
         request["files"] += [
-            file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
-            file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
-            file_entry(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644),
+            *ssh_files(private, public),
             file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
         answer, descriptors = self.services.zygote.call(self.operation, request, timeout=MAKE_TIMEOUT)
@@ -421,3 +419,9 @@ def file_entry(path: str, content: bytes, mode: int) -> dict[str, Any]:
     """A file for the worker that furnishes a sliver."""
     return {"path": path, "content": base64.b64encode(content).decode(), "mode": mode}
 
+
+def ssh_files(private: bytes, public: str) -> list[dict[str, Any]]:
+    """Host key and configuration of the SSH server inside."""
+    return [file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
+            file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
+            file_entry(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644)]

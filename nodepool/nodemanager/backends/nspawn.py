@@ -12,13 +12,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager import syscalls
+from nodepool.nodemanager import commands, syscalls
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
 from nodepool.nodemanager.rootfs import RootTree
@@ -92,17 +91,9 @@ class NspawnBackend(MountedTreeBackend):
     def _cgroup(self, name: str) -> Path:
         return CGROUP / "system.slice" / f"{self._machine(name)}.service"
 
-    def _run_command(self, argv: list[str], timeout: float = COMMAND_TIMEOUT) -> str:
-        try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                                  timeout=timeout, check=False, cwd="/")
-        except subprocess.TimeoutExpired:
-            raise BackendError(f"{argv[0]} took more than {timeout:g} s", retry=True) from None
-        except OSError as error:
-            raise BackendError(f"cannot run {argv[0]}: {error.strerror}") from error
-        if done.returncode != 0:
-            raise BackendError(f"{argv[0]}: {done.stderr.strip()[-1000:] or f'status {done.returncode}'}", retry=True)
-        return done.stdout
+    @staticmethod
+    def _run_command(argv: list[str], timeout: float = COMMAND_TIMEOUT) -> str:
+        return commands.run(argv, timeout, argv[0], retry=True)
 
     def _tree(self, spec: SliverSpec) -> RootTree:
         if spec.image == "host":

@@ -12,11 +12,10 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodepool.nodemanager import syscalls, tarimage
+from nodepool.nodemanager import commands, syscalls, tarimage
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
 from nodepool.nodemanager.rootfs import RootTree
@@ -89,16 +88,7 @@ class PodmanBackend(MountedTreeBackend):
 
     def _podman(self, *arguments: str, timeout: float = COMMAND_TIMEOUT) -> str:
         """Its output. Raises BackendError with what it said."""
-        try:
-            done = subprocess.run([*command(), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                  errors="replace", timeout=timeout, check=False, cwd="/")
-        except subprocess.TimeoutExpired:
-            raise BackendError(f"podman {arguments[0]} took more than {timeout:g} s", retry=True) from None
-        except OSError as error:
-            raise BackendError(f"cannot run podman: {error.strerror}") from error
-        if done.returncode != 0:
-            raise BackendError(f"podman {arguments[0]}: {done.stderr.strip()[-1000:] or f'status {done.returncode}'}", retry=True)
-        return done.stdout
+        return commands.run([*command(), *arguments], timeout, f"podman {arguments[0]}", retry=True)
 
     def _container(self, name: str) -> str:
         return f"{LABEL}-{self.label}-{name}"
