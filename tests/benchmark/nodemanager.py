@@ -72,13 +72,7 @@ def many(nm: NmDaemon, count: int, figures: Figures) -> None:
 def adoption(nm: NmDaemon, figures: Figures) -> None:
     """SIGKILL with slivers and an open session; from the start of the program until all answer."""
     nm.put("held")
-    record = nm.client.call("GetRecord", "held")
-    session = subprocess.Popen(
-        ["ssh", "-i", str(nm.key), "-p", str(record["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o",
-         f"UserKnownHostsFile={os.devnull}", "root@127.0.0.1", "echo begun; read line; echo got $line"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert session.stdin is not None and session.stdout is not None
-    assert session.stdout.readline() == "begun\n"
+    session = nm.session("held")
     count = len(nm.client.call("ListSlivers"))
     nm.stop(signal.SIGKILL)
     started = time.monotonic()

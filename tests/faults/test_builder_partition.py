@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,20 @@ def cut(request: pytest.FixtureRequest, bench: BuilderBench, proxy: Proxy) -> Cu
     return Cut(bench, proxy, request.param)
 
 
+def lose_session(bench: BuilderBench, cut: Cut, when: str) -> tuple[BuilderProcess, Any, pathlib.Path]:
+    """A builder whose session ends during a build; the build goes on until the file is removed, or its command has ended."""
+    hold = bench.hold("before")
+    builder = cut.start()
+    bench.wait_begun()
+    build = bench.wait_build(state=BUILDING)
+    cut.begin()
+    if when == "the command has ended":
+        hold.unlink()
+        bench.wait_begun("made")
+    cut.wait_expired()
+    return builder, build, hold
+
+
 @pytest.mark.spec("builder.md 17: Suspended and back: result counts")
 def test_short_cut_during_a_build(bench: BuilderBench, cut: Cut) -> None:
     hold = bench.hold("before")
@@ -87,15 +103,7 @@ def test_short_cut_during_a_build(bench: BuilderBench, cut: Cut) -> None:
 @pytest.mark.spec("design.md 5: a build over a lost session counts when nobody else built: the lock is taken again")
 @pytest.mark.parametrize("when", ["the command still runs", "the command has ended"])
 def test_long_cut_during_a_build(bench: BuilderBench, cut: Cut, when: str) -> None:
-    hold = bench.hold("before")
-    builder = cut.start()
-    bench.wait_begun()
-    build = bench.wait_build(state=BUILDING)
-    cut.begin()
-    if when == "the command has ended":
-        hold.unlink()
-        bench.wait_begun("made")
-    cut.wait_expired()
+    builder, build, hold = lose_session(bench, cut, when)
     assert bench.builds(state=READY) == []
     cut.end()
     hold.unlink(missing_ok=True)
@@ -107,15 +115,7 @@ def test_long_cut_during_a_build(bench: BuilderBench, cut: Cut, when: str) -> No
 @pytest.mark.spec("builder.md 17: the session expired and others built: the build is failed, its local files are deleted")
 @pytest.mark.parametrize("when", ["the command still runs", "the command has ended"])
 def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> None:
-    hold = bench.hold("before")
-    first = cut.start()
-    bench.wait_begun()
-    lost = bench.wait_build(state=BUILDING)
-    cut.begin()
-    if when == "the command has ended":
-        hold.unlink()
-        bench.wait_begun("made")
-    cut.wait_expired()
+    first, lost, hold = lose_session(bench, cut, when)
     # The other one builds without being held.
     bench.config("b1", images=[bench.image(env={"CREATE_HOLD": str(bench.scratch.parent)})])
     bench.start("b1")

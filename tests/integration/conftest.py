@@ -1,8 +1,10 @@
-"""Fixtures of the launcher tests."""
+"""Fixtures that several modules use."""
 
 from __future__ import annotations
 
 import pathlib
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -32,3 +34,12 @@ def statsd(monkeypatch: pytest.MonkeyPatch) -> Iterator[StatsdReceiver]:
 @pytest.fixture
 def builders(zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Iterator[BuilderBench]:
     yield from make_builder_bench(zk_chroot, monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def folder() -> Iterator[pathlib.Path]:
+    """Where another user may connect; pytest's own folder is closed to others."""
+    found = pathlib.Path(tempfile.mkdtemp(prefix="nm-"))
+    found.chmod(0o755)
+    yield found
+    shutil.rmtree(found)

@@ -121,6 +121,17 @@ class NmDaemon:
             assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
         return done.stdout
 
+    def session(self, name: str, user: str = "root") -> subprocess.Popen[str]:
+        """A login that has begun; given a line "hello" it says "got hello" and ends."""
+        found = self.client.call("GetRecord", name)
+        session = subprocess.Popen(
+            ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
+             "-o", f"UserKnownHostsFile={os.devnull}", f"{user}@{found['ssh_address']}", "echo begun; read line; echo got $line"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert session.stdout is not None
+        assert session.stdout.readline() == "begun\n"
+        return session
+
     def clean(self) -> None:
         """Remove all slivers and end."""
         if self.process is None:
@@ -165,7 +176,11 @@ def make_daemon(tmp_path: pathlib.Path, **options: Any) -> Iterator[NmDaemon]:
     """For a fixture: a running daemon; afterwards nothing of it may be left."""
     if os.geteuid() != 0:
         pytest.skip("native slivers need root")
-    daemon = NmDaemon(tmp_path, **options)
+    yield from run_daemon(NmDaemon(tmp_path, **options))
+
+
+def run_daemon(daemon: NmDaemon) -> Iterator[NmDaemon]:
+    """The same for one that is made already."""
     daemon.start()
     try:
         yield daemon

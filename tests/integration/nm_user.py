@@ -79,8 +79,8 @@ def command(home: pathlib.Path, *argv: str) -> list[str]:
             str(home), *closed, "--", *argv]
 
 
-def processes() -> list[int]:
-    """Of the user, as the host sees them; those that have ended and wait for their parent do not count."""
+def processes(user: int = USER_ID) -> list[int]:
+    """Of a user, as the host sees them; those that have ended and wait for their parent do not count."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -88,6 +88,6 @@ def processes() -> list[int]:
                 status = pathlib.Path(f"/proc/{entry}/status").read_text()
             except OSError:
                 continue
-            if f"Uid:\t{USER_ID}\t" in status and "State:\tZ" not in status:
+            if f"Uid:\t{user}\t" in status and "State:\tZ" not in status:
                 found.append(int(entry))
     return found

@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import xmlrpc.client
 from collections.abc import Iterator
@@ -26,14 +25,6 @@ from tests.sshd import SSHServer, ssh_server
 
 #: One that every account may run, unlike one in somebody's home directory.
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-
-
-@pytest.fixture
-def folder() -> Iterator[pathlib.Path]:
-    found = pathlib.Path(tempfile.mkdtemp(prefix="nm-"))
-    found.chmod(0o755)
-    yield found
-    shutil.rmtree(found)
 
 
 @pytest.fixture

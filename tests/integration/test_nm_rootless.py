@@ -125,19 +125,6 @@ class Daemon:
         self.process.stdout.close()
 
 
-def processes() -> list[int]:
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                status = pathlib.Path(f"/proc/{entry}/status").read_text()
-            except OSError:
-                continue
-            if f"Uid:\t{USER}\t" in status and "State:\tZ" not in status:
-                found.append(int(entry))
-    return found
-
-
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[tuple[str, str]]:
     """A Python and a path that the user may read; developers keep theirs in root's home."""
@@ -186,7 +173,7 @@ def daemon(state: pathlib.Path, interpreter: tuple[str, str]) -> Iterator[Daemon
         assert made("destroy", name=name) == {}
     assert made("found")["names"] == []
     made.close()
-    wait_for(lambda: not processes(), what="no process of the user left")
+    wait_for(lambda: not nm_user.processes(USER), what="no process of the user left")
     assert [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if str(state) in line] == []
 
 
@@ -251,7 +238,7 @@ def test_kill_and_adopt(daemon: Daemon, state: pathlib.Path, interpreter: tuple[
     assert third("found") == {"names": ["s1"]}
     assert third("destroy", with_handle=False) == {}
     third.close()
-    wait_for(lambda: not processes(), what="no process of the user left")
+    wait_for(lambda: not nm_user.processes(USER), what="no process of the user left")
 
 
 @pytest.mark.parametrize(("order", "text"), [

@@ -7,12 +7,10 @@ import http.client
 import os
 import pathlib
 import resource
-import shutil
 import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import xmlrpc.client
@@ -29,15 +27,6 @@ from tests.nm_node import Authority, Running, delegate, sliver
 
 SLIVER_UID = 3_000_000
 TRIPLE = ["b", "nm_cpu_guaranteed_share", 200]
-
-
-@pytest.fixture
-def folder() -> Iterator[pathlib.Path]:
-    """Where another user may connect; pytest's own folder is closed to others."""
-    found = pathlib.Path(tempfile.mkdtemp(prefix="nm-"))
-    found.chmod(0o755)
-    yield found
-    shutil.rmtree(found)
 
 
 @pytest.fixture

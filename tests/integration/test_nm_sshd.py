@@ -8,7 +8,6 @@ import pathlib
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from nodepool.nodemanager.commands import find
 from nodepool.nodemanager.sshd import own_address
 from tests.conftest import wait_for
-from tests.integration.nm_bench import NmDaemon
+from tests.integration.nm_bench import NmDaemon, run_daemon
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -30,15 +29,7 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     subnet = f"10.{os.getpid() % 50 + 150}.0.0/16"
     daemon = NmDaemon(tmp_path, network={"default": "nat", "subnet": subnet})
     daemon.write_config(ssh={**daemon.options["ssh"], "mode": "sshd"})
-    daemon.start()
-    try:
-        yield daemon
-    finally:
-        daemon.clean()
-        deadline = time.monotonic() + 10
-        while (left := daemon.left()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert left == [], left
+    yield from run_daemon(daemon)
 
 
 def server(nm: NmDaemon, name: str) -> int:
@@ -86,14 +77,9 @@ def test_restart(nm: NmDaemon) -> None:
 
 @pytest.mark.spec("nodemanager.md C.7: a restart of the daemon finds the servers that run; sessions go on")
 def test_adoption(nm: NmDaemon) -> None:
-    found = nm.put("alpha")
+    nm.put("alpha")
     before = server(nm, "alpha")
-    session = subprocess.Popen(
-        ["ssh", "-i", str(nm.key), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o",
-         f"UserKnownHostsFile={os.devnull}", f"root@{found['address']}", "echo begun; read line; echo got $line"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert session.stdin is not None and session.stdout is not None
-    assert session.stdout.readline() == "begun\n"
+    session = nm.session("alpha")
     nm.stop(signal.SIGKILL)
     nm.start()
     assert server(nm, "alpha") == before

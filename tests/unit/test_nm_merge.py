@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ from nodepool.nodemanager.database import ABANDONED, Database
 from tests.nm_node import delegate, sliver
 
 NOW = 1_000_000.0
-
-
-@pytest.fixture
-def database(tmp_path: pathlib.Path) -> Iterator[Database]:
-    found = Database(str(tmp_path / "db"))
-    found.open()
-    yield found
-    found.close()
 
 
 def names(database: Database) -> list[str]:

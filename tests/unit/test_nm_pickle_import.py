@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -59,14 +58,6 @@ sS'timestamp'
 p22
 I1158000001
 ss."""
-
-
-@pytest.fixture
-def database(tmp_path: pathlib.Path) -> Iterator[Database]:
-    found = Database(str(tmp_path / "db"))
-    found.open()
-    yield found
-    found.close()
 
 
 def imported(database: Database, tmp_path: pathlib.Path, data: bytes) -> Any:
