@@ -57,7 +57,8 @@ _SCHEMA = vol.Schema({
     "network": {"default": str, "cap": vol.All(int, vol.Range(min=1)), "exempt-ips": [str], "subnet": str, "dns": [str],
                 "daily-limit": vol.All(int, vol.Range(min=0))},
     "sources": [vol.Any(
-        {vol.Required("slices-xml"): {"url": str, "file": str, "ca": str, "interval": _SECONDS, "cert": str, "key": str}},
+        {vol.Required("slices-xml"): {"url": str, "file": str, "ca": str, "interval": _SECONDS, "cert": str, "key": str,
+                                       "default-slice": vol.Any(str, False)}},
         {vol.Required("zookeeper"): {vol.Required("servers"): [dict], "tls": dict, "insecure": bool, "timeout": _SECONDS}})],
     "tickets": {"keys": [str], "issuers": [str], "xml-keys": [str], "allow-sha1": bool},
     "delegate-accounts": vol.Any("shared", "unix"),

@@ -137,6 +137,20 @@ def _amounts(given: Mapping[str, Any]) -> dict[str, int]:
     return result
 
 
+def overlay(defaults: Mapping[str, int], given: Mapping[str, Any]) -> dict[str, int]:
+    """What is given, and defaults for what is not; a guaranteed rate that one of them has above the other's ceiling is cut.
+
+    :param defaults: validated.
+    :raises RSpecError: an unknown resource or an impossible amount.
+    """
+    own = _amounts(given)
+    result = {**defaults, **own}
+    for minimum, maximum in _RATES:
+        if minimum in result and not {minimum, maximum} <= own.keys():
+            result[minimum] = min(result[minimum], result.get(maximum, MAXIMUM_RATE))
+    return result
+
+
 def with_defaults(given: Mapping[str, Any]) -> dict[str, int]:
     """A complete RSpec; a guaranteed rate above its ceiling, as defaults and grants may give together, is cut to it.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodepool.nodemanager import rspec
 from nodepool.nodemanager.records import RecordError, clean_keys
 from nodepool.nodemanager.rspec import RESOURCES, SYNONYMS
 
@@ -19,6 +21,8 @@ log = logging.getLogger("nodepool.nodemanager.slicesxml")
 MAX_SIZE = 64 << 20
 #: Who may look at what, in records of this source.
 DELEGATIONS = (("del_snoop", "GetRSpec"),)
+#: The slice that is no sliver, but says what the others get where they say nothing (B.2: <prefix>_default).
+DEFAULT_SLICE = "pl_default"
 
 
 class SlicesXmlError(ValueError):
@@ -32,6 +36,8 @@ class _Slice:
     expiry: int | None
     version: int | None = None
     here: bool = False
+    #: It names nodes at all.
+    placed: bool = False
     people: list[str] = field(default_factory=list)
     rspec: dict[str, int] = field(default_factory=dict)
 
@@ -71,6 +77,7 @@ class _Reader:
         if tag == "timestamp":
             current.version = _whole(element.get("value"))
         elif tag == "node":
+            current.placed = True
             current.here = current.here or element.get("id") == self._node_id
         elif tag == "user" and element.get("person_id"):
             current.people.append(element.get("person_id"))
@@ -88,7 +95,7 @@ class _Reader:
 
 def parse(
     document: bytes, node_id: int | str, initscript: bytes | None = None,
-    delegations: Sequence[tuple[str, str]] = DELEGATIONS,
+    delegations: Sequence[tuple[str, str]] = DELEGATIONS, default_slice: str | None = DEFAULT_SLICE,
 ) -> list[dict[str, Any]]:
     """Records of the slivers that belong on this node.
 
@@ -96,6 +103,8 @@ def parse(
     left out; resources that are not known, and amounts that are no whole numbers, too.
 
     :param node_id: ours; slices of other nodes are left out.
+    :param default_slice: name of the slice whose resources are the defaults of all others here; no sliver is made of it. It
+        counts when it is on our node, or on none in particular. None: there is no such slice.
     :raises SlicesXmlError: not well-formed, too large, with entities, or another document.
     """
     from defusedxml import ElementTree
@@ -127,7 +136,32 @@ def parse(
     # An empty list removes every sliver: it must at least look like one.
     if not reader.slices and not any(word in (reader.root or "").lower() for word in ("slice", "planetlab")):
         raise SlicesXmlError(f"slices.xml has no slices, and its root is {str(reader.root)[:40]!r}; is it another document?")
-    return [_record(found, reader.keys, initscript, delegations) for found in reader.slices if found.here]
+    defaults: dict[str, int] = {}
+    slivers = []
+    for found in reader.slices:
+        if default_slice is not None and found.name == default_slice:
+            if (found.here or not found.placed) and (found.expiry is None or found.expiry >= time.time()):
+                defaults |= _defaults(found)
+        elif found.here:
+            slivers.append(found)
+    for found in slivers:
+        if defaults:
+            try:
+                found.rspec = rspec.overlay(defaults, found.rspec)
+            except rspec.RSpecError:
+                pass  # left as it is: the record is refused with what is wrong in it
+    return [_record(found, reader.keys, initscript, delegations) for found in slivers]
+
+
+def _defaults(found: _Slice) -> dict[str, int]:
+    """What can be used of the default slice: a mistake in it must not refuse every sliver."""
+    usable: dict[str, int] = {}
+    for name, amount in found.rspec.items():
+        try:
+            usable |= rspec.validate({**usable, name: amount})
+        except rspec.RSpecError as error:
+            log.error("slices.xml: of slice %s is left out: %s", found.name, error)
+    return usable
 
 
 def _record(found: _Slice, keys: dict[str, list[str]], initscript: bytes | None,

@@ -106,6 +106,7 @@ class SlicesXmlSource:
         self._file = options.get("file")
         self._interval = float(options.get("interval", INTERVAL))
         self._node_id = node_id(config)
+        self._default_slice = options.get("default-slice", slicesxml.DEFAULT_SLICE) or None
         self._deliver = deliver
         self._copy = os.path.join(config.state_dir, f"{name}.xml")
         self._use_copy = new
@@ -163,7 +164,7 @@ class SlicesXmlSource:
         digest = hashlib.sha256(document).digest()
         delivered = False
         if digest != self._digest or again:
-            records = slicesxml.parse(document, self._node_id)
+            records = self._parse(document)
             if self._stop.is_set():
                 return False
             self._deliver(self.name, None, records, True)
@@ -176,6 +177,9 @@ class SlicesXmlSource:
         self._etag, self._state = etag, state
         self._good()
         return delivered
+
+    def _parse(self, document: bytes) -> list[dict[str, Any]]:
+        return slicesxml.parse(document, self._node_id, default_slice=self._default_slice)
 
     def _good(self) -> None:
         if self._problem:
@@ -240,7 +244,7 @@ class SlicesXmlSource:
         self._use_copy = False
         try:
             with open(self._copy, "rb") as stream:
-                records = slicesxml.parse(stream.read(slicesxml.MAX_SIZE + 1), self._node_id)
+                records = self._parse(stream.read(slicesxml.MAX_SIZE + 1))
             self._deliver(self.name, None, records, False)
             log.warning("%s: the last good copy %s is used", self._url or self._file, self._copy)
         except FileNotFoundError:

@@ -38,6 +38,20 @@ def from_file(node: MemoryNode, path: pathlib.Path, new: bool = False) -> Slices
     return SlicesXmlSource("slices-xml-0", {"file": str(path)}, node.config, node.deliver, new)
 
 
+@pytest.mark.spec("nodemanager.md B.2: a slice named <prefix>_default overrides host-wide defaults")
+def test_default_slice(node: MemoryNode, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "slices.xml"
+    source = SlicesXmlSource("slices-xml-0", {"file": str(path), "default-slice": "vini_default"}, node.config, node.deliver)
+    for amount in (100, 200):
+        default = f'<slice id="9" name="vini_default"><resource name="nm_pids_max"><value>{amount}</value></resource></slice>'
+        path.write_bytes(document("a").replace(b"</slices>", default.encode() + b"</slices>"))
+        assert source.look()
+        assert node.sliver_names() == ["a"] and node.granted("a")["nm_pids_max"] == amount
+    path.write_bytes(document("a"))
+    assert source.look()
+    assert node.granted("a")["nm_pids_max"] == 1024
+
+
 @pytest.mark.spec("nodemanager.md A.2, C.6: slices.xml from a file; an outage or a broken document never sweeps")
 def test_file(node: MemoryNode, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "slices.xml"

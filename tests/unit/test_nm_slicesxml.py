@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 from nodepool.nodemanager import slicesxml
+from nodepool.nodemanager.records import RecordError, parse_record
+from nodepool.nodemanager.rspec import UNLIMITED_RATE
 from tests.nm_node import KEY
 
 KEY2 = KEY.replace("JJ", "JK").replace("IJb4", "IKc5")
@@ -96,3 +98,64 @@ def test_many() -> None:
     found = slicesxml.parse(f"<planetlab><slices>{body}</slices></planetlab>".encode(), 12)
     assert len(found) == 3000
     assert all(record["ssh_keys"] == KEY for record in found)
+
+
+DEFAULTS = '<slice id="9" name="pl_default">{node}{resources}</slice>'
+HERE = '<node id="12"/>'
+
+
+def resource(name: str, amount: int) -> str:
+    return f'<resource name="{name}"><value>{amount}</value></resource>'
+
+
+def granted(defaults: str, own: str, **options: str | None) -> dict[str, int]:
+    """RSpec of a slice beside the default slice, which makes no sliver and may come before or after."""
+    parts = [f'<slice id="1" name="a">{HERE}{own}</slice>', defaults]
+    results = [slicesxml.parse(f"<slices>{''.join(order)}</slices>".encode(), 12, **options)  # type: ignore[arg-type]
+               for order in (parts, parts[::-1])]
+    assert results[0] == results[1]
+    (record,) = results[0]
+    assert record["name"] == "a"
+    found: dict[str, int] = parse_record(record)["rspec"]
+    return found
+
+
+@pytest.mark.spec("nodemanager.md B.2: a slice named <prefix>_default overrides host-wide defaults")
+def test_default_slice() -> None:
+    both = resource("nm_cpu_share", 7) + resource("cpu_pct", 5)
+    for node in (HERE, ""):
+        assert granted(DEFAULTS.format(node=node, resources=both), "") == {"nm_cpu_share": 7, "nm_cpu_guaranteed_share": 50}
+        # The slice's own win, by whatever name.
+        assert granted(DEFAULTS.format(node=node, resources=both), resource("cpu_share", 3)) == {
+            "nm_cpu_share": 3, "nm_cpu_guaranteed_share": 50}
+    other = DEFAULTS.format(node='<node id="13"/>', resources=both)
+    assert granted(other, resource("cpu_share", 3)) == {"nm_cpu_share": 3}
+    old = '<slice id="9" name="pl_default" expiry="1000">' + both + "</slice>"
+    assert granted(old, "") == {}
+
+
+@pytest.mark.spec("nodemanager.md B.4: net_max_rate = -1 in the default slice turns shaping off")
+def test_default_rates() -> None:
+    assert granted(DEFAULTS.format(node="", resources=resource("net_max_rate", -1)), "") == {"nm_net_max_rate": UNLIMITED_RATE}
+    # A guarantee never refuses a slice with a low ceiling, nor the other way round.
+    rate = DEFAULTS.format(node="", resources=resource("nm_net_min_rate", 5000))
+    assert granted(rate, resource("nm_net_max_rate", 1000)) == {"nm_net_min_rate": 1000, "nm_net_max_rate": 1000}
+    ceiling = DEFAULTS.format(node="", resources=resource("nm_net_max_rate", 1000))
+    assert granted(ceiling, resource("nm_net_min_rate", 5000)) == {"nm_net_min_rate": 1000, "nm_net_max_rate": 1000}
+
+
+def test_default_slice_with_a_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = DEFAULTS.format(node="", resources=resource("nm_cpu_share", 0) + resource("nm_pids_max", 99))
+    assert granted(wrong, "") == {"nm_pids_max": 99}
+    assert "pl_default is left out: nm_cpu_share" in caplog.text
+    # A slice's own mistake is told as its own, not hidden by defaults.
+    with pytest.raises(RecordError, match="nm_cpu_share"):
+        granted(DEFAULTS.format(node="", resources=resource("nm_pids_max", 99)), resource("nm_cpu_share", 0))
+
+
+def test_other_default_slice() -> None:
+    text = f'<slices><slice id="1" name="vini_default">{HERE}{resource("nm_pids_max", 99)}</slice></slices>'
+    assert len(slicesxml.parse(text.encode(), 12)) == 1, "a slice like any other"
+    assert slicesxml.parse(text.encode(), 12, default_slice="vini_default") == []
+    text = text.replace("vini", "pl")
+    assert len(slicesxml.parse(text.encode(), 12, default_slice=None)) == 1
