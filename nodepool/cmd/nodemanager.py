@@ -23,6 +23,8 @@ def create_parser() -> argparse.ArgumentParser:
 
     parser = make_daemon_parser(PROG, "Carve this machine into isolated, resource-limited slivers.", PID_FILE)
     parser.set_defaults(config=None)
+    parser.add_argument("--startup", action="store_true",
+                        help="start every enabled sliver once, also stopped ones, when its source was read completely")
     for action in parser._actions:
         if action.dest == "config":
             action.help = f"configuration (default: {DEFAULT_PATH} if it exists, else defaults for everything)"
@@ -38,7 +40,7 @@ class NodeManagerService:
 
         path = args.config or (config.DEFAULT_PATH if os.path.exists(config.DEFAULT_PATH) else None)
         # While there is only one thread: this forks.
-        self._manager: Any = NodeManager(config.load(path))
+        self._manager: Any = NodeManager(config.load(path), args.startup)
 
     def start(self) -> None:
         self._manager.start()

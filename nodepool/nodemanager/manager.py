@@ -32,6 +32,7 @@ from nodepool.nodemanager.slivers import (
 )
 from nodepool.nodemanager.sshd import SshServers
 from nodepool.nodemanager.sshfiles import SSHD_ARGV
+from nodepool.nodemanager.startup import Startup
 from nodepool.nodemanager.watch import ProcessWatch
 from nodepool.nodemanager.zygote import Zygote
 
@@ -47,12 +48,16 @@ TEMPLATE_IDLE = 86400.0
 
 
 class NodeManager:
-    """The daemon."""
+    """The daemon.
+
+    :param startup: start every enabled sliver once.
+    """
 
     log = logging.getLogger("nodepool.nodemanager")
 
-    def __init__(self, config: NodeManagerConfig) -> None:
+    def __init__(self, config: NodeManagerConfig, startup: bool = False) -> None:
         self.config = config
+        self._start_stopped = startup
         for directory in (config.state_dir, config.run_dir):
             try:
                 os.makedirs(directory, mode=0o755 if directory == config.run_dir else 0o700, exist_ok=True)
@@ -88,6 +93,7 @@ class NodeManager:
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
         self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit)
+        self.startup = Startup(self.database, self.slivers, self.start_sliver)
         self.api = Api(self)
         self.servers: Any = None
         self._listening = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-listen")
@@ -124,6 +130,8 @@ class NodeManager:
         self.servers.start()
         self.slivers.look_at_all()
         self._sources = sources.make(self.config, self)
+        if self._start_stopped:
+            self.startup.begin(source.name for source in self._sources)
         for source in self._sources:
             source.start()
 
@@ -210,6 +218,8 @@ class NodeManager:
             before = self.slivers.effective()
             changes = merge.deliver(self.database, source, serial, given, complete)
             self._follow(changes, before)
+        if changes.complete:
+            self.startup.synced(source)
         return changes
 
     def _follow(self, changes: merge.Changes, before: Mapping[str, Mapping[str, int]]) -> None:

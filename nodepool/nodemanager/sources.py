@@ -52,6 +52,8 @@ Deliver = Callable[[str, float | None, list[Any], bool], Any]
 
 
 class Source(Protocol):
+    name: str
+
     def start(self) -> None: ...
 
     def stop(self) -> None: ...

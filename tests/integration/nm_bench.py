@@ -60,6 +60,7 @@ class NmDaemon:
             "id-base": 1_000_000_000 + (os.getpid() * 10 + number) % 1000 * 2_000_000, "max-slivers": 120,
             "ssh": {"ports": f"{self.first_port}-{self.first_port + 119}"}, "api": {"tcp": 0}, **options}
         self.write_config()
+        self.arguments: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.client = Client(f"unix:{self.tmp}/run/nodemanager.api")
 
@@ -74,7 +75,7 @@ class NmDaemon:
     def start(self, wait: bool = True) -> None:
         with open(self.tmp / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "pid")], stdout=log, stderr=log,
+                [PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "pid"), *self.arguments], stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL)
         if wait:
             wait_for(self.answers, 30, f"the node manager to answer; its log:\n{self.log}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pathlib
@@ -201,3 +202,57 @@ def test_client_program(nm: NmDaemon) -> None:
     nm.wait("alpha", "stopped")
     run("delete", "alpha")
     nm.wait("alpha", "gone")
+
+
+SLICES = ('<slices><slice id="1" name="listed"><node id="host0"/><resource name="nm_disk_quota"><value>102400</value></resource>'
+          "</slice></slices>")
+
+
+@pytest.fixture
+def listed(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
+    """With a list of slices in the directory."""
+    path = tmp_path / "slices.xml"
+    path.write_text(SLICES)
+    for daemon in make_daemon(tmp_path, sources=[{"slices-xml": {"file": str(path), "interval": 0.2}}]):
+        try:
+            yield daemon
+        finally:
+            path.write_text("<slices/>")
+            daemon.wait("listed", "gone")
+
+
+@pytest.mark.spec("nodemanager.md A: --startup starts every enabled sliver once after the first successful sync")
+def test_startup(listed: NmDaemon, tmp_path: pathlib.Path) -> None:
+    nm, path = listed, tmp_path / "slices.xml"
+    script = base64.b64encode(b"#!/bin/sh\necho started >> /root/starts\n").decode()
+
+    def state(name: str) -> str:
+        return str(nm.client.call("GetRecord", name)["state"])
+
+    for name in ("own", "runs", "off"):
+        nm.put(name, initscript=script)
+    wait_for(lambda: state("listed") == "ready", what="the listed sliver")
+    for name in ("own", "off", "listed"):
+        nm.client.call("Stop", name)
+        nm.wait(name, "stopped")
+    nm.put("off", wait=False, rspec={"nm_enabled": 0})
+    wait_for(lambda: state("off") == "disabled", what="the disabled sliver")
+    path.unlink()  # the authority is away
+    nm.stop(signal.SIGKILL)
+    nm.arguments = ["--startup"]
+    nm.start()
+    nm.wait("own")
+    wait_for(lambda: nm.ssh("own", "cat /root/starts") == "started\n" * 2, what="the init script of the one that was stopped")
+    assert nm.ssh("runs", "cat /root/starts") == "started\n", "it was running all the time"
+    wait_for(lambda: "slivers stay as they are" in nm.log, what="the source is looked at")
+    assert (state("listed"), state("off")) == ("stopped", "disabled")
+    path.write_text(SLICES)
+    wait_for(lambda: state("listed") == "ready", what="the listed sliver after the first complete update")
+    # Once only.
+    for name in ("own", "listed"):
+        nm.client.call("Stop", name)
+        nm.wait(name, "stopped")
+    path.write_text(SLICES.replace('id="1"', 'id="2"'))
+    wait_for(lambda: json.loads(nm.client.call("DumpDatabase"))["records"]["sliver_listed"]["record"]["id"] == 2,
+             what="the next update")
+    assert (state("own"), state("listed")) == ("stopped", "stopped")
