@@ -453,8 +453,11 @@ class NodeManager:
             "index": index or 0, "ssh_address": address, "ssh_port": port,
             "own_ssh": self.sshd is not None and port == sshd.PORT,
             "host_keys": [handle["host_key"]] if handle.get("host_key") else [], "backend": self.backend.name,
-            "address": str(handle.get("address") or ""), "sessions": self.gate.sessions(name), "since": status.since,
+            "address": str(handle.get("address") or ""), "sessions": self._sessions(name), "since": status.since,
         }
+
+    def _sessions(self, name: str) -> int:
+        return self.gate.sessions(name) + (self.sshd.sessions(name) if self.sshd is not None else 0)
 
     def capacity(self) -> dict[str, Any]:
         return {**self.host.capacity(self.slivers.effective()), "images": self.images.names(), "backend": self.backend.name,

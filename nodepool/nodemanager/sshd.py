@@ -46,6 +46,17 @@ def own_address(pid: int) -> str | None:
     return None
 
 
+def sessions_of(server: int) -> int:
+    """Connections that a server serves, logged in or about to: it has a child for each.
+
+    Tables of connections would tell the same, but the kernel takes milliseconds for each sliver to make one.
+    """
+    try:
+        return len(Path(f"/proc/{server}/task/{server}/children").read_bytes().split())
+    except OSError:  # it has ended, or this kernel does not tell
+        return 0
+
+
 class SshServers:
     """Keeps a server running in each sliver.
 
@@ -58,6 +69,8 @@ class SshServers:
         self._lock = threading.Lock()
         #: Name -> process 1 of the sliver that the server is in.
         self._running: dict[str, int] = {}
+        #: Name -> the server.
+        self._servers: dict[str, int] = {}
         self._started: dict[str, float] = {}
         self._watch = ProcessWatch(self._ended, "The SSH server")
 
@@ -92,19 +105,28 @@ class SshServers:
                 return RESTART_INTERVAL
         with self._lock:
             self._running[name] = first
+            self._servers[name] = pid
         self._watch.add(name, pid, start_time(pid))
         return None
+
+    def sessions(self, name: str) -> int:
+        """Connections to the sliver's server; those that outlive it are not counted."""
+        with self._lock:
+            server = self._servers.get(name)
+        return 0 if server is None else sessions_of(server)
 
     def forget(self, name: str) -> None:
         """The sliver does not run."""
         self._watch.remove(name)
         with self._lock:
             self._running.pop(name, None)
+            self._servers.pop(name, None)
             self._started.pop(name, None)
 
     def _ended(self, name: str) -> None:
         with self._lock:
             self._running.pop(name, None)
+            self._servers.pop(name, None)
         self._tell(name)
 
     def _spawn(self, handle: Handle) -> int:

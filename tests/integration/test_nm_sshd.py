@@ -32,6 +32,10 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     yield from run_daemon(daemon)
 
 
+def sessions(nm: NmDaemon, name: str) -> int:
+    return int(nm.client.call("GetRecord", name)["sessions"])
+
+
 def server(nm: NmDaemon, name: str) -> int:
     """Its number inside."""
     return int(nm.ssh(name, "pgrep -o -x sshd"))
@@ -79,13 +83,17 @@ def test_restart(nm: NmDaemon) -> None:
 def test_adoption(nm: NmDaemon) -> None:
     nm.put("alpha")
     before = server(nm, "alpha")
+    assert sessions(nm, "alpha") == 0
     session = nm.session("alpha")
+    assert sessions(nm, "alpha") == 1
     nm.stop(signal.SIGKILL)
     nm.start()
+    assert sessions(nm, "alpha") == 1
     assert server(nm, "alpha") == before
     assert nm.ssh("alpha", "pgrep -c -f '[/]usr/sbin/sshd -D'") == "1\n"
     out, _ = session.communicate("hello\n", timeout=20)
     assert out == "got hello\n"
+    wait_for(lambda: sessions(nm, "alpha") == 0, what="the end of the session to be counted")
     nm.ssh("alpha", f"kill -9 {before}", check=False)
     wait_for(lambda: nm.ssh("alpha", "echo yes", check=False) == "yes\n", 20, "the adopted server to be replaced")
 
