@@ -87,12 +87,17 @@ def _ticket(commands: Any) -> None:
     actions = ticket.add_subparsers(dest="action", metavar="ACTION", required=True)
     sign = actions.add_parser("sign", help="sign the records of a JSON file")
     sign.add_argument("records", type=absolute_path, metavar="FILE")
-    sign.add_argument("--key-file", type=absolute_path, required=True, metavar="PEM", help="private key (Ed25519 or P-256)")
-    sign.add_argument("--issuer", required=True)
-    sign.add_argument("--host", required=True, help="name of the node that it is for")
-    sign.add_argument("--lifetime", type=int, default=3600, metavar="SECONDS")
-    sign.add_argument("--xml", type=absolute_path, metavar="CERTIFICATE", help="the XML form, with the key's certificate")
     sign.set_defaults(function=sign_ticket)
+    serve = actions.add_parser("serve", help="demonstration: sign what this user, or root, sends to a port of this machine")
+    serve.add_argument("--address", default="127.0.0.1", help="a loopback address (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=1813, help="0: any (default: %(default)s)")
+    serve.set_defaults(function=serve_tickets)
+    for parser in (sign, serve):
+        parser.add_argument("--key-file", type=absolute_path, required=True, metavar="PEM", help="private key (Ed25519 or P-256)")
+        parser.add_argument("--issuer", required=True)
+        parser.add_argument("--host", required=True, help="name of the node that it is for")
+        parser.add_argument("--lifetime", type=int, default=3600, metavar="SECONDS")
+        parser.add_argument("--xml", type=absolute_path, metavar="CERTIFICATE", help="the XML form, with the key's certificate")
     verify = actions.add_parser("verify", help="check a ticket without handing it in, and show its records")
     verify.add_argument("ticket", type=absolute_path, metavar="FILE")
     verify.add_argument("--public-key", type=absolute_path, required=True, metavar="PEM", help="public key, or certificate")
@@ -175,17 +180,32 @@ def show_or_set_loans(client: Client, args: argparse.Namespace) -> None:
 
 
 def sign_ticket(client: Client, args: argparse.Namespace) -> None:
-    from nodepool.nodemanager import tickets
-
     with open(args.records, encoding="utf-8") as stream:
         records = json.load(stream)
-    with open(args.key_file, "rb") as key:
-        given = records if isinstance(records, list) else [records]
-        if args.xml:
-            with open(args.xml, "rb") as certificate:
-                print(tickets.sign_xml(given, key.read(), certificate.read(), args.issuer, args.host, args.lifetime))
-            return
-        print(tickets.sign(given, key.read(), args.issuer, args.host, args.lifetime))
+    print(_signer(args)(records if isinstance(records, list) else [records]))
+
+
+def _signer(args: argparse.Namespace) -> Callable[[list[Any]], str]:
+    """Makes tickets of records as the options say."""
+    from nodepool.nodemanager import tickets
+
+    with open(args.key_file, "rb") as stream:
+        key = stream.read()
+    if not args.xml:
+        return lambda given: tickets.sign(given, key, args.issuer, args.host, args.lifetime)
+    with open(args.xml, "rb") as stream:
+        certificate = stream.read()
+    return lambda given: tickets.sign_xml(given, key, certificate, args.issuer, args.host, args.lifetime)
+
+
+def serve_tickets(client: Client, args: argparse.Namespace) -> None:
+    from nodepool.nodemanager import ticketserver
+
+    signer = _signer(args)
+    with ticketserver.listen(args.address, args.port) as listener:
+        address, port = listener.getsockname()
+        print(f"signing tickets for {args.host} on {address} port {port}", flush=True)
+        ticketserver.serve(listener, signer)
 
 
 def verify_ticket(client: Client, args: argparse.Namespace) -> None:
