@@ -24,7 +24,7 @@ from nodepool.zk.progress import BuildProgress, ProgressStore
 from nodepool.zk.records import BUILDING, FAILED, READY
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import REPOSITORY, wait_for, zookeeper_server
-from tests.faults.harness import SESSION
+from tests.faults.harness import SESSION, DaemonProcess
 from tests.integration.balky_cloud import DRIVERS, BalkyCloud
 from tests.integration.launcher_bench import CLOUDS
 
@@ -36,7 +36,7 @@ MARK = "NODEPOOL_FAULT_BENCH"
 DEADLINE = 40.0
 
 
-class BuilderProcess:
+class BuilderProcess(DaemonProcess):
     """The nodepool-builder program in the foreground, with an image directory of its own."""
 
     def __init__(self, bench: BuilderBench, name: str, config: pathlib.Path, images_dir: pathlib.Path, *options: str,
@@ -58,17 +58,6 @@ class BuilderProcess:
         with open(self.log, errors="replace") as file:
             file.seek(self.start_of_log)
             return file.read()
-
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        if self.alive():
-            self.send(signal.SIGKILL)
-        self.process.wait(10)
 
     def end(self, timeout: float) -> float:
         """Wait for the end; seconds it took."""

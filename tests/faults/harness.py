@@ -69,7 +69,24 @@ class DiskCloud:
         return sum(1 for entry in self.log() if entry[2] == event)
 
 
-class LauncherProcess:
+class DaemonProcess:
+    """A daemon that runs in the foreground."""
+
+    process: subprocess.Popen[bytes]
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.alive():
+            self.send(signal.SIGKILL)
+        self.process.wait(10)
+
+
+class LauncherProcess(DaemonProcess):
     """The nodepool-launcher program in the foreground."""
 
     def __init__(self, bench: Bench, config: pathlib.Path, name: str, crash_at: str = "", **environment: str) -> None:
@@ -98,9 +115,6 @@ class LauncherProcess:
         new.write_text(yaml.safe_dump(content))
         new.replace(self.config)
 
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
     def ready(self) -> bool:
         """What ``/ready`` says; False while nobody answers."""
         try:
@@ -115,14 +129,6 @@ class LauncherProcess:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return str(error.read().decode())
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        if self.alive():
-            self.send(signal.SIGKILL)
-        self.process.wait(10)
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 11.0) -> float:
         """Orderly stop; seconds it took."""
