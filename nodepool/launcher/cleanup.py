@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException, NoNodeError
 
+from nodepool.launcher.readycheck import ReadyCheck
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed, Txn
@@ -104,6 +105,7 @@ class CleanupWorker(threading.Thread):
         self._event = threading.Event()
         self._stopping = False
         self._lost = LostRequests(nodepool, self.wake)
+        self._ready = ReadyCheck(nodepool)
         self._last_full = 0.0
         #: When each provider's leak search ran last; a slow one runs on its own thread.
         self._leak_threads: dict[str, threading.Thread] = {}
@@ -133,6 +135,7 @@ class CleanupWorker(threading.Thread):
                 continue
             self._last_full = time.monotonic()
             self._task("request locks", self._sweep_request_locks)
+            self._task("ready nodes", self._ready.run)
             self._task("leaked resources", self._leaks)
             self._task("all nodes", self._resync_nodes)
 
@@ -185,5 +188,6 @@ class CleanupWorker(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         if self.ident is not None:
             super().join(timeout)
+        self._ready.join(timeout)
         for thread in self._leak_threads.values():
             thread.join(timeout)

@@ -122,6 +122,12 @@ class NodeReconciler:
         self._change(node, changed, message)
         return None
 
+    def discard(self, node: zk.Node) -> None:
+        """This ready node has no instance any more; nothing happens if its record has changed since it was read."""
+        changed = node.copy()
+        changed.state = zk.DELETING
+        self._change(node, changed, "Ready node %s is deleted: its instance is gone or does not run")
+
     def _init(self, node: zk.Node) -> float | None:
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
             return None

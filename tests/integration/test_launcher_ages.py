@@ -101,3 +101,37 @@ def test_held_nodes_are_kept(bench: LauncherBench) -> None:
     bench.zuul.write_node(node_id, state="used")
     bench.wait_gone(node_id)
     wait_for(lambda: not bench.servers("fake-provider"))
+
+
+def test_ready_nodes_without_a_running_instance_go(bench: LauncherBench) -> None:
+    """Gone or stopped in the cloud: not handed out; used ones and those of other launchers are left alone."""
+    bench.start(config(provider(labels=["a"]), labels={"a": {"min-ready": 3}}), cleanup_interval=0.3)
+    stopped, deleted, kept = bench.wait_nodes(3, state="ready")
+    request_id, (used,) = bench.fulfilled("a")
+    assert used.id in (stopped.id, deleted.id, kept.id)
+    idle = [node for node in (stopped, deleted, kept) if node.id != used.id]
+    bench.zuul.accept(request_id)
+    foreign = bench.ready_node("fake-provider", "main", "a", external_id="made-by-another-launcher")
+    bench.wait_nodes(4, state="ready")
+    cloud = bench.cloud("fake-provider")
+    cloud.get_server_by_id(idle[0].external_id).status = "SHUTOFF"
+    with cloud._lock:
+        cloud._server_list[:] = [s for s in cloud._server_list if s.id not in (idle[1].external_id, used.external_id)]
+    bench.wait_gone(*(node.id for node in idle))
+    stays(bench, used.id, "in-use")
+    stays(bench, foreign.id, "ready")
+
+
+def test_a_cloud_that_cannot_be_asked_loses_no_ready_node(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.start(config(provider(labels=["a"]), labels={"a": {"min-ready": 1}}), cleanup_interval=0.3)
+    (node,) = bench.wait_nodes(1, state="ready")
+    calls: list[object] = []
+
+    def fail(external_ids: list[object]) -> list[object]:
+        calls.append(external_ids)
+        raise OSError("no route to the cloud")
+
+    bench.adapter("fake-provider").findMissingInstances = fail
+    wait_for(lambda: len(calls) >= 2, what="two questions")
+    stays(bench, node.id, "ready")
+    assert "Ready nodes of provider fake-provider cannot be compared with the cloud: OSError: no route" in caplog.text

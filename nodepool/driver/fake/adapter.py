@@ -35,6 +35,7 @@ class FakeAdapter(OpenStackAdapter):
         self.createServer_fails = 0
         self.createServer_fails_with_external_id = 0
         self._fake = type(self).fake_cloud()
+        self._made: set[str] = set()
         super().__init__(provider_config)
 
     def _getClient(self) -> Any:
@@ -62,7 +63,13 @@ class FakeAdapter(OpenStackAdapter):
         if self.createServer_fails_with_external_id > 0:
             self.createServer_fails_with_external_id -= 1
             raise _creation_error("fakeid")
-        return super()._createServer(*args, **kwargs)
+        server = super()._createServer(*args, **kwargs)
+        self._made.add(server["id"])
+        return server
+
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        """Of servers made here only: the cloud is this process's own, while other launchers share the records."""
+        return super().findMissingInstances([external_id for external_id in external_ids if external_id in self._made])
 
     def _expandServer(self, server: Any) -> Any:
         return server

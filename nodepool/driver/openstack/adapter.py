@@ -16,6 +16,7 @@ from nodepool.driver.openstack.servers import (
     NodepoolOpenStackServer,
     OpenStackInstance,
     OpenStackResource,
+    does_not_run,
     quota_from_flavor,
     quota_from_limits,
     sdk_error,
@@ -90,6 +91,11 @@ class OpenStackAdapter(CloudLookups, statemachine.Adapter):
     def listInstances(self) -> Iterator[OpenStackInstance]:
         for server in self._liveServers():
             yield OpenStackInstance(self.provider, server, self._quotaOfServer(server))
+
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        """By one listing that is newer than the question."""
+        running = {server["id"] for server in CloudLookups._listServers(self) if not does_not_run(server)}
+        return [external_id for external_id in external_ids if external_id not in running]
 
     def listResources(self) -> Iterator[OpenStackResource]:
         for server in self._liveServers():

@@ -19,6 +19,9 @@ _ATTRIBUTES = {
     "private_v4": "private_v4",
 }
 
+NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED", "SHELVED_OFFLOADED", "SHUTOFF", "SUSPENDED"})
+"""Status of a server that has to be started, or made anew, by somebody."""
+
 
 def sdk_error(exc: BaseException, name: str) -> bool:
     """Is *exc* the SDK's (or keystoneauth's) exception *name*? Asked without importing either."""
@@ -27,6 +30,11 @@ def sdk_error(exc: BaseException, name: str) -> bool:
 
 def is_deleted(server: Any) -> bool:
     return str(server.get("status") or "").lower() == "deleted"
+
+
+def does_not_run(server: Any) -> bool:
+    """Whether nobody can log into the server, and nothing that it does by itself changes that."""
+    return str(server.get("status") or "").upper() in NOT_RUNNING
 
 
 class NodepoolOpenStackServer(dict[str, Any]):

@@ -126,6 +126,14 @@ class Adapter:
         """All visible instances, ours or not."""
         raise NotImplementedError
 
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        """Those whose instance is certainly gone, stopped or reclaimed; ready nodes on them are not handed out any more.
+
+        Called every minute with what the ready nodes have, when there are any. Has to ask the cloud anew. Not in 11.0.0;
+        a driver without it trusts its records.
+        """
+        return []
+
     def listResources(self) -> Iterable[Resource]:
         """All visible resources that may leak."""
         raise NotImplementedError

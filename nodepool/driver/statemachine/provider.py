@@ -151,6 +151,12 @@ class StateMachineProvider(Provider, QuotaSupport):
     def listNodes(self) -> Iterable[Any]:
         return self.adapter.listInstances()
 
+    def findMissingNodes(self, nodes: Iterable[zk.Node]) -> list[zk.Node]:
+        """Those of these nodes whose instance is certainly gone, stopped or reclaimed; raises what the driver raises."""
+        known = list(nodes)
+        missing = self.adapter.findMissingInstances([node.external_id for node in known])
+        return [node for node in known if node.external_id in missing]
+
     # -- quota
 
     def getProviderLimits(self) -> QuotaInformation:

@@ -1,0 +1,56 @@
+"""Compares ready nodes with their cloud: one whose instance is gone, stopped or reclaimed is not handed out any more.
+
+11.0.0 does not look, and hands out what it finds recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from nodepool.zk import zookeeper as zk
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pool import NodePool
+
+
+class ReadyCheck:
+    """One thread per provider while it is asked, so that a slow cloud holds up nobody; never two for one provider."""
+
+    log = logging.getLogger("nodepool.CleanupWorker")
+
+    def __init__(self, nodepool: NodePool) -> None:
+        self._nodepool = nodepool
+        self._threads: dict[str, threading.Thread] = {}
+
+    def run(self) -> None:
+        """Begin to look at the ready nodes of every provider that can tell."""
+        ready: dict[str, list[zk.Node]] = {}
+        tree = self._nodepool.zk.node_tree
+        with tree.lock:
+            for node in tree.nodes.values():
+                if node.state == zk.READY and node.allocated_to is None and node.external_id and not tree.is_locked(node.id):
+                    ready.setdefault(str(node.provider), []).append(node)
+        for name, nodes in ready.items():
+            find = getattr(self._nodepool.config.provider_managers.get(name), "findMissingNodes", None)
+            running = self._threads.get(name)
+            if find is None or (running is not None and running.is_alive()):
+                continue
+            self._threads[name] = threading.Thread(
+                target=self._check, name=f"Thread-ready-{name}", daemon=True, args=(name, find, nodes))
+            self._threads[name].start()
+
+    def _check(self, name: str, find: Any, nodes: list[zk.Node]) -> None:
+        try:
+            missing = find(nodes)
+        except Exception as error:  # a driver may raise anything; the nodes stay as they are
+            self.log.warning("Ready nodes of provider %s cannot be compared with the cloud: %s: %s", name,
+                             type(error).__name__, error)
+            return
+        for node in missing:
+            self._nodepool.node_reconciler.discard(node)
+
+    def join(self, timeout: float | None = None) -> None:
+        for thread in self._threads.values():
+            thread.join(timeout)
