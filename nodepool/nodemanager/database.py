@@ -256,9 +256,10 @@ class Database:
         with self._transaction() as cursor:
             cursor.execute("DELETE FROM local WHERE record_key = ?", (key,))
 
-    def allocate_index(self, name: str, limit: int = 1000) -> int:
+    def allocate_index(self, name: str, limit: int = 1000, usable: Callable[[int], bool] = lambda number: True) -> int:
         """The number of a sliver: user ids, port, addresses; the lowest that is free, kept until :meth:`free_index`.
 
+        :param usable: whether a number that nobody has can be taken now.
         :raises DatabaseError: all are taken.
         """
         with self._transaction() as cursor:
@@ -266,7 +267,7 @@ class Database:
             for number, owner in taken.items():
                 if owner == name:
                     return int(number)
-            number = next((n for n in range(1, limit + 1) if n not in taken), None)
+            number = next((n for n in range(1, limit + 1) if n not in taken and usable(n)), None)
             if number is None:
                 raise DatabaseError(f"all {limit} places for slivers are taken")
             cursor.execute("INSERT INTO indexes VALUES (?, ?)", (number, name))

@@ -94,18 +94,35 @@ class Gate:
                 door.handle = handle
                 return
             port = self.port(index)
-            listener = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET, socket.SOCK_STREAM)
             try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.setblocking(False)
-                listener.bind((self._address, port))
-                listener.listen(BACKLOG)
+                listener = self._listener(port)
             except OSError as error:
-                listener.close()
                 raise BackendError(f"cannot listen on {self._address} port {port} for {name}: {error.strerror}", True) from error
             door = self._doors[name] = _Door(name, listener, handle)
             self._selector.register(listener, selectors.EVENT_READ, door)
         self._wake()
+
+    def _listener(self, port: int) -> socket.socket:
+        listener = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setblocking(False)
+            listener.bind((self._address, port))
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+    def free(self, index: int) -> bool:
+        """Whether the port of this number can be had; another program may have it."""
+        try:
+            self._listener(self.port(index)).close()
+        except OSError as error:
+            log.warning("Number %s is left out: port %s of %s is not free: %s", index, self.port(index), self._address,
+                        error.strerror)
+            return False
+        return True
 
     def close(self, name: str) -> None:
         """Let nobody in any more."""

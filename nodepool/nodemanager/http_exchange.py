@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import socket
 import time
 from typing import BinaryIO
@@ -27,6 +28,7 @@ MAX_BODY = 1 << 20
 #: Seconds for the whole head and body of a call, and for one piece of an image.
 REQUEST_TIMEOUT = 30.0
 PIECE_TIMEOUT = 60.0
+PIECE = 1 << 20
 #: Of what a refused client still sends, so much is read, and for so many seconds: closing at once would take the answer
 #: away from it.
 LINGER_BYTES = 8 << 20
@@ -81,6 +83,7 @@ class Exchange:
         refused = True
         try:
             verb, target, headers, rest = self._head()
+            answer: bytes | BinaryIO
             status, content_type, answer = self._dispatch(verb, target, headers, rest)
             refused = False
         except _Refused as refusal:
@@ -88,9 +91,18 @@ class Exchange:
         except TimeoutError:
             status, content_type, answer = 408, "text/plain", b"the request took too long\n"
         self._connection.settimeout(REQUEST_TIMEOUT)
+        length = len(answer) if isinstance(answer, bytes) else os.fstat(answer.fileno()).st_size
         head = (f"HTTP/1.0 {status} {_REASONS.get(status, 'Answer')}\r\nContent-Type: {content_type}\r\n"
-                f"Content-Length: {len(answer)}\r\nConnection: close\r\n\r\n")
-        self._connection.sendall(head.encode("ascii") + answer)
+                f"Content-Length: {length}\r\nConnection: close\r\n\r\n")
+        if isinstance(answer, bytes):
+            self._connection.sendall(head.encode("ascii") + answer)
+        else:
+            with answer:
+                self._connection.sendall(head.encode("ascii"))
+                # For each piece: a large image may take its time.
+                self._connection.settimeout(PIECE_TIMEOUT)
+                while piece := answer.read(PIECE):
+                    self._connection.sendall(piece)
         if refused:
             self._linger()
 
@@ -160,7 +172,7 @@ class Exchange:
 
     # -- answering
 
-    def _dispatch(self, verb: str, target: str, headers: dict[str, str], rest: bytes) -> tuple[int, str, bytes]:
+    def _dispatch(self, verb: str, target: str, headers: dict[str, str], rest: bytes) -> tuple[int, str, bytes | BinaryIO]:
         parts = urlsplit(target)
         if verb == "POST" and parts.path in ("/", "/RPC2"):
             return 200, "text/xml", self._call(headers, self._body(headers, rest))
@@ -196,10 +208,14 @@ class Exchange:
         return delegate
 
     def _image(self, verb: str, name: str, query: dict[str, list[str]], headers: dict[str, str],
-               rest: bytes) -> tuple[int, str, bytes]:
+               rest: bytes) -> tuple[int, str, bytes | BinaryIO]:
         try:
             if verb == "GET" and not name:
                 return 200, "application/json", json.dumps(self._images.names()).encode()
+            if verb == "GET":
+                if not os.path.exists(self._images.path(name)):
+                    raise _Refused(404, f"there is no image {name[:128]}")
+                return 200, "application/x-tar", self._images.open(name)
             if verb == "PUT" and name:
                 length = self._length(headers)
                 self._connection.settimeout(PIECE_TIMEOUT)
@@ -212,4 +228,4 @@ class Exchange:
                 return 204, "text/plain", b""
         except ImageError as error:
             raise _Refused(400, str(error)) from None
-        raise _Refused(405, "GET /images, PUT or DELETE /images/NAME")
+        raise _Refused(405, "GET /images, GET, PUT or DELETE /images/NAME")

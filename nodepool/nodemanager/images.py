@@ -116,6 +116,16 @@ class Images:
         log.info("Image %s is here: %s MiB, SHA-256 %s", name, length >> 20, found)
         return found
 
+    def open(self, name: str) -> BinaryIO:
+        """To read it.
+
+        :raises ImageError: it cannot be had.
+        """
+        try:
+            return open(self.path(name), "rb")
+        except OSError as error:
+            raise ImageError(f"cannot read image {name}: {error.strerror}") from error
+
     def delete(self, name: str) -> bool:
         """Slivers made from it go on; False when there is none."""
         try:

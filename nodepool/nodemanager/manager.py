@@ -92,7 +92,8 @@ class NodeManager:
         self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
-        self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit)
+        self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit,
+                               usable=self.gate.free)
         self.startup = Startup(self.database, self.slivers, self.start_sliver)
         self.api = Api(self)
         self.servers: Any = None

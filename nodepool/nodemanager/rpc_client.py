@@ -18,6 +18,7 @@ from nodepool.nodemanager import xml_rpc
 
 CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0
+PIECE_TIMEOUT = 60.0
 #: Bytes of an answer; no answer of ours is larger.
 MAX_ANSWER = 64 << 20
 UPLOAD_CHUNK = 1 << 20
@@ -132,7 +133,9 @@ class Client:
             raise RpcError(f"{self.url}: {method}: not an XML-RPC answer: {error}") from error
         return result
 
-    def _request(self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float) -> tuple[int, bytes]:
+    def _request(self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float,
+                 stream: BinaryIO | None = None) -> tuple[int, bytes]:
+        """Status and body; a body of success goes to the stream instead."""
         connection = self._connection(timeout)
         with self._lock:
             if self._closed:
@@ -146,6 +149,9 @@ class Client:
                     raise
                 # It may have refused before it has read all: the answer says why.
             response = connection.getresponse()
+            if stream is not None and response.status == 200:
+                self._copy(response, stream)
+                return response.status, b""
             answer = response.read(MAX_ANSWER)
             return response.status, answer
         except (OSError, http.client.HTTPException) as error:
@@ -154,6 +160,16 @@ class Client:
             with self._lock:
                 self._open.discard(connection)
             connection.close()
+
+    @staticmethod
+    def _copy(response: http.client.HTTPResponse, stream: BinaryIO) -> None:
+        left = int(response.headers["Content-Length"] or 0)
+        while left:
+            piece = response.read(min(left, UPLOAD_CHUNK))
+            if not piece:
+                raise http.client.IncompleteRead(b"", left)
+            stream.write(piece)
+            left -= len(piece)
 
     def close(self) -> None:
         """End calls under way, from any thread; further ones fail."""
@@ -179,6 +195,16 @@ class Client:
         path = f"/images/{quote(name, safe='')}" + (f"?sha256={sha256}" if sha256 else "")
         status, answer = self._request(
             "PUT", path, stream, {"Content-Type": "application/x-tar", "Content-Length": str(size)}, timeout)
+        self._check(status, answer)
+
+    def get_image(self, name: str, stream: BinaryIO, timeout: float = PIECE_TIMEOUT) -> None:
+        """Download a tar file into a stream.
+
+        :param timeout: seconds for each piece.
+        :raises RpcFault: refused, or there is none.
+        :raises RpcError: it did not arrive whole.
+        """
+        status, answer = self._request("GET", f"/images/{quote(name, safe='')}", None, {}, timeout, stream)
         self._check(status, answer)
 
     def images(self, timeout: float = CALL_TIMEOUT) -> list[str]:

@@ -51,13 +51,15 @@ class Slivers:
 
     :param opened: called with (name, handle or None) when connections are to be let in, or refused; returns after how many
         seconds it wants to be called again, or None.
+    :param usable: whether a number can be given to a new sliver; see :meth:`Database.allocate_index`.
     """
 
     def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
                  opened: Callable[[str, Handle | None], float | None],
                  admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
-                 now: Callable[[], float] = time.time) -> None:
+                 now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True) -> None:
         self._config = config
+        self._usable = usable
         self._database = database
         self.backend = backend
         self._opened = opened
@@ -190,7 +192,7 @@ class Slivers:
         index = local.get("index")
         if index is None:
             with self._database.transaction():
-                index = self._database.allocate_index(name, self._config.max_slivers)
+                index = self._database.allocate_index(name, self._config.max_slivers, self._usable)
                 local = self._database.update_local(key, index=index)
         spec = self.spec(name, record, int(index), effective)
         handle = local.get("handle")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import http.client
 import os
 import pathlib
@@ -456,6 +457,14 @@ def test_images(tls: Running, authority: Authority, folder: pathlib.Path) -> Non
             launcher.put_image(name, stream, checksum)
     with path.open("rb") as stream, pytest.raises(RpcFault, match="may not touch images"):
         tls_client(tls, authority, "stranger").put_image("x", stream)
+    copy = io.BytesIO()
+    launcher.get_image("deb13-1", copy)
+    assert copy.getvalue() == content
+    for name, text in (("other", "no image other"), ("../x", "image name")):
+        with pytest.raises(RpcFault, match=text):
+            launcher.get_image(name, io.BytesIO())
+    with pytest.raises(RpcFault, match="may not touch images"):
+        tls_client(tls, authority, "stranger").get_image("deb13-1", copy)
     launcher.delete_image("deb13-1")
     launcher.delete_image("deb13-1")
     assert os.listdir(folder / "images") == []
