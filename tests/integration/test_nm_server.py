@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import http.client
+import io
 import os
 import pathlib
 import resource
