@@ -140,7 +140,7 @@ class CloudCalls:
 
     def _back_off(self, call: _Call, kind: ErrorKind, error: Exception) -> None:
         first, longest = BACKOFF
-        pause = min(longest, first * 2 ** (call.tries - 1)) * (0.5 + self._jitter() / 2)
+        pause = min(longest, first * 2.0 ** min(call.tries - 1, 20)) * (0.5 + self._jitter() / 2)
         if self.clock() + pause >= call.until:
             raise CallTimeout(
                 f"{call.operation} did not succeed within {call.until - call.started:.0f} s"

@@ -157,7 +157,7 @@ class DeleteBatches:
         deletion.tries += 1
         deletion.alone = True
         first, longest = BACKOFF
-        pause = min(longest, first * 2 ** (deletion.tries - 1)) * (0.5 + self._jitter() / 2)
+        pause = min(longest, first * 2.0 ** min(deletion.tries - 1, 20)) * (0.5 + self._jitter() / 2)
         if self._timers.clock() + pause >= deletion.until:
             return [(deletion, error)]
         self._log.warning("Deleting %s %s failed, again in %.1f s: %s", kind.name, deletion.key, pause, error)

@@ -131,7 +131,7 @@ class Watched(Generic[V]):
     def _pause(self, watch: Watch[V], now: float) -> float:
         """Seconds until the next look at the object."""
         if watch.failures:
-            return min(self.ceiling, self.floor * 2 ** watch.failures)
+            return min(self.ceiling, self.floor * 2.0 ** min(watch.failures, 20))
         expected, waited = self.expected(watch.kind), now - watch.started
         if expected is None:
             # Nothing learned: a tenth of what has been waited, so that short things are seen at once and long ones are cheap.

@@ -124,6 +124,13 @@ class AdaptiveRate:
                 self._pace = self.rate
             self._condition.notify_all()
 
+    def __enter__(self) -> AdaptiveRate:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        pass
+
     def stop(self) -> None:
         """End all waits at once."""
         with self._condition:
