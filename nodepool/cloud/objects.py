@@ -20,6 +20,8 @@ FLOOR = 0.5
 """Shortest time between two looks at one object, in seconds."""
 CEILING = 10.0
 """Longest time between two looks."""
+ABANDONED = 600.0
+"""Seconds after which a watch that nobody has read is dropped: its party has given up without a word."""
 EARLY = 0.8
 """Part of the expected time that passes before looks become frequent."""
 
@@ -36,19 +38,26 @@ class Look(Generic[V]):
 
 
 class Watch(Generic[V]):
-    """One party waiting for one object. ``look`` is the latest answer, None before the first."""
+    """One party waiting for one object."""
 
     def __init__(self, watched: Watched[V], key: str, wake: Callable[[], None], kind: Hashable, started: float) -> None:
         self.key = key
         self.wake = wake
         self.kind = kind
         self.started = started
-        self.look: Look[V] | None = None
+        self.read = started
+        self._look: Look[V] | None = None
         self.next_look = started
         self.failures = 0
         self.last_look = float("-inf")
         self.ended = False
         self._watched = watched
+
+    @property
+    def look(self) -> Look[V] | None:
+        """The latest answer, None before the first. A watch whose answers nobody reads is dropped in the end."""
+        self.read = self._watched._timers.clock()
+        return self._look
 
     def again(self, seconds: float = 0.0) -> None:
         """Look again in so many seconds (never sooner than the floor after the last look)."""
@@ -162,6 +171,9 @@ class Watched(Generic[V]):
         with self._lock:
             self._timer = None
             now = self._last_pass = self._timers.clock()
+            for watch in [watch for watch in self._watches if now - watch.read > ABANDONED]:
+                del self._watches[watch]
+                watch.ended = True
             idle = [watch for watch in self._watches if watch.key not in self._asking]
             due = dict.fromkeys(watch.key for watch in idle if watch.next_look <= now or (
                 watch.next_look <= now + self.floor / 4 and watch.last_look + self.floor <= now))
@@ -206,7 +218,7 @@ class Watched(Generic[V]):
                 if error is None:
                     watch.failures = 0
                     if watch.started <= asked:
-                        watch.look = Look(answer.get(watch.key), asked)
+                        watch._look = Look(answer.get(watch.key), asked)
                         told.append(watch)
                 else:
                     watch.failures += 1

@@ -151,6 +151,21 @@ def test_a_hanging_question_holds_only_its_own_ids() -> None:
     assert ["hangs"] in [ids for _, ids in cloud.questions]
 
 
+def test_a_watch_that_nobody_reads_is_dropped() -> None:
+    cloud = Cloud()
+    watch = cloud.watched.watch("a", lambda: None)
+    cloud.timers.pass_time(590)
+    assert not watch.ended
+    assert watch.look is not None
+    cloud.timers.pass_time(590)
+    assert not watch.ended
+    cloud.timers.pass_time(30)
+    assert watch.ended
+    cloud.questions.clear()
+    cloud.timers.pass_time(100)
+    assert cloud.questions == []
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 30), st.booleans()), max_size=30), st.integers(1, 4))
 def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(
     events: list[tuple[int, float, bool]], batch: int
@@ -165,6 +180,7 @@ def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(
             watches[key] = cloud.watched.watch(key, lambda: None, "launch")
         cloud.broken = broken
         cloud.timers.pass_time(seconds)
+        assert all(each.look is None or each.look.value is None for each in watches.values())
     cloud.broken = False
     asked: dict[str, float] = {}
     cloud.questions.clear()
