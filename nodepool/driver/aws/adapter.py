@@ -203,8 +203,8 @@ class AwsAdapter(statemachine.Adapter):
         instance_id = external_id.get("instance") if isinstance(external_id, dict) else external_id
         if not instance_id:
             return None
-        options: dict[str, Any]
-        for options in ({"Latest": True}, {}):
+        choices: list[dict[str, Any]] = [{"Latest": True}, {}]
+        for options in choices:
             # Older instance types do not have the latest output.
             try:
                 answer = self.ec2("get_console_output", InstanceId=instance_id, **options)

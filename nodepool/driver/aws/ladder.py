@@ -42,14 +42,14 @@ def build(
     def reservation(value: dict[str, str] | None) -> tuple[tuple[str, str], ...] | None:
         return tuple(sorted(value.items())) if value else None
 
-    inherited: list[str | None] = list(subnets) or [None]
+    inherited: list[str | None] = [*subnets] if subnets else [None]
     rungs = [Rung(instance_type, subnet, az, spot, reservation(capacity_reservation)) for subnet in inherited]
     for entry in alternatives:
-        types: list[str | None] = list(_one_or_more(entry, "instance-type", "instance-types") or [instance_type])
+        types: list[str | None] = [*(_one_or_more(entry, "instance-type", "instance-types") or ())] or [instance_type]
         named = _one_or_more(entry, "subnet-id", "subnet-ids")
         zone = entry.get("availability-zone")
         # A zone or subnet of its own makes the inherited other one meaningless.
-        places: list[str | None] = list(named or ([None] if zone else inherited))
+        places: list[str | None] = [*named] if named else [None] if zone else inherited
         if zone is None and named is None:
             zone = az
         held = entry.get("capacity-reservation", capacity_reservation)
