@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.aws_cloud import REGION, AwsCloud, aws  # noqa: F401
+from tests.aws_cloud import REGION, AwsCloud
 from tests.conftest import wait_for
 from tests.integration.aws_bench import adapter, all_gone, failed, instance, one, run_params, start, tags
 from tests.integration.launcher_bench import LauncherBench
