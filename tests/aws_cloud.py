@@ -67,14 +67,16 @@ class LookAlike:
             known = self._tokens.get(token) if token else None
         if known is not None:
             return Reply(known.status, known.body, known.headers)
+        for shown, real in list(self._snapshots.items()):
+            request.body = request.body.replace(shown, real)
         result = forward(request)
         if token and result.status == 200:
             with self.lock:
                 self._tokens[token] = Reply(result.status, result.body, result.headers)
         if request.operation == "RegisterImage" and result.status == 200:
             self._note_image(request, result)
-        for ours, real in self._snapshots.items():
-            result.body = result.body.replace(ours, real)
+        for shown, real in list(self._snapshots.items()):
+            result.body = result.body.replace(real, shown)
         return result
 
     @staticmethod
@@ -95,18 +97,32 @@ class LookAlike:
         answer = {"Quotas": quotas[half:]} if page else {"Quotas": quotas[:half], "NextToken": "more"}
         return Reply(200, json.dumps(answer).encode(), [("Content-Type", "application/x-amz-json-1.1")])
 
-    # -- registered images show the snapshot that they were made of
+    # -- moto makes a snapshot of its own for each image; it takes the place of the one that the image was made of
 
     def _note_image(self, request: Request, result: Reply) -> None:
-        wanted = request.params.get("BlockDeviceMapping.1.Ebs.SnapshotId")
+        given = request.params.get("BlockDeviceMapping.1.Ebs.SnapshotId")
         found = re.search(rb"<imageId>([^<]+)</imageId>", result.body)
-        if wanted is None or found is None:
+        if given is None or found is None:
             return
-        images = self.ec2.describe_images(ImageIds=[found.group(1).decode()])["Images"]
+        image = found.group(1).decode()
+        self.put_in_place(image, given)
+        tags = self.tags(request)
+        if tags:  # moto drops them
+            self.ec2.create_tags(Resources=[image], Tags=[{"Key": k, "Value": v} for k, v in tags.items()])
+
+    def put_in_place(self, image: str, given: str) -> None:
+        images = self.ec2.describe_images(ImageIds=[image])["Images"]
         made = images[0]["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
+        tags = self.ec2.describe_snapshots(SnapshotIds=[given])["Snapshots"][0].get("Tags")
+        if tags:
+            self.ec2.create_tags(Resources=[made], Tags=tags)
+        self.ec2.delete_snapshot(SnapshotId=given)
         with self.lock:
-            self._snapshots[made.encode()] = wanted.encode()
-        self.ec2.delete_snapshot(SnapshotId=made)
+            self._snapshots[given.encode()] = made.encode()
+
+    def real_snapshot(self, shown: str) -> str:
+        """What moto calls it."""
+        return self._snapshots.get(shown.encode(), shown.encode()).decode()
 
     # -- imports
 
@@ -130,9 +146,7 @@ class LookAlike:
         if kind == "ami":
             # Its name is all that links an imported image to its task.
             image = self.ec2.register_image(Name=task, Architecture="x86_64")["ImageId"]
-            made = self.ec2.describe_images(ImageIds=[image])["Images"][0]["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
-            self._snapshots[made.encode()] = snapshot.encode()
-            self.ec2.delete_snapshot(SnapshotId=made)
+            self.put_in_place(image, snapshot)
         with self.lock:
             self.tasks[task] = {
                 "tags": tags, "snapshot": snapshot, "image": image, "looks": self.looks if looks is None else looks}

@@ -203,7 +203,8 @@ def test_ladder(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.proxy.fail(lambda r: r.operation == "RunInstances" and "InstanceMarketOptions.MarketType" in r.params,
                    ec2_error("InsufficientInstanceCapacity", 500), times=float("inf"))
     _, node = one(bench)
-    tried = [(p["InstanceType"], p["NetworkInterface.1.SubnetId"], "InstanceMarketOptions.MarketType" in p) for p in run_params(aws)]
+    tried = [(p["InstanceType"], p["NetworkInterface.1.SubnetId"], "InstanceMarketOptions.MarketType" in p)
+             for p in run_params(aws)]
     assert tried == [("t3.medium", aws.subnet, True), ("t3.medium", other, True), ("t3.large", aws.subnet, False)]
     assert node.node_properties == {"spot": False, "fleet": False}
     assert node.resources["L-1216C47A"] == 2

@@ -214,7 +214,8 @@ def test_dedicated_host_failure(bench: LauncherBench, aws: AwsCloud, operation: 
 
 
 def templates(aws: AwsCloud) -> dict[str, str]:
-    return {each["LaunchTemplateName"]: each["LaunchTemplateId"] for each in aws.ec2.describe_launch_templates()["LaunchTemplates"]}
+    found = aws.ec2.describe_launch_templates()["LaunchTemplates"]
+    return {each["LaunchTemplateName"]: each["LaunchTemplateId"] for each in found}
 
 
 def fleet(*types: str, strategy: str = "price-capacity-optimized") -> dict[str, Any]:
