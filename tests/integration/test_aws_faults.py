@@ -192,6 +192,23 @@ def test_an_unreachable_api_harms_no_other_provider(bench: LauncherBench, aws: A
     gate.set()
 
 
+@pytest.mark.spec("driver-aws.md, issue 5: a ready node whose instance is gone, stopped or reclaimed is not handed out")
+@pytest.mark.parametrize("action", ["stop_instances", "terminate_instances"])
+def test_ready_nodes_are_compared(bench: LauncherBench, aws: AwsCloud, action: str) -> None:
+    pool = start(bench, aws, aws.label())
+    nodes = [bench.fulfilled("small") for _ in range(2)]
+    for request, _ in nodes:
+        bench.zuul.cancel(request)
+    lost, kept = nodes[0][1][0], nodes[1][1][0]
+    wait_for(lambda: all(node.allocated_to is None for node in bench.nodes()), 10, "nodes are free")
+    getattr(aws.ec2, action)(InstanceIds=[lost.external_id["instance"]])
+    aws.proxy.fail("DescribeInstances", ec2_error("InternalError", 500))
+    manager = pool.getProviderManager("ec2-us")
+    assert [node.id for node in manager.findMissingNodes(bench.nodes())] == [lost.id]
+    assert manager.adapter.findMissingInstances(["i-0123456789abcdef0"]) == ["i-0123456789abcdef0"]
+    assert bench.node(kept.id).state == "ready"
+
+
 # -- the ladder
 
 

@@ -17,8 +17,8 @@ from nodepool.driver.aws.images import AwsImages
 from nodepool.driver.aws.launching import Launching
 from nodepool.driver.aws.leaks import AwsLeaks
 from nodepool.driver.aws.lookups import CACHE_TTL, SERVICE_QUOTA_CACHE_TTL, AwsLookups
-from nodepool.driver.aws.machines import AwsCreateStateMachine, AwsDeleteStateMachine
-from nodepool.driver.aws.objects import AwsInstance, AwsResource, state_of, tag_dict_to_list, tag_list_to_dict
+from nodepool.driver.aws.machines import INSTANCE_FAILED, AwsCreateStateMachine, AwsDeleteStateMachine
+from nodepool.driver.aws.objects import AwsInstance, AwsResource, instance_id_of, state_of, tag_dict_to_list, tag_list_to_dict
 from nodepool.driver.aws.quota import AwsQuota
 from nodepool.driver.aws.tables import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, VOLUME_QUOTA_CODES
 from nodepool.driver.aws.templates import LaunchTemplates
@@ -174,6 +174,17 @@ class AwsAdapter(statemachine.Adapter):
                 quota = QuotaInformation(instances=1)  # of a type that is not offered any more
             yield AwsInstance(self.provider, instance, (instance.get("Placement") or {}).get("HostId"), quota, None)
 
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        """By questions for just these instances; what is not shown is asked for once more."""
+        wanted = {instance_id: each for each in external_ids if (instance_id := instance_id_of(each))}
+        found: dict[str, dict[str, Any]] = {}
+        for _ in range(2):
+            left = [instance_id for instance_id in wanted if instance_id not in found]
+            for start in range(0, len(left), WATCH_BATCH):
+                found.update(self.cloud.some_instances(left[start:start + WATCH_BATCH]))
+        return [each for instance_id, each in wanted.items()
+                if instance_id not in found or state_of(found[instance_id]) in INSTANCE_FAILED]
+
     def listResources(self) -> Iterator[AwsResource]:
         yield from self.leaks.resources()
 
@@ -200,7 +211,7 @@ class AwsAdapter(statemachine.Adapter):
     def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
         if not label.console_log:
             return None
-        instance_id = external_id.get("instance") if isinstance(external_id, dict) else external_id
+        instance_id = instance_id_of(external_id)
         if not instance_id:
             return None
         choices: list[dict[str, Any]] = [{"Latest": True}, {}]

@@ -27,6 +27,11 @@ def state_of(thing: Any) -> str:
     return str(state.get("Name") if isinstance(state, dict) else state or "")
 
 
+def instance_id_of(external_id: Any) -> str | None:
+    """Records of old releases have the instance's id only."""
+    return external_id.get("instance") if isinstance(external_id, dict) else external_id
+
+
 def host_id_of(host: Any) -> str | None:
     return host.get("HostId") if isinstance(host, dict) else host
 
