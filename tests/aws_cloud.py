@@ -55,7 +55,7 @@ class LookAlike:
         self.looks = 1
         self._numbers = itertools.count(1)
         self._tokens: dict[str, Reply] = {}
-        self._snapshots: dict[bytes, bytes] = {}
+        self._snapshots: dict[bytes, bytes] = {}  # what is shown -> what moto has
 
     def __call__(self, request: Request, forward: Forward) -> Reply | None:
         handler = getattr(self, f"do_{request.operation}", None)
@@ -147,6 +147,9 @@ class LookAlike:
             # Its name is all that links an imported image to its task.
             image = self.ec2.register_image(Name=task, Architecture="x86_64")["ImageId"]
             self.put_in_place(image, snapshot)
+            with self.lock:
+                self._snapshots[f"Created by AWS-VMImport service for {task}".encode()] = (
+                    f"Auto-created snapshot for AMI {image}".encode())
         with self.lock:
             self.tasks[task] = {
                 "tags": tags, "snapshot": snapshot, "image": image, "looks": self.looks if looks is None else looks}

@@ -230,8 +230,7 @@ def test_leaked_images(bench: LauncherBench, aws: AwsCloud, kind: str) -> None:
     cleanup(bench, 3)
     images = [each["ImageId"] for each in aws.images()]
     assert sorted(images) == sorted([made["live image"], made["foreign image"]])
-    if kind == "snap":
-        assert sorted(aws.snapshots()) == sorted([aws.like.real_snapshot(made[name]) for name in ("live", "foreign")])
+    assert sorted(aws.snapshots()) == sorted([aws.like.real_snapshot(made[name]) for name in ("live", "foreign")])
     looked = len(aws.proxy.seen("DescribeImportImageTasks")) + len(aws.proxy.seen("DescribeImportSnapshotTasks"))
     cleanup(bench)
     now = len(aws.proxy.seen("DescribeImportImageTasks")) + len(aws.proxy.seen("DescribeImportSnapshotTasks"))
