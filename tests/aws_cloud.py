@@ -310,6 +310,8 @@ def dashed(values: dict[str, Any]) -> dict[str, Any]:
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsCloud]:
     cloud = AwsCloud()
     cloud.setup_environment(monkeypatch)
+    # moto's machines run at once.
+    monkeypatch.setattr("nodepool.driver.aws.adapter.AwsAdapter.LOOK_FLOOR", 0.05)
     try:
         yield cloud
     finally:

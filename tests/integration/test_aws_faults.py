@@ -66,13 +66,16 @@ def test_failed_looks(bench: LauncherBench, aws: AwsCloud, action: Action) -> No
 
 
 @pytest.mark.spec("driver-aws.md, issue 3: waiting for an instance asks for that instance, for all who wait at once")
-def test_waiting_asks_for_those_waited_for(bench: LauncherBench, aws: AwsCloud) -> None:
+def test_waiting_asks_for_those_waited_for(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AwsAdapter, "LOOK_FLOOR", 0.5)
     aws.ec2.run_instances(ImageId=aws.ami, MinCount=3, MaxCount=3, InstanceType="t3.medium", SubnetId=aws.subnet)
     start(bench, aws, aws.label())
     requests = [bench.submit("small") for _ in range(10)]
     for request in requests:
         bench.wait_request(request, "fulfilled", timeout=30)
-    bench.use_up(*requests)
+    nodes = [node_id for request in requests for node_id in bench.zuul.accept(request)]
+    bench.zuul.give_back(*nodes)
+    bench.wait_gone(*nodes)
     looks = aws.proxy.seen("DescribeInstances")
     listings = [look for look in looks if "Filter.1.Name" not in look.params]
     assert len(listings) <= 1, "one listing of the region, for the quota"

@@ -52,6 +52,8 @@ class AwsAdapter(statemachine.Adapter):
     LAUNCH_TEMPLATE_PREFIX = requests.LAUNCH_TEMPLATE_PREFIX
     #: Seconds without a byte from AWS after which a call has failed.
     READ_TIMEOUT = clients.READ_TIMEOUT
+    #: Shortest time between two looks at what is waited for, in seconds.
+    LOOK_FLOOR = 0.5
     #: Seconds that the start of a provider waits for its launch templates.
     TEMPLATE_WAIT = 5.0
 
@@ -83,10 +85,10 @@ class AwsAdapter(statemachine.Adapter):
         self.cloud = AwsLookups(self)
         self.watched_instances: Watched[dict[str, Any]] = Watched(
             f"instances of {provider_config.name}", self.cloud.some_instances, self.calls.run, self.timers,
-            batch=WATCH_BATCH, log=self.log)
+            batch=WATCH_BATCH, floor=self.LOOK_FLOOR, log=self.log)
         self.watched_hosts: Watched[dict[str, Any]] = Watched(
             f"hosts of {provider_config.name}", self.cloud.some_hosts, self.calls.run, self.timers,
-            batch=DELETE_BATCH, log=self.log)
+            batch=DELETE_BATCH, floor=self.LOOK_FLOOR, log=self.log)
         self.quota = AwsQuota(self.cloud, self.log)
         self.templates = LaunchTemplates(self)
         self.launching = Launching(self)
