@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from nodepool.driver import Drivers
+from nodepool.driver import Drivers, purpose
 
 
 def get_provider(provider_config: Any) -> Any:
@@ -50,7 +50,7 @@ class ProviderManager:
             cls.log.info("Provider %s is not configured any more; stopping it", name)
             cls._call(manager, "idle")
             replaced.append(manager)
-        cls._start_all(wanted, new_config, zk_conn)
+        cls._start_all(wanted, new_config, zk_conn, only_image_manager)
         for manager in replaced:
             if retire is not None:
                 retire(manager)
@@ -58,23 +58,24 @@ class ProviderManager:
                 cls._call(manager, "stop")
 
     @classmethod
-    def _start_all(cls, wanted: list[Any], new_config: Any, zk_conn: Any) -> None:
+    def _start_all(cls, wanted: list[Any], new_config: Any, zk_conn: Any, only_images: bool) -> None:
         """At the same time: one that is slow to start does not hold up the others."""
         if not wanted:
             return
         if len(wanted) == 1:
-            started = [cls._start(wanted[0], zk_conn)]
+            started = [cls._start(wanted[0], zk_conn, only_images)]
         else:
             with ThreadPoolExecutor(min(16, len(wanted)), thread_name_prefix="start-providers") as pool:
-                started = list(pool.map(lambda config: cls._start(config, zk_conn), wanted))
+                started = list(pool.map(lambda config: cls._start(config, zk_conn, only_images), wanted))
         for config, manager in zip(wanted, started, strict=True):
             if manager is not None:
                 new_config.provider_managers[config.name] = manager
 
     @classmethod
-    def _start(cls, config: Any, zk_conn: Any) -> Any:
+    def _start(cls, config: Any, zk_conn: Any, only_images: bool) -> Any:
         try:
-            manager = get_provider(config)
+            with purpose.making(only_images):
+                manager = get_provider(config)
             manager.start(zk_conn)
         except Exception:
             cls.log.exception("Error starting provider %s", config.name)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.aws_cloud import aws  # noqa: F401
 from tests.conftest import Chroot
 from tests.integration.builder_bench import BuilderBench
 from tests.integration.builder_bench import make_bench as make_builder_bench

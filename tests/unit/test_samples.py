@@ -58,3 +58,13 @@ def test_node_manager_configuration():
     loaded = config.load(str(ETC / "nodemanager.yaml"))
     assert loaded.ssh_ports == (22000, 22199) and loaded.tcp_port == 812
     assert loaded.default_rspec == {"nm_pids_max": 1024, "nm_disk_quota": 5_000_000}
+
+
+def test_aws_sample():
+    from nodepool.config.validation import Validation
+
+    assert not [problem.text for problem in Validation(str(ETC / "aws.yaml")).run() if problem.error]
+    provider = loadConfig(str(ETC / "aws.yaml")).providers["aws-frankfurt"]
+    small = provider.pools["main"].labels["debian-small"]
+    assert [rung.spot for rung in small.ladder] == [True] * 6 + [False] * 2
+    assert provider.cloud_images["windows-2025"].connection_port == 5986

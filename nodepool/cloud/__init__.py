@@ -1,0 +1,29 @@
+"""The shared way to a cloud: measured, paced, deadline-bound calls, shared looks, batched deletions.
+
+No cloud library is imported here; a driver brings its calls and its classifier of errors.
+"""
+
+from __future__ import annotations
+
+from nodepool.cloud.calls import CloudCalls, LastError
+from nodepool.cloud.deletions import DeleteBatches
+from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, translate
+from nodepool.cloud.objects import Look, Watch, Watched
+from nodepool.cloud.rates import AdaptiveRate
+from nodepool.cloud.timers import Timers
+
+__all__ = [
+    "AdaptiveRate",
+    "CallTimeout",
+    "CallsStopped",
+    "Classifier",
+    "CloudCalls",
+    "DeleteBatches",
+    "ErrorKind",
+    "LastError",
+    "Look",
+    "Timers",
+    "Watch",
+    "Watched",
+    "translate",
+]

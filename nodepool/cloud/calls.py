@@ -1,0 +1,206 @@
+"""Every call to a cloud goes through here: paced, retried, bound in time, measured."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from nodepool import metrics
+from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind
+from nodepool.cloud.rates import AdaptiveRate
+
+T = TypeVar("T")
+
+THREADS = {"read": 10, "write": 8, "delete": 8}
+"""Threads per lane."""
+DEADLINE = 300.0
+"""Seconds that a call may take with its waits and retries, when the caller does not say."""
+BACKOFF = (0.5, 30.0)
+"""First and longest pause between two tries, in seconds, before jitter."""
+
+
+@dataclass(frozen=True)
+class LastError:
+    """The latest failure of a provider, for display; ``when`` is UNIX time."""
+
+    operation: str
+    kind: ErrorKind
+    message: str
+    when: float
+
+
+@dataclass
+class _Call:
+    operation: str
+    lane: str
+    rate: AdaptiveRate | None
+    started: float
+    until: float
+    tries: int = 0
+
+
+class CloudCalls:
+    """The calls of one provider.
+
+    Lanes keep kinds of work apart: each has threads and, when named in ``rates``, a pace of its own, so that creations
+    never wait behind deletions or the other way round. Lanes may share one :class:`AdaptiveRate`; a lane whose name
+    is not in ``threads`` shares those of "read".
+
+    :param wait: ``wait(event, seconds)`` -> whether the event is set; for tests.
+    """
+
+    def __init__(
+        self, name: str, classify: Classifier, rates: Mapping[str, AdaptiveRate], *,
+        threads: Mapping[str, int] | None = None, log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
+        clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
+        wait: Callable[[threading.Event, float], bool] | None = None, jitter: Callable[[], float] = random.random,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.classify = classify
+        self.rates = dict(rates)
+        self.clock = clock
+        self.last_error: LastError | None = None
+        self._threads = dict(THREADS if threads is None else threads)
+        self._log = log or logging.getLogger(f"nodepool.cloud.{name}")
+        self._wall = wall
+        self._wait = wait or (lambda event, seconds: event.wait(seconds))
+        self._jitter = jitter
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._executors: dict[str, ThreadPoolExecutor] = {}
+
+    # -- making calls
+
+    def call(
+        self, operation: str, function: Callable[..., T], *args: Any, lane: str = "read",
+        deadline: float = DEADLINE, idempotent: bool | None = None, **kw: Any,
+    ) -> T:  # fmt: skip
+        """Call ``function(*args, **kw)`` in this thread; raises what it raises.
+
+        Throttled calls are repeated within ``deadline`` (seconds), transient errors also when ``idempotent`` (by
+        default: in the lanes "read" and "delete").
+
+        :raises CallTimeout: no try could be made, or none went through, in time.
+        :raises CallsStopped: the provider stops.
+        """
+        now = self.clock()
+        call = _Call(operation, lane, self.rates.get(lane), now, now + deadline)
+        repeat = {ErrorKind.THROTTLED}
+        if idempotent or (idempotent is None and lane in ("read", "delete")):
+            repeat.add(ErrorKind.TRANSIENT)
+        while True:
+            delay = call.rate.acquire(call.until) if call.rate else 0.0
+            if self._stopped.is_set():
+                raise CallsStopped(f"{self.name} is stopping")
+            call.tries += 1
+            started = self.clock()
+            try:
+                result = function(*args, **kw)
+            except Exception as error:
+                kind = self._note_failure(call, started, delay, error)
+                if kind not in repeat:
+                    raise
+                self._back_off(call, kind, error)
+            else:
+                self._note_success(call, started, delay)
+                return result
+
+    def submit(self, operation: str, function: Callable[..., T], *args: Any, lane: str = "read", **kw: Any) -> Future[T]:
+        """:meth:`call` on a thread of the lane. The deadline counts from the start there.
+
+        After :meth:`stop` the future carries :class:`CallsStopped`.
+        """
+        return self.run(lambda: self.call(operation, function, *args, lane=lane, **kw), lane=lane)
+
+    def run(self, function: Callable[[], T], *, lane: str = "read") -> Future[T]:
+        """Run ``function`` (which makes calls by :meth:`call`) on a thread of the lane, as it is."""
+        try:
+            return self._executor(lane).submit(function)
+        except RuntimeError:
+            future: Future[T] = Future()
+            future.set_exception(CallsStopped(f"{self.name} is stopping"))
+            return future
+
+    def _executor(self, lane: str) -> ThreadPoolExecutor:
+        key = lane if lane in self._threads else "read"
+        with self._lock:
+            if self._stopped.is_set():
+                raise CallsStopped(f"{self.name} is stopping")
+            executor = self._executors.get(key)
+            if executor is None:
+                executor = self._executors[key] = ThreadPoolExecutor(
+                    self._threads.get(key, 1), thread_name_prefix=f"{self.name}-api-{key}")
+            return executor
+
+    def _back_off(self, call: _Call, kind: ErrorKind, error: Exception) -> None:
+        first, longest = BACKOFF
+        pause = min(longest, first * 2.0 ** min(call.tries - 1, 20)) * (0.5 + self._jitter() / 2)
+        if self.clock() + pause >= call.until:
+            raise CallTimeout(
+                f"{call.operation} did not succeed within {call.until - call.started:.0f} s"
+                f" ({call.tries} tries), last error: {error}", kind) from error
+        if self._wait(self._stopped, pause):
+            raise CallsStopped(f"{self.name} is stopping") from error
+
+    # -- bookkeeping
+
+    def _note_success(self, call: _Call, started: float, delay: float) -> None:
+        took = self.clock() - started
+        if call.rate:
+            call.rate.succeeded()
+        self._log.debug("API call %s in %.3f s after %.3f s delay", call.operation, took, delay)
+        metrics.shared().timing(self._metric(call), took * 1000)
+
+    def _note_failure(self, call: _Call, started: float, delay: float, error: Exception) -> ErrorKind:
+        took = self.clock() - started
+        try:
+            kind = self.classify(error)
+        except Exception:
+            self._log.exception("Cannot tell the kind of %r:", error)
+            kind = ErrorKind.OTHER
+        if kind is ErrorKind.THROTTLED and call.rate:
+            before = call.rate.pace
+            call.rate.throttled(started)
+            if call.rate.pace != before:
+                self._log.warning("Provider %s throttles %s: pace is now %s", self.name, call.operation, call.rate.describe())
+        self._log.debug("API call %s failed (%s) in %.3f s after %.3f s delay: %s",
+                        call.operation, kind.value, took, delay, error)
+        statsd = metrics.shared()
+        statsd.timing(self._metric(call), took * 1000)
+        statsd.incr(f"{self._metric(call)}.error.{kind.value}")
+        if kind is not ErrorKind.NOT_FOUND:
+            self.last_error = LastError(call.operation, kind, str(error) or repr(error), self._wall())
+        return kind
+
+    def _metric(self, call: _Call) -> str:
+        return f"nodepool.provider.{self.name}.api.{call.operation}"
+
+    def describe(self) -> dict[str, Any]:
+        """Paces and last error, for status pages."""
+        error = self.last_error
+        return {
+            "paces": {lane: rate.describe() for lane, rate in self.rates.items()},
+            "throttled": any(rate.slowed for rate in self.rates.values()),
+            "last_error": None if error is None else {
+                "operation": error.operation, "kind": error.kind.value, "message": error.message, "time": error.when},
+        }
+
+    def stop(self) -> None:
+        """End all waits at once, drop what is queued; calls under way end by their own time-outs."""
+        self._stopped.set()
+        for rate in self.rates.values():
+            rate.stop()
+        with self._lock:
+            executors = list(self._executors.values())
+        for executor in executors:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped.is_set()

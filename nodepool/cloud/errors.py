@@ -1,0 +1,58 @@
+"""Kinds of errors of a cloud's API, and what the launcher calls them (driver-api.md section 9)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+
+from nodepool import exceptions
+
+
+class ErrorKind(enum.Enum):
+    """Everything a caller may want to treat differently."""
+
+    NOT_FOUND = "not_found"
+    QUOTA = "quota"
+    CAPACITY = "capacity"
+    THROTTLED = "throttled"
+    #: Worth another try: connection lost, time-out, 5xx, an answer that is no answer.
+    TRANSIENT = "transient"
+    #: Will not work until somebody changes the configuration: wrong credentials, flavor, image, ...
+    CONFIGURATION = "configuration"
+    OTHER = "other"
+
+
+Classifier = Callable[[BaseException], ErrorKind]
+"""Tells the kind of an exception of the driver's library; one per driver."""
+
+
+class CallTimeout(exceptions.TimeoutException):
+    """A call, with its waits and retries, did not succeed within its deadline; ``kind`` is that of the last error."""
+
+    def __init__(self, message: str, kind: ErrorKind = ErrorKind.TRANSIENT) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class CallsStopped(RuntimeError):
+    """The provider is stopping: the call was not made, or not repeated."""
+
+
+_EXCEPTIONS: dict[ErrorKind, type[Exception]] = {
+    ErrorKind.NOT_FOUND: exceptions.NotFound,
+    ErrorKind.QUOTA: exceptions.QuotaException,
+    ErrorKind.CAPACITY: exceptions.CapacityException,
+    ErrorKind.CONFIGURATION: exceptions.RuntimeConfigurationException,
+}
+
+
+def translate(error: BaseException, classify: Classifier, *kinds: ErrorKind) -> BaseException:
+    """The launcher's exception for ``error``, or ``error`` itself.
+
+    :param kinds: translate these only; all when none is given. Use as ``raise translate(error, classify) from error``.
+    """
+    kind = classify(error)
+    cls = _EXCEPTIONS.get(kind)
+    if cls is None or (kinds and kind not in kinds) or isinstance(error, cls):
+        return error
+    return cls(str(error))

@@ -1,0 +1,242 @@
+"""Waiting for many objects with few calls: only those waited for, in batches, when a change is due."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Generic, TypeVar
+
+from nodepool.cloud.errors import CallsStopped
+from nodepool.cloud.timers import Timer, Timers
+
+V = TypeVar("V")
+
+FLOOR = 0.5
+"""Shortest time between two looks at one object, in seconds."""
+CEILING = 10.0
+"""Longest time between two looks."""
+ABANDONED = 600.0
+"""Seconds after which a watch that nobody has read is dropped: its party has given up without a word."""
+EARLY = 0.8
+"""Part of the expected time that passes before looks become frequent."""
+
+
+@dataclass(frozen=True)
+class Look(Generic[V]):
+    """What the cloud said about an object: ``value`` is None when it is absent from the answer.
+
+    ``asked`` is when the question was sent (monotonic seconds): what happened before is contained in the answer.
+    """
+
+    value: V | None
+    asked: float
+
+
+class Watch(Generic[V]):
+    """One party waiting for one object."""
+
+    def __init__(self, watched: Watched[V], key: str, wake: Callable[[], None], kind: Hashable, started: float) -> None:
+        self.key = key
+        self.wake = wake
+        self.kind = kind
+        self.started = started
+        self.read = started
+        self._look: Look[V] | None = None
+        self.next_look = started
+        self.failures = 0
+        self.last_look = float("-inf")
+        self.ended = False
+        self._watched = watched
+
+    @property
+    def look(self) -> Look[V] | None:
+        """The latest answer, None before the first. A watch whose answers nobody reads is dropped in the end."""
+        self.read = self._watched._timers.clock()
+        return self._look
+
+    def again(self, seconds: float = 0.0) -> None:
+        """Look again in so many seconds (never sooner than the floor after the last look)."""
+        self._watched._again(self, seconds)
+
+    def end(self, reached: bool = True) -> None:
+        """Stop waiting; ``reached``: what was waited for has happened, so its duration is learned."""
+        self._watched._end(self, reached)
+
+
+class Watched(Generic[V]):
+    """Looks at all watched objects on behalf of those who wait.
+
+    :param fetch_many: asks the cloud for these ids; ids missing in its answer are told as absent. Runs by ``submit``.
+    :param submit: runs a function on another thread and returns its future (:meth:`CloudCalls.run`).
+    :param batch: ids per question; 1 asks one by one.
+    """
+
+    def __init__(
+        self, name: str, fetch_many: Callable[[Sequence[str]], Mapping[str, V]],
+        submit: Callable[[Callable[[], Any]], Future[Any]], timers: Timers, *, batch: int = 100,
+        floor: float = FLOOR, ceiling: float = CEILING,
+        log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.batch = batch
+        self.floor = floor
+        self.ceiling = ceiling
+        self._fetch_many = fetch_many
+        self._submit = submit
+        self._timers = timers
+        self._log = log or logging.getLogger(f"nodepool.cloud.{name}")
+        self._lock = threading.Lock()
+        self._watches: dict[Watch[V], None] = {}
+        self._asking: set[str] = set()
+        self._timer: Timer | None = None
+        self._durations: dict[Hashable, deque[float]] = {}
+        self._complained = False
+        self._last_pass = float("-inf")
+
+    # -- for those who wait
+
+    def watch(self, key: str, wake: Callable[[], None], kind: Hashable = None) -> Watch[V]:
+        """Wait for the object ``key``; ``wake`` is called, on any thread, after each look at it.
+
+        :param kind: of the change waited for, for example (label, "launch"); its usual duration decides when to look.
+        """
+        now = self._timers.clock()
+        watch = Watch(self, key, wake, kind, now)
+        with self._lock:
+            watch.next_look = now + self._pause(watch, now)
+            self._watches[watch] = None
+            self._arm(now)
+        return watch
+
+    def expected(self, kind: Hashable) -> float | None:
+        """Seconds that such a change has taken lately; None when not known."""
+        seen = self._durations.get(kind)
+        return median(seen) if seen else None
+
+    def _again(self, watch: Watch[V], seconds: float) -> None:
+        with self._lock:
+            if watch not in self._watches:
+                return
+            now = self._timers.clock()
+            watch.next_look = max(now + seconds, watch.last_look + self.floor)
+            self._arm(now)
+
+    def _end(self, watch: Watch[V], reached: bool) -> None:
+        with self._lock:
+            if self._watches.pop(watch, self) is self:
+                return
+            watch.ended = True
+            if reached:
+                seen = self._durations.setdefault(watch.kind, deque(maxlen=9))
+                seen.append(self._timers.clock() - watch.started)
+
+    # -- looking
+
+    def _pause(self, watch: Watch[V], now: float) -> float:
+        """Seconds until the next look at the object."""
+        if watch.failures:
+            return min(self.ceiling, self.floor * 2.0 ** min(watch.failures, 20))
+        expected, waited = self.expected(watch.kind), now - watch.started
+        if expected is None:
+            # Nothing learned: a tenth of what has been waited, so that short things are seen at once and long ones are cheap.
+            return min(self.ceiling, max(self.floor, waited / 10))
+        early = EARLY * expected
+        if waited < early:
+            return min(self.ceiling, max(self.floor, early - waited))
+        if waited < 1.5 * expected:
+            return self.floor
+        return min(self.ceiling, max(self.floor, (waited - expected) / 5))
+
+    def _arm(self, now: float) -> None:
+        """Plan the next pass; with the lock held."""
+        due = min((watch.next_look for watch in self._watches if watch.key not in self._asking), default=None)
+        timer = self._timer
+        if due is not None and self.batch > 1:
+            # Those who wait fall into step, so that one question serves them all.
+            due = max(due, self._last_pass + self.floor)
+        if due is None or (timer is not None and timer.when <= due):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timer = self._timers.after(due - now, self._pass)
+
+    def _pass(self) -> None:
+        """Send off the questions that are due; on the timers' thread."""
+        questions: list[list[str]] = []
+        with self._lock:
+            self._timer = None
+            now = self._last_pass = self._timers.clock()
+            for watch in [watch for watch in self._watches if now - watch.read > ABANDONED]:
+                del self._watches[watch]
+                watch.ended = True
+            idle = [watch for watch in self._watches if watch.key not in self._asking]
+            due = dict.fromkeys(watch.key for watch in idle if watch.next_look <= now or (
+                watch.next_look <= now + self.floor / 4 and watch.last_look + self.floor <= now))
+            keys = list(due)
+            if due and self.batch > 1 and (spare := -len(keys) % self.batch):
+                # The question goes out anyway: ask for others too that nobody has looked at just now.
+                rest = sorted((watch for watch in idle if watch.key not in due and watch.last_look + self.floor <= now
+                               and watch.next_look - now < self.floor), key=lambda watch: watch.next_look)
+                keys += list(dict.fromkeys(watch.key for watch in rest))[:spare]
+            questions = [keys[start:start + self.batch] for start in range(0, len(keys), self.batch)]
+            self._asking.update(keys)
+            self._arm(now)
+        for question in questions:
+            self._ask(question)
+
+    def _ask(self, keys: list[str]) -> None:
+        asked = self._timers.clock()
+
+        def fetch() -> tuple[float, Mapping[str, V]]:
+            sent = self._timers.clock()
+            return sent, self._fetch_many(keys)
+
+        self._submit(fetch).add_done_callback(lambda future: self._answered(keys, asked, future))
+
+    def _answered(self, keys: list[str], asked: float, future: Future[Any]) -> None:
+        error: BaseException | None = None
+        answer: Mapping[str, V] = {}
+        try:
+            asked, answer = future.result()
+        except (CallsStopped, CancelledError):
+            return
+        except Exception as caught:
+            error = caught
+        wanted, told = set(keys), []
+        with self._lock:
+            now = self._timers.clock()
+            self._asking.difference_update(wanted)
+            for watch in self._watches:
+                if watch.key not in wanted:
+                    continue
+                watch.last_look = asked
+                if error is None:
+                    watch.failures = 0
+                    if watch.started <= asked:
+                        watch._look = Look(answer.get(watch.key), asked)
+                        told.append(watch)
+                else:
+                    watch.failures += 1
+                watch.next_look = max(now, asked + self._pause(watch, now))
+            self._arm(now)
+        self._report(error, len(keys))
+        for watch in told:
+            try:
+                watch.wake()
+            except Exception:
+                self._log.exception("Error telling about %s:", watch.key)
+
+    def _report(self, error: BaseException | None, count: int) -> None:
+        if error is None:
+            if self._complained:
+                self._log.info("Looking at %s works again", self.name)
+            self._complained = False
+            return
+        level = logging.DEBUG if self._complained else logging.WARNING
+        self._complained = True
+        self._log.log(level, "Cannot look at %s of %s, will look again: %s", count, self.name, error)

@@ -1,0 +1,138 @@
+"""Pace of calls that gives way when the cloud says "too fast", and comes back by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from nodepool.cloud.errors import CallsStopped, CallTimeout, ErrorKind
+
+FLOOR = 1 / 30
+"""Calls per second that throttling never goes below."""
+STEPS = 20
+"""Successful calls that bring the pace from nothing back to the configured one."""
+WHEN_UNLIMITED = 10.0
+"""Calls per second from which an unlimited pace is halved."""
+
+Wait = Callable[[threading.Condition, float | None], object]
+
+
+def _wait(condition: threading.Condition, seconds: float | None) -> object:
+    return condition.wait(seconds)
+
+
+class AdaptiveRate:
+    """Lets callers pass at least ``1 / pace`` seconds apart, in the order of their arrival.
+
+    The pace starts as ``rate`` (calls per second; 0 or None: no limit). :meth:`throttled` halves it, at most once for
+    the calls that were under way together; each :meth:`succeeded` gives back a part (additive increase,
+    multiplicative decrease).
+
+    :param wait: ``wait(condition, seconds)``, called with the condition held; for tests.
+    """
+
+    def __init__(
+        self, name: str, rate: float | None, *, floor: float = FLOOR,
+        clock: Callable[[], float] = time.monotonic, wait: Wait = _wait,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.rate: float | None = rate or None
+        self.clock = clock
+        self._full = self.rate or WHEN_UNLIMITED
+        self._floor = min(floor, self._full)
+        self._wait = wait
+        self._condition = threading.Condition()
+        self._queue: deque[object] = deque()
+        self._pace: float | None = self.rate
+        self._last: float | None = None
+        self._halved = float("-inf")
+        self._stopped = False
+
+    @property
+    def pace(self) -> float | None:
+        """Calls per second allowed now; None: no limit."""
+        return self._pace
+
+    @property
+    def slowed(self) -> bool:
+        """True from a throttled call until the configured pace is reached again."""
+        return self._pace != self.rate
+
+    def describe(self) -> str:
+        """For people: ``2/s`` or ``0.25/s of 2/s (throttled)``."""
+        full = "unlimited" if self.rate is None else f"{self.rate:g}/s"
+        return full if not self.slowed else f"{self._pace:.3g}/s of {full} (throttled)"
+
+    def acquire(self, deadline: float | None = None) -> float:
+        """Wait for a turn; the result is the time waited in seconds.
+
+        :param deadline: on the clock; :class:`CallTimeout` is raised as soon as it is clear that it cannot be met.
+        :raises CallsStopped: after :meth:`stop`.
+        """
+        arrived = self.clock()
+        ticket = object()
+        with self._condition:
+            self._queue.append(ticket)
+            try:
+                while True:
+                    if self._stopped:
+                        raise CallsStopped(f"{self.name} is stopping")
+                    now = self.clock()
+                    turn = self._turn(ticket, now)
+                    if turn is not None and turn <= now:
+                        self._last = now
+                        return now - arrived
+                    if deadline is not None and (deadline <= now or (turn is not None and turn > deadline)):
+                        raise CallTimeout(
+                            f"no turn for a call within {deadline - arrived:.1f} s at {self.describe()}",
+                            ErrorKind.THROTTLED if self.slowed else ErrorKind.TRANSIENT)
+                    until = min((time for time in (turn, deadline) if time is not None), default=None)
+                    self._wait(self._condition, None if until is None else until - now)
+            finally:
+                self._queue.remove(ticket)
+                self._condition.notify_all()
+
+    def _turn(self, ticket: object, now: float) -> float | None:
+        """When it is this ticket's turn; None: others are first."""
+        if self._queue[0] is not ticket:
+            return None
+        if self._pace is None or self._last is None:
+            return now
+        return self._last + 1 / self._pace
+
+    def throttled(self, started: float | None = None) -> None:
+        """The cloud refused a call that ``started`` then (on the clock) as one too many."""
+        with self._condition:
+            now = self.clock()
+            if started is not None and started <= self._halved:
+                return  # one of a burst that has been answered for
+            self._halved = now
+            self._pace = max(self._floor, (self._pace or self._full) / 2)
+            self._condition.notify_all()
+
+    def succeeded(self) -> None:
+        """A call went through."""
+        if not self.slowed:
+            return
+        with self._condition:
+            if self._pace is None or not self.slowed:
+                return
+            self._pace += self._full / STEPS
+            if self._pace >= self._full:
+                self._pace = self.rate
+            self._condition.notify_all()
+
+    def __enter__(self) -> AdaptiveRate:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        """End all waits at once."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()

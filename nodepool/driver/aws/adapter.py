@@ -1,0 +1,270 @@
+"""Amazon EC2 behind the state machine framework (driver-aws.md section 2)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from nodepool import exceptions
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
+from nodepool.driver import statemachine
+from nodepool.driver.aws import clients, requests
+from nodepool.driver.aws.ebs import EBSSnapshotUploader
+from nodepool.driver.aws.errors import classify
+from nodepool.driver.aws.images import AwsImages
+from nodepool.driver.aws.launching import Launching
+from nodepool.driver.aws.leaks import AwsLeaks
+from nodepool.driver.aws.lookups import CACHE_TTL, SERVICE_QUOTA_CACHE_TTL, AwsLookups
+from nodepool.driver.aws.machines import INSTANCE_FAILED, AwsCreateStateMachine, AwsDeleteStateMachine
+from nodepool.driver.aws.objects import AwsInstance, AwsResource, instance_id_of, state_of, tag_dict_to_list, tag_list_to_dict
+from nodepool.driver.aws.quota import AwsQuota
+from nodepool.driver.aws.tables import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, VOLUME_QUOTA_CODES
+from nodepool.driver.aws.templates import LaunchTemplates
+from nodepool.driver.purpose import images_only
+from nodepool.driver.utils import QuotaInformation
+
+__all__ = [
+    "CACHE_TTL",
+    "HOST_QUOTA_CODES",
+    "INSTANCE_QUOTA_CODES",
+    "SERVICE_QUOTA_CACHE_TTL",
+    "VOLUME_QUOTA_CODES",
+    "AwsAdapter",
+    "AwsCreateStateMachine",
+    "AwsDeleteStateMachine",
+    "AwsInstance",
+    "AwsResource",
+    "EBSSnapshotUploader",
+    "tag_dict_to_list",
+    "tag_list_to_dict",
+]
+
+DELETE_BATCH = 50
+WATCH_BATCH = 100
+READ_FACTOR = 10
+"""Reading calls may be that many times as frequent as changing ones."""
+
+
+class AwsAdapter(statemachine.Adapter):
+    IMAGE_UPLOAD_SLEEP = 30
+    LAUNCH_TEMPLATE_PREFIX = requests.LAUNCH_TEMPLATE_PREFIX
+    #: Seconds without a byte from AWS after which a call has failed.
+    READ_TIMEOUT = clients.READ_TIMEOUT
+    #: Shortest time between two looks at what is waited for, in seconds.
+    LOOK_FLOOR = 0.5
+    #: Seconds that the start of a provider waits for its launch templates.
+    TEMPLATE_WAIT = 5.0
+
+    def __init__(self, provider_config: Any) -> None:
+        super().__init__(provider_config)
+        self.log = logging.getLogger(f"nodepool.AwsAdapter.{provider_config.name}")
+        self.provider = provider_config
+        self._stopping = threading.Event()
+        self._clients = clients.make(provider_config, self.READ_TIMEOUT)
+        self.ec2_client = self._clients.ec2
+        self.s3 = self._clients.s3
+        self.s3_client = self._clients.s3_client
+        self.aws_quotas = self._clients.quotas
+        self.ebs_client = self._clients.ebs
+        name, rate = f"aws-{provider_config.name}", provider_config.rate
+        self.rate_limiter = AdaptiveRate(f"{name}-write", rate)
+        self.non_mutating_rate_limiter = AdaptiveRate(f"{name}-read", READ_FACTOR * rate)
+        self.quota_service_rate_limiter = AdaptiveRate(f"{name}-quota", rate)
+        self.calls = CloudCalls(
+            provider_config.name, classify,
+            {"read": self.non_mutating_rate_limiter, "write": self.rate_limiter, "quota": self.quota_service_rate_limiter,
+             "delete": AdaptiveRate(f"{name}-delete", rate), "upload": AdaptiveRate(f"{name}-upload", None)},
+            threads={"read": 10, "write": max(min(int(4 * rate), 8), 1), "delete": 4}, log=self.log)
+        self.timers = Timers(name)
+        self.deletes = DeleteBatches(
+            name, classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log)
+        self.deletes.add_kind("instance", self._terminate, batch=DELETE_BATCH)
+        self.deletes.add_kind("host", self._release, batch=DELETE_BATCH)
+        self.cloud = AwsLookups(self)
+        self.watched_instances: Watched[dict[str, Any]] = Watched(
+            f"instances of {provider_config.name}", self.cloud.some_instances, self.calls.run, self.timers,
+            batch=WATCH_BATCH, floor=self.LOOK_FLOOR, log=self.log)
+        self.watched_hosts: Watched[dict[str, Any]] = Watched(
+            f"hosts of {provider_config.name}", self.cloud.some_hosts, self.calls.run, self.timers,
+            batch=DELETE_BATCH, floor=self.LOOK_FLOOR, log=self.log)
+        self.quota = AwsQuota(self.cloud, self.log)
+        self.templates = LaunchTemplates(self)
+        self.launching = Launching(self)
+        self.images = AwsImages(self)
+        self.leaks = AwsLeaks(self)
+        # A builder launches nothing: it neither makes nor removes templates.
+        if self.templates.wanted and not images_only():
+            self._prepare_templates()
+
+    def _prepare_templates(self) -> None:
+        """In the background, but mostly done before the first launch; a launch makes up for a failure."""
+        done = threading.Event()
+
+        def prepare() -> None:
+            try:
+                self.templates.ensure()
+            except CallsStopped:
+                pass
+            except Exception as error:
+                self.log.error("Cannot prepare launch templates, will try again when one is needed: %s", error)
+            finally:
+                done.set()
+
+        self.calls.run(prepare, lane="write")
+        done.wait(self.TEMPLATE_WAIT)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.deletes.stop()
+        self.timers.stop()
+        self.calls.stop()
+        self._clients.close()
+
+    # -- calls
+
+    def ec2(self, method: str, /, *, lane: str = "read", idempotent: bool | None = None, **kw: Any) -> Any:
+        """Call EC2 in this thread, through :class:`CloudCalls`."""
+        return self.calls.call(method, getattr(self.ec2_client, method), lane=lane, idempotent=idempotent, **kw)
+
+    def tag(self, ids: list[str], tags: dict[str, str]) -> None:
+        self.ec2("create_tags", lane="write", idempotent=True, Resources=ids, Tags=tag_dict_to_list(tags))
+
+    def upload_object(self, bucket: str, key: str, image: BinaryIO, tagging: str) -> None:
+        """Send a file to the bucket; ``tagging`` is URL-encoded."""
+        self.calls.call("upload_object", self.s3.Bucket(bucket).upload_fileobj, image, key, lane="upload",
+                        idempotent=False, ExtraArgs={"Tagging": tagging})
+
+    def delete_object(self, bucket: str, key: str) -> None:
+        self.calls.call("delete_object", self.s3_client.delete_object, lane="delete", Bucket=bucket, Key=key)
+
+    def pause_upload(self) -> None:
+        """Between two looks at an import.
+
+        :raises CallsStopped: the provider stops.
+        """
+        if self._stopping.wait(self.IMAGE_UPLOAD_SLEEP):
+            raise CallsStopped(f"provider {self.provider.name} is stopping")
+
+    def _terminate(self, ids: Any) -> None:
+        self.ec2("terminate_instances", lane="delete", InstanceIds=list(ids))
+
+    def _release(self, ids: Any) -> dict[str, Exception]:
+        answer = self.ec2("release_hosts", lane="delete", HostIds=list(ids))
+        return {item["ResourceId"]: _Refused(item.get("Error") or {}) for item in answer.get("Unsuccessful") or []}
+
+    # -- the framework's side
+
+    def getCreateStateMachine(
+        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
+        az: str | None, log: Any,
+    ) -> AwsCreateStateMachine:  # fmt: skip
+        return AwsCreateStateMachine(self, hostname, label, image_external_id, metadata, request, log)
+
+    def getDeleteStateMachine(self, external_id: Any, log: Any) -> AwsDeleteStateMachine:
+        return AwsDeleteStateMachine(self, external_id, log)
+
+    def listInstances(self) -> Iterator[AwsInstance]:
+        volumes = self.cloud.volumes_by_instance()
+        for instance in self.cloud.instances():
+            if state_of(instance) == "terminated":
+                continue
+            try:
+                quota = self.quota.of_instance(instance, volumes.get(instance["InstanceId"], ()))
+            except exceptions.RuntimeConfigurationException:
+                quota = QuotaInformation(instances=1)  # of a type that is not offered any more
+            yield AwsInstance(self.provider, instance, (instance.get("Placement") or {}).get("HostId"), quota, None)
+
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        """By questions for just these instances; what is not shown is asked for once more."""
+        wanted = {instance_id: each for each in external_ids if (instance_id := instance_id_of(each))}
+        found: dict[str, dict[str, Any]] = {}
+        for _ in range(2):
+            left = [instance_id for instance_id in wanted if instance_id not in found]
+            for start in range(0, len(left), WATCH_BATCH):
+                found.update(self.cloud.some_instances(left[start:start + WATCH_BATCH]))
+        return [each for instance_id, each in wanted.items()
+                if instance_id not in found or state_of(found[instance_id]) in INSTANCE_FAILED]
+
+    def listResources(self) -> Iterator[AwsResource]:
+        yield from self.leaks.resources()
+
+    def deleteResource(self, resource: Any) -> None:
+        self.log.info("Deleting leaked %s: %s", resource.type, resource.id)
+        self.leaks.delete(resource)
+
+    def getQuotaLimits(self) -> QuotaInformation:
+        return self.quota.limits(self.provider)
+
+    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+        return self.quota.of_label(label)
+
+    def uploadImage(
+        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
+        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
+    ) -> str:  # fmt: skip
+        return self.images.upload(provider_image, image_name, filename, image_format, metadata)
+
+    def deleteImage(self, external_id: Any) -> None:
+        self.log.debug("Deleting image %s", external_id)
+        self.images.delete(external_id)
+
+    def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
+        if not label.console_log:
+            return None
+        instance_id = instance_id_of(external_id)
+        if not instance_id:
+            return None
+        choices: list[dict[str, Any]] = [{"Latest": True}, {}]
+        for options in choices:
+            # Older instance types do not have the latest output.
+            try:
+                answer = self.ec2("get_console_output", InstanceId=instance_id, **options)
+            except Exception as error:
+                if classify(error) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT) or not options:
+                    self.log.info("No console log of %s: %s", instance_id, error)
+                    return None
+                continue
+            if answer.get("Output"):
+                return str(answer["Output"])
+        return None
+
+    # -- names that are used from outside
+
+    def _getImportImageTask(self, task_id: str) -> Any:
+        return self.images.image_task(task_id)
+
+    def _getImportSnapshotTask(self, task_id: str) -> Any:
+        return self.images.snapshot_task(task_id)
+
+    def _listAmis(self) -> list[dict[str, Any]]:
+        return self.cloud.amis()
+
+    def _listSnapshots(self) -> list[dict[str, Any]]:
+        return self.cloud.snapshots()
+
+    def _listInstances(self) -> list[dict[str, Any]]:
+        return self.cloud.instances()
+
+    def _listVolumes(self) -> list[dict[str, Any]]:
+        return self.cloud.volumes()
+
+    def _listHosts(self) -> list[dict[str, Any]]:
+        return self.cloud.hosts()
+
+    def _listObjects(self) -> list[dict[str, Any]]:
+        return self.cloud.objects()
+
+    def _listImages(self) -> list[dict[str, Any]]:
+        """For ``nodepool alien-image-list``."""
+        return [{"id": ami["ImageId"], "name": ami.get("Name"), "properties": tag_list_to_dict(ami.get("Tags"))}
+                for ami in self.cloud.list_amis()]
+
+
+class _Refused(Exception):
+    """One id of a batch that was refused."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(f"{error.get('Code')}: {error.get('Message')}")
+        self.response = {"Error": error}

@@ -1,0 +1,86 @@
+"""Kinds of errors of AWS (driver-aws.md 2.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.cloud import ErrorKind
+from nodepool.cloud.errors import CallTimeout
+
+QUOTA = frozenset((
+    "VolumeLimitExceeded", "HostLimitExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded",
+    "MaxSpotInstanceCountExceeded", "MaxSpotFleetRequestCountExceeded",
+))  # fmt: skip
+CAPACITY = frozenset((
+    "InsufficientInstanceCapacity", "InsufficientHostCapacity", "SpotMaxPriceTooLow", "UnfulfillableCapacity",
+    "InsufficientFreeAddressesInSubnet", "InsufficientCapacity", "InsufficientCapacityOnHost",
+    "InsufficientReservedInstanceCapacity", "ReservationCapacityExceeded", "InsufficientVolumeCapacity",
+))  # fmt: skip
+THROTTLED = frozenset((
+    "RequestLimitExceeded", "SlowDown", "EC2ThrottledException", "PriorRequestNotComplete", "BandwidthLimitExceeded",
+    "RequestThrottled", "RequestThrottledException", "TooManyRequestsException", "LimitExceededException",
+))  # fmt: skip
+TRANSIENT = frozenset((
+    "InternalError", "InternalFailure", "InternalServerError", "InternalServerException", "ServiceUnavailable",
+    "ServiceUnavailableException", "Unavailable", "RequestTimeout", "RequestTimeoutException", "ServerInternal",
+))  # fmt: skip
+CONFIGURATION = frozenset((
+    "AuthFailure", "UnauthorizedOperation", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken",
+    "ExpiredTokenException", "RequestExpired", "OptInRequired", "Blocked", "AccessDenied", "AccessDeniedException",
+    "UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationToken", "InvalidInstanceType",
+    "NoSuchBucket", "PendingVerification", "InvalidParameterValue", "InvalidParameterCombination",
+))  # fmt: skip
+NOT_FOUND = frozenset(("NoSuchKey", "NotFound", "404", "ResourceNotFoundException", "InvalidAMIID.Unavailable"))
+UNREACHABLE = frozenset((
+    "HTTPClientError", "ConnectionError", "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError",
+    "ConnectionClosedError", "ProxyConnectionError", "ResponseStreamingError", "IncompleteReadError",
+    # An answer that is none: HTML of a gateway, or cut off.
+    "ResponseParserError",
+))  # fmt: skip
+BADLY_SET_UP = frozenset((
+    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "ConfigNotFound",
+    "NoRegionError", "InvalidRegionError", "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError",
+    "SSLError", "ParamValidationError", "EndpointResolutionError", "UnknownServiceError",
+))  # fmt: skip
+
+
+def code_of(error: BaseException) -> str:
+    """AWS's error code, empty for other exceptions."""
+    response: Any = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return ""
+    return str((response.get("Error") or {}).get("Code") or "")
+
+
+def kind_of_code(code: str, status: int = 0) -> ErrorKind | None:
+    """The kind of an error code, None when only the HTTP status says something."""
+    for codes, kind in (
+        (QUOTA, ErrorKind.QUOTA), (CAPACITY, ErrorKind.CAPACITY), (THROTTLED, ErrorKind.THROTTLED),
+        (TRANSIENT, ErrorKind.TRANSIENT), (CONFIGURATION, ErrorKind.CONFIGURATION), (NOT_FOUND, ErrorKind.NOT_FOUND),
+    ):  # fmt: skip
+        if code in codes:
+            return kind
+    if code.startswith("Throttl") or status == 429:
+        return ErrorKind.THROTTLED
+    if code.endswith((".NotFound", ".Unknown")):
+        return ErrorKind.NOT_FOUND
+    return None
+
+
+def classify(error: BaseException) -> ErrorKind:
+    """The kind of any exception that comes out of boto3, by names: the library need not be loaded."""
+    if isinstance(error, CallTimeout):
+        return error.kind
+    code = code_of(error)
+    if code:
+        status = int((error.response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)  # type: ignore[attr-defined]
+        kind = kind_of_code(code, status)
+        if kind is not None:
+            return kind
+        return ErrorKind.TRANSIENT if status >= 500 else ErrorKind.OTHER
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if names & BADLY_SET_UP:
+        return ErrorKind.CONFIGURATION
+    if names & UNREACHABLE or isinstance(error, OSError):
+        return ErrorKind.TRANSIENT
+    return ErrorKind.OTHER

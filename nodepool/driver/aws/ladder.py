@@ -1,0 +1,85 @@
+"""The ways to launch a label, in order, and a memory of those that were sold out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+MEMORY = 300.0
+"""Seconds that a way counts as sold out after it was refused."""
+
+
+class Rung(NamedTuple):
+    """One way to launch; None: not given."""
+
+    instance_type: str | None
+    subnet_id: str | None
+    az: str | None
+    spot: bool
+    capacity_reservation: tuple[tuple[str, str], ...] | None = None
+
+    def describe(self) -> str:
+        where = self.subnet_id or self.az
+        return f"{self.instance_type} ({'spot' if self.spot else 'on-demand'}{f', {where}' if where else ''})"
+
+
+def _one_or_more(options: dict[str, Any], single: str, several: str) -> list[str] | None:
+    values = ([options[single]] if options.get(single) else []) + list(options.get(several) or [])
+    return list(dict.fromkeys(values)) or None
+
+
+def build(
+    instance_type: str | None, subnets: Sequence[str], az: str | None, spot: bool,
+    capacity_reservation: dict[str, str] | None, alternatives: Sequence[dict[str, Any]],
+) -> tuple[Rung, ...]:  # fmt: skip
+    """The label's own settings first, then each alternative, which inherits what it does not name.
+
+    Of lists in one entry every instance type is tried in every subnet before the next type.
+    """
+
+    def reservation(value: dict[str, str] | None) -> tuple[tuple[str, str], ...] | None:
+        return tuple(sorted(value.items())) if value else None
+
+    inherited: list[str | None] = [*subnets] if subnets else [None]
+    rungs = [Rung(instance_type, subnet, az, spot, reservation(capacity_reservation)) for subnet in inherited]
+    for entry in alternatives:
+        types: list[str | None] = [*(_one_or_more(entry, "instance-type", "instance-types") or ())] or [instance_type]
+        named = _one_or_more(entry, "subnet-id", "subnet-ids")
+        zone = entry.get("availability-zone")
+        # A zone or subnet of its own makes the inherited other one meaningless.
+        places: list[str | None] = [*named] if named else [None] if zone else inherited
+        if zone is None and named is None:
+            zone = az
+        held = entry.get("capacity-reservation", capacity_reservation)
+        for one in types:
+            rungs += [Rung(one, place, zone, bool(entry.get("use-spot", spot)), reservation(held)) for place in places]
+    return tuple(dict.fromkeys(rungs))
+
+
+class SoldOut:
+    """Which rungs were refused lately; shared by all labels of a provider."""
+
+    def __init__(self, memory: float = MEMORY, clock: Callable[[], float] = time.monotonic) -> None:
+        self.memory = memory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until: dict[Rung, float] = {}
+
+    def refused(self, rung: Rung) -> None:
+        with self._lock:
+            self._until[rung] = self._clock() + self.memory
+
+    def worked(self, rung: Rung) -> None:
+        with self._lock:
+            self._until.pop(rung, None)
+
+    def order(self, rungs: Sequence[Rung]) -> list[Rung]:
+        """Those to try now: all that are not remembered; if all are, the one that was refused longest ago."""
+        with self._lock:
+            now = self._clock()
+            for rung in [rung for rung, until in self._until.items() if until <= now]:
+                del self._until[rung]
+            free = [rung for rung in rungs if rung not in self._until]
+            return free or [min(rungs, key=lambda rung: self._until[rung])]

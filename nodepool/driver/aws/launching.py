@@ -1,0 +1,134 @@
+"""Launching one instance: image, ladder of ways, fleet (driver-aws.md 2.2 to 2.4). Runs on threads of the lane "write"."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.cloud import ErrorKind, translate
+from nodepool.driver.aws import requests
+from nodepool.driver.aws.errors import classify, code_of, kind_of_code
+from nodepool.driver.aws.ladder import Rung, SoldOut
+
+#: Refusals that another way may not share.
+_NEXT = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
+
+
+class FleetError(Exception):
+    """A fleet request without result; looks like an error of the API to the classifier."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.response = {"Error": {"Code": code, "Message": message}}
+
+
+class Launching:
+    """The launching part of an adapter."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        self.log = adapter.log
+        self.sold_out = SoldOut()
+
+    def allocate_host(self, label: Any, tags: dict[str, str]) -> str:
+        """The id of a new dedicated host.
+
+        :raises QuotaException, CapacityException: as AWS says.
+        """
+        args = requests.allocate_host(label, tags)
+        try:
+            answer = self.adapter.ec2(
+                "allocate_hosts", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+        except Exception as error:
+            raise translate(error, classify, *_NEXT) from error
+        return str(answer["HostIds"][0])
+
+    def launch(
+        self, label: Any, image_external_id: str | None, tags: dict[str, str], host_id: str | None
+    ) -> tuple[dict[str, Any], Rung]:  # fmt: skip
+        """Start an instance; returns what AWS said about it and the way that worked.
+
+        :raises QuotaException: every way is beyond a quota.
+        :raises CapacityException: every way is refused, at least one for lack of capacity.
+        """
+        image_id = self._image_id(label, image_external_id)
+        if label.fleet:
+            return self._fleet(label, image_id, tags), label.ladder[0]
+        image = self.adapter.cloud.image(image_id)
+        single = len(label.ladder) == 1
+        rungs = label.ladder if single else self.sold_out.order(label.ladder)
+        refusals: list[tuple[Rung, Exception]] = []
+        for rung in rungs:
+            try:
+                instance = self._run(label, rung, image_id, image, tags, host_id)
+            except Exception as error:
+                if classify(error) not in _NEXT:
+                    raise
+                refusals.append((rung, error))
+                if not single:
+                    self.sold_out.refused(rung)
+                    self.log.info("Label %s: %s is refused (%s)", label.name, rung.describe(), code_of(error))
+            else:
+                self.sold_out.worked(rung)
+                self._know_type(instance.get("InstanceType"))
+                return instance, rung
+        raise self._refused(refusals)
+
+    def _refused(self, refusals: list[tuple[Rung, Exception]]) -> BaseException:
+        text = "; ".join(f"{rung.describe()}: {error}" for rung, error in refusals)
+        kinds = {classify(error) for _, error in refusals}
+        if ErrorKind.CAPACITY in kinds:
+            return exceptions.CapacityException(text)
+        return exceptions.QuotaException(text)
+
+    def _image_id(self, label: Any, image_external_id: str | None) -> str:
+        if image_external_id:
+            return image_external_id
+        image = label.cloud_image
+        return str(image.image_id or self.adapter.cloud.filtered_image(image.image_filters))
+
+    def _run(
+        self, label: Any, rung: Rung, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+    ) -> dict[str, Any]:  # fmt: skip
+        args = requests.run_instances(label, rung, image_id, image, tags, host_id)
+        self.log.debug("Creating instance %s as %s", tags.get("Name"), rung.describe())
+        # With its token a call that was answered too late, or not at all, is repeated without a second instance.
+        answer = self.adapter.ec2("run_instances", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+        return answer["Instances"][0]  # type: ignore[no-any-return]
+
+    def _fleet(self, label: Any, image_id: str, tags: dict[str, str]) -> dict[str, Any]:
+        args = requests.create_fleet(label, self.adapter.templates.name(label), image_id, tags)
+        try:
+            answer = self.adapter.ec2("create_fleet", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+            groups = [group for group in answer.get("Instances") or [] if group.get("InstanceIds")]
+            if not groups:
+                errors = answer.get("Errors") or [{}]
+                raise FleetError(errors[0].get("ErrorCode") or "UnfulfillableCapacity",
+                                 errors[0].get("ErrorMessage") or "the fleet has no instance")
+        except Exception as error:
+            raise translate(error, classify, *_NEXT) from error
+        self._know_type(groups[0].get("InstanceType"))
+        return {"InstanceId": groups[0]["InstanceIds"][0]}
+
+    def _know_type(self, instance_type: str | None) -> None:
+        """Ask about the type here, so that the machines' thread need not wait for it."""
+        if instance_type:
+            try:
+                self.adapter.cloud.instance_type(instance_type)
+            except Exception as error:
+                self.log.warning("Cannot look at instance type %s: %s", instance_type, error)
+
+    def ended(self, instance: dict[str, Any], rung: Rung | None) -> Exception:
+        """What to raise for an instance that was terminated before it ran."""
+        reason = instance.get("StateReason") or {}
+        code, text = str(reason.get("Code") or ""), str(reason.get("Message") or "no reason given")
+        message = f"Instance {instance['InstanceId']} was terminated: {text}"
+        kind = kind_of_code(code.rpartition(".")[2])
+        if kind is ErrorKind.QUOTA:
+            return exceptions.QuotaException(message)
+        if kind is ErrorKind.CAPACITY:
+            if rung is not None:
+                self.sold_out.refused(rung)
+            return exceptions.CapacityException(message)
+        return exceptions.LaunchStatusException(message)

@@ -1,0 +1,232 @@
+"""State machines for creating and deleting an instance and its dedicated host (driver-aws.md 2.2 and 2.5).
+
+Nothing blocks here: calls run on the adapter's threads, and an object is looked at together with all others waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.cloud import Watch
+from nodepool.driver import statemachine
+from nodepool.driver.aws import requests
+from nodepool.driver.aws.objects import AwsInstance, state_of
+from nodepool.driver.utils import QuotaInformation
+
+HOST_GONE = ("released", "released-permanent-failure")
+HOST_FAILED = ("permanent-failure", *HOST_GONE)
+INSTANCE_FAILED = ("shutting-down", "terminated", "stopping", "stopped")
+CONFIRM_ABSENT = 2.0
+"""Seconds between two looks that must both miss a thing before it counts as gone: EC2 shows new ones late."""
+
+
+class _AwsMachine(statemachine.StateMachine):
+    def __init__(self, adapter: Any, log: Any) -> None:
+        super().__init__()
+        self.adapter = adapter
+        self.log = log
+        self._watch: Watch[dict[str, Any]] | None = None
+
+    def _submit(self, future: Future[Any]) -> None:
+        self.waiting_future = future
+        self.next_wake = None
+
+    def _result(self) -> Any:
+        future, self.waiting_future = self.waiting_future, None
+        return future.result()
+
+    def _look_at(self, watched: Any, key: str, kind: Any) -> None:
+        self.waiting_future = None
+        # Each look wakes this machine.
+        self.next_wake = math.inf
+        self._watch = watched.watch(key, self._wake, kind)
+
+    def _wake(self) -> None:
+        if self.wake is not None:
+            self.wake()
+
+    def _stop_looking(self, reached: bool = True) -> None:
+        watch, self._watch, self.next_wake = self._watch, None, None
+        if watch is not None:
+            watch.end(reached)
+
+
+class AwsDeleteStateMachine(_AwsMachine):
+    INSTANCE_DELETING_START = "start deleting instance"
+    INSTANCE_DELETING = "deleting instance"
+    HOST_RELEASING_START = "start releasing host"
+    HOST_RELEASING = "releasing host"
+    COMPLETE = "complete"
+
+    def __init__(self, adapter: Any, external_id: Any, log: Any) -> None:
+        super().__init__(adapter, log)
+        # Records of old releases have the instance's id only.
+        self.external_id = {"instance": external_id} if isinstance(external_id, str) else external_id
+        self._missed: float | None = None
+
+    def advance(self) -> None:
+        ids = self.external_id or {}
+        if self.state == self.START:
+            self.state = self.INSTANCE_DELETING_START
+
+        if self.state == self.INSTANCE_DELETING_START:
+            if ids.get("instance"):
+                self._submit(self.adapter.deletes.delete("instance", ids["instance"]))
+                self.state = self.INSTANCE_DELETING
+            else:
+                self.state = self.HOST_RELEASING_START
+
+        if self.state == self.INSTANCE_DELETING:
+            if not self._gone(self.adapter.watched_instances, ids["instance"], "instance", ("terminated",)):
+                return
+            self.state = self.HOST_RELEASING_START
+
+        if self.state == self.HOST_RELEASING_START:
+            if ids.get("host"):
+                self._submit(self.adapter.deletes.delete("host", ids["host"]))
+                self.state = self.HOST_RELEASING
+            else:
+                self.state = self.COMPLETE
+
+        if self.state == self.HOST_RELEASING:
+            if not self._gone(self.adapter.watched_hosts, ids["host"], "host", HOST_GONE):
+                return
+            self.state = self.COMPLETE
+
+        if self.state == self.COMPLETE:
+            self.complete = True
+
+    def _gone(self, watched: Any, key: str, kind: str, ends: tuple[str, ...]) -> bool:
+        """True when AWS itself says, after it took the deletion, that the thing is gone."""
+        if self._watch is None:
+            if not self.waiting_future.done():
+                return False
+            try:
+                self._result()
+            except BaseException:
+                # The framework starts another deletion; this machine is done with.
+                self.state = self.START
+                raise
+            self._missed = None
+            self._look_at(watched, key, ("delete", kind))
+        assert self._watch is not None
+        look = self._watch.look
+        if look is None:
+            return False
+        if look.value is not None:
+            self._missed = None
+            if state_of(look.value) not in ends:
+                return False
+        elif self._missed is None:
+            self._missed = look.asked
+            self._watch.again(CONFIRM_ABSENT)
+            return False
+        elif look.asked - self._missed < CONFIRM_ABSENT:
+            return False
+        else:
+            self.log.warning("%s %s is not there any more", kind.capitalize(), key)
+        self._stop_looking()
+        return True
+
+
+class AwsCreateStateMachine(_AwsMachine):
+    HOST_ALLOCATING_START = "start allocating host"
+    HOST_ALLOCATING_SUBMIT = "submit allocating host"
+    HOST_ALLOCATING = "allocating host"
+    INSTANCE_CREATING_START = "start creating instance"
+    INSTANCE_CREATING_SUBMIT = "submit creating instance"
+    INSTANCE_CREATING = "creating instance"
+    COMPLETE = "complete"
+
+    def __init__(
+        self, adapter: Any, hostname: str, label: Any, image_external_id: str | None, metadata: dict[str, Any],
+        request: Any, log: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(adapter, log)
+        self.hostname = hostname
+        self.label = label
+        self.image_external_id = image_external_id
+        self.tags = requests.node_tags(hostname, label, metadata, request, log)
+        self.rung: Any = None
+        self.host: dict[str, Any] | None = None
+        self.instance: dict[str, Any] | None = None
+
+    def _add_id(self, kind: str, value: str) -> None:
+        # A new object each time: the framework compares it with what it has written.
+        self.external_id = {**(self.external_id or {}), kind: value}
+
+    def advance(self) -> AwsInstance | None:
+        if self.state == self.START:
+            self.state = self.HOST_ALLOCATING_START if self.label.dedicated_host else self.INSTANCE_CREATING_START
+
+        if self.state == self.HOST_ALLOCATING_START:
+            launching = self.adapter.launching
+            self._submit(self.adapter.calls.run(lambda: launching.allocate_host(self.label, self.tags), lane="write"))
+            self.state = self.HOST_ALLOCATING_SUBMIT
+
+        if self.state == self.HOST_ALLOCATING_SUBMIT:
+            if not self.waiting_future.done():
+                return None
+            host_id = self._result()
+            self._add_id("host", host_id)
+            self._look_at(self.adapter.watched_hosts, host_id, ("allocate", self.label.name))
+            self.state = self.HOST_ALLOCATING
+
+        if self.state == self.HOST_ALLOCATING:
+            self.host = self._reached("available", HOST_FAILED)
+            if self.host is None:
+                return None
+            self.state = self.INSTANCE_CREATING_START
+
+        if self.state == self.INSTANCE_CREATING_START:
+            launching, host_id = self.adapter.launching, (self.external_id or {}).get("host")
+            self._submit(self.adapter.calls.run(
+                lambda: launching.launch(self.label, self.image_external_id, self.tags, host_id), lane="write"))
+            self.state = self.INSTANCE_CREATING_SUBMIT
+
+        if self.state == self.INSTANCE_CREATING_SUBMIT:
+            if not self.waiting_future.done():
+                return None
+            started, self.rung = self._result()
+            self._add_id("instance", started["InstanceId"])
+            self._look_at(self.adapter.watched_instances, started["InstanceId"], ("launch", self.label.name))
+            self.state = self.INSTANCE_CREATING
+
+        if self.state == self.INSTANCE_CREATING:
+            self.instance = self._reached("running", INSTANCE_FAILED)
+            if self.instance is None:
+                return None
+            self.state = self.COMPLETE
+
+        if self.state == self.COMPLETE:
+            assert self.instance is not None
+            self.complete = True
+            return AwsInstance(self.adapter.provider, self.instance, self.host, self._quota(), self.label)
+        return None
+
+    def _reached(self, wanted: str, failed: tuple[str, ...]) -> dict[str, Any] | None:
+        """The thing once it has the state; None while it has not, or is not shown yet."""
+        assert self._watch is not None
+        look = self._watch.look
+        if look is None or look.value is None:
+            return None
+        state = state_of(look.value)
+        if state == wanted:
+            self._stop_looking()
+            return look.value
+        if state in failed:
+            self._stop_looking(reached=False)
+            if "InstanceId" in look.value:
+                raise self.adapter.launching.ended(look.value, self.rung)
+            raise exceptions.LaunchStatusException(f"Host {look.value.get('HostId')} is in state {state}")
+        return None
+
+    def _quota(self) -> QuotaInformation:
+        """What it really takes; the volume as the label says, because its own is not looked at."""
+        assert self.instance is not None
+        quota: QuotaInformation = self.adapter.quota.of_instance(self.instance)
+        quota.add(self.adapter.quota.of_volume(self.label))
+        return quota

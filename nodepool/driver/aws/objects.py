@@ -1,0 +1,90 @@
+"""Instances and other resources as the launcher sees them (driver-aws.md 2.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.driver import statemachine
+from nodepool.driver.utils import QuotaInformation
+
+
+def tag_dict_to_list(tagdict: dict[str, Any] | None) -> list[dict[str, str]]:
+    """Tags as AWS wants them; values become text."""
+    return [{"Key": str(key), "Value": str(value)} for key, value in (tagdict or {}).items()]
+
+
+def tag_list_to_dict(taglist: list[dict[str, str]] | None) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in taglist or []}
+
+
+def is_spot(instance: dict[str, Any]) -> bool:
+    return instance.get("InstanceLifecycle") == "spot"
+
+
+def state_of(thing: Any) -> str:
+    """State of an instance (nested), host, volume or snapshot (plain)."""
+    state = thing.get("State")
+    return str(state.get("Name") if isinstance(state, dict) else state or "")
+
+
+def instance_id_of(external_id: Any) -> str | None:
+    """Records of old releases have the instance's id only."""
+    return external_id.get("instance") if isinstance(external_id, dict) else external_id
+
+
+def host_id_of(host: Any) -> str | None:
+    return host.get("HostId") if isinstance(host, dict) else host
+
+
+class AwsResource(statemachine.Resource):
+    """Something that may leak; ``id`` is its id, or the key of an object in S3."""
+
+    TYPE_HOST = "host"
+    TYPE_INSTANCE = "instance"
+    TYPE_AMI = "ami"
+    TYPE_SNAPSHOT = "snapshot"
+    TYPE_VOLUME = "volume"
+    TYPE_OBJECT = "object"
+
+    def __init__(self, metadata: dict[str, Any] | None, type: str, id: str) -> None:
+        super().__init__(metadata, type)
+        self.id = id
+
+
+class AwsInstance(statemachine.Instance):
+    """An instance, the host that was allocated for it, or both.
+
+    :param label: when given, ``node_properties`` tell Zuul about spot and fleet.
+    """
+
+    def __init__(self, provider: Any, instance: dict[str, Any], host: Any, quota: QuotaInformation | None, label: Any) -> None:
+        super().__init__()
+        self.external_id = {}
+        if host:
+            self.external_id["host"] = host_id_of(host)
+        self.external_id["instance"] = instance["InstanceId"]
+        self.metadata = tag_list_to_dict(instance.get("Tags"))
+        self.private_ipv4 = instance.get("PrivateIpAddress") or None
+        self.private_ipv6: str | None = None
+        self.public_ipv4 = instance.get("PublicIpAddress") or None
+        self.public_ipv6 = _first_ipv6(instance)
+        self.cloud = "AWS"
+        self.region = provider.region_name
+        self.az = (instance.get("Placement") or {}).get("AvailabilityZone")
+        self.quota = quota
+        self.interface_ip = self.public_ipv4 or self.public_ipv6 or self.private_ipv4
+        if label:
+            spot = label.use_spot if len(getattr(label, "ladder", ())) < 2 else is_spot(instance)
+            self.node_properties = {"fleet": bool(label.fleet), "spot": spot}
+
+    def getQuotaInformation(self) -> QuotaInformation:
+        if self.quota is None:
+            raise NotImplementedError
+        return self.quota
+
+
+def _first_ipv6(instance: dict[str, Any]) -> str | None:
+    for interface in (instance.get("NetworkInterfaces") or [])[:1]:
+        for address in interface.get("Ipv6Addresses") or []:
+            return str(address["Ipv6Address"])
+    return None

@@ -1,0 +1,84 @@
+"""Launch templates of fleet labels: made when missing, removed when no label needs them (driver-aws.md 2.4)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from nodepool.driver.aws import requests
+from nodepool.driver.aws.errors import code_of
+from nodepool.driver.aws.objects import tag_dict_to_list, tag_list_to_dict
+
+EXISTS = "InvalidLaunchTemplateName.AlreadyExistsException"
+
+
+class LaunchTemplates:
+    """Those of one provider; ``ensure`` may be called again and again."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        self.log = adapter.log
+        self._lock = threading.Lock()
+        self._there: set[str] = set()
+        self._names: dict[tuple[str, str], str] = {}
+        self._wanted: dict[str, dict[str, Any]] = {}
+        for pool in adapter.provider.pools.values():
+            for label in pool.labels.values():
+                if label.fleet:
+                    data = requests.template_data(label)
+                    name = requests.template_name(data)
+                    self._wanted[name] = data
+                    self._names[(pool.name, label.name)] = name
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any label uses a fleet; nothing at all happens if not."""
+        return bool(self._wanted)
+
+    def name(self, label: Any) -> str:
+        """The label's template; made now when that has not worked so far."""
+        name = self._names[(label.pool.name, label.name)]
+        if name not in self._there:
+            self.ensure()
+        return name
+
+    def ensure(self) -> None:
+        """Make the missing ones and remove those of a former configuration."""
+        if not self.wanted:
+            return
+        with self._lock:
+            if self._there == set(self._wanted):
+                return
+            found = self.adapter.cloud._paged(
+                "describe_launch_templates", "LaunchTemplates",
+                Filters=[{"Name": "launch-template-name", "Values": [f"{requests.LAUNCH_TEMPLATE_PREFIX}-*"]}])
+            existing = {each["LaunchTemplateName"]: each for each in found}
+            for name, data in self._wanted.items():
+                if name not in existing:
+                    self._create(name, data)
+                self._there.add(name)
+            for name, template in existing.items():
+                if name not in self._wanted and self._is_ours(template):
+                    self._delete(name, template)
+
+    def _create(self, name: str, data: dict[str, Any]) -> None:
+        tags = {"nodepool_managed": "True", "nodepool_provider_name": self.adapter.provider.name}
+        self.log.debug("Creating launch template %s", name)
+        try:
+            self.adapter.ec2(
+                "create_launch_template", lane="write", idempotent=True, LaunchTemplateName=name, LaunchTemplateData=data,
+                TagSpecifications=[{"ResourceType": "launch-template", "Tags": tag_dict_to_list(tags)}])
+        except Exception as error:
+            if code_of(error) != EXISTS:
+                raise
+
+    def _is_ours(self, template: dict[str, Any]) -> bool:
+        tags = tag_list_to_dict(template.get("Tags"))
+        return tags.get("nodepool_managed") == "True" and tags.get("nodepool_provider_name") == self.adapter.provider.name
+
+    def _delete(self, name: str, template: dict[str, Any]) -> None:
+        self.log.info("Deleting launch template %s, which no label needs any more", name)
+        try:
+            self.adapter.ec2("delete_launch_template", lane="delete", LaunchTemplateId=template["LaunchTemplateId"])
+        except Exception as error:
+            self.log.warning("Cannot delete launch template %s: %s", name, error)

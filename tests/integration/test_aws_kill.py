@@ -1,0 +1,150 @@
+"""SIGKILL of launcher and builder around each call of the aws driver; nothing stays in the account.
+
+The proxy kills: before the call reaches AWS, or when AWS has done it and nobody knows.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.aws_cloud import AwsCloud
+from tests.conftest import REPOSITORY, wait_for
+from tests.fault_proxy import Action, Forward, Reply, Request
+from tests.integration.aws_bench import cleanup, start
+from tests.integration.builder_bench import BuilderBench
+from tests.integration.launcher_bench import LauncherBench
+
+pytestmark = pytest.mark.fault
+
+
+class Daemon:
+    """A real program; started again whenever the proxy has killed it."""
+
+    def __init__(self, tmp: pathlib.Path, script: str, config: str, **environment: str) -> None:
+        self.log = tmp / "daemon.log"
+        faults = REPOSITORY / "tests" / "faults"
+        self._command = [sys.executable, str(faults / script), "-f", "-c", config, "-p", str(tmp / "daemon.pid")]
+        self._environment = {
+            **os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(faults / "drivers"), **environment}
+        self._lock = threading.Lock()
+        self.process = self._run()
+
+    def _run(self) -> subprocess.Popen[bytes]:
+        with open(self.log, "ab") as out:
+            return subprocess.Popen(self._command, stdout=out, stderr=out, env=self._environment, cwd="/")
+
+    def kill(self) -> None:
+        with self._lock:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(10)
+
+    def again(self) -> None:
+        with self._lock:
+            if self.process.poll() is not None:
+                self.process = self._run()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def killing(daemon: list[Daemon], when: str) -> Action:
+    def act(request: Request, forward: Forward) -> Reply | None:
+        if when == "after":
+            forward(request)
+        daemon[0].kill()
+        return None
+
+    return act
+
+
+LAUNCHER_CALLS = {
+    "instance": ("RunInstances", "DescribeInstances", "TerminateInstances"),
+    "host": ("AllocateHosts", "RunInstances", "TerminateInstances", "ReleaseHosts"),
+}
+
+
+def matches(operation: str) -> Callable[[Request], bool]:
+    # Looks at what is waited for, not lists of the region.
+    return lambda r: r.operation.startswith(operation) and (operation != "DescribeInstances" or "Filter.1.Name" in r.params)
+
+
+@pytest.mark.spec("issue: SIGKILL of the launcher at every step leaves nothing in the cloud after clean-up")
+@pytest.mark.parametrize("kind", LAUNCHER_CALLS)
+def test_launcher(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, kind: str) -> None:
+    label = aws.label(instance_type="c5.large", dedicated_host=True) if kind == "host" else aws.label()
+    config = bench.config({**aws.config(aws.provider(label, pool={"availability-zone": "us-east-1a"})), "zookeeper-timeout": 2.0})
+    daemons: list[Daemon] = []
+    faults = [aws.proxy.fail(matches(operation), killing(daemons, when))
+              for operation in LAUNCHER_CALLS[kind] for when in ("before", "after")]
+    daemon = Daemon(tmp_path, "serve.py", config, NODEPOOL_FAULT_CLEANUP="0.5")
+    daemons.append(daemon)
+    try:
+        request = bench.submit("small")
+
+        def fulfilled() -> bool:
+            daemon.again()
+            return bool(bench.zuul.request(request)["state"] == "fulfilled")
+
+        wait_for(fulfilled, 60, "request fulfilled")
+        bench.zuul.give_back(*bench.zuul.accept(request))
+
+        def nothing_left() -> bool:
+            daemon.again()
+            return not bench.nodes() and not aws.instances() and not aws.hosts()
+
+        wait_for(nothing_left, 60, "no node and no instance left")
+        assert [fault.used for fault in faults] == [1] * len(faults)
+    finally:
+        daemon.stop()
+
+
+BUILDER_CALLS = {
+    "snapshot": ("PUT /nodepool", "ImportSnapshot", "CreateTags", "RegisterImage"),
+    "image": ("ImportImage", "CreateTags"),
+    "ebs-direct": ("POST /snapshots", "PUT /snapshots", "RegisterImage"),
+}
+
+
+@pytest.mark.spec("issue: SIGKILL of the builder at every step leaves nothing in the cloud after clean-up")
+@pytest.mark.parametrize("method", BUILDER_CALLS)
+def test_builder(builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, method: str) -> None:
+    provider: dict[str, Any] = {
+        **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]),
+        "object-storage": {"bucket-name": "nodepool"}}
+    config = builders.config([builders.image()], [provider], **{"zookeeper-timeout": 2.0})
+    daemons: list[Daemon] = []
+    aws.like.looks = 0  # imports are completed at the first look
+    faults = [aws.proxy.fail(matches(operation), killing(daemons, when))
+              for operation in BUILDER_CALLS[method] for when in ("before", "after")]
+    daemon = Daemon(tmp_path, "serve_builder.py", config)
+    daemons.append(daemon)
+    try:
+        def uploaded() -> list[Any]:
+            daemon.again()
+            return builders.uploads(provider="ec2-us")
+
+        (upload,) = wait_for(uploaded, 100, "an upload")
+        assert [fault.used for fault in faults] == [1] * len(faults)
+        wait_for(lambda: len(builders.uploads(provider="ec2-us", state=None)) == 1, 20, "only the finished record")
+        start(bench, aws, object_storage={"bucket-name": "nodepool"})
+
+        def left() -> tuple[list[str], int, list[str]]:
+            cleanup(bench)
+            return [each["ImageId"] for each in aws.images()], len(aws.snapshots()), aws.objects()
+
+        wait_for(lambda: left() == ([upload.external_id], 1, []), 20, "only the finished upload is left")
+    finally:
+        daemon.stop()

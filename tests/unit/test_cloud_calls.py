@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from nodepool import exceptions, metrics
+from nodepool.cloud import AdaptiveRate, CallsStopped, CallTimeout, CloudCalls, ErrorKind, translate
+from nodepool.prometheus import parse
+from tests.cloud_clock import CloudError, HandClock, classify
+from tests.conftest import wait_for
+
+
+class Script:
+    """Raises or returns what it is told, in order."""
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = list(steps)
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any, **kw: Any) -> Any:
+        self.calls.append((*args, *kw.items()))
+        step = self.steps.pop(0)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+
+def make(rate: float = 10) -> tuple[CloudCalls, HandClock]:
+    clock = HandClock()
+    rates = {lane: AdaptiveRate(lane, rate, clock=clock, wait=clock.wait) for lane in ("read", "write", "delete")}
+    calls = CloudCalls("p", classify, rates, clock=clock, wait=clock.wait, jitter=lambda: 1.0)
+    return calls, clock
+
+
+def test_a_call_passes_arguments_and_result() -> None:
+    calls, _ = make()
+    script = Script("result")
+    assert calls.call("describe", script, 1, Two=2) == "result"
+    assert script.calls == [(1, ("Two", 2))]
+
+
+def test_throttled_calls_slow_down_and_succeed() -> None:
+    calls, clock = make()
+    script = Script(CloudError(ErrorKind.THROTTLED), CloudError(ErrorKind.THROTTLED), "ok")
+    assert calls.call("run", script, lane="write") == "ok"
+    rate = calls.rates["write"]
+    assert rate.pace == 10 / 4 + 10 / 20
+    assert calls.describe()["throttled"] is True
+    assert not calls.rates["read"].slowed, "other lanes are not slowed"
+    assert clock.waits[:1] == [0.5]
+    while rate.slowed:
+        calls.call("run", Script("ok"), lane="write")
+    assert calls.describe()["throttled"] is False
+
+
+def test_transient_errors_are_repeated_only_when_that_is_safe() -> None:
+    calls, _ = make()
+    assert calls.call("list", Script(CloudError(ErrorKind.TRANSIENT), "ok")) == "ok"
+    assert calls.call("delete", Script(CloudError(ErrorKind.TRANSIENT), "ok"), lane="delete") == "ok"
+    assert calls.call("create", Script(CloudError(ErrorKind.TRANSIENT), "ok"), lane="write", idempotent=True) == "ok"
+    script = Script(CloudError(ErrorKind.TRANSIENT), "never")
+    with pytest.raises(CloudError):
+        calls.call("create", script, lane="write")
+    assert len(script.calls) == 1
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.NOT_FOUND, ErrorKind.QUOTA, ErrorKind.CAPACITY, ErrorKind.CONFIGURATION,
+                                  ErrorKind.OTHER])
+def test_other_errors_come_at_once(kind: ErrorKind) -> None:
+    calls, clock = make()
+    script = Script(CloudError(kind), "never")
+    with pytest.raises(CloudError):
+        calls.call("list", script)
+    assert len(script.calls) == 1
+    assert clock.waits == []
+
+
+def test_the_deadline_bounds_the_retries() -> None:
+    calls, clock = make()
+    script = Script(*[CloudError(ErrorKind.TRANSIENT, "no answer")] * 100)
+    started = clock.now
+    with pytest.raises(CallTimeout, match=r"list did not succeed within 60 s \(7 tries\), last error: no answer") as caught:
+        calls.call("list", script, deadline=60)
+    assert caught.value.kind is ErrorKind.TRANSIENT
+    assert clock.now - started <= 60
+
+
+def test_the_last_error_is_kept_for_display() -> None:
+    calls, _ = make()
+    assert calls.describe()["last_error"] is None
+    with pytest.raises(CloudError):
+        calls.call("list", Script(CloudError(ErrorKind.CONFIGURATION, "wrong credentials")))
+    with pytest.raises(CloudError):
+        calls.call("get", Script(CloudError(ErrorKind.NOT_FOUND, "no such id")))
+    error = calls.describe()["last_error"]
+    assert (error["operation"], error["kind"], error["message"]) == ("list", "configuration", "wrong credentials")
+    assert abs(error["time"] - time.time()) < 60
+
+
+def test_calls_are_counted_by_operation_and_kind_of_error() -> None:
+    calls = CloudCalls("cloud.x", classify, {})
+    before = metrics.shared().snapshot()
+    calls.call("ListThings", Script("ok"))
+    with pytest.raises(CloudError):
+        calls.call("ListThings", Script(CloudError(ErrorKind.QUOTA)))
+    after = metrics.shared().snapshot()
+    name = "nodepool.provider.cloud.x.api.ListThings"
+    assert after.timers[name][0] - before.timers.get(name, (0, 0))[0] == 2
+    assert after.counters[f"{name}.error.quota"] - before.counters.get(f"{name}.error.quota", 0) == 1
+    assert dict(parse(name).labels) == {"provider": "cloud.x", "operation": "ListThings"}
+    assert dict(parse(f"{name}.error.quota").labels) == {"provider": "cloud.x", "operation": "ListThings", "kind": "quota"}
+
+
+def test_a_broken_classifier_does_no_harm() -> None:
+    def broken(_error: BaseException) -> ErrorKind:
+        raise ValueError("oops")
+
+    calls = CloudCalls("p", broken, {})
+    with pytest.raises(CloudError):
+        calls.call("list", Script(CloudError(ErrorKind.QUOTA)))
+
+
+def test_lanes_have_threads_of_their_own() -> None:
+    calls = CloudCalls("p", classify, {}, threads={"read": 1, "write": 1, "delete": 1})
+    gate = threading.Event()
+    try:
+        stuck = calls.submit("delete", gate.wait, 30, lane="delete")
+        more = calls.submit("delete", gate.wait, 30, lane="delete")
+        assert calls.submit("create", lambda: threading.current_thread().name, lane="write").result(5).startswith("p-api-write")
+        assert calls.submit("list", lambda: threading.current_thread().name).result(5).startswith("p-api-read")
+        assert not stuck.done()
+        assert not more.done()
+    finally:
+        gate.set()
+        calls.stop()
+    wait_for(lambda: not any(t.name.startswith("p-api-") for t in threading.enumerate()), 5, "threads end")
+
+
+def test_stop_ends_waits_and_refuses_new_calls() -> None:
+    calls = CloudCalls("p", classify, {"write": AdaptiveRate("write", 0.01)}, threads={"read": 1, "write": 2})
+    backing_off = calls.submit("list", Script(*[CloudError(ErrorKind.TRANSIENT)] * 100))
+    calls.call("create", Script("ok"), lane="write")
+    pacing = calls.submit("create", Script("never"), lane="write")
+    queued = [calls.submit("create", Script("never"), lane="write") for _ in range(3)]
+    wait_for(lambda: calls.last_error is not None, 5, "first failure")
+    started = time.monotonic()
+    calls.stop()
+    for future in (backing_off, pacing):
+        assert isinstance(future.exception(5), CallsStopped)
+    assert time.monotonic() - started < 3
+    assert all(future.cancelled() or isinstance(future.exception(5), CallsStopped) for future in queued)
+    assert isinstance(calls.submit("list", Script("never")).exception(1), CallsStopped)
+    with pytest.raises(CallsStopped):
+        calls.call("list", Script("never"))
+
+
+@pytest.mark.parametrize(("kind", "cls"), [
+    (ErrorKind.NOT_FOUND, exceptions.NotFound), (ErrorKind.QUOTA, exceptions.QuotaException),
+    (ErrorKind.CAPACITY, exceptions.CapacityException), (ErrorKind.CONFIGURATION, exceptions.RuntimeConfigurationException)])
+def test_kinds_become_the_launchers_exceptions(kind: ErrorKind, cls: type[Exception]) -> None:
+    error = CloudError(kind, "text")
+    result = translate(error, classify)
+    assert type(result) is cls
+    assert str(result) == "text"
+    assert translate(error, classify, ErrorKind.OTHER) is error
+    assert translate(CloudError(ErrorKind.TRANSIENT), classify).__class__ is CloudError
