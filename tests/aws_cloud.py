@@ -240,14 +240,16 @@ class AwsCloud:
     def new_group(self, name: str) -> str:
         return str(self.ec2.create_security_group(GroupName=name, Description=name, VpcId=self.vpc)["GroupId"])
 
-    def setup_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def environment(self) -> dict[str, str]:
         """The standard means of AWS to find endpoint and credentials."""
+        return {
+            "AWS_ENDPOINT_URL": self.proxy.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-test",
+            "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true"}
+
+    def setup_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             monkeypatch.delenv(name)
-        for name, value in {
-            "AWS_ENDPOINT_URL": self.proxy.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-test",
-            "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true",
-        }.items():  # fmt: skip
+        for name, value in self.environment().items():
             monkeypatch.setenv(name, value)
 
     # -- what is there

@@ -306,7 +306,7 @@ class Zuul:
         for node_id, node in nodes.items():
             assert node["allocated_to"] == request_id and node["state"] == "ready", (request_id, node_id, node)
             self.given.setdefault(node_id, []).append(request_id)
-            self.external[node["external_id"]] += 1
+            self.external[json.dumps(node["external_id"])] += 1
             directory = f"/nodepool/nodes/{node_id}/lock"
             with contextlib.suppress(NodeExistsError):
                 self.kazoo.create(directory)

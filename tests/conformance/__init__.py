@@ -1,0 +1,1 @@
+"""What every driver has to do, whatever its cloud: see suite.py."""

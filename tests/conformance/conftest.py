@@ -1,0 +1,3 @@
+"""Clouds that several tests use."""
+
+from tests.aws_cloud import aws  # noqa: F401
