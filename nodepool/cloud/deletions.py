@@ -17,8 +17,8 @@ from nodepool.cloud.timers import Timers
 BACKOFF = (1.0, 60.0)
 """First and longest pause before an id is tried again, in seconds, before jitter."""
 DEADLINE = 600.0
-GATHER = 0.02
-"""Seconds that the first id waits for others."""
+GATHER = 0.2
+"""Seconds that the first id waits for others; a full batch goes at once."""
 
 
 @dataclass(eq=False)
@@ -40,6 +40,7 @@ class _Kind:
     known: dict[str, _Deletion] = field(default_factory=dict)
     running: int = 0
     planned: bool = False
+    due: float = 0.0
 
 
 class DeleteBatches:
@@ -88,18 +89,22 @@ class DeleteBatches:
             deletion = entry.known[key] = _Deletion(key, self._timers.clock() + deadline)
             entry.waiting.append(deletion)
             self._plan(entry)
+            if len(entry.waiting) == entry.batch and entry.running < entry.parallel:
+                self._timers.after(0.0, lambda: self._send(entry))
         return deletion.future
 
     def _plan(self, kind: _Kind, seconds: float = GATHER) -> None:
         """Have the kind's queue looked at; with the lock held."""
         if not kind.planned and kind.running < kind.parallel and kind.waiting:
             kind.planned = True
+            kind.due = self._timers.clock() + seconds
             self._timers.after(seconds, lambda: self._send(kind))
 
     def _send(self, kind: _Kind) -> None:
         batches: list[list[_Deletion]] = []
         with self._lock:
-            kind.planned = False
+            if self._timers.clock() >= kind.due:
+                kind.planned = False
             while kind.waiting and kind.running < kind.parallel and not self._stopped:
                 batch = [kind.waiting.popleft()]
                 while not batch[0].alone and kind.waiting and len(batch) < kind.batch and not kind.waiting[0].alone:
@@ -141,7 +146,8 @@ class DeleteBatches:
             kind.running -= 1
             for deletion, _ in ended:
                 kind.known.pop(deletion.key, None)
-            self._plan(kind, 0.0)
+            full = len(kind.waiting) >= kind.batch or any(deletion.alone for deletion in kind.waiting)
+            self._plan(kind, 0.0 if full else GATHER)
         for deletion, result in ended:
             _finish(deletion, result)
 

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -42,7 +42,8 @@ class AwsLookups:
         self.calls: CloudCalls = adapter.calls
         self._memo: dict[tuple[str, str], Any] = {}
         self._memo_lock = threading.Lock()
-        self._filters: TTLCache[str, Any] = TTLCache(8192, FILTER_TTL, time.monotonic)
+        self._fetching: dict[tuple[str, str], threading.Lock] = {}
+        self._filters: TTLCache[tuple[str, str], Any] = TTLCache(8192, FILTER_TTL, time.monotonic)
         self._object_tags: dict[tuple[str, str], dict[str, str]] = {}
         executor: Any = _ReadLane(self.calls)
         cache = LazyExecutorTTLCache(CACHE_TTL, executor)
@@ -164,15 +165,23 @@ class AwsLookups:
 
     # -- facts that do not change
 
-    def _remember(self, kind: str, name: str, fetch: Callable[[], Any]) -> Any:
+    def _remember(self, kind: str, name: str, fetch: Callable[[], Any], memo: MutableMapping[Any, Any] | None = None) -> Any:
+        """Asked for once, also by many threads at the same time."""
+        known = self._memo if memo is None else memo
         key = (kind, name)
         with self._memo_lock:
-            if key in self._memo:
-                return self._memo[key]
-        value = fetch()
-        with self._memo_lock:
-            self._memo[key] = value
-        return value
+            if (value := known.get(key)) is not None:
+                return value
+            lock = self._fetching.setdefault(key, threading.Lock())
+        with lock:
+            with self._memo_lock:
+                if (value := known.get(key)) is not None:
+                    return value
+            value = fetch()
+            with self._memo_lock:
+                known[key] = value
+                self._fetching.pop(key, None)
+            return value
 
     def instance_type(self, name: str) -> dict[str, Any]:
         def fetch() -> Any:
@@ -201,17 +210,14 @@ class AwsLookups:
         :raises LaunchNodepoolException: there is none.
         """
         key = json.dumps(filters)
-        with self._memo_lock:
-            known = self._filters.get(key)
-        if known is not None:
-            return str(known)
-        images = self._paged("describe_images", "Images", Filters=filters)
-        if not images:
-            raise exceptions.LaunchNodepoolException(f"no image matches the image-filters {key}")
-        newest = max(images, key=lambda image: image.get("CreationDate") or "")
-        with self._memo_lock:
-            self._filters[key] = newest["ImageId"]
-        return str(newest["ImageId"])
+
+        def fetch() -> str:
+            images = self._paged("describe_images", "Images", Filters=filters)
+            if not images:
+                raise exceptions.LaunchNodepoolException(f"no image matches the image-filters {key}")
+            return str(max(images, key=lambda image: image.get("CreationDate") or "")["ImageId"])
+
+        return str(self._remember("filter", key, fetch, self._filters))
 
 
 def _instances(reservations: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
