@@ -51,7 +51,7 @@ _SCHEMA = vol.Schema({
     "default-rspec": {str: vol.Any(int, str)},
     "ssh": {"address": str, "listen-address": str, "ports": _ports, "mode": vol.Any("connection", "sshd"),
             "connections": vol.All(int, vol.Range(min=1, max=10_000))},
-    "api": {"unix": vol.Any(str, False), "old-unix": vol.Any(str, False), "tcp": _port,
+    "api": {"unix": vol.Any(str, False), "old-unix": vol.Any(str, False), "tcp": _port, "controller-uids": [int],
             "tls": {"address": str, "port": _port, vol.Required("cert"): str, vol.Required("key"): str,
                     vol.Required("ca"): str, "controllers": [str]}},
     "network": {"default": str, "cap": vol.All(int, vol.Range(min=1)), "exempt-ips": [str], "subnet": str, "dns": [str],
@@ -101,6 +101,8 @@ class NodeManagerConfig:
     ssh_connections: int = 20
     unix_socket: str | None = None
     old_unix_socket: str | None = None
+    #: Users of this machine who may do what launchers may.
+    controller_uids: tuple[int, ...] = ()
     #: -1: none.
     tcp_port: int = API_SERVER_PORT
     tls: TlsConfig | None = None
@@ -186,6 +188,7 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         ssh_connections=ssh.get("connections", 20),
         unix_socket=unix or None,
         old_unix_socket=api.get("old-unix") or None,
+        controller_uids=tuple(api.get("controller-uids", ())),
         tcp_port=api.get("tcp", API_SERVER_PORT if root else -1),
         tls=_tls(api.get("tls")),
         network=network.get("default", "none"),

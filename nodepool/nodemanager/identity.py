@@ -36,17 +36,22 @@ class Identity:
 
     :param sliver_of_uid: which sliver's range a user id of the host is in.
     :param delegate_methods: what a delegate may call; None for other names.
+    :param controllers: user ids of the host that may do what launchers may.
     """
 
-    def __init__(self, sliver_of_uid: SliverOfUid, delegate_methods: DelegateMethods, own_uid: int | None = None) -> None:
+    def __init__(self, sliver_of_uid: SliverOfUid, delegate_methods: DelegateMethods, own_uid: int | None = None,
+                 controllers: Collection[int] = ()) -> None:
         self._sliver_of_uid = sliver_of_uid
         self._delegate_methods = delegate_methods
+        self._controllers = frozenset(controllers)
         # An ordinary user's node manager has no other root than its user.
         self._own_uid = os.geteuid() if own_uid is None else own_uid
 
     def of_uid(self, uid: int) -> Caller:
         if uid in (0, self._own_uid):
             return Caller(ROOT, "root")
+        if uid in self._controllers:
+            return Caller(CONTROLLER, f"uid {uid}")
         sliver = self._sliver_of_uid(uid)
         if sliver is not None:
             return Caller(SLIVER, sliver)

@@ -49,7 +49,7 @@ class Servers:
         self._api = api
         self._config = config
         self._manager = manager
-        self.identity = Identity(manager.sliver_of_uid, self._delegate_methods)
+        self.identity = Identity(manager.sliver_of_uid, self._delegate_methods, controllers=config.controller_uids)
         self._lock = threading.Lock()
         self._listeners: dict[int, tuple[socket.socket, Identify, ssl.SSLContext | None]] = {}
         #: Listener inside, and which process 1 it belongs to.

@@ -1,0 +1,354 @@
+"""One SSH connection to a backing node: pushes the node manager, keeps it running, and brings its API here (nodemanager.md C.8).
+
+OpenSSH's client does it: its multiplexing gives the Unix socket of the API a place in a directory that only we can read, so
+that the API of the other machine is open to who may log in there, and to nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nodepool.driver.nodemanager import zipapp
+
+MARK = "nodepool:"
+#: Seconds: to log in, to push, for the daemon to start (or, before that, to remove what the machine's last user left).
+CONNECT_TIMEOUT, PUSH_TIMEOUT, START_TIMEOUT = 15, 120.0, 240.0
+REMOVE_TIMEOUT, FORWARD_TIMEOUT, CLOSE_TIMEOUT = 120.0, 10.0, 5.0
+#: Seconds between two attempts: at first, and at most.
+RETRY, RETRY_MAX = 0.5, 15.0
+#: Bytes that the other end may say in one line, and that are kept of its errors.
+MAX_LINE, MAX_ERRORS = 1 << 16, 4096
+
+
+class LinkError(Exception):
+    """The machine cannot be used; the text names it and the reason."""
+
+
+class LinkBusy(Exception):
+    """There are slivers; the text names them."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a node manager is pushed to.
+
+    :param owner: the backing node's id.
+    :param place: names the machine, whoever has it: what its last user left is found by it.
+    """
+
+    owner: str
+    place: str
+    address: str
+    port: int
+    username: str
+    host_keys: tuple[str, ...]
+    python: str
+    key_file: str
+    config: dict[str, Any] = field(default_factory=dict, compare=False)
+    base: str | None = None
+    idle: int = 86400
+
+    def job(self, action: str) -> dict[str, Any]:
+        return {"action": action, "owner": self.owner, "place": self.place, "address": self.address, "config": self.config,
+                "idle": self.idle}
+
+
+def remote_command(python: str) -> str:
+    """What the login shell of the other machine runs: the loader, as root if that needs no password."""
+    # Raw: what comes after the loader is for the loader.
+    begin = 'import os;f=os.fdopen(os.dup(0),"rb",0);n=int(f.readline());d=b""\nwhile len(d)<n:d+=f.read(n-len(d)) or exit(1)\nexec(d)'
+    run = f"exec {{}}{shlex.quote(python)} -I -c {shlex.quote(begin)}"
+    script = (f'if [ "$(id -u)" = 0 ] || ! sudo -n true >/dev/null 2>&1; then {run.format("")}; '
+              f'else {run.format("sudo -n ")}; fi')
+    return f"exec sh -c {shlex.quote(script)}"
+
+
+class Session:
+    """One run of the SSH client."""
+
+    def __init__(self, target: Target, directory: Path, stop: int) -> None:
+        self._target = target
+        self._stop = stop
+        self._errors = b""
+        self._buffer = b""
+        self.control = directory / f"{target.owner}.ctl"
+        known = directory / f"{target.owner}.keys"
+        alias = f"backing-{target.owner}"
+        known.write_text("".join(f"{alias} {key}\n" for key in target.host_keys))
+        self.control.unlink(missing_ok=True)
+        options = {
+            "BatchMode": "yes", "ConnectTimeout": CONNECT_TIMEOUT, "ServerAliveInterval": 10, "ServerAliveCountMax": 3,
+            "StrictHostKeyChecking": "yes", "HostKeyAlias": alias, "UserKnownHostsFile": known, "GlobalKnownHostsFile": "/dev/null",
+            "IdentitiesOnly": "yes", "IdentityAgent": "none", "PreferredAuthentications": "publickey", "ForwardAgent": "no",
+            "UpdateHostKeys": "no", "ControlMaster": "yes", "ControlPath": self.control, "ControlPersist": "no",
+            "StreamLocalBindMask": "0177", "StreamLocalBindUnlink": "yes", "LogLevel": "ERROR", "User": target.username}
+        argv = ["ssh", "-F", "none", "-T", "-i", target.key_file, "-p", str(target.port)]
+        for name, value in options.items():
+            argv += ["-o", f"{name}={value}"]
+        try:
+            self._process = subprocess.Popen(
+                [*argv, "--", target.address, remote_command(target.python)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, cwd="/")
+        except OSError as error:
+            raise LinkError(f"ssh cannot be run: {error.strerror}; is the OpenSSH client installed here?") from None
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+
+    def push(self, job: dict[str, Any]) -> None:
+        """Give the job to the node manager there, which is stored first where needed.
+
+        :raises LinkError: it cannot be done.
+        """
+        code = zipapp.build()
+        loader = zipapp.LOADER.encode()
+        head = json.dumps({"sha256": code.digest, "size": len(code.content), "base": self._target.base}).encode()
+        deadline = time.monotonic() + PUSH_TIMEOUT
+        self._send(b"%d\n%s%s\n" % (len(loader), loader, head), deadline)
+        answer = self.read(deadline)
+        if answer["state"] not in ("send", "have"):
+            raise LinkError(f"unexpected answer {answer}")
+        self._send((code.content if answer["state"] == "send" else b"") + json.dumps(job).encode() + b"\n", deadline)
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        assert self._process.stdin is not None
+        descriptor, view = self._process.stdin.fileno(), memoryview(data)
+        while view:
+            self._wait([], [descriptor], deadline)
+            try:
+                view = view[os.write(descriptor, view[:1 << 16]):]
+            except BlockingIOError:
+                continue
+            except OSError:
+                raise LinkError(self._reason()) from None
+
+    def read(self, deadline: float | None) -> dict[str, Any]:
+        """What the other end says next.
+
+        :param deadline: None: the connection is to last; the end of it then is an error, too.
+        :raises LinkError: the connection ends, or the other end cannot go on.
+        """
+        assert self._process.stdout is not None
+        while True:
+            line, found, rest = self._buffer.partition(b"\n")
+            if found:
+                self._buffer = rest
+                text = line.decode(errors="replace").strip()
+                if not text.startswith(MARK):
+                    continue  # of a login shell
+                message: dict[str, Any] = json.loads(text.removeprefix(MARK))
+                if message.get("state") == "failed":
+                    raise LinkError(str(message.get("text")))
+                return message
+            if len(self._buffer) > MAX_LINE:
+                raise LinkError("the other end says something else than a node manager does")
+            self._wait([self._process.stdout.fileno()], [], deadline)
+            try:
+                data = os.read(self._process.stdout.fileno(), 65536)
+            except BlockingIOError:
+                continue
+            if not data:
+                raise LinkError(self._reason())
+            self._buffer += data
+
+    def _wait(self, reading: list[int], writing: list[int], deadline: float | None) -> None:
+        """Until one is ready; what the SSH client complains about is kept."""
+        assert self._process.stderr is not None
+        errors = self._process.stderr.fileno()
+        poll = select.poll()
+        for descriptor in (*reading, errors, self._stop):
+            poll.register(descriptor, select.POLLIN)
+        for descriptor in writing:
+            poll.register(descriptor, select.POLLOUT)
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise LinkError("it takes too long")
+            ready = {descriptor for descriptor, _ in poll.poll(None if left is None else left * 1000)}
+            if self._stop in ready:
+                raise LinkError("stopped")
+            if errors in ready and not self._collect():
+                poll.unregister(errors)
+            if ready.intersection(reading) or ready.intersection(writing):
+                return
+
+    def _collect(self) -> bool:
+        """Read errors; False at their end."""
+        assert self._process.stderr is not None
+        try:
+            data = os.read(self._process.stderr.fileno(), 65536)
+        except BlockingIOError:
+            return True
+        self._errors = (self._errors + data)[-MAX_ERRORS:]
+        return bool(data)
+
+    def _reason(self) -> str:
+        """Why the connection has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_TIMEOUT)
+        while self._collect() and self._process.poll() is not None:
+            continue
+        return self._errors.decode(errors="replace").strip() or f"the connection has ended (status {self._process.poll()})"
+
+    def forward(self, local: Path, remote: str) -> None:
+        """Give a Unix socket of the other machine a place here.
+
+        :raises LinkError: that cannot be done.
+        """
+        local.unlink(missing_ok=True)
+        try:
+            done = subprocess.run(
+                ["ssh", "-F", "none", "-o", f"ControlPath={self.control}", "-O", "forward", "-L", f"{local}:{remote}", "--", "x"],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FORWARD_TIMEOUT, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LinkError(f"the API cannot be forwarded: {error}") from None
+        if done.returncode != 0:
+            raise LinkError(f"the API cannot be forwarded: {done.stderr.strip()}")
+
+    def close(self) -> None:
+        """End it; the daemon there goes on."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                process.wait(CLOSE_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        process.stdout.close()
+        process.stderr.close()
+        self.control.unlink(missing_ok=True)
+
+
+class Link:
+    """Keeps the node manager of one backing node in reach, on a thread of its own.
+
+    :param changed: called with True when the API can be reached, with False after each failure; on that thread.
+    """
+
+    def __init__(self, target: Target, directory: Path, log: logging.Logger, changed: Callable[[bool], Any]) -> None:
+        self.target = target
+        self.socket = directory / f"{target.owner}.api"
+        self._directory = directory
+        self._log = log
+        self._changed = changed
+        #: Why it cannot be used; empty when it can.
+        self.problem = "it has not been reached yet"
+        #: Since when it cannot be used (monotonic); None: it can.
+        self.down_since: float | None = time.monotonic()
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"Thread-nm-link-{target.owner}", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"unix:{self.socket}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the connection; ``join`` waits for that."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            os.close(self._stop_write)
+
+    def join(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(2 * CLOSE_TIMEOUT + FORWARD_TIMEOUT)
+
+    def down_for(self) -> float:
+        """Seconds."""
+        since = self.down_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _run(self) -> None:
+        pause = RETRY
+        try:
+            while not self._stopped.is_set():
+                try:
+                    self._keep()
+                except LinkError as error:
+                    self._failed(str(error))
+                except Exception as error:
+                    self._log.exception("Error about backing node %s:", self.target.owner)
+                    self._failed(repr(error))
+                if self.down_for() < 1:
+                    pause = RETRY
+                self._stopped.wait(pause)
+                pause = min(2 * pause, RETRY_MAX)
+        finally:
+            self.socket.unlink(missing_ok=True)
+            (self._directory / f"{self.target.owner}.keys").unlink(missing_ok=True)
+            os.close(self._stop_read)
+
+    def _failed(self, text: str) -> None:
+        if self._stopped.is_set():
+            return
+        where = f"{self.target.username}@{self.target.address}:{self.target.port}"
+        if text != self.problem:
+            self._log.warning("Backing node %s (%s) cannot be used: %s", self.target.owner, where, text)
+        self.problem = text
+        self.down_since = self.down_since or time.monotonic()
+        self._changed(False)
+
+    def _keep(self) -> None:
+        """Connect, and return only by an error."""
+        if not self.target.host_keys:
+            raise LinkError("it has no host keys in its record, so that nobody can tell whether it is the right machine; let its "
+                            "provider find them (host-key-checking)")
+        session = Session(self.target, self._directory, self._stop_read)
+        try:
+            session.push(self.target.job("hold"))
+            deadline: float | None = time.monotonic() + START_TIMEOUT
+            while True:
+                message = session.read(deadline)
+                if message["state"] == "ready":
+                    session.forward(self.socket, str(message["socket"]))
+                    deadline = None
+                    self.problem = ""
+                    self.down_since = None
+                    self._changed(True)
+                elif message["state"] == "ended":
+                    deadline = time.monotonic() + START_TIMEOUT
+                    self._failed("the node manager has ended; it is started again")
+        finally:
+            session.close()
+
+    def remove(self) -> None:
+        """Remove the node manager from the machine; after ``stop``.
+
+        :raises LinkBusy: there are slivers.
+        :raises LinkError: it cannot be reached or removed.
+        """
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            session = Session(self.target, self._directory, reading)
+            try:
+                session.push(self.target.job("remove"))
+                message = session.read(time.monotonic() + REMOVE_TIMEOUT)
+            finally:
+                session.close()
+        finally:
+            os.close(reading)
+            os.close(writing)
+            (self._directory / f"{self.target.owner}.keys").unlink(missing_ok=True)
+        if message["state"] == "busy":
+            raise LinkBusy(str(message.get("text")))

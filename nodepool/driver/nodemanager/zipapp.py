@@ -1,0 +1,126 @@
+"""The node manager as one file that any Python runs (nodemanager.md C.8): our modules and the pure Python packages they need."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import nodepool
+
+#: Of our own package; all the rest belongs to launchers and builders.
+OWN = ("*.py", "cmd/__init__.py", "cmd/base.py", "cmd/service.py", "cmd/nodemanager.py", "nodemanager/**/*.py", "zk/*.py")
+#: What the node manager imports besides; the compiled parts that some have are only faster.
+PACKAGES = ("voluptuous", "yaml", "defusedxml", "kazoo")
+SKIPPED = frozenset({"tests", "testing", "__pycache__"})
+
+
+class Code(NamedTuple):
+    digest: str
+    """SHA-256 of the content, in hexadecimal."""
+    content: bytes
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    own = Path(nodepool.__file__).parent
+    for pattern in OWN:
+        for path in own.glob(pattern):
+            yield f"nodepool/{path.relative_to(own)}", path
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise RuntimeError(f"Python package {name} is not installed here, and backing nodes need it")
+        folder = Path(spec.origin).parent
+        for path in folder.rglob("*.py"):
+            if not SKIPPED.intersection(path.relative_to(folder).parts):
+                yield f"{name}/{path.relative_to(folder)}", path
+
+
+@functools.cache
+def build() -> Code:
+    """The file, made once in a process; the same installation always gives the same bytes.
+
+    :raises RuntimeError: a package is missing.
+    """
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, path in sorted(_files()):
+            archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
+        archive.writestr(zipfile.ZipInfo("__main__.py"), "from nodepool.nodemanager.pushed import main\n\nraise SystemExit(main())\n")
+    content = stream.getvalue()
+    return Code(hashlib.sha256(content).hexdigest(), content)
+
+
+#: Stores that file on the other machine and goes on as it. Standard input: a line of JSON (``sha256``, ``size``, ``base``), the
+#: file when the answer is ``send``, then what the file reads.
+LOADER = """
+import fcntl, hashlib, json, os, sys
+
+def read(size):
+    data = b""
+    while len(data) < size:
+        part = os.read(0, min(size - len(data), 1 << 20))
+        if not part:
+            sys.exit("the launcher has gone")
+        data += part
+    return data
+
+def say(state, **more):
+    os.write(1, b"nodepool:" + json.dumps({"state": state, **more}).encode() + b"\\n")
+
+line = b""
+while not line.endswith(b"\\n"):
+    line += read(1)
+job = json.loads(line)
+if sys.version_info < (3, 11):
+    say("failed", text="Python 3.11 or newer is needed, this is " + sys.version.split()[0])
+    sys.exit(1)
+try:
+    os.umask(0o022)
+    base = job["base"] or ("/var/lib/nodepool-backing" if os.geteuid() == 0
+                           else os.path.expanduser("~/.local/state/nodepool-backing"))
+    while True:
+        os.makedirs(base, 0o711, exist_ok=True)
+        status = os.stat(base)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise OSError(base + " belongs to, or can be changed by, somebody else")
+        lock = os.open(base + "/.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            if os.path.samestat(os.fstat(lock), os.stat(base + "/.lock")):
+                break
+        except FileNotFoundError:
+            pass
+        os.close(lock)
+    os.makedirs(base + "/code", 0o711, exist_ok=True)
+    path = base + "/code/" + job["sha256"] + ".zip"
+    try:
+        with open(path, "rb") as file:
+            known = hashlib.sha256(file.read()).hexdigest() == job["sha256"]
+    except FileNotFoundError:
+        known = False
+    if known:
+        say("have")
+    else:
+        say("send")
+        data = read(job["size"])
+        if hashlib.sha256(data).hexdigest() != job["sha256"]:
+            raise OSError("the node manager arrived damaged")
+        new = "%s.%d" % (path, os.getpid())
+        with open(new, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+except OSError as error:
+    say("failed", text=str(error))
+    sys.exit(1)
+os.set_inheritable(lock, True)
+environment = {**os.environ, "PYTHONPATH": path, "NODEPOOL_PUSHED_LOCK": str(lock), "LC_ALL": "C.UTF-8"}
+os.execve(sys.executable, [sys.executable, "-s", "-m", "nodepool.nodemanager.pushed"], environment)
+"""
