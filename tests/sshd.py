@@ -52,11 +52,12 @@ class SSHServer:
     """
 
     def __init__(
-        self, kinds: Sequence[str] = tuple(KEY_TYPES), port: int | None = None, options: Sequence[str] = ()
+        self, kinds: Sequence[str] = tuple(KEY_TYPES), port: int | None = None, options: Sequence[str] = (),
+        address: str = "127.0.0.1",
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="nodepool-sshd-"))
-        self.address = "127.0.0.1"
-        self.port = port or free_port()
+        self.address = address
+        self.port = port or free_port(address)
         self.client_key = self.folder / "client_key"
         self.log_file = self.folder / "log"
         self.host_keys: list[str] = []

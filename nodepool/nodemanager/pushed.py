@@ -228,13 +228,12 @@ class Place:
 
     def leave(self) -> None:
         """Remove what no place needs any more, when this was the last."""
-        with contextlib.suppress(OSError):
-            with open(self.base / ".lock", "w") as file:
-                # Shared by all that are at work here, this process included, which may make its own exclusive.
-                inherited = os.environ.get(service.LOCK_VARIABLE, "")
-                fcntl.flock(int(inherited) if inherited.isdecimal() else file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not [entry for entry in os.listdir(self.base) if not entry.startswith(".") and entry != "code"]:
-                    service.remove_tree(self.base)
+        with contextlib.suppress(OSError), open(self.base / ".lock", "w") as file:
+            # Shared by all that are at work here, this process included, which may make its own exclusive.
+            inherited = os.environ.get(service.LOCK_VARIABLE, "")
+            fcntl.flock(int(inherited) if inherited.isdecimal() else file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not [entry for entry in os.listdir(self.base) if not entry.startswith(".") and entry != "code"]:
+                service.remove_tree(self.base)
 
 
 def hold(place: Place, job: dict[str, Any], code: str) -> None:
@@ -291,7 +290,8 @@ def main() -> int:
         return serve(sys.argv[1:])
     os.umask(0o022)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    job = json.loads(sys.stdin.buffer.raw.readline())  # type: ignore[attr-defined]
+    with open(os.dup(0), "rb", 0) as stream:  # raw: what follows is for others
+        job = json.loads(stream.readline())
     code = os.environ["PYTHONPATH"]
     place = Place(Path(code).parent.parent, job["place"])
     try:

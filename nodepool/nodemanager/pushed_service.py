@@ -41,11 +41,15 @@ def logging_config(path: str) -> dict[str, Any]:
 
 
 def listen_address(address: str) -> str:
-    """Where slivers are reached: the address itself when this machine has it, else (behind a translation) all."""
-    for family, _, _, _, place in socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind(place)
-            return str(place[0])
+    """Where slivers are reached: the address itself when this machine has it, else (a name, or behind a translation) all.
+
+    A machine's own name is often a loopback address to itself.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        socket.inet_pton(family, address)
+        probe.bind((address, 0))
+        return address
     return "::" if ":" in address else "0.0.0.0"
 
 

@@ -152,10 +152,9 @@ class MetastaticAdapter(Adapter):
         # A launch that is tried again still has its slot of the last attempt.
         self.book.deallocate(machine.node_id)
         machine.granted = False
-        oldest = time.time() - label.max_age if label.max_age is not None else None
-        record = self.book.find_free(label.name, oldest)
+        record = self.find_free(machine)
         if record is None:
-            record = BackingNodeRecord(label.name, label.max_parallel_jobs)
+            record = self.new_record(label)
             self.book.add(record)
             self.requests.ask(record, machine, actions)
         machine.record = record
@@ -163,6 +162,19 @@ class MetastaticAdapter(Adapter):
         self._waiting[machine.node_id] = machine
         if record.node_id is not None:
             self.store(record, actions)
+
+    def find_free(self, machine: MetastaticCreateStateMachine) -> BackingNodeRecord | None:
+        """Where this machine's node may go, under the lock."""
+        label = machine.label
+        oldest = time.time() - label.max_age if label.max_age is not None else None
+        return self.book.find_free(label.name, oldest)
+
+    def new_record(self, label: Any) -> BackingNodeRecord:
+        return BackingNodeRecord(label.name, label.max_parallel_jobs)
+
+    def release(self, record: BackingNodeRecord) -> None:
+        """Give an empty backing node back; ``record.releasing`` says that nothing is put there meanwhile."""
+        self.housekeeping.release(record)
 
     def poll(self, machine: MetastaticCreateStateMachine) -> Node | None:
         """The backing node once the slot is ours; raises when that has failed."""

@@ -196,7 +196,7 @@ class Housekeeping:
         if idle < grace or age < retention:
             return
         with adapter.lock:
-            if not record.isEmpty() or record.busy or record.taking:
+            if not record.isEmpty() or record.busy or record.taking or record.releasing:
                 return
             if record.lost or record.node_id is None:
                 adapter.book.drop(record)
@@ -204,10 +204,7 @@ class Housekeeping:
                 record.releasing = True
             request_id = record.request_id
         if record.releasing:
-            try:
-                self._release(record)
-            finally:
-                record.releasing = False
+            adapter.release(record)
         elif request_id is not None:
             self.log.info("Cancelling backing request %s, nobody waits for it any more", request_id)
             adapter.requests.forget(request_id, delete=True)
@@ -217,6 +214,12 @@ class Housekeeping:
         for node_id in record.allocations().values():
             if self.adapter.zk.getNode(node_id, cached=True) is None:
                 self.adapter.free(node_id)
+
+    def release(self, record: BackingNodeRecord) -> None:
+        try:
+            self._release(record)
+        finally:
+            record.releasing = False
 
     def _release(self, record: BackingNodeRecord) -> None:
         adapter = self.adapter

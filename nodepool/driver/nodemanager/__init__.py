@@ -17,6 +17,10 @@ class NodeManagerDriver(statemachine.StateMachineDriver):
     def getAdapter(self, provider_config: Any) -> Any:
         from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
 
+        if provider_config.backing is not None:
+            from nodepool.driver.nodemanager.backed import BackedAdapter
+
+            return BackedAdapter(provider_config)
         return NodeManagerAdapter(provider_config)
 
     def getProvider(self, provider_config: Any) -> Any:

@@ -10,6 +10,8 @@ import voluptuous as v
 
 from nodepool.config.errors import ConfigError
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
+from nodepool.driver.nodemanager import backing_config
+from nodepool.driver.nodemanager.backing_config import BackingOptions
 
 _RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
@@ -21,12 +23,6 @@ TLS_KEYS = ("ca-cert", "client-cert", "client-key")
 #: Seconds.
 MIN_LEASE = 240
 _URL = re.compile(r"unix:/|https?://[^/]")
-BACKING_LABEL = ("backing-label is not supported yet by driver nodemanager; list the machines in hosts, or let them announce "
-                 "themselves (discover: true), or use driver metastatic")
-
-
-def _no_backing_label(value: Any) -> Any:
-    raise v.Invalid(BACKING_LABEL)
 
 
 def bits(value: Any) -> int:
@@ -79,6 +75,8 @@ class NodeManagerLabel(ConfigValue):
         self.network: str | None = None
         self.ssh_keys: str = ""
         self.rspec: dict[str, Any] = {}
+        #: What its hosts are asked for with; None: there are hosts.
+        self.backing_label: str | None = None
 
 
 class NodeManagerPool(ConfigPool):
@@ -129,6 +127,11 @@ class NodeManagerPool(ConfigPool):
         label.pids = options.get("pids")
         label.network = options.get("network")
         label.rspec = dict(options.get("rspec") or {})
+        label.backing_label = options.get("backing-label")
+        if provider.backing is None and label.backing_label:
+            raise ConfigError(f"label {label.name}: backing-label needs backing-label of the provider", where=where)
+        if provider.backing is not None:
+            label.backing_label = label.backing_label or provider.backing.label
         keys = options.get("ssh-keys") or provider.ssh_keys
         label.ssh_keys = "\n".join(keys) if isinstance(keys, list) else keys
         try:
@@ -164,6 +167,8 @@ class NodeManagerProviderConfig(ProviderConfig):
         self.diskimages: dict[str, NodeManagerImage] = {}
         self.hosts: dict[str, NodeManagerHost] = {}
         self.discover = False
+        #: None: hosts are listed, or announce themselves.
+        self.backing: BackingOptions | None = None
         #: For https hosts that are discovered, and for listed ones without their own.
         self.ca_cert: str | None = None
         self.client_cert: str | None = None
@@ -186,12 +191,16 @@ class NodeManagerProviderConfig(ProviderConfig):
 
     @property
     def manage_images(self) -> bool:
-        return True
+        return self.backing is None
 
     def load(self, newconfig: Any) -> None:
         options = self.provider
         if "backing-label" in options:
-            raise ConfigError(BACKING_LABEL, where=("backing-label",))
+            self.backing = BackingOptions(options)
+        else:
+            unused = next((key for key in backing_config.SCHEMA if str(key) in options), None)
+            if unused is not None:
+                raise ConfigError(f"{unused} is of no use without backing-label", where=(str(unused),))
         self.discover = bool(options.get("discover", False))
         tls = {key: options[key] for key in TLS_KEYS if key in options}
         if tls and len(tls) < len(TLS_KEYS):
@@ -207,17 +216,19 @@ class NodeManagerProviderConfig(ProviderConfig):
             if host.url.startswith("https:") and not (host.ca_cert and host.client_cert and host.client_key):
                 raise ConfigError(f"host {host.name}: https needs ca-cert, client-cert and client-key", where=("hosts", number))
             self.hosts[host.name] = host
-        if not self.hosts and not self.discover:
-            raise ConfigError("either hosts (at least one) or discover: true is needed", where=("hosts",))
+        if not self.hosts and not self.discover and self.backing is None:
+            raise ConfigError("either hosts (at least one) or discover: true is needed, or backing-label", where=("hosts",))
         self.lease_time = options.get("lease-time", 86400)
         if self.lease_time < MIN_LEASE:
             raise ConfigError(f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a minute",
                               where=("lease-time",))
-        self.boot_timeout = options.get("boot-timeout", 30)
-        self.launch_timeout = options.get("launch-timeout", 60)
+        # A backing node may have to be made first.
+        self.boot_timeout = options.get("boot-timeout", 30 if self.backing is None else 120)
+        self.launch_timeout = options.get("launch-timeout", 60 if self.backing is None else 3600)
         self.launch_retries = options.get("launch-retries", 3)
         self.rate = options.get("rate", 100)
-        self.placement = options.get("placement", "spread")
+        # What is spread over backing nodes keeps all of them.
+        self.placement = options.get("placement", "spread" if self.backing is None else "pack")
         self.post_upload_hook = options.get("post-upload-hook")
         self.ssh_keys = options.get("ssh-keys", "")
         for entry in options.get("cloud-images") or []:
@@ -240,6 +251,16 @@ class NodeManagerProviderConfig(ProviderConfig):
                 error.where = ("pools", number, *error.where)
                 raise
             self._pools[pool.name] = pool
+        for each in self._pools.values():
+            for label in each.labels.values():
+                if label.backing_label in self.getSupportedLabels():
+                    raise ConfigError(f"label {label.name}: backing-label {label.backing_label} is a label of this very provider",
+                                      where=("backing-label",))
+
+    def _getLabel(self, backing_label: str) -> BackingOptions | None:
+        """What holds for backing nodes of this label; None when they are not used (any more)."""
+        used = any(label.backing_label == backing_label for pool in self._pools.values() for label in pool.labels.values())
+        return self.backing if used else None
 
     @staticmethod
     def _image(options: dict[str, Any]) -> NodeManagerImage:
@@ -260,7 +281,7 @@ class NodeManagerProviderConfig(ProviderConfig):
         number = v.Any(int, float)
         label = {v.Required("name"): str, "cloud-image": str, "diskimage": str, "cpus": number, "cpu-limit": number, "ram": int,
                  "disk": int, "pids": int, "net-max": v.Any(int, str), "net-min": v.Any(int, str), "network": str,
-                 "host-key-checking": bool, "ssh-keys": keys, "rspec": dict}
+                 "host-key-checking": bool, "ssh-keys": keys, "rspec": dict, "backing-label": str}
         pool = {**ConfigPool.getCommonSchemaDict(), v.Required("name"): str, v.Required("labels"): [label], "max-cores": number,
                 "max-ram": int, "availability-zones": [str]}
         host = {v.Required("name"): str, v.Required("url"): str, "ca-cert": str, "client-cert": str, "client-key": str,
@@ -268,7 +289,7 @@ class NodeManagerProviderConfig(ProviderConfig):
         tls: dict[Any, Any] = dict.fromkeys(TLS_KEYS, str)
         return v.Schema({
             v.Required("pools"): [pool], "hosts": [host], "discover": bool, **tls,
-            "backing-label": _no_backing_label, "lease-time": int, "boot-timeout": int,
+            **backing_config.SCHEMA, "lease-time": int, "boot-timeout": int,
             "launch-timeout": int, "launch-retries": int, "rate": number, "placement": v.Any("spread", "pack"),
             "cloud-images": [{**image, "root": str}], "diskimages": [image], "post-upload-hook": str, "ssh-keys": keys})
 

@@ -334,6 +334,13 @@ class Hosts:
         else:
             host.update(options)
 
+    def remove(self, name: str) -> None:
+        """It is none of ours any more."""
+        host = self._hosts.pop(name, None)
+        if host is not None:
+            host.gone = True
+            host.stop()
+
     def vanished(self, name: str) -> None:
         host = self._hosts.get(name)
         if host is None or name in self._configured or host.gone:

@@ -59,6 +59,8 @@ class Target:
     config: dict[str, Any] = field(default_factory=dict, compare=False)
     base: str | None = None
     idle: int = 86400
+    #: Why it can never be used; empty when it may.
+    unfit: str = ""
 
     def job(self, action: str) -> dict[str, Any]:
         return {"action": action, "owner": self.owner, "place": self.place, "address": self.address, "config": self.config,
@@ -68,7 +70,8 @@ class Target:
 def remote_command(python: str) -> str:
     """What the login shell of the other machine runs: the loader, as root if that needs no password."""
     # Raw: what comes after the loader is for the loader.
-    begin = 'import os;f=os.fdopen(os.dup(0),"rb",0);n=int(f.readline());d=b""\nwhile len(d)<n:d+=f.read(n-len(d)) or exit(1)\nexec(d)'
+    begin = ('import os;f=os.fdopen(os.dup(0),"rb",0);n=int(f.readline());d=b""\n'
+             "while len(d)<n:d+=f.read(n-len(d)) or exit(1)\nexec(d)")
     run = f"exec {{}}{shlex.quote(python)} -I -c {shlex.quote(begin)}"
     script = (f'if [ "$(id -u)" = 0 ] || ! sudo -n true >/dev/null 2>&1; then {run.format("")}; '
               f'else {run.format("sudo -n ")}; fi')
@@ -90,7 +93,8 @@ class Session:
         self.control.unlink(missing_ok=True)
         options = {
             "BatchMode": "yes", "ConnectTimeout": CONNECT_TIMEOUT, "ServerAliveInterval": 10, "ServerAliveCountMax": 3,
-            "StrictHostKeyChecking": "yes", "HostKeyAlias": alias, "UserKnownHostsFile": known, "GlobalKnownHostsFile": "/dev/null",
+            "StrictHostKeyChecking": "yes", "HostKeyAlias": alias, "UserKnownHostsFile": known,
+            "GlobalKnownHostsFile": "/dev/null",
             "IdentitiesOnly": "yes", "IdentityAgent": "none", "PreferredAuthentications": "publickey", "ForwardAgent": "no",
             "UpdateHostKeys": "no", "ControlMaster": "yes", "ControlPath": self.control, "ControlPersist": "no",
             "StreamLocalBindMask": "0177", "StreamLocalBindUnlink": "yes", "LogLevel": "ERROR", "User": target.username}
@@ -269,6 +273,8 @@ class Link:
         if not self._stopped.is_set():
             self._stopped.set()
             os.close(self._stop_write)
+            if self._thread.ident is None:
+                os.close(self._stop_read)
 
     def join(self) -> None:
         if self._thread.ident is not None:
@@ -311,9 +317,8 @@ class Link:
 
     def _keep(self) -> None:
         """Connect, and return only by an error."""
-        if not self.target.host_keys:
-            raise LinkError("it has no host keys in its record, so that nobody can tell whether it is the right machine; let its "
-                            "provider find them (host-key-checking)")
+        if self.target.unfit:
+            raise LinkError(self.target.unfit)
         session = Session(self.target, self._directory, self._stop_read)
         try:
             session.push(self.target.job("hold"))

@@ -47,7 +47,12 @@ def rspec_of(label: Any, cores: int) -> dict[str, int]:
 
 def needed_on(label: Any, host: ManagedHost) -> tuple[float, float]:
     """Guaranteed CPU (per mille) and memory (MiB) of a label on a host."""
-    rspec = rspec_of(label, host.cores)
+    return needed_by(label, host.cores)
+
+
+def needed_by(label: Any, cores: int) -> tuple[float, float]:
+    """The same on a host with so many cores."""
+    rspec = rspec_of(label, cores)
     return rspec.get("nm_cpu_guaranteed_share", 0), rspec.get("nm_mem_limit", 0)
 
 

@@ -17,6 +17,7 @@ import nodepool
 OWN = ("*.py", "cmd/__init__.py", "cmd/base.py", "cmd/service.py", "cmd/nodemanager.py", "nodemanager/**/*.py", "zk/*.py")
 #: What the node manager imports besides; the compiled parts that some have are only faster.
 PACKAGES = ("voluptuous", "yaml", "defusedxml", "kazoo")
+MAIN = "from nodepool.nodemanager.pushed import main\n\nraise SystemExit(main())\n"
 SKIPPED = frozenset({"tests", "testing", "__pycache__"})
 
 
@@ -51,7 +52,7 @@ def build() -> Code:
     with zipfile.ZipFile(stream, "w") as archive:
         for name, path in sorted(_files()):
             archive.writestr(zipfile.ZipInfo(name), path.read_bytes(), zipfile.ZIP_DEFLATED)
-        archive.writestr(zipfile.ZipInfo("__main__.py"), "from nodepool.nodemanager.pushed import main\n\nraise SystemExit(main())\n")
+        archive.writestr(zipfile.ZipInfo("__main__.py"), MAIN)
     content = stream.getvalue()
     return Code(hashlib.sha256(content).hexdigest(), content)
 

@@ -1,0 +1,268 @@
+"""Node managers on nodes of another provider, pushed there over SSH (nodemanager.md C.8, ``backing-label``)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool import exceptions
+from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
+from nodepool.driver.nodemanager.backed_machines import BackedCreateMachine, BackedDeleteMachine
+from nodepool.driver.nodemanager.backing import BackingNodes
+from nodepool.driver.nodemanager.config import NodeManagerHost
+from nodepool.driver.nodemanager.link import Link, LinkBusy, LinkError, Target
+from nodepool.driver.nodemanager.machines import NodeManagerResource
+from nodepool.driver.utils import QuotaInformation
+from nodepool.nodemanager.rpc_client import RpcError, RpcFault
+from nodepool.zk import zookeeper as zk
+
+_PREFIX = "nodepool-nm-"
+_DIRECTORY = re.compile(_PREFIX + r"(\d+)-")
+#: Bytes; paths of sockets are short, and the SSH client appends to ours.
+MAX_DIRECTORY = 60
+#: First user id of slivers, and how many ranges of them backing nodes share out, should several be one machine.
+ID_BASE, ID_RANGES = 2_000_000, 50
+
+
+def private_directory() -> Path:
+    """For sockets and keys of hosts; what processes that are gone have left is removed."""
+    base = tempfile.gettempdir()
+    if len(base) > MAX_DIRECTORY:
+        base = "/tmp"
+    for entry in os.scandir(base):
+        match = _DIRECTORY.match(entry.name)
+        with contextlib.suppress(OSError):
+            if match and entry.stat(follow_symlinks=False).st_uid == os.geteuid() and not Path("/proc", match[1]).exists():
+                shutil.rmtree(entry.path)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+
+
+class BackedAdapter(NodeManagerAdapter):
+    """Its hosts come and go with its slivers."""
+
+    def __init__(self, provider_config: Any) -> None:
+        super().__init__(provider_config)
+        self.slots = BackingNodes(provider_config, self)
+        self._links: dict[str, Link] = {}
+        self._links_lock = threading.Lock()
+        self._directory: Path | None = None
+        self._stopped = False
+
+    # -- life
+
+    def start(self, zk_conn: Any) -> None:
+        self._zk = zk_conn
+        self.slots._setProvider(SimpleNamespace(_zk=zk_conn))
+        self._directory = private_directory()
+        self.slots.in_background(self._begin)
+
+    def _begin(self) -> None:
+        self.slots.initialize()
+        self._follow_book()
+
+    def stop(self) -> None:
+        self.slots.stop()
+        self.hosts.stop()
+        with self._links_lock:
+            self._stopped = True
+            links, self._links = list(self._links.values()), {}
+        for link in links:
+            link.stop()
+        for link in links:
+            link.join()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    # -- backing nodes
+
+    def _target(self, node: zk.Node) -> Target:
+        options = self.provider.backing
+        address, port = str(node.interface_ip or ""), int(node.connection_port or 22)
+        text = "\n".join(map(str, (self.provider.name, node.provider, address, port, node.username, node.slot)))
+        place = hashlib.sha256(text.encode()).hexdigest()[:12]
+        config = dict(options.config)
+        if "id-base" not in config:
+            span = (options.max_slivers + 1) * 65536
+            config["id-base"] = ID_BASE + int(place, 16) % max(1, min(ID_RANGES, (2**32 - ID_BASE) // span)) * span
+        unfit = ""
+        if node.connection_type not in (None, "", "ssh"):
+            unfit = f"its connection-type is {node.connection_type}, and a node manager needs ssh"
+        elif not address or not node.username:
+            unfit = "its record has no address or no username"
+        elif not node.host_keys:
+            unfit = ("its record has no host keys, so that nobody can tell whether it is the right machine; its provider must "
+                     "find them (host-key-checking)")
+        python = str(node.python_path or "")
+        return Target(
+            owner=str(node.id), place=place, address=address, port=port, username=str(node.username),
+            host_keys=tuple(node.host_keys or ()), python=python if python.startswith("/") else "python3",
+            key_file=options.ssh_key, config=config, base=options.directory, idle=self.provider.lease_time, unfit=unfit)
+
+    def connect(self, record: BackingNodeRecord) -> None:
+        """Have a connection to this backing node."""
+        node_id = record.node_id
+        if node_id is None or node_id in self._links or record.lost or record.releasing:
+            return
+        node = self.slots.zk.getNode(node_id, cached=True)
+        if node is None or self._directory is None:
+            return
+        with self._links_lock:
+            if node_id in self._links or self._stopped:
+                return
+            link = Link(self._target(node), self._directory, self.log, lambda up: self._link_changed(record, up))
+            self._links[node_id] = link
+        link.start()
+
+    def _link_changed(self, record: BackingNodeRecord, up: bool) -> None:
+        """On the thread of the link."""
+        node_id = str(record.node_id)
+        link = self._links.get(node_id)
+        if link is None:
+            return
+        if up:
+            options = NodeManagerHost({"name": node_id, "url": link.url, "ssh-address": link.target.address})
+            options.expected_name = node_id
+            self.hosts.announced(options)
+            return
+        host = self.hosts.get(node_id)
+        if host is not None:
+            host.failed(LinkError(link.problem))
+        if link.target.unfit or link.down_for() > self.provider.boot_timeout:
+            self.slots.give_up(record)
+        self._wake_waiting()
+
+    def _disconnect(self, node_id: str) -> Link | None:
+        with self._links_lock:
+            link = self._links.pop(node_id, None)
+        self.hosts.remove(node_id)
+        if link is not None:
+            link.stop()
+            link.join()
+        return link
+
+    def problem(self, node_id: str) -> str:
+        link = self._links.get(node_id)
+        return link.problem if link is not None and link.problem else "it does not answer"
+
+    def _follow_book(self) -> None:
+        """Connections to all backing nodes that are ours, and to no others."""
+        with self.slots.lock:
+            records = {record.node_id: record for record in self.slots.book if record.node_id is not None and not record.lost}
+        for record in records.values():
+            self.connect(record)
+        for node_id in [node_id for node_id in list(self._links) if node_id not in records]:
+            self._disconnect(node_id)
+
+    def lost(self, record: BackingNodeRecord) -> None:
+        """The backing node is not ours any more."""
+        if record.node_id is not None:
+            self._disconnect(record.node_id)
+            self._wake_waiting()
+            self.slots.retire(record)
+
+    def vacate(self, record: BackingNodeRecord) -> bool:
+        """Take our node manager off an idle backing node; False when it is to stay.
+
+        One that cannot be reached is given back as it is: what is left there ends by itself, or with the next push.
+        """
+        node_id = str(record.node_id)
+        try:
+            if self._has_slivers(node_id) or not self.slots.close(record) or self._has_slivers(node_id):
+                return False
+        except KazooException as error:
+            self.log.warning("Backing node %s is kept for now: %r", node_id, error)
+            return False
+        link = self._disconnect(node_id)
+        if link is None:
+            node = self.slots.zk.getNode(node_id)
+            if node is None or self._directory is None:
+                return True
+            link = Link(self._target(node), self._directory, self.log, lambda up: None)
+            link.stop()
+        if link.target.unfit:
+            return True
+        try:
+            link.remove()
+        except LinkBusy as busy:
+            self.log.info("Backing node %s is kept: there are slivers %s", node_id, busy)
+            return False
+        except LinkError as error:
+            self.log.warning("The node manager on backing node %s cannot be removed: %s", node_id, error)
+        return True
+
+    def _has_slivers(self, node_id: str) -> bool:
+        host = self.hosts.get(node_id)
+        if host is None or not host.usable:
+            return False
+        try:
+            return bool(host.call("ListSlivers"))
+        except (RpcError, RpcFault) as error:
+            self.log.info("Backing node %s does not say what slivers it has: %s", node_id, error)
+            return False
+
+    # -- what the framework asks
+
+    def getCreateStateMachine(
+        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
+        az: str | None, log: Any,
+    ) -> BackedCreateMachine:  # fmt: skip
+        return BackedCreateMachine(self, hostname, label, str(label.cloud_image.root), metadata, request, log)
+
+    def getDeleteStateMachine(self, external_id: Any, log: Any) -> BackedDeleteMachine:
+        return BackedDeleteMachine(self, external_id, log)
+
+    def delete(self, host_name: str, sliver: str) -> Future[bool]:
+        """As for other hosts; of a backing node that is not ours any more nothing is left.
+
+        :raises NotFound: it is not.
+        :raises RpcError: it cannot be reached at present.
+        """
+        record = self.slots.book.by_backing_node.get(host_name)
+        if record is None or record.lost:
+            node = self.slots.zk.getNode(host_name)
+            if node is not None and node.state == zk.IN_USE and parse_user_data(node.user_data, self.slots.my_id) is not None:
+                self.slots.adopt_soon(host_name)
+                raise RpcError(f"backing node {host_name} is not known yet")
+            self.log.info("Backing node %s is gone, and sliver %s with it", host_name, sliver)
+            raise exceptions.NotFound
+        self.connect(record)
+        if self.hosts.get(host_name) is None:
+            raise RpcError(f"backing node {host_name}: {self.problem(host_name)}")
+        return super().delete(host_name, sliver)
+
+    def listResources(self) -> Iterable[NodeManagerResource]:
+        """Called every minute: the time for housekeeping, too."""
+        self.slots.initialize()
+        self._follow_book()
+        found = list(super().listResources())
+        self.slots.housekeeping.run()
+        return found
+
+    def getQuotaLimits(self) -> QuotaInformation:
+        """What fits on all backing nodes, once no further ones may be asked for."""
+        with self.slots.lock:
+            full, count = self.slots.full, sum(1 for record in self.slots.book if not record.lost)
+        capacities = [c for host in self.hosts.all() if (c := host.capacity) is not None]
+        if not full or len(capacities) < count:
+            return QuotaInformation(default=math.inf)
+        return super().getQuotaLimits()
+
+    def getAZs(self) -> list[str | None]:
+        return [None]
+
+    def labelReady(self, label: Any) -> bool:
+        return True

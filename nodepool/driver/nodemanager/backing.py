@@ -1,0 +1,214 @@
+"""Which slivers are on which backing node: metastatic's bookkeeping, with the room that node managers really have.
+
+Records, locks and writes are those of driver-metastatic.md section 3. ``label`` in ``user_data`` is the backing label, as all
+labels of the provider share a backing node, and ``slots`` is the number of slivers that its node manager admits; a slot is
+reserved there before the sliver is made, so that of two launchers none gives back what the other is about to use.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nodepool import exceptions
+from nodepool.driver.metastatic import transactions
+from nodepool.driver.metastatic.adapter import MetastaticAdapter
+from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.nodemanager.machines import needed_by
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.writer import TransactionFailed
+
+if TYPE_CHECKING:
+    from nodepool.driver.nodemanager.backed import BackedAdapter
+
+Action = Callable[[], Any]
+
+
+class BackingNodes(MetastaticAdapter):
+    """Gets, shares and gives back the backing nodes of one provider."""
+
+    log = logging.getLogger("nodepool.NodeManagerAdapter.backing")
+
+    def __init__(self, provider_config: Any, owner: BackedAdapter) -> None:
+        super().__init__(provider_config)
+        self.owner = owner
+        self.options = provider_config.backing
+        #: By node: machines that have a slot and have not sent their record yet.
+        self.unsent: dict[str, Any] = {}
+        #: By backing label: the largest capacity that was seen, which further ones are expected to have.
+        self._seen: dict[str, dict[str, Any]] = {}
+
+    # -- what fits
+
+    def new_record(self, label: Any) -> BackingNodeRecord:
+        return BackingNodeRecord(label.backing_label, self.options.max_slivers)
+
+    def place(self, machine: Any, actions: list[Action]) -> None:
+        self.book.deallocate(machine.node_id)
+        self.unsent.pop(machine.node_id, None)
+        problem = self._impossible(machine.label)
+        if problem is not None:
+            machine.problem = exceptions.LaunchStatusException(problem)
+        elif self.full and self.find_free(machine) is None:
+            machine.problem = exceptions.QuotaException(
+                f"there are {self.options.max_nodes} backing nodes (max-backing-nodes), and none has room")
+        else:
+            super().place(machine, actions)
+            self.unsent[machine.node_id] = machine
+
+    @property
+    def full(self) -> bool:
+        """Whether no further backing node may be asked for."""
+        limit = self.options.max_nodes
+        return limit is not None and sum(1 for record in self.book if not record.lost) >= limit
+
+    def _impossible(self, label: Any) -> str | None:
+        """Why no backing node that we know of could ever take this label."""
+        seen = self._seen.get(label.backing_label)
+        if seen is None:
+            return None
+        share, memory = needed_by(label, seen["cores"])
+        if share <= seen["cpu"] and memory <= seen["memory"]:
+            return None
+        return (f"label {label.name} is too large for backing nodes of label {label.backing_label}: they have "
+                f"{seen['cpu'] * seen['cores'] / 1000:g} cores and {seen['memory']} MiB")
+
+    def find_free(self, machine: Any) -> BackingNodeRecord | None:
+        oldest = time.time() - self.options.max_age if self.options.max_age is not None else 0.0
+        found = []
+        for number, record in enumerate(self.book.records.get(machine.label.backing_label, ())):
+            if not record.hasAvailableSlot() or record.lost or record.launched <= oldest or record in machine.refused:
+                continue
+            room = self._room(record, machine)
+            if room is not None:
+                host = self.owner.hosts.get(record.node_id or "")
+                silent = host is not None and not host.usable
+                found.append((silent, room if self.provider.placement == "pack" else -room, number, record))
+        return min(found, key=lambda entry: entry[:-1])[-1] if found else None
+
+    def _room(self, record: BackingNodeRecord, machine: Any) -> float | None:
+        """CPU (per mille) that is free there, as far as is known; None: the machine's sliver does not fit."""
+        host = self.owner.hosts.get(record.node_id or "")
+        capacity = host.capacity if host is not None else None
+        if host is not None and capacity is not None:
+            self._note(record.label_name, capacity)
+            cpu, memory, places = host.free()
+        else:
+            capacity = self._seen.get(record.label_name)
+            if capacity is None:
+                return math.inf  # the first one tells how large they are: until then all wait for it
+            cpu, memory, places = capacity["cpu"], capacity["memory"], capacity["slivers"]
+        for other in list(self.unsent.values()):
+            if other.record is record and other is not machine:
+                share, ram = needed_by(other.label, capacity["cores"])
+                cpu, memory, places = cpu - share, memory - ram, places - 1
+        share, ram = needed_by(machine.label, capacity["cores"])
+        return cpu if cpu >= share and memory >= ram and places >= 1 else None
+
+    def _note(self, label_name: str, capacity: dict[str, Any]) -> None:
+        seen = self._seen.get(label_name)
+        if seen is None or _size(capacity) > _size(seen):
+            self._seen[label_name] = capacity
+
+    def sent(self, machine: Any) -> None:
+        """Its sliver counts in what the host says from now on."""
+        with self.lock:
+            self.unsent.pop(machine.node_id, None)
+
+    def poll(self, machine: Any) -> zk.Node | None:
+        try:
+            return super().poll(machine)
+        except Exception:
+            self.sent(machine)
+            raise
+
+    def free(self, node_id: str) -> None:
+        with self.lock:
+            self.unsent.pop(node_id, None)
+        super().free(node_id)
+
+    # -- backing nodes that cannot be used any more
+
+    def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
+        known = record.lost
+        super().backing_node_lost(record, actions)
+        if not known:
+            actions.append(lambda: self.in_background(self.owner.lost, record))
+
+    def give_up(self, record: BackingNodeRecord) -> None:
+        """It does not answer: nothing more is put there, and it goes when it is empty."""
+        actions: list[Action] = []
+        with self.lock:
+            if record.failed:
+                return
+            record.failed = True
+            if record.node_id is not None and not record.lost:
+                self.store(record, actions)
+        self.do(actions)
+        self.in_background(self.retire, record)
+
+    def retire(self, record: BackingNodeRecord) -> None:
+        """Ready nodes there would only disappoint: they are deleted. What somebody has is left to its user."""
+        for node_id in list(record.allocations().values()):
+            node = self.zk.getNode(node_id)
+            if node is None or node.provider != self.provider.name or not _idle(node):
+                continue
+            try:
+                self.zk.lockNode(node, blocking=False)
+            except (exceptions.ZKLockException, exceptions.TimeoutException):
+                continue
+            try:
+                if _idle(node):
+                    self.log.warning("Deleting node %s: its backing node %s cannot be used any more", node_id, record.node_id)
+                    node.state = zk.USED
+                    self.zk.storeNode(node)
+            finally:
+                self.zk.unlockNode(node)
+
+    # -- giving back
+
+    def release(self, record: BackingNodeRecord) -> None:
+        self.in_background(self._vacate_and_release, record)
+
+    def _vacate_and_release(self, record: BackingNodeRecord) -> None:
+        try:
+            if self.owner.vacate(record):
+                self.housekeeping.release(record)
+        finally:
+            record.releasing = False
+
+    def close(self, record: BackingNodeRecord) -> bool:
+        """Have no launcher put anything there any more; False when one just has.
+
+        :raises KazooException: ZooKeeper cannot be reached.
+        """
+        node = self.zk.getNode(record.node_id)
+        if node is None or node.state != zk.IN_USE:
+            return True
+        data = parse_user_data(node.user_data, self.my_id)
+        if data is not None:
+            present = {user for user in data.allocations.values() if self.zk.getNode(user, cached=True) is not None}
+            with self.lock:
+                self.book.merge(record, data.allocations, present.__contains__)
+        with self.lock:
+            if not record.isEmpty() or record.busy:
+                return False
+            before, record.failed = record.failed, True
+            txn = transactions.store_slots(self.zk, node, record, self.my_id)
+        try:
+            self.zk.writer.run(txn)
+        except TransactionFailed:
+            record.failed = before
+            return False
+        return True
+
+
+def _size(capacity: dict[str, Any]) -> tuple[float, float]:
+    return capacity["cpu"] * capacity["cores"], capacity["memory"]
+
+
+def _idle(node: zk.Node) -> bool:
+    return node.state == zk.READY and not node.allocated_to
