@@ -133,6 +133,8 @@ class BackingNodes(MetastaticAdapter):
     # -- backing nodes that cannot be used any more
 
     def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
+        if record.releasing and record.isEmpty():
+            return  # by ourselves
         known = record.lost
         super().backing_node_lost(record, actions)
         if not known:
