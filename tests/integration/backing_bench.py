@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,18 @@ class BackingHosts:
     def config(self, **options: Any) -> dict[str, Any]:
         return {"labels": [{"name": LABEL}, {"name": "small"}], "providers": [self.static(), self.provider(**options)]}
 
+    def clear(self, address: str) -> None:
+        """Remove what a machine that was lost has kept, as the next push would."""
+        for place in self.places():
+            if address in (place / "nodemanager.yaml").read_text():
+                client = Client(f"unix:{place}/run/nodemanager.api")
+                for sliver in client.call("ListSlivers"):
+                    client.call("DeleteSliver", sliver["name"])
+                    client.call("WaitSliver", sliver["name"], "gone", 10, timeout=15)
+                os.kill(int((place / "pid").read_text()), signal.SIGTERM)
+                wait_for(lambda place=place: not (place / "pid").exists())  # type: ignore[misc]
+                shutil.rmtree(place)
+
     # -- what is there
 
     def places(self) -> list[pathlib.Path]:
@@ -72,9 +85,12 @@ class BackingHosts:
         (place,) = [place for place in self.places() if (place / "owner").read_text() == node_id]
         return Client(f"unix:{place}/run/nodemanager.api")
 
-    def pid(self, node_id: str) -> int:
+    def pid(self, node_id: str) -> int | None:
+        """Of the daemon on a backing node."""
         (place,) = [place for place in self.places() if (place / "owner").read_text() == node_id]
-        return int((place / "pid").read_text())
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int((place / "pid").read_text())
+        return None
 
     def slivers(self) -> list[str]:
         found = []
@@ -89,11 +105,38 @@ class BackingHosts:
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                    if any(str(self.directory) in word for word in words):
+                    keys = [str(server.client_key) for server in self.servers]
+                    if any(str(self.directory) in word for word in words) or (words[0] == "ssh" and set(keys) & set(words)):
                         found.append(f"{entry.name}: {' '.join(words)[:200]}")
                     elif self.id_base <= entry.stat().st_uid < self.id_base + 8_000_000:
                         found.append(f"{entry.name}: of a sliver")
         return found
+
+    def connections(self, number: int) -> list[int]:
+        """Processes of SSH clients that are connected to a machine."""
+        server = self.servers[number]
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    if words[0] == "ssh" and server.address in words:
+                        found.append(int(entry.name))
+        return found
+
+    def cut(self, number: int) -> None:
+        """Break the connections to a machine."""
+        for pid in self.connections(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def lose(self, number: int) -> None:
+        """The machine cannot be reached any more."""
+        self.servers[number].pause()
+        self.cut(number)
+
+    def number(self, address: str) -> int:
+        return [server.address for server in self.servers].index(address)
 
     def left(self) -> list[str]:
         mounts = [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if str(self.directory) in line]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pathlib
+import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kazoo.exceptions import NotEmptyError
 
 from nodepool.nodemanager.rpc_client import RpcError
 from tests.conftest import wait_for
@@ -79,3 +84,153 @@ def test_two_share_and_a_third_needs_another(bench: LauncherBench, hosts: Backin
     bench.zuul.give_back(third["id"])
     wait_for(lambda: [n.id for n in backing(bench)] == [first["host_id"]], 30, "the second backing node to go")
     end(bench, hosts, first, second)
+
+
+@pytest.mark.spec("nodemanager.md C.8: what fits is decided by GetCapacity of the backing node")
+def test_room_of_a_backing_node(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
+    """Many requests at once ask for as many backing nodes as they need, once it is known how large these are."""
+    cores = os.cpu_count() or 1
+    bench.start(hosts.config(label={"cpus": cores * 0.4}))
+    requests = [bench.zuul.submit("small") for _ in range(4)]
+    for request in requests:
+        bench.wait_request(request, "fulfilled", timeout=60)
+    nodes = [{**bench.zuul.node(i), "id": i} for request in requests for i in bench.zuul.accept(request)]
+    assert Counter(node["host_id"] for node in nodes) == Counter({node.id: 2 for node in backing(bench)})
+    end(bench, hosts, *nodes)
+
+
+def test_too_large_for_any(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
+    bench.start(hosts.config(label={"cpus": (os.cpu_count() or 1) * 0.97}))
+    bench.wait_request(bench.zuul.submit("small"), "failed", timeout=40)
+    assert "label small is too large for backing nodes of label big: they have" in caplog.text
+    wait_for(lambda: not backing(bench) and not hosts.places(), 40)
+
+
+@pytest.mark.spec("nodemanager.md C.8: quota comes from the backing nodes and the pool")
+def test_requests_wait_when_no_more_backing_nodes_may_be_had(bench: LauncherBench, hosts: BackingHosts) -> None:
+    pool = bench.start(hosts.config(config={"max-slivers": 1}, **{"max-backing-nodes": 1}))
+    adapter = bench.adapter("metal", pool)
+    assert adapter.getQuotaLimits().get_resources().get("instances") == float("inf")
+    node = get(bench)
+    wait_for(lambda: adapter.getQuotaLimits().get_resources()["instances"] == 1)
+    request = bench.zuul.submit("small")
+    wait_for(lambda: any(w.paused for w in pool.workers_by_id().values()), what="the pool to pause")
+    assert len(backing(bench)) == 1
+    bench.zuul.give_back(node["id"])
+    bench.wait_request(request, "fulfilled", timeout=40)
+    (second,) = bench.zuul.accept(request)
+    assert bench.zuul.node(second)["host_id"] == node["host_id"]
+    end(bench, hosts, {"id": second})
+
+
+@pytest.mark.spec("nodemanager.md C.8: the SSH connection may break: slivers and sessions live on, the launcher connects again")
+def test_broken_connection_and_killed_daemon(bench: LauncherBench, hosts: BackingHosts) -> None:
+    pool = bench.start(hosts.config(**{"grace-time": 300}))
+    node = get(bench)
+    number, adapter = hosts.number(node["interface_ip"]), bench.adapter("metal", pool)
+    before = hosts.connections(number)
+    assert len(before) == 1
+    hosts.cut(number)
+    wait_for(lambda: hosts.connections(number) not in ([], before), 20, "another connection")
+    assert hosts.log_in(node) == f"np{node['id']}"
+    other = get(bench)
+    assert other["host_id"] == node["host_id"]
+    # Nobody else keeps the daemon running where there is no systemd.
+    pid = hosts.pid(node["host_id"])
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: hosts.pid(node["host_id"]) not in (None, pid), 20, "another daemon")
+    third = get(bench)
+    assert third["host_id"] == node["host_id"] and len(hosts.slivers()) == 3
+    assert hosts.log_in(node) == f"np{node['id']}"
+    bench.zuul.give_back(node["id"], other["id"], third["id"])
+    bench.wait_gone(node["id"], other["id"], third["id"], timeout=40)
+    adapter.provider.backing.grace_time = 0
+    wait_for(lambda: not backing(bench) and not hosts.places(), 40, "the backing node to be given back")
+
+
+@pytest.mark.spec("nodemanager.md C.8: a backing node that was deleted takes its nodes along; the next request gets another")
+def test_backing_node_that_was_deleted(bench: LauncherBench, hosts: BackingHosts) -> None:
+    bench.start(hosts.config())
+    node = get(bench)
+    hosts.lose(hosts.number(node["interface_ip"]))
+    with contextlib.suppress(NotEmptyError):
+        bench.zk.deleteRawNode(node["host_id"])
+    other = get(bench)
+    assert other["host_id"] != node["host_id"]
+    bench.zuul.give_back(node["id"])
+    bench.wait_gone(node["id"])
+    # The next to have the machine finds what is left there, and removes it first.
+    assert hosts.slivers() == sorted([f"np{node['id']}", f"np{other['id']}"])
+    hosts.servers[hosts.number(node["interface_ip"])].restart()
+    wait_for(lambda: bench.nodes(provider="racks", state="ready"), 100, "the machine to be registered again")
+    bench.zuul.give_back(other["id"])
+    bench.wait_gone(other["id"])
+    wait_for(lambda: not backing(bench), 40)
+    requests = [bench.zuul.submit("small", "small")]
+    for request in requests:
+        bench.wait_request(request, "fulfilled", timeout=60)
+    nodes = [{**bench.zuul.node(i), "id": i} for request in requests for i in bench.zuul.accept(request)]
+    if {n["interface_ip"] for n in nodes} != {node["interface_ip"]}:
+        # The machine was not chosen: its daemon is ended here.
+        hosts.clear(node["interface_ip"])
+    assert f"np{node['id']}" not in hosts.slivers()
+    end(bench, hosts, *nodes)
+
+
+@pytest.mark.spec("nodemanager.md C.8: a silent backing node: ready nodes go, the request gets another")
+def test_silent_backing_node(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
+    settings = hosts.config(**{"boot-timeout": 3, "max-age": 3600})
+    settings["labels"][1]["min-ready"] = 1
+    pool = bench.start(settings)
+    (ready,) = bench.wait_nodes(1, timeout=40, provider="metal", state="ready")
+    hosts.lose(hosts.number(ready.interface_ip))
+    bench.wait_gone(ready.id, timeout=60)
+    assert f"Deleting node {ready.id}: its backing node {ready.host_id} cannot be used any more" in caplog.text
+    other = get(bench)
+    assert other["host_id"] != ready.host_id
+    hosts.servers[hosts.number(ready.interface_ip)].restart()
+    settings["labels"][1]["min-ready"] = 0
+    bench.config(settings)
+    wait_for(lambda: pool.config.labels["small"].min_ready == 0)
+    for node in bench.nodes(provider="metal", state="ready"):
+        bench.zk.lockNode(node, blocking=False)
+        node.state = "used"
+        bench.zk.storeNode(node)
+        bench.zk.unlockNode(node)
+    bench.zuul.give_back(other["id"])
+    wait_for(lambda: not backing(bench), 60)
+    if hosts.places():
+        hosts.clear(ready.interface_ip)
+
+
+@pytest.mark.spec("nodemanager.md C.8: the host key of the backing node is verified")
+def test_another_machine_at_the_address(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
+    bench.start(hosts.config(**{"boot-timeout": 2, "launch-retries": 1}))
+    machines = bench.wait_nodes(2, provider="racks", state="ready")
+    for machine in machines:
+        bench.zk.lockNode(machine, blocking=False)
+        machine.host_keys = [(hosts.key.with_suffix(".pub")).read_text().rsplit(" ", 1)[0]]
+        bench.zk.storeNode(machine)
+        bench.zk.unlockNode(machine)
+    request = bench.zuul.submit("small")
+    wait_for(lambda: "Host key verification failed" in caplog.text, 20)
+    assert not hosts.places()
+    wait_for(lambda: "sliver np" in caplog.text and "goes to another" in caplog.text, 30)
+    bench.zuul.cancel(request)
+
+
+@pytest.mark.spec("driver-metastatic.md 6.6: two launchers with one provider do not use a backing node twice, nor end each other's")
+def test_two_launchers(bench: LauncherBench, hosts: BackingHosts) -> None:
+    settings = hosts.config(config={"max-slivers": 3}, **{"grace-time": 1})
+    for name in ("one.yaml", "two.yaml"):
+        bench.start(settings, name=name)
+    for _ in range(2):
+        requests = [bench.zuul.submit("small") for _ in range(6)]
+        for request in requests:
+            bench.wait_request(request, "fulfilled", timeout=60)
+        nodes = [{**bench.zuul.node(i), "id": i} for request in requests for i in bench.zuul.accept(request)]
+        assert len({(node["host_id"], node["slot"]) for node in nodes}) == 6
+        assert {node["host_id"] for node in nodes} == {node.id for node in backing(bench)} and len(backing(bench)) == 2
+        assert hosts.slivers() == sorted(node["external_id"]["sliver"] for node in nodes)
+        end(bench, hosts, *nodes)

@@ -48,6 +48,7 @@ class BackedCreateMachine(CreateMachine):
         if self.state == self.START:
             self._get()
         if self.state == self.GETTING:
+            slots.move_to_room(self)
             self._backing_node = slots.poll(self)
             if self._backing_node is None:
                 self.next_wake = time.monotonic() + LOOK_AGAIN

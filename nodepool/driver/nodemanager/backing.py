@@ -76,6 +76,23 @@ class BackingNodes(MetastaticAdapter):
         return (f"label {label.name} is too large for backing nodes of label {label.backing_label}: they have "
                 f"{seen['cpu'] * seen['cores'] / 1000:g} cores and {seen['memory']} MiB")
 
+    def move_to_room(self, machine: Any) -> None:
+        """Who waits for a backing node that has not come yet takes room that became free elsewhere."""
+        actions: list[Action] = []
+        with self.lock:
+            record = machine.record
+            if record is None or record.node_id is not None or record.taking or machine.problem is not None:
+                return
+            found = self.find_free(machine)
+            host = self.owner.hosts.get(found.node_id or "") if found is not None else None
+            if host is None or not host.usable:
+                return
+            self.place(machine, actions)
+            idle = record.isEmpty()
+        self.do(actions)
+        if idle:
+            self.housekeeping.became_idle(record)
+
     def find_free(self, machine: Any) -> BackingNodeRecord | None:
         oldest = time.time() - self.options.max_age if self.options.max_age is not None else 0.0
         found = []
@@ -85,8 +102,9 @@ class BackingNodes(MetastaticAdapter):
             room = self._room(record, machine)
             if room is not None:
                 host = self.owner.hosts.get(record.node_id or "")
-                silent = host is not None and not host.usable
-                found.append((silent, room if self.provider.placement == "pack" else -room, number, record))
+                # What is there, what is on its way, what does not answer.
+                order = 1 if host is None else 0 if host.usable else 2
+                found.append((order, room if self.provider.placement == "pack" else -room, number, record))
         return min(found, key=lambda entry: entry[:-1])[-1] if found else None
 
     def _room(self, record: BackingNodeRecord, machine: Any) -> float | None:

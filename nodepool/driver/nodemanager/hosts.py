@@ -176,8 +176,13 @@ class ManagedHost:
         return time.monotonic() < self._avoid_until
 
     def forget(self) -> None:
-        """Something has changed."""
+        """Something has changed.
+
+        A sliver that is gone must not be seen in a list again when its node is not there any more: that would be use by others.
+        """
         self._stale = True
+        with self._lock:
+            self._list = None
 
     def look(self) -> None:
         """Ask for the capacity in the background if that is due."""

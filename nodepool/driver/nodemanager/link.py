@@ -323,10 +323,13 @@ class Link:
         try:
             session.push(self.target.job("hold"))
             deadline: float | None = time.monotonic() + START_TIMEOUT
+            forwarded = False
             while True:
                 message = session.read(deadline)
                 if message["state"] == "ready":
-                    session.forward(self.socket, str(message["socket"]))
+                    if not forwarded:  # a daemon that was started again has its socket at the same place
+                        session.forward(self.socket, str(message["socket"]))
+                        forwarded = True
                     deadline = None
                     self.problem = ""
                     self.down_since = None
