@@ -129,9 +129,14 @@ class Place:
 
         :raises PushError: it cannot be started.
         """
+        since = float(job.get("since") or 0)
         if self.directory.exists() and self.read("owner") != job["owner"]:
+            if since < float(self.read("since") or 0):
+                # A launcher that has not heard of its loss must not take the machine away from who has it now.
+                raise PushError(f"the machine has been given to backing node {self.read('owner')} meanwhile")
             self.clear()  # of somebody who had this machine before and could not say good-bye
         self.directory.mkdir(mode=0o711, exist_ok=True)
+        self.write("since", str(since))
         self.write("owner", job["owner"])
         self.touch()
         options = self._options(job)
@@ -299,8 +304,9 @@ def main() -> int:
             hold(place, job, code)
         else:
             with place.locked():
-                place.clear(force=False)
-                service.forget(place.name)
+                if place.read("owner") in ("", job["owner"]):
+                    place.clear(force=False)
+                    service.forget(place.name)
                 place.leave()
             say(state="removed")
     except Busy as busy:

@@ -49,11 +49,57 @@ def test_hosts_or_discover() -> None:
     schema(hosts=[HOST])
 
 
-def test_backing_label_is_refused_with_a_reason() -> None:
-    with pytest.raises(ConfigError, match="not supported yet"):
-        load(**{"backing-label": "big", "hosts": [HOST]})
-    with pytest.raises(v.Invalid, match="not supported yet"):
-        schema(**{"backing-label": "big"})
+BACKING = {"backing-label": "big", "backing-ssh-key": "/etc/nodepool/key"}
+
+
+@pytest.mark.spec("nodemanager.md C.8: option backing-label: L instead of hosts")
+def test_backing_label() -> None:
+    loaded = load(**BACKING)
+    assert loaded.backing is not None and not loaded.manage_images and not loaded.hosts
+    options = loaded.backing
+    assert (options.label, options.grace_time, options.min_retention_time, options.max_age, options.max_nodes) == (
+        "big", 60, 0, None, None)
+    assert options.max_slivers == 100 and loaded._getLabel("big") is options and loaded._getLabel("other") is None
+    assert (loaded.boot_timeout, loaded.launch_timeout, loaded.placement) == (120, 3600, "pack")
+    full = {**BACKING, "grace-time": 0, "min-retention-time": 10, "max-age": 20, "max-backing-nodes": 3,
+            "backing-directory": "/srv/nm", "backing-config": {"max-slivers": 5, "network": {"default": "nat"}}}
+    options = load(**full).backing
+    assert options is not None and options.max_slivers == 5 and options.max_nodes == 3 and options.directory == "/srv/nm"
+    schema(**full)
+    assert load(**BACKING) == load(**BACKING) != load(**{**BACKING, "grace-time": 5})
+    label = {"name": "small", "cloud-image": "host", "backing-label": "huge"}
+    loaded = load(**BACKING, pools=[{"name": "main", "labels": [label]}])
+    assert loaded.pools["main"].labels["small"].backing_label == "huge" and loaded._getLabel("big") is None
+
+
+@pytest.mark.parametrize("options,text", [
+    ({"hosts": [HOST]}, "hosts cannot be used together with backing-label"),
+    ({"discover": True}, "discover cannot be used together"),
+    (TLS, "ca-cert cannot be used together"),
+    ({"diskimages": [{"name": "deb"}]}, "diskimages cannot be used .* would not reach machines that come later"),
+    ({"backing-ssh-key": ""}, "needs backing-ssh-key"),
+    ({"backing-ssh-key": "key"}, "backing-ssh-key must be an absolute path"),
+    ({"backing-directory": "/"}, "backing-directory must be an absolute path"),
+    ({"max-age": 5, "min-retention-time": 10}, "max-age must be greater than or equal to min-retention-time"),
+    ({"backing-config": {"state-dir": "/x"}}, "backing-config: state-dir cannot be chosen"),
+    ({"backing-config": {"max-slivers": 0}}, "backing-config: max-slivers"),
+    ({"backing-config": {"ssh": {"ports": "x"}}}, "a range of ports is wanted"),
+    ({"backing-label": "small"}, "is a label of this very provider"),
+])
+def test_backing_label_errors(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load(**{**BACKING, **options})
+
+
+def test_backing_options_alone_are_of_no_use() -> None:
+    with pytest.raises(ConfigError, match="grace-time is of no use without backing-label"):
+        load(hosts=[HOST], **{"grace-time": 5})
+    label = {"name": "small", "cloud-image": "host", "backing-label": "huge"}
+    with pytest.raises(ConfigError, match="needs backing-label of the provider"):
+        load(hosts=[HOST], pools=[{"name": "main", "labels": [label]}])
+    for wrong in ({"backing-label": 5}, {"max-backing-nodes": 0}, {"grace-time": -1}):
+        with pytest.raises(v.Invalid):
+            schema(**{**BACKING, **wrong})
 
 
 @pytest.mark.parametrize("options,text", [

@@ -73,6 +73,10 @@ class BackedAdapter(NodeManagerAdapter):
     def _begin(self) -> None:
         self.slots.initialize()
         self._follow_book()
+        with self.slots.lock:
+            empty = [record for record in self.slots.book if record.isEmpty()]
+        for record in empty:
+            self.slots.housekeeping.became_idle(record)
 
     def stop(self) -> None:
         self.slots.stop()
@@ -110,7 +114,7 @@ class BackedAdapter(NodeManagerAdapter):
         return Target(
             owner=str(node.id), place=place, address=address, port=port, username=str(node.username),
             host_keys=tuple(node.host_keys or ()), python=python if python.startswith("/") else "python3",
-            key_file=options.ssh_key, config=config, base=options.directory, idle=self.provider.lease_time, unfit=unfit)
+            key_file=options.ssh_key, since=float(node.created_time or 0), config=config, base=options.directory, idle=self.provider.lease_time, unfit=unfit)
 
     def connect(self, record: BackingNodeRecord) -> None:
         """Have a connection to this backing node."""

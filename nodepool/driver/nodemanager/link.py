@@ -45,6 +45,7 @@ class Target:
     """Where a node manager is pushed to.
 
     :param owner: the backing node's id.
+    :param since: when that was made (seconds since 1970): of two that claim the machine the younger one has it.
     :param place: names the machine, whoever has it: what its last user left is found by it.
     """
 
@@ -56,6 +57,7 @@ class Target:
     host_keys: tuple[str, ...]
     python: str
     key_file: str
+    since: float = 0.0
     config: dict[str, Any] = field(default_factory=dict, compare=False)
     base: str | None = None
     idle: int = 86400
@@ -63,8 +65,8 @@ class Target:
     unfit: str = ""
 
     def job(self, action: str) -> dict[str, Any]:
-        return {"action": action, "owner": self.owner, "place": self.place, "address": self.address, "config": self.config,
-                "idle": self.idle}
+        return {"action": action, "owner": self.owner, "since": self.since, "place": self.place, "address": self.address,
+                "config": self.config, "idle": self.idle}
 
 
 def remote_command(python: str) -> str:
