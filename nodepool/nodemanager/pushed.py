@@ -244,10 +244,14 @@ class Place:
 def hold(place: Place, job: dict[str, Any], code: str) -> None:
     """Keep the daemon running until the launcher closes the connection."""
     pause = RESTART_WAIT
+    again = False
     while True:
         with place.locked():
-            place.ensure(job, code)
+            # Two launchers may be of different releases: who has started it last is right, else they would do so for ever.
+            if not (again and place.pid() is not None and place.read("owner") == job["owner"] and place.answers(ANSWER_TIMEOUT)):
+                place.ensure(job, code)
             pid = place.pid()
+        again = True
         if pid is None:
             raise PushError("the node manager has ended")
         say(state="ready", socket=str(place.socket), root=os.geteuid() == 0)

@@ -209,7 +209,7 @@ def test_another_machine_at_the_address(bench: LauncherBench, hosts: BackingHost
     bench.zuul.cancel(request)
 
 
-@pytest.mark.spec("driver-metastatic.md 6.6: two launchers with one provider do not use a backing node twice, nor end each other's")
+@pytest.mark.spec("driver-metastatic.md 6.6: two launchers with one provider use no backing node twice")
 def test_two_launchers(bench: LauncherBench, hosts: BackingHosts) -> None:
     settings = hosts.config(config={"max-slivers": 3}, **{"grace-time": 1})
     for name in ("one.yaml", "two.yaml"):

@@ -87,7 +87,7 @@ def test_the_file_is_always_the_same_and_has_all_that_is_needed() -> None:
     assert zipapp.build() == code
     names = zipfile.ZipFile(io.BytesIO(code.content)).namelist()
     assert {"__main__.py", "nodepool/nodemanager/pushed.py", "yaml/__init__.py", "kazoo/client.py"} <= set(names)
-    assert not [n for n in names if n.startswith("nodepool/") and "/driver/" in n or "/tests/" in n or not n.endswith(".py")]
+    assert not [n for n in names if (n.startswith("nodepool/") and "/driver/" in n) or "/tests/" in n or not n.endswith(".py")]
 
 
 def test_all_modules_can_be_imported_without_any_package(tmp_path: pathlib.Path) -> None:
@@ -97,16 +97,16 @@ def test_all_modules_can_be_imported_without_any_package(tmp_path: pathlib.Path)
     names = [n.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for n in zipfile.ZipFile(path).namelist()
              if n.startswith("nodepool/nodemanager/")]
     done = subprocess.run([sys.executable, "-S", "-s", "-c", "import sys\nfor n in sys.argv[1:]: __import__(n)", *names],
-                          env={"PYTHONPATH": str(path), "PATH": "/usr/bin:/bin"}, cwd="/", capture_output=True, text=True, timeout=60,
-                          check=False)
+                          env={"PYTHONPATH": str(path), "PATH": "/usr/bin:/bin"}, cwd="/", capture_output=True, text=True,
+                          timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")
 @pytest.mark.spec("nodemanager.md C.8: pushed as one zipapp: nothing but Python, the OpenSSH server and util-linux there")
 def test_life_of_a_pushed_daemon(base: pathlib.Path) -> None:
-    job = {"owner": "0000000001", "since": 10.5, "place": "p1", "address": "127.0.0.1", "config": {"id-base": 1_900_000_000, "max-slivers": 4},
-           "idle": 3600}
+    job = {"owner": "0000000001", "since": 10.5, "place": "p1", "address": "127.0.0.1", "idle": 3600,
+           "config": {"id-base": 1_900_000_000, "max-slivers": 4}}
     remote = Remote(base, **job)
     assert remote.load() == {"state": "send"}
     answer = remote.begin("hold")

@@ -52,6 +52,13 @@ def test_systemd_unit(daemon):
     assert daemon in unit["Service"]["ExecStart"]
 
 
+def test_slivers_on_nodes_of_another_provider():
+    config = loadConfig(str(ETC / "nodepool-backing.yaml"))
+    backing = config.providers["slivers"].backing
+    assert backing.label == "large" and backing.max_slivers == 50 and backing.grace_time == 600
+    assert config.providers["rack-west"].getSupportedLabels() == {"large"}
+
+
 def test_node_manager_configuration():
     from nodepool.nodemanager import config
 

@@ -114,7 +114,9 @@ class BackedAdapter(NodeManagerAdapter):
         return Target(
             owner=str(node.id), place=place, address=address, port=port, username=str(node.username),
             host_keys=tuple(node.host_keys or ()), python=python if python.startswith("/") else "python3",
-            key_file=options.ssh_key, since=float(node.created_time or 0), config=config, base=options.directory, idle=self.provider.lease_time, unfit=unfit)
+            key_file=options.ssh_key,
+            since=float(node.created_time or 0), config=config, base=options.directory, idle=self.provider.lease_time,
+            unfit=unfit)
 
     def connect(self, record: BackingNodeRecord) -> None:
         """Have a connection to this backing node."""
