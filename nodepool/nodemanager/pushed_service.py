@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -133,9 +132,8 @@ def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
     from nodepool.cmd import nodemanager
     from nodepool.cmd.service import run_daemon
 
-    args = argparse.Namespace(
-        config=str(directory / "nodemanager.yaml"), pidfile=str(directory / "pid"), logconfig=str(directory / "logging.yaml"),
-        debug=False, foreground=False, repl=False)
+    args = nodemanager.create_parser().parse_args(
+        ["-c", str(directory / "nodemanager.yaml"), "-p", str(directory / "pid"), "-l", str(directory / "logging.yaml")])
     lonely = Loneliness(directory, empty)
 
     class Service(nodemanager.NodeManagerService):

@@ -162,9 +162,11 @@ class BackingHosts:
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int((place / "pid").read_text()), 15)
         for server in self.servers:
-            server.stop()
+            server.pause()
         with contextlib.suppress(AssertionError):
             wait_for(lambda: not self.processes(), 15)
+        for server in self.servers:
+            server.stop()
         mounts = pathlib.Path("/proc/self/mountinfo").read_text()
         if str(self.directory) not in mounts:
             shutil.rmtree(self.directory.parent, ignore_errors=True)

@@ -239,8 +239,7 @@ class BackedAdapter(NodeManagerAdapter):
         """
         record = self.slots.book.by_backing_node.get(host_name)
         if record is None or record.lost:
-            node = self.slots.zk.getNode(host_name)
-            if node is not None and node.state == zk.IN_USE and parse_user_data(node.user_data, self.slots.my_id) is not None:
+            if record is None and self._may_have(host_name):
                 self.slots.adopt_soon(host_name)
                 raise RpcError(f"backing node {host_name} is not known yet")
             self.log.info("Backing node %s is gone, and sliver %s with it", host_name, sliver)
@@ -257,6 +256,21 @@ class BackedAdapter(NodeManagerAdapter):
         found = list(super().listResources())
         self.slots.housekeeping.run()
         return found
+
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        """Those whose backing node is not ours any more: while no launcher ran, nobody has seen it go."""
+        if not self.slots.performed_init:
+            return []
+        return [external_id for external_id in external_ids
+                if isinstance(external_id, dict) and not self._may_have(str(external_id.get("host")))]
+
+    def _may_have(self, node_id: str) -> bool:
+        record = self.slots.book.by_backing_node.get(node_id)
+        if record is not None:
+            return not record.lost
+        node = self.slots.zk.getNode(node_id)
+        return (node is not None and node.state == zk.IN_USE
+                and parse_user_data(node.user_data, self.slots.my_id) is not None)
 
     def getQuotaLimits(self) -> QuotaInformation:
         """What fits on all backing nodes, once no further ones may be asked for."""
