@@ -30,8 +30,8 @@ from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault
 MARK = "nodepool:"
 #: Seconds.
 LOCK_TIMEOUT, ANSWER_TIMEOUT, CLEAR_TIMEOUT, STOP_TIMEOUT = 120.0, 30.0, 60.0, 20.0
-#: Seconds between two signs of life of the launcher.
-CONTACT_INTERVAL = 30.0
+#: Seconds without a sign of life after which the connection counts as broken; launchers send one every 20.
+SILENCE = 90.0
 #: Seconds until a daemon that has ended is started again: at first, and at most.
 RESTART_WAIT, RESTART_WAIT_MAX = 1.0, 30.0
 
@@ -263,8 +263,8 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
             started = time.monotonic()
             while process >= 0:
                 place.touch()
-                found, _, _ = select.select([0, process], [], [], CONTACT_INTERVAL)
-                if 0 in found and not os.read(0, 4096):
+                found, _, _ = select.select([0, process], [], [], SILENCE)
+                if not found or (0 in found and not os.read(0, 4096)):
                     return
                 if process in found:
                     break

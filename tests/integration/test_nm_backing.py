@@ -164,6 +164,23 @@ def test_backing_node_that_was_deleted(bench: LauncherBench, hosts: BackingHosts
     end(bench, hosts, *others)
 
 
+def test_backing_node_that_was_deleted_while_no_launcher_ran(bench: LauncherBench, hosts: BackingHosts) -> None:
+    settings = hosts.config(config={"max-slivers": 1})
+    pool = bench.start(settings)
+    request = bench.zuul.submit("small")
+    bench.wait_request(request, "fulfilled", timeout=40)
+    (idle,) = bench.zuul.request(request)["nodes"]
+    bench.zuul.cancel(request)
+    wait_for(lambda: bench.zuul.node(idle)["allocated_to"] is None)
+    bench.stop(pool)
+    with contextlib.suppress(NotEmptyError):
+        bench.zk.deleteRawNode(bench.zuul.node(idle)["host_id"])
+    bench.start(settings)
+    bench.wait_gone(idle, timeout=40)
+    # What is left on the machine goes with the next use.
+    end(bench, hosts, get(bench), get(bench))
+
+
 @pytest.mark.spec("nodemanager.md C.8: a silent backing node: ready nodes go, requests get another, it is given back")
 def test_silent_backing_node(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture,
                              monkeypatch: pytest.MonkeyPatch) -> None:

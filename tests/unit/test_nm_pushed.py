@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from nodepool.driver.nodemanager import zipapp
-from nodepool.driver.nodemanager.backed import private_directory
+from nodepool.driver.nodemanager.backed import PrivateDirectory
 from nodepool.driver.nodemanager.link import remote_command
 from nodepool.nodemanager import pushed, pushed_service, sshfiles
 from nodepool.nodemanager.identity import Identity
@@ -228,15 +228,18 @@ def test_host_key_without_the_compiled_package(monkeypatch: pytest.MonkeyPatch, 
 
 def test_directories_of_processes_that_are_gone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if len(str(tmp_path)) < 60 else None)
-    first = private_directory()
-    child = subprocess.Popen(["true"])
-    child.wait(10)
-    gone = first.parent / f"nodepool-nm-{child.pid}-x"
+    first = PrivateDirectory()
+    gone, new = first.path.parent / "nodepool-backing-gone", first.path.parent / "nodepool-backing-new"
     gone.mkdir()
-    second = private_directory()
-    assert first.exists() and second.stat().st_mode & 0o077 == 0 and not gone.exists()
-    first.rmdir()
-    second.rmdir()
+    new.mkdir()
+    for path in (first.path, gone):
+        os.utime(path, (0, 0))
+    second = PrivateDirectory()
+    assert first.path.exists() and new.exists() and second.path.stat().st_mode & 0o077 == 0 and not gone.exists()
+    first.remove()
+    second.remove()
+    new.rmdir()
+    assert not first.path.exists()
 
 
 def test_what_is_mounted_is_not_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

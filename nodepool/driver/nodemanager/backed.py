@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import math
 import os
-import re
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,25 +31,45 @@ from nodepool.driver.utils import QuotaInformation
 from nodepool.nodemanager.rpc_client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 
-_PREFIX = "nodepool-nm-"
-_DIRECTORY = re.compile(_PREFIX + r"(\d+)-")
+_PREFIX = "nodepool-backing-"
 #: Bytes; paths of sockets are short, and the SSH client appends to ours.
 MAX_DIRECTORY = 60
+#: Seconds.
+NEW = 10.0
 #: First user id of slivers, and how many ranges of them backing nodes share out, should several be one machine.
 ID_BASE, ID_RANGES = 2_000_000, 50
 
 
-def private_directory() -> Path:
-    """For sockets and keys of hosts; what processes that are gone have left is removed."""
-    base = tempfile.gettempdir()
-    if len(base) > MAX_DIRECTORY:
-        base = "/tmp"
-    for entry in os.scandir(base):
-        match = _DIRECTORY.match(entry.name)
-        with contextlib.suppress(OSError):
-            if match and entry.stat(follow_symlinks=False).st_uid == os.geteuid() and not Path("/proc", match[1]).exists():
-                shutil.rmtree(entry.path)
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+class PrivateDirectory:
+    """For sockets and keys of hosts, locked while it is used; what processes that are gone have left is removed."""
+
+    def __init__(self) -> None:
+        base = tempfile.gettempdir()
+        if len(base) > MAX_DIRECTORY:
+            base = "/tmp"
+        for entry in os.scandir(base):
+            with contextlib.suppress(OSError):
+                if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    self._remove_unused(entry.path)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    @staticmethod
+    def _remove_unused(path: str) -> None:
+        """Raises OSError: it is used."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # One that has just been made is not locked yet.
+            if time.time() - os.fstat(descriptor).st_mtime > NEW:
+                shutil.rmtree(path)
+        finally:
+            os.close(descriptor)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
 class BackedAdapter(NodeManagerAdapter):
@@ -59,7 +80,7 @@ class BackedAdapter(NodeManagerAdapter):
         self.slots = BackingNodes(provider_config, self)
         self._links: dict[str, Link] = {}
         self._links_lock = threading.Lock()
-        self._directory: Path | None = None
+        self._directory: PrivateDirectory | None = None
         self._stopped = False
 
     # -- life
@@ -67,7 +88,7 @@ class BackedAdapter(NodeManagerAdapter):
     def start(self, zk_conn: Any) -> None:
         self._zk = zk_conn
         self.slots._setProvider(SimpleNamespace(_zk=zk_conn))
-        self._directory = private_directory()
+        self._directory = PrivateDirectory()
         self.slots.in_background(self._begin)
 
     def _begin(self) -> None:
@@ -89,7 +110,7 @@ class BackedAdapter(NodeManagerAdapter):
         for link in links:
             link.join()
         if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.remove()
 
     # -- backing nodes
 
@@ -129,7 +150,7 @@ class BackedAdapter(NodeManagerAdapter):
         with self._links_lock:
             if node_id in self._links or self._stopped:
                 return
-            link = Link(self._target(node), self._directory, self.log, lambda up: self._link_changed(record, up))
+            link = Link(self._target(node), self._directory.path, self.log, lambda up: self._link_changed(record, up))
             self._links[node_id] = link
         link.start()
 
@@ -197,7 +218,7 @@ class BackedAdapter(NodeManagerAdapter):
             node = self.slots.zk.getNode(node_id)
             if node is None or self._directory is None:
                 return True
-            link = Link(self._target(node), self._directory, self.log, lambda up: None)
+            link = Link(self._target(node), self._directory.path, self.log, lambda up: None)
             link.stop()
         if link.target.unfit:
             return True

@@ -28,6 +28,8 @@ CONNECT_TIMEOUT, PUSH_TIMEOUT, START_TIMEOUT = 15, 120.0, 240.0
 REMOVE_TIMEOUT, FORWARD_TIMEOUT, CLOSE_TIMEOUT = 120.0, 10.0, 5.0
 #: Seconds between two attempts: at first, and at most.
 RETRY, RETRY_MAX = 0.5, 15.0
+#: Seconds between two signs of life: without them the other end takes the connection for broken.
+BEAT = 20.0
 #: Bytes that the other end may say in one line, and that are kept of its errors.
 MAX_LINE, MAX_ERRORS = 1 << 16, 4096
 
@@ -88,6 +90,7 @@ class Session:
         self._stop = stop
         self._errors = b""
         self._buffer = b""
+        self._beating = False
         self.control = directory / f"{target.owner}.ctl"
         known = directory / f"{target.owner}.keys"
         alias = f"backing-{target.owner}"
@@ -127,6 +130,7 @@ class Session:
         if answer["state"] not in ("send", "have"):
             raise LinkError(f"unexpected answer {answer}")
         self._send((code.content if answer["state"] == "send" else b"") + json.dumps(job).encode() + b"\n", deadline)
+        self._beating = True
 
     def _send(self, data: bytes, deadline: float) -> None:
         assert self._process.stdin is not None
@@ -179,10 +183,14 @@ class Session:
         for descriptor in writing:
             poll.register(descriptor, select.POLLOUT)
         while True:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            left = BEAT if deadline is None else deadline - time.monotonic()
+            if left <= 0:
                 raise LinkError("it takes too long")
-            ready = {descriptor for descriptor, _ in poll.poll(None if left is None else left * 1000)}
+            ready = {descriptor for descriptor, _ in poll.poll(min(left, BEAT) * 1000)}
+            if not ready and self._beating:
+                assert self._process.stdin is not None
+                with contextlib.suppress(OSError):
+                    os.write(self._process.stdin.fileno(), b"\n")
             if self._stop in ready:
                 raise LinkError("stopped")
             if errors in ready and not self._collect():
