@@ -20,6 +20,7 @@ from nodepool.nodemanager import syscalls
 #: Seconds.
 START_TIMEOUT, COMMAND_TIMEOUT = 75.0, 60.0
 LONELY_CHECK = 60.0
+REMOVE_TIMEOUT = 20.0
 UNITS = Path("/run/systemd/system")
 #: Number of the descriptor that keeps the base directory from being removed.
 LOCK_VARIABLE = "NODEPOOL_PUSHED_LOCK"
@@ -192,8 +193,26 @@ def mounts_below(directory: Path) -> list[str]:
 def remove_tree(directory: Path) -> None:
     """Remove a directory, never what is mounted in it.
 
+    A template that is being made when the daemon ends may go on for a moment.
+
     :raises OSError: something cannot be unmounted or removed.
     """
+    deadline = time.monotonic() + REMOVE_TIMEOUT
+    pause = threading.Event()
+    while True:
+        try:
+            _remove_tree(directory)
+            return
+        except FileNotFoundError:
+            if not directory.exists():
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        pause.wait(0.2)
+
+
+def _remove_tree(directory: Path) -> None:
     for point in mounts_below(directory):
         syscalls.umount(point)
     left = mounts_below(directory)

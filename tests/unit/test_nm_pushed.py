@@ -170,7 +170,10 @@ def test_lonely_daemon(base: pathlib.Path) -> None:
     remote.end()
     place = pushed.Place(base, "p1")
     assert place.pid() is not None
-    wait_for(lambda: not base.exists(), 30, "the end of a daemon that nobody wants")
+    try:
+        wait_for(lambda: not base.exists(), 30, "the end of a daemon that nobody wants")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {place.pid()}, {[str(p) for p in base.rglob('*')][:30]}, {place.read('log')}") from None
 
 
 def test_what_cannot_be_done_is_said(base: pathlib.Path) -> None:
@@ -244,6 +247,7 @@ def test_directories_of_processes_that_are_gone(tmp_path: pathlib.Path, monkeypa
 
 def test_what_is_mounted_is_not_removed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "d/sub").mkdir(parents=True)
+    monkeypatch.setattr(pushed_service, "REMOVE_TIMEOUT", 0.1)
     monkeypatch.setattr(pushed_service, "mounts_below", lambda directory: [f"{directory}/sub"])
     monkeypatch.setattr("nodepool.nodemanager.syscalls.umount", lambda target: None)
     with pytest.raises(OSError, match="is still mounted"):
