@@ -343,6 +343,40 @@ def test_images(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, capl
             adapter.uploadImage(None, "../x", str(image))
 
 
+def test_hosts_that_join_later_get_the_images(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+    image = tmp_path / "image.tar"
+    with tarfile.open(image, "w") as archive:
+        for name in ("etc", "bin", "usr"):
+            archive.add(tmp_path, name, recursive=False)
+        archive.add("/bin/true", "bin/sh")
+    for name in ("up-1", "of-nobody"):
+        with image.open("rb") as stream:
+            nm.client.put_image(name, stream)
+    with second(tmp_path) as other:
+        settings = config(nm, other)
+        settings["diskimages"] = [{"name": "img", "elements": ["x"], "formats": ["tar"]}]
+        settings["providers"][0]["diskimages"] = [{"name": "img"}]
+        bench.store_image("img", "metal", "up-1", format="tar")
+        bench.start(settings, cleanup_interval=0.5)
+        wait_for(lambda: other.client.images() == ["up-1"], 30, "the image on the second host")
+        copy = tmp_path / "copy.tar"
+        with copy.open("wb") as stream:
+            other.client.get_image("up-1", stream)
+        assert copy.read_bytes() == image.read_bytes()
+
+
+def test_ready_nodes_whose_slivers_do_not_run_go(bench: LauncherBench, nm: NmDaemon) -> None:
+    settings = config(nm)
+    settings["labels"][0]["min-ready"] = 2
+    bench.start(settings, cleanup_interval=0.5)
+    stopped, deleted = bench.wait_nodes(2, timeout=40, state="ready")
+    nm.client.call("Stop", stopped.external_id["sliver"])
+    nm.client.call("DeleteSliver", deleted.external_id["sliver"])
+    bench.wait_gone(stopped.id, deleted.id, timeout=30)
+    again = bench.wait_nodes(2, timeout=40, state="ready")
+    assert names(nm) == sorted(node.external_id["sliver"] for node in again)
+
+
 @pytest.mark.spec("nodemanager.md C.8: console log; notifyNodescanFailure: one Stop/Start, else let it fail")
 def test_console_and_restart(bench: LauncherBench, nm: NmDaemon, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)

@@ -97,6 +97,15 @@ class MetastaticAdapter(Adapter):
     def listInstances(self) -> Iterable[Instance]:
         return []
 
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        """Slots whose backing node is gone."""
+        gone = set()
+        for node_id in set(external_ids):
+            node = self.zk.getNode(node_id)
+            if node is None or node.state in (DELETED, DELETING):
+                gone.add(node_id)
+        return [external_id for external_id in external_ids if external_id in gone]
+
     def listResources(self) -> Iterable[Resource]:
         """Nothing can leak; but this is called every minute, the time for housekeeping."""
         self.initialize()

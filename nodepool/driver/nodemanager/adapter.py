@@ -26,6 +26,7 @@ from nodepool.driver.nodemanager.machines import (
     needed_on,
     rspec_of,
 )
+from nodepool.driver.nodemanager.spread import ImageSpreader
 from nodepool.driver.utils import QuotaInformation
 from nodepool.nodemanager.rpc_client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
@@ -36,6 +37,8 @@ START_TIMEOUT = 2.0
 QUOTA_TIMEOUT, PASS_TIMEOUT = 2.0, 15.0
 #: Seconds for what is nice to have, on the thread that advances all launches.
 CONSOLE_TIMEOUT = 2.0
+#: States of slivers that nobody can use, until somebody does something about it.
+NOT_RUNNING = ("failed", "stopped", "disabled", "deleting", "absent")
 #: Seconds that an upload may stand still, and that it may last.
 UPLOAD_STALL, UPLOAD_TIMEOUT = 600.0, 7200.0
 #: Part of the lease that may be left before it is renewed.
@@ -53,6 +56,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         self._zk: Any = None
         self._tree: HostTree | None = None
         self.hosts = Hosts(provider_config, self.log, self._wake_waiting)
+        self._spreader = ImageSpreader(provider_config, self.log)
 
     def start(self, zk_conn: Any) -> None:
         """Get to know the hosts."""
@@ -190,9 +194,18 @@ class NodeManagerAdapter(statemachine.Adapter):
                 for host, slivers in self._lists(QUOTA_TIMEOUT)
                 for sliver in (slivers if slivers is not None else host.slivers)]
 
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        """Of hosts that answer only; a sliver that does not run counts as missing."""
+        running = {host.name: {s["name"] for s in slivers if s.get("state") not in NOT_RUNNING}
+                   for host, slivers in self._lists(PASS_TIMEOUT) if slivers is not None}
+        return [found for found in external_ids if isinstance(found, dict) and found.get("host") in running
+                and found.get("sliver") not in running[found["host"]]]
+
     def listResources(self) -> Iterable[NodeManagerResource]:
         """Of hosts that answer only: what is missing here is never taken for gone."""
         lists = [(host, slivers) for host, slivers in self._lists(PASS_TIMEOUT) if slivers is not None]
+        if self._zk is not None:
+            self._spreader.run(self.hosts.all(), self._spreader.wanted(self._zk))
         for host, slivers in lists:
             ours = [s for s in slivers if (s.get("metadata") or {}).get("nodepool_provider_name") == self.provider.name]
             strays = [s["name"] for s in ours if self._is_stray(host, s)]

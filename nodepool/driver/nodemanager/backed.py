@@ -282,8 +282,9 @@ class BackedAdapter(NodeManagerAdapter):
         """Those whose backing node is not ours any more: while no launcher ran, nobody has seen it go."""
         if not self.slots.performed_init:
             return []
-        return [external_id for external_id in external_ids
-                if isinstance(external_id, dict) and not self._may_have(str(external_id.get("host")))]
+        missing = super().findMissingInstances(external_ids)
+        return missing + [external_id for external_id in external_ids if external_id not in missing
+                          and isinstance(external_id, dict) and not self._may_have(str(external_id.get("host")))]
 
     def _may_have(self, node_id: str) -> bool:
         record = self.slots.book.by_backing_node.get(node_id)
