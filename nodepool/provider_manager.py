@@ -15,6 +15,16 @@ def get_provider(provider_config: Any) -> Any:
     return Drivers.get(provider_config.driver.name).getProvider(provider_config)
 
 
+def provider_troubles(config: Any) -> list[str]:
+    """What the clouds of the running providers refuse at present, a line each; for drivers that tell."""
+    lines: list[str] = []
+    for name, manager in sorted(config.provider_managers.items()):
+        troubles = getattr(getattr(getattr(manager, "adapter", None), "calls", None), "troubles", None)
+        if callable(troubles):
+            lines += [f"provider {name}: {line}" for line in troubles()]
+    return lines
+
+
 class ProviderManager:
     """Class methods only."""
 

@@ -24,6 +24,9 @@ DEADLINE = 300.0
 BACKOFF = (0.5, 30.0)
 """First and longest pause between two tries, in seconds, before jitter."""
 
+_NORMAL = (ErrorKind.QUOTA, ErrorKind.CAPACITY)
+"""Errors that a healthy provider has, too."""
+
 
 @dataclass(frozen=True)
 class LastError:
@@ -66,6 +69,7 @@ class CloudCalls:
         self.rates = dict(rates)
         self.clock = clock
         self.last_error: LastError | None = None
+        self._failing: dict[str, LastError] = {}
         self._threads = dict(THREADS if threads is None else threads)
         self._log = log or logging.getLogger(f"nodepool.cloud.{name}")
         self._wall = wall
@@ -152,6 +156,7 @@ class CloudCalls:
 
     def _note_success(self, call: _Call, started: float, delay: float) -> None:
         took = self.clock() - started
+        self._failing.pop(call.operation, None)
         if call.rate:
             call.rate.succeeded()
         self._log.debug("API call %s in %.3f s after %.3f s delay", call.operation, took, delay)
@@ -174,8 +179,11 @@ class CloudCalls:
         statsd = metrics.shared()
         statsd.timing(self._metric(call), took * 1000)
         statsd.incr(f"{self._metric(call)}.error.{kind.value}")
+        noted = LastError(call.operation, kind, str(error) or repr(error), self._wall())
         if kind is not ErrorKind.NOT_FOUND:
-            self.last_error = LastError(call.operation, kind, str(error) or repr(error), self._wall())
+            self.last_error = noted
+        if kind not in _NORMAL and not (kind is ErrorKind.NOT_FOUND and call.lane == "delete"):
+            self._failing[call.operation] = noted
         return kind
 
     def _metric(self, call: _Call) -> str:
@@ -190,6 +198,13 @@ class CloudCalls:
             "last_error": None if error is None else {
                 "operation": error.operation, "kind": error.kind.value, "message": error.message, "time": error.when},
         }
+
+    def troubles(self) -> list[str]:
+        """What is not in order now, a line each: operations whose latest call failed, and slowed lanes."""
+        lines = [f"{error.operation} fails ({error.kind.value}): {' '.join(error.message.split())[:300]}"
+                 for error in list(self._failing.values())]
+        lines += [f"throttled: {lane} calls at {rate.describe()}" for lane, rate in self.rates.items() if rate.slowed]
+        return lines
 
     def stop(self) -> None:
         """End all waits at once, drop what is queued; calls under way end by their own time-outs."""

@@ -21,7 +21,7 @@ from nodepool.launcher.minready import MinReady
 from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
-from nodepool.provider_manager import ProviderManager
+from nodepool.provider_manager import ProviderManager, provider_troubles
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.previous_session import SessionFile
@@ -151,6 +151,7 @@ class NodePool(threading.Thread):
             details += [f"provider {name}: not running" for name in self.config.providers_not_running]
             details += [f"provider {name}: goes on with its last good configuration: {reason}"
                         for name, reason in self.config.provider_errors.items() if name in self.config.providers]
+            details += provider_troubles(self.config)
         return ready, details
 
     # -- configuration

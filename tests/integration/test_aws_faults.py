@@ -175,10 +175,25 @@ def test_wrong_credentials(bench: LauncherBench, aws: AwsCloud, caplog: pytest.L
     error = wait_for(lambda: adapter(bench).calls.describe()["last_error"], 10, "the error is kept")
     assert error["kind"] == "configuration"
     assert "not able to validate" in error["message"]
+    _, details = bench.pools[0].getReadiness()
+    assert any(line.startswith("provider ec2-us: ") and "not able to validate" in line for line in details)
     wait_for(lambda: bench.zuul.request(request)["state"] in ("failed", "requested"), 20, "request declined or waiting")
     aws.proxy.heal()
     one(bench)
+    assert "run_instances" not in str(bench.pools[0].getReadiness()[1])
     assert "secret-of-test" not in caplog.text
+
+
+@pytest.mark.parametrize(("code", "option"), [("InvalidKeyPair.NotFound", "zuul"), ("InvalidSubnetID.NotFound", "subnet-1")])
+def test_what_aws_does_not_know_is_named(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture, code: str,
+                                         option: str) -> None:  # fmt: skip
+    start(bench, aws, aws.label("bad"), aws.label("good"), launch_retries=1)
+    aws.proxy.fail("RunInstances", ec2_error(code, message=f"{option} does not exist"))
+    failed(bench, "bad")
+    assert "Provider ec2-us, pool main, label bad: AWS refuses t3.medium" in caplog.text
+    assert f"{option} does not exist" in caplog.text
+    assert any(f"{option} does not exist" in line for line in bench.pools[0].getReadiness()[1])
+    one(bench, "good")
 
 
 def test_an_unreachable_api_harms_no_other_provider(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 from tests.aws_cloud import AwsCloud
 from tests.conftest import REPOSITORY, wait_for
-from tests.fault_proxy import Action, Forward, Reply, Request
+from tests.fault_proxy import Action, Forward, Reply, Request, hang
 from tests.integration.aws_bench import cleanup, start
 from tests.integration.builder_bench import BuilderBench
 from tests.integration.launcher_bench import LauncherBench
@@ -109,6 +110,23 @@ def test_launcher(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, k
         assert [fault.used for fault in faults] == [1] * len(faults)
     finally:
         daemon.stop()
+
+
+def test_an_orderly_stop_while_amazon_hangs(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
+    config = bench.config(aws.config(aws.provider()))
+    gate = threading.Event()
+    hanging = aws.proxy.fail(lambda _r: True, hang(gate), times=float("inf"))
+    daemon = Daemon(tmp_path, "serve.py", config)
+    try:
+        bench.submit("small")
+        wait_for(lambda: hanging.used > 0, 20, "a call hangs")
+        started = time.monotonic()
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.process.wait(15)
+        assert time.monotonic() - started < 11
+    finally:
+        gate.set()
+        daemon.kill()
 
 
 BUILDER_CALLS = {

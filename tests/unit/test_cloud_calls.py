@@ -100,6 +100,18 @@ def test_the_last_error_is_kept_for_display() -> None:
     assert abs(error["time"] - time.time()) < 60
 
 
+def test_troubles_are_those_of_the_latest_calls() -> None:
+    calls, _ = make()
+    for operation, kind, lane in (("list", ErrorKind.CONFIGURATION, "read"), ("create", ErrorKind.CAPACITY, "write"),
+                                  ("get", ErrorKind.NOT_FOUND, "read"), ("delete", ErrorKind.NOT_FOUND, "delete")):
+        with pytest.raises(CloudError):
+            calls.call(operation, Script(CloudError(kind, "two\nlines")), lane=lane)
+    assert calls.troubles() == ["list fails (configuration): two lines", "get fails (not_found): two lines"]
+    calls.call("list", Script("ok"))
+    calls.call("get", Script(CloudError(ErrorKind.THROTTLED), "ok"))
+    assert calls.troubles() == ["throttled: read calls at 5.5/s of 10/s (throttled)"]
+
+
 def test_calls_are_counted_by_operation_and_kind_of_error() -> None:
     calls = CloudCalls("cloud.x", classify, {})
     before = metrics.shared().snapshot()

@@ -264,10 +264,6 @@ class AwsProviderConfig(ProviderConfig):
     def manage_images(self) -> bool:
         return True
 
-    @staticmethod
-    def reset() -> None:
-        pass
-
     def load(self, newconfig: Any) -> None:
         options = self.provider
         self.profile_name = options.get("profile-name")

@@ -64,6 +64,8 @@ class Launching:
                 instance = self._run(label, rung, image_id, image, tags, host_id)
             except Exception as error:
                 if classify(error) not in _NEXT:
+                    self.log.error("Provider %s, pool %s, label %s: AWS refuses %s: %s", self.adapter.provider.name,
+                                   label.pool.name, label.name, rung.describe(), error)
                     raise
                 refusals.append((rung, error))
                 if not single:
