@@ -21,6 +21,7 @@ import tempfile
 import traceback
 from statistics import median
 
+from tests.benchmark.aws import AWS_SCENARIOS, AWS_TARGETS
 from tests.benchmark.builder import BUILDER_SCENARIOS, BUILDER_TARGETS
 from tests.benchmark.harness import HERE, Bench, Server, log
 from tests.benchmark.scenarios import SCENARIOS
@@ -35,9 +36,9 @@ TARGETS: dict[str, tuple[float, bool]] = {
     "10/s beside 10000 idle: CPU ms per node": (6, True), "idle CPU beside 10000 nodes: %": (0.5, True),
     "memory with 10000 nodes: MB": (250, True), "2000 waiting, 20 pools: CPU %": (2, True),
     "memory, 2 providers: MB": (90, True), "restart: first decision s": (1, True), "restart: all served s": (8, True),
-    "urgent among 2000: ms": (100, True), **BUILDER_TARGETS,
+    "urgent among 2000: ms": (100, True), **BUILDER_TARGETS, **AWS_TARGETS,
 }
-ALL_SCENARIOS = {**SCENARIOS, **BUILDER_SCENARIOS}
+ALL_SCENARIOS = {**SCENARIOS, **BUILDER_SCENARIOS, **AWS_SCENARIOS}
 
 
 def load_tool() -> object:
