@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from nodepool import exceptions
 from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
+from nodepool.cloud.calls import DEADLINE
 from nodepool.driver import statemachine
 from nodepool.driver.aws import clients, requests
 from nodepool.driver.aws.ebs import EBSSnapshotUploader
@@ -43,6 +44,8 @@ __all__ = [
 
 DELETE_BATCH = 50
 WATCH_BATCH = 100
+READ_DEADLINE = 120.0
+"""Seconds for a reading call with its retries: whoever waits for it has an older answer or asks again."""
 READ_FACTOR = 10
 """Reading calls may be that many times as frequent as changing ones."""
 
@@ -126,7 +129,8 @@ class AwsAdapter(statemachine.Adapter):
 
     def ec2(self, method: str, /, *, lane: str = "read", idempotent: bool | None = None, **kw: Any) -> Any:
         """Call EC2 in this thread, through :class:`CloudCalls`."""
-        return self.calls.call(method, getattr(self.ec2_client, method), lane=lane, idempotent=idempotent, **kw)
+        return self.calls.call(method, getattr(self.ec2_client, method), lane=lane, idempotent=idempotent,
+                               deadline=READ_DEADLINE if lane == "read" else DEADLINE, **kw)
 
     def tag(self, ids: list[str], tags: dict[str, str]) -> None:
         self.ec2("create_tags", lane="write", idempotent=True, Resources=ids, Tags=tag_dict_to_list(tags))
