@@ -14,6 +14,7 @@ from tests.conftest import Chroot
 from tests.integration.builder_bench import BuilderBench
 from tests.integration.builder_bench import make_bench as make_builder_bench
 from tests.integration.launcher_bench import LauncherBench, StatsdReceiver, make_bench
+from tests.openstack_cloud import OpenStackCloud, make_cloud
 
 
 @pytest.fixture
@@ -44,3 +45,8 @@ def folder() -> Iterator[pathlib.Path]:
     found.chmod(0o755)
     yield found
     shutil.rmtree(found)
+
+
+@pytest.fixture
+def openstack_cloud() -> Iterator[OpenStackCloud]:
+    yield from make_cloud()

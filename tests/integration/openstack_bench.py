@@ -1,0 +1,70 @@
+"""Helpers of the OpenStack tests: a launcher whose provider is a real OpenStack behind the fault proxies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.integration.launcher_bench import LauncherBench
+from tests.openstack_cloud import OpenStackCloud
+
+PROVIDER = "cloud-1"
+
+
+def label(name: str = "small", **options: Any) -> dict[str, Any]:
+    """Options with underscores for dashes."""
+    found = {key.replace("_", "-"): value for key, value in options.items()}
+    if not found.keys() & {"cloud-image", "diskimage"}:
+        found["cloud-image"] = "base"
+    if not found.keys() & {"flavor-name", "min-ram"}:
+        found["flavor-name"] = "tiny"
+    return {"name": name, **found}
+
+
+def provider(*labels: dict[str, Any], name: str = PROVIDER, pool: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """``pool`` and ``options`` are laid over an ordinary provider's."""
+    return {
+        "name": name, "driver": "openstack", "cloud": "test", "rate": 0, "launch-retries": 1, "port-cleanup-interval": 0,
+        "cloud-images": [{"name": "base", "username": "zuul"}],
+        "pools": [{
+            "name": "main", "networks": ["private"], "auto-floating-ip": False, "host-key-checking": False,
+            "labels": list(labels) or [label()], **(pool or {})}],
+        **{key.replace("_", "-"): value for key, value in options.items()}}
+
+
+def config(*providers: dict[str, Any], **top: Any) -> dict[str, Any]:
+    names = dict.fromkeys(item["name"] for entry in providers for pool in entry["pools"] for item in pool["labels"])
+    return {"labels": [{"name": name} for name in names], "providers": list(providers), **top}
+
+
+def start(bench: LauncherBench, cloud: OpenStackCloud, *providers: dict[str, Any], top: dict[str, Any] | None = None,
+          **options: Any) -> Any:  # fmt: skip
+    """A launcher; leaks are looked for by hand."""
+    bench.write_clouds({"clouds": {"test": cloud.entry}})
+    return bench.start(config(*(providers or (provider(),)), **(top or {})), **{"cleanup_interval": 600, **options})
+
+
+def one(bench: LauncherBench, name: str = "small", **fields: Any) -> tuple[str, Any]:
+    request_id = bench.submit(name, **fields)
+    record = bench.wait_request(request_id, "fulfilled", timeout=60)
+    return request_id, bench.node(record["nodes"][0])
+
+
+def failed(bench: LauncherBench, name: str = "small", timeout: float = 60) -> dict[str, Any]:
+    return bench.wait_request(bench.submit(name), "failed", timeout=timeout)
+
+
+def use_up(bench: LauncherBench, *request_ids: str, timeout: float = 60) -> None:
+    for request_id in request_ids:
+        node_ids = bench.zuul.accept(request_id)
+        bench.zuul.give_back(*node_ids)
+        bench.wait_gone(*node_ids, timeout=timeout)
+
+
+def manager(bench: LauncherBench, name: str = PROVIDER) -> Any:
+    return bench.pools[0].getProviderManager(name)
+
+
+def cleanup(bench: LauncherBench, times: int = 1, name: str = PROVIDER) -> None:
+    """Passes of the leak cleanup, on this thread."""
+    for _ in range(times):
+        manager(bench, name).cleanupLeakedResources()
