@@ -55,6 +55,7 @@ class CloudCalls:
     never wait behind deletions or the other way round. Lanes may share one :class:`AdaptiveRate`; a lane whose name
     is not in ``threads`` shares those of "read".
 
+    :param retry_after: seconds that the cloud itself asks us to wait after this error, or None.
     :param wait: ``wait(event, seconds)`` -> whether the event is set; for tests.
     """
 
@@ -63,6 +64,7 @@ class CloudCalls:
         threads: Mapping[str, int] | None = None, log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
         clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
         wait: Callable[[threading.Event, float], bool] | None = None, jitter: Callable[[], float] = random.random,
+        retry_after: Callable[[BaseException], float | None] | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.classify = classify
@@ -75,6 +77,7 @@ class CloudCalls:
         self._wall = wall
         self._wait = wait or (lambda event, seconds: event.wait(seconds))
         self._jitter = jitter
+        self._retry_after = retry_after or (lambda _error: None)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._executors: dict[str, ThreadPoolExecutor] = {}
@@ -145,6 +148,7 @@ class CloudCalls:
     def _back_off(self, call: _Call, kind: ErrorKind, error: Exception) -> None:
         first, longest = BACKOFF
         pause = min(longest, first * 2.0 ** min(call.tries - 1, 20)) * (0.5 + self._jitter() / 2)
+        pause = max(pause, self._retry_after(error) or 0.0)
         if self.clock() + pause >= call.until:
             raise CallTimeout(
                 f"{call.operation} did not succeed within {call.until - call.started:.0f} s"
@@ -215,6 +219,10 @@ class CloudCalls:
             executors = list(self._executors.values())
         for executor in executors:
             executor.shutdown(wait=False, cancel_futures=True)
+
+    def pause(self, seconds: float) -> bool:
+        """Wait so long; True as soon as the provider stops."""
+        return self._wait(self._stopped, seconds)
 
     @property
     def stopped(self) -> bool:

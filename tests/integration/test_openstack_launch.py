@@ -28,3 +28,20 @@ def test_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     assert node.resources == {"cores": 1, "instances": 1, "ram": 512}
     use_up(bench, request_id)
     assert openstack_cloud.servers() == []
+
+
+def test_calls(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
+    """A node's life costs at most half of the calls of 11.0.0 (driver-openstack.md 2.9 lists ten and more)."""
+    start(bench, openstack_cloud)
+    for _ in range(4):
+        # What is asked once (flavors, networks, zones, limits), and how long this cloud takes.
+        request_id, _ = one(bench)
+        use_up(bench, request_id)
+    openstack_cloud.forget_calls()
+    request_id, _ = one(bench)
+    use_up(bench, request_id)
+    calls = openstack_cloud.calls()
+    print(calls)
+    assert calls["compute POST /servers"] == calls["compute DELETE /servers/{id}"] == 1
+    assert set(calls) == {"compute POST /servers", "compute DELETE /servers/{id}", "compute GET /servers/{id}"}
+    assert calls.total() <= 6

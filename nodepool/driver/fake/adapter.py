@@ -56,6 +56,9 @@ class FakeAdapter(OpenStackAdapter):
             future.set_exception(exc)
         return future
 
+    def _submitDelete(self, api: Callable[..., Any], *args: Any) -> Future[Any]:
+        return self._submitApi(api, *args)
+
     def _createServer(self, *args: Any, **kwargs: Any) -> Any:
         if self.createServer_fails > 0:
             self.createServer_fails -= 1

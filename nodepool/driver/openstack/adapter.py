@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from nodepool import exceptions
+from nodepool.cloud import AdaptiveRate, CloudCalls, DeleteBatches, ErrorKind, Timers, Watch, Watched
 from nodepool.driver import statemachine
+from nodepool.driver.openstack import errors
+from nodepool.driver.openstack.changes import CloudChanges
 from nodepool.driver.openstack.leaks import LeakCleaner
-from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups, Timed
+from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups
 from nodepool.driver.openstack.machines import OpenStackCreateStateMachine, OpenStackDeleteStateMachine
 from nodepool.driver.openstack.servers import (
     NodepoolOpenStackServer,
@@ -19,7 +25,6 @@ from nodepool.driver.openstack.servers import (
     does_not_run,
     quota_from_flavor,
     quota_from_limits,
-    sdk_error,
 )
 from nodepool.driver.utils import QuotaInformation
 from nodepool.version import get_version_string
@@ -37,9 +42,13 @@ __all__ = [
 ]
 
 API_THREADS = 10
+LANE_THREADS = {"read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "image": 4}
+WATCH_BATCH = 200
+LOOK_FLOOR = 0.4
+"""Shortest time between two looks at a server, in seconds."""
 
 
-class OpenStackAdapter(CloudLookups, statemachine.Adapter):
+class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     # Seconds between two looks for a cloud image that is missing.
     IMAGE_CHECK_TIMEOUT: float = 300
 
@@ -48,36 +57,114 @@ class OpenStackAdapter(CloudLookups, statemachine.Adapter):
         self.log = logging.getLogger(f"nodepool.OpenStackAdapter.{provider_config.name}")
         self.provider = provider_config
         self._last_image_check = float("-inf")
+        name = f"openstack-{provider_config.name}"
         self.api_executor = ThreadPoolExecutor(
             max_workers=API_THREADS, thread_name_prefix=f"openstack-api-{provider_config.name}"
         )
-        self._initLookups(self.api_executor, CACHE_TTL)
+        # ``rate`` is seconds between two calls, for each service of the cloud.
+        rate = 1.0 / provider_config.rate if provider_config.rate else None
+        compute = AdaptiveRate(f"{name}-compute", rate)
+        rates = dict.fromkeys(("read", "write", "delete"), compute)
+        rates.update((lane, AdaptiveRate(f"{name}-{lane}", rate)) for lane in ("network", "volume", "image"))
+        self.calls = CloudCalls(
+            provider_config.name, errors.classify, rates, threads=LANE_THREADS, log=self.log, retry_after=errors.retry_after)
+        self.timers = Timers(name)
         self._client = self._getClient()
+        self._initLookups(self.api_executor, CACHE_TTL)
+        self.deletes = DeleteBatches(
+            name, errors.classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log)
+        self.deletes.add_kind("server", self._deleteServers, batch=1, parallel=LANE_THREADS["delete"])
+        self.watched_servers: Watched[Any] = Watched(
+            f"servers of {provider_config.name}", self._someServers, self.calls.run, self.timers, batch=WATCH_BATCH,
+            floor=LOOK_FLOOR, log=self.log)
+        self.watched_ips: Watched[Any] = Watched(
+            f"floating IPs of {provider_config.name}", self._someFloatingIps,
+            functools.partial(self.calls.run, lane="network"), self.timers, batch=1, floor=LOOK_FLOOR, log=self.log)
         self.leaks = LeakCleaner(self, provider_config, self.log)
+        self._attached: dict[str, list[str]] = {}
+        self._attached_lock = threading.Lock()
+        self._missing: set[str] = set()
 
     def _getClient(self) -> Any:
         # Heavy; fake clouds do without it.
         import openstack.connection
 
-        return openstack.connection.Connection(
-            config=self.provider.cloud_config,
-            use_direct_get=False,
-            rate_limit=1.0 / self.provider.rate if self.provider.rate else None,
-            app_name="nodepool",
-            app_version=get_version_string(),
-        )
+        from nodepool.driver.openstack.transport import prepare
+
+        # The pace is kept by our own calls: the SDK's counts for one adapter each.
+        return prepare(openstack.connection.Connection(
+            config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()))
+
+    @property
+    def _api(self) -> Any:
+        """What to ask; a client that is no connection of the SDK (of tests, the fake driver) answers itself."""
+        client = self._client
+        if not hasattr(client, "session"):
+            return client
+        known = self.__dict__.get("_made_api")
+        if known is None or known.client is not client:
+            from nodepool.driver.openstack.api import CloudApi
+
+            known = self.__dict__["_made_api"] = CloudApi(client, self.calls, self.provider, self.log)
+        return known
 
     def stop(self) -> None:
+        self.deletes.stop()
+        self.timers.stop()
+        self.calls.stop()
         self.api_executor.shutdown(wait=False, cancel_futures=True)
+        close = getattr(self._client, "close", None)
+        if close is not None:
+            close()
+
+    def describe(self) -> dict[str, Any]:
+        """Paces and last error, for status pages."""
+        return self.calls.describe()
+
+    # -- running calls
 
     def _submitApi(self, api: Callable[..., Any], *args: Any, **kw: Any) -> Future[Any]:
         return self.api_executor.submit(api, *args, **kw)
+
+    def _submitDelete(self, api: Callable[..., Any], *args: Any) -> Future[Any]:
+        """As :meth:`_submitApi`, on threads that creations do not use."""
+        return self.calls.run(lambda: api(*args), lane="delete")
 
     def _completeApi(self, future: Future[Any]) -> Any:
         """The result, or None while the call runs."""
         return future.result() if future.done() else None
 
-    # The framework's side
+    def _requestDeletion(self, external_id: str) -> Future[Any]:
+        """Done when the cloud has accepted it; repeated when the cloud refuses."""
+        if not getattr(self._api, "watches", False):
+            return self._submitDelete(self._deleteServer, external_id)
+        return self.deletes.delete("server", external_id)
+
+    def _deleteServers(self, ids: Sequence[str]) -> dict[str, Exception]:
+        refused: dict[str, Exception] = {}
+        for key in ids:
+            try:
+                if not self._deleteServer(key):
+                    self._missing.add(key)
+            except Exception as error:
+                refused[key] = error
+        return refused
+
+    def _wasMissing(self, external_id: str) -> bool:
+        """Did the cloud not know the server when it was asked to delete it? Forgets the answer."""
+        if external_id not in self._missing:
+            return False
+        self._missing.discard(external_id)
+        return True
+
+    def _watchServer(self, server_id: str, wake: Callable[[], None], kind: Any) -> Watch[Any] | None:
+        """None when this cloud has to be polled."""
+        return self.watched_servers.watch(server_id, wake, kind) if getattr(self._api, "watches", False) else None
+
+    def _watchFloatingIp(self, ip_id: str, wake: Callable[[], None]) -> Watch[Any] | None:
+        return self.watched_ips.watch(ip_id, wake, "attach") if getattr(self._api, "watches", False) else None
+
+    # -- the framework's side
 
     def getCreateStateMachine(
         self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
@@ -100,21 +187,27 @@ class OpenStackAdapter(CloudLookups, statemachine.Adapter):
     def listResources(self) -> Iterator[OpenStackResource]:
         for server in self._liveServers():
             yield OpenStackResource(server.get("metadata") or {}, "instance", server["id"])
+        yield from self.leaks.resources()
         self.leaks.run()
 
     def deleteResource(self, resource: Any) -> None:
         if resource.type == "instance":
             self._deleteServer(resource.id)
+        elif resource.type == "floatingip":
+            self._deleteFloatingIp(resource.id)
+        elif resource.type == "volume":
+            self._api.delete_volume(resource.id)
+        elif resource.type == "image":
+            self.deleteImage(resource.id)
 
     def getQuotaLimits(self) -> QuotaInformation:
-        with Timed(self.log, "limits"):
-            compute = self._client.get_compute_limits()
-            try:
-                volume = self._client.get_volume_limits()
-            except Exception as exc:
-                if not (sdk_error(exc, "EndpointNotFound") or sdk_error(exc, "CatalogException")):
-                    raise
-                volume = None
+        compute = self._api.get_compute_limits()
+        try:
+            volume = self._api.get_volume_limits()
+        except Exception as exc:
+            if not errors.sdk_error(exc, *errors.ABSENT_SERVICE):
+                raise
+            volume = None
         return quota_from_limits(compute, volume)
 
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
@@ -128,8 +221,15 @@ class OpenStackAdapter(CloudLookups, statemachine.Adapter):
             return False
         if label.cloud_image.image_id:
             return True
-        if self._findImage(label.cloud_image.external_name):
-            return True
+        try:
+            if self._findImage(label.cloud_image.external_name):
+                return True
+        except Exception as exc:
+            if errors.classify(exc) is ErrorKind.OTHER:
+                raise
+            self.log.warning("Provider %s cannot look for cloud image %s of label %s: %s", self.provider.name,
+                             label.cloud_image.external_name, label.name, exc)
+            return False
         self.log.warning(
             "Provider %s is configured to use %s as the cloud image for label %s and that image could not be found"
             " in the cloud", self.provider.name, label.cloud_image.external_name, label.name,
@@ -144,7 +244,7 @@ class OpenStackAdapter(CloudLookups, statemachine.Adapter):
         self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
         metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
     ) -> Any:  # fmt: skip
-        image = self._client.create_image(
+        image = self._images().create_image(
             name=image_name,
             filename=filename,
             is_public=False,
@@ -159,80 +259,24 @@ class OpenStackAdapter(CloudLookups, statemachine.Adapter):
 
     def deleteImage(self, external_id: Any) -> None:
         self.log.debug("Deleting image %s", external_id)
-        self._client.delete_image(external_id)
+        self._images().delete_image(external_id)
+
+    def _images(self) -> Any:
+        api = self._api
+        if not getattr(api, "watches", False):
+            return api
+        from nodepool.driver.openstack.images import ImageApi
+
+        return ImageApi(api)
 
     def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
         if not label.console_log:
             return None
         try:
-            console: str | None = self._client.get_server_console(external_id)
+            console: str | None = self._api.get_server_console(external_id)
             return console
         except Exception as exc:
-            if sdk_error(exc, "SDKException"):
+            if errors.sdk_error(exc, "SDKException") or isinstance(exc, exceptions.TimeoutException):
                 self.log.info("No console log of %s: %s", external_id, exc)
                 return None
             raise
-
-    # Changes in the cloud, for the state machines
-
-    def _createServer(
-        self, name: str, image: Any, flavor: Any, key_name: str | None = None, az: str | None = None,
-        config_drive: bool | None = None, networks: list[str] | None = None,
-        security_groups: list[str] | None = None, boot_from_volume: bool = False, volume_size: int = 50,
-        instance_properties: dict[str, Any] | None = None, userdata: str | None = None,
-    ) -> Any:  # fmt: skip
-        arguments: dict[str, Any] = {"image": image, "flavor": flavor, "config_drive": config_drive}
-        if boot_from_volume:
-            arguments.update(boot_from_volume=True, volume_size=volume_size, terminate_volume=True)
-        optional = {
-            "key_name": key_name,
-            "availability_zone": az,
-            "security_groups": security_groups,
-            "userdata": userdata,
-            "nics": [{"net-id": self._findNetwork(network)["id"]} for network in networks or []],
-            "meta": instance_properties,
-        }
-        arguments.update({key: value for key, value in optional.items() if value})
-        with Timed(self.log, f"create server {name}"):
-            return self._client.create_server(name=name, wait=False, **arguments)
-
-    def _deleteServer(self, external_id: str) -> Any:
-        with Timed(self.log, f"delete server {external_id}"):
-            return self._client.delete_server(external_id)
-
-    def _getServerById(self, external_id: str) -> Any:
-        """The server as it is now; costs a call."""
-        with Timed(self.log, f"get server {external_id}"):
-            return self._client.get_server_by_id(external_id)
-
-    def _activeAt(self, server: Any) -> float | None:
-        """When to look at the server again (monotonic seconds), None if unknown."""
-        return None
-
-    def _deletePort(self, port_id: str) -> None:
-        with Timed(self.log, f"delete port {port_id}"):
-            self._client.delete_port(port_id)
-
-    def _cleanupLeakedPorts(self) -> None:
-        self.leaks.clean_ports()
-
-    def _cleanupFloatingIps(self) -> None:
-        self.leaks.clean_floating_ips()
-
-    def _hasFloatingIps(self) -> bool:
-        return bool(self._client._has_floating_ips())
-
-    def _needsFloatingIp(self, server: Any) -> bool:
-        return bool(self._client._needs_floating_ip(server=server, nat_destination=None))
-
-    def _createFloatingIp(self, server: Any) -> Any:
-        with Timed(self.log, f"create floating ip for {server['id']}"):
-            return self._client.create_floating_ip(server=server, wait=True)
-
-    def _attachIpToServer(self, server: Any, floating_ip: Any) -> None:
-        with Timed(self.log, f"attach floating ip to {server['id']}"):
-            self._client._attach_ip_to_server(server=server, floating_ip=floating_ip, skip_attach=True)
-
-    def _deleteFloatingIp(self, floating_ip_id: str) -> None:
-        with Timed(self.log, f"delete floating ip {floating_ip_id}"):
-            self._client.delete_floating_ip(floating_ip_id, retry=0)

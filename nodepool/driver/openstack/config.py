@@ -15,7 +15,7 @@ DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
 
 
 def _connection_port(options: dict[str, Any], connection_type: str) -> int:
-    return options.get("connection-port", DEFAULT_PORTS.get(connection_type, 22))
+    return int(options.get("connection-port", DEFAULT_PORTS.get(connection_type, 22)))
 
 
 def _name(options: Any, where: tuple[PathItem, ...]) -> str:
@@ -81,6 +81,12 @@ class ProviderLabel(ConfigValue):
         self.userdata: str | None = None
         self.networks: list[str] = []
         self.host_key_checking = True
+        # Not in 11.0.0.
+        self.volume_type: str | None = None
+        self.azs: list[str] | None = None
+        self.security_groups: list[str] = []
+        self.server_group: str | None = None
+        self.scheduler_hints: dict[str, Any] = {}
         self.pool: ProviderPool | None = None
 
 
@@ -117,6 +123,7 @@ class ProviderPool(ConfigPool):
         self.security_groups = pool_config.get("security-groups") or []
         self.auto_floating_ip = bool(pool_config.get("auto-floating-ip", True))
         self.host_key_checking = bool(pool_config.get("host-key-checking", True))
+        self.use_internal_ip = bool(pool_config.get("use-internal-ip", False))
         for index, options in enumerate(pool_config.get("labels") or []):
             label = self._load_label(options, ("labels", index), full_config, provider)
             self.labels[label.name] = label
@@ -151,6 +158,14 @@ class ProviderPool(ConfigPool):
         label.userdata = options.get("userdata")
         label.networks = options.get("networks") or self.networks
         label.host_key_checking = options.get("host-key-checking", self.host_key_checking)
+        label.volume_type = options.get("volume-type")
+        if label.volume_type and not label.boot_from_volume:
+            raise ConfigError(
+                f"volume-type of label {label.name} needs boot-from-volume: true", where=(*where, "volume-type"))
+        label.azs = options.get("availability-zones")
+        label.security_groups = options.get("security-groups") or []
+        label.server_group = options.get("server-group")
+        label.scheduler_hints = options.get("scheduler-hints") or {}
         return label
 
 
@@ -320,6 +335,11 @@ def provider_schema() -> dict[Any, Any]:
             "userdata": str,
             "networks": [str],
             "host-key-checking": bool,
+            "volume-type": str,
+            "availability-zones": [str],
+            "security-groups": [str],
+            "server-group": str,
+            "scheduler-hints": dict,
         },
         _one_of(("diskimage", "cloud-image"), exactly_one=True),
         _one_of(("min-ram", "flavor-name"), exactly_one=False),
@@ -331,6 +351,7 @@ def provider_schema() -> dict[Any, Any]:
         "security-groups": [str],
         "availability-zones": [str],
         "auto-floating-ip": bool,
+        "use-internal-ip": bool,
         "host-key-checking": bool,
         "ignore-provider-quota": bool,
         "max-cores": int,

@@ -1,11 +1,16 @@
-"""Removal of ports and floating IPs nobody uses (driver-openstack.md 2.6)."""
+"""What is left over: ports, floating IPs, volumes, images (driver-openstack.md 2.6)."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from nodepool.cloud import CallsStopped
+from nodepool.driver.openstack.servers import OpenStackResource
+
+IDLE_VOLUME = ("available", "error", "error_deleting")
 
 
 class LeakCleaner:
@@ -28,6 +33,46 @@ class LeakCleaner:
                 clean()
             except Exception:
                 self.log.exception("Cleaning up in provider %s failed", self.provider.name)
+
+    def resources(self) -> Iterator[OpenStackResource]:
+        """What carries our marks and nobody uses: floating IPs, volumes, images. Whether it has leaked is told by the records."""
+        if not getattr(self.adapter._api, "watches", False):
+            return
+        for find in (self._floating_ips, self._volumes, self._images):
+            try:
+                yield from list(find())
+            except CallsStopped:
+                return
+            except Exception as error:
+                self.log.warning("Cannot look for leaks in provider %s: %s", self.provider.name, error)
+
+    def _labels(self) -> Iterator[Any]:
+        for pool in self.provider.pools.values():
+            yield from pool.labels.values()
+
+    def _floating_ips(self) -> Iterator[OpenStackResource]:
+        from nodepool.driver.openstack.api import floating_ip_metadata
+
+        if not any(pool.auto_floating_ip for pool in self.provider.pools.values()) or not self.adapter._hasFloatingIps():
+            return
+        for address in self.adapter._api.list_floating_ips():
+            metadata = floating_ip_metadata(address.get("description"))
+            if metadata and not address.get("port_id"):
+                yield OpenStackResource(metadata, "floatingip", address["id"])
+
+    def _volumes(self) -> Iterator[OpenStackResource]:
+        if not any(label.boot_from_volume for label in self._labels()):
+            return
+        for volume in self.adapter._api.list_volumes():
+            if "nodepool_node_id" in (volume.get("metadata") or {}) and volume.get("status") in IDLE_VOLUME:
+                yield OpenStackResource(volume["metadata"], "volume", volume["id"])
+
+    def _images(self) -> Iterator[OpenStackResource]:
+        if not self.provider.diskimages:
+            return
+        for image in self.adapter._api.list_images(visibility="private"):
+            if image["properties"].get("nodepool_upload_id") and not image.get("protected"):
+                yield OpenStackResource(image["properties"], "image", image["id"])
 
     def _count(self, what: str, number: int) -> None:
         if not self._statsd_made:
@@ -71,4 +116,4 @@ class LeakCleaner:
     def clean_floating_ips(self) -> None:
         if not self.provider.clean_floating_ips:
             return
-        self._count("floatingips", int(self.adapter._client.delete_unattached_floating_ips() or 0))
+        self._count("floatingips", int(self.adapter._api.delete_unattached_floating_ips() or 0))

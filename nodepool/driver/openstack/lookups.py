@@ -5,42 +5,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nodepool.driver.openstack.servers import (
-    NodepoolOpenStackServer,
-    is_deleted,
-    list_servers,
-    quota_from_flavor,
-    sdk_error,
-)
+from nodepool import exceptions
+from nodepool.cloud import CloudCalls
+from nodepool.driver.openstack.errors import ABSENT_SERVICE, sdk_error
+from nodepool.driver.openstack.networks import Networks, fill_in
+from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, list_servers, quota_from_flavor
 from nodepool.driver.utils import LazyExecutorTTLCache, QuotaInformation
 
 CACHE_TTL = 1  # seconds
+FEW = 4
+"""Servers that are asked for one by one; of more, all are listed."""
 
 T = TypeVar("T")
-
-
-class Timed:
-    """Logs how long an API call took."""
-
-    def __init__(self, log: logging.Logger, what: str) -> None:
-        self.log = log
-        self.what = what
-
-    def __enter__(self) -> None:
-        self.start = time.monotonic()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.log.debug("API call %s in %.3f s", self.what, time.monotonic() - self.start)
 
 
 class CloudLookups:
     """The reading half of the adapter. Lists are renewed in the background; the rest is remembered for good."""
 
     log: logging.Logger
+    provider: Any
+    calls: CloudCalls
     _client: Any
+    _api: Any
+    #: Seconds after which something that was not found may be looked for again.
+    ABSENT_TTL: float = 30
 
     def _initLookups(self, executor: Any, ttl: float = CACHE_TTL) -> None:
         cache = LazyExecutorTTLCache(ttl, executor)
@@ -48,7 +39,10 @@ class CloudLookups:
         self._listVolumes = cache(self._listVolumes)  # type: ignore[method-assign]
         self._listFloatingIps = cache(self._listFloatingIps)  # type: ignore[method-assign]
         self._memo: dict[tuple[str, str | None], Any] = {}
+        self._memo_times: dict[str, float] = {}
         self._memo_lock = threading.Lock()
+        self._listing_lock = threading.Lock()
+        self._listing: tuple[float, list[Any]] = (float("-inf"), [])
         self._unknown_flavors: set[Any] = set()
         self._server_index: tuple[Any, dict[str, Any]] = (None, {})
 
@@ -58,10 +52,10 @@ class CloudLookups:
             if key in self._memo:
                 value: T = self._memo[key]
                 return value
-        with Timed(self.log, f"{kind} {name or ''}".strip()):
-            value = fetch()
+        value = fetch()
         with self._memo_lock:
             self._memo[key] = value
+            self._memo_times[kind] = time.monotonic()
         return value
 
     def _forget(self, *kinds: str) -> None:
@@ -70,64 +64,34 @@ class CloudLookups:
             for key in [key for key in self._memo if not kinds or key[0] in kinds]:
                 del self._memo[key]
 
+    def _forgetOld(self, kind: str) -> bool:
+        """Something was not found in a remembered list: True when the list was old and is forgotten now."""
+        with self._memo_lock:
+            old = time.monotonic() - self._memo_times.get(kind, float("-inf")) > self.ABSENT_TTL
+        if old:
+            self._forget(kind)
+        return old
+
+    # -- servers
+
     def _listServers(self) -> list[Any]:
-        with Timed(self.log, "list servers"):
+        get = getattr(self._api, "get_response", None)
+        if get is None:
             return list(list_servers(self._client))
+        return list(list_servers(self._client, lambda path, **kw: get("list_servers", "compute", path, **kw)))
 
-    def _listVolumes(self) -> list[Any]:
-        with Timed(self.log, "list volumes"):
-            try:
-                return list(self._client.list_volumes())
-            except Exception as exc:
-                if sdk_error(exc, "EndpointNotFound") or sdk_error(exc, "CatalogException"):
-                    return []
-                raise
-
-    def _listFloatingIps(self) -> list[Any]:
-        with Timed(self.log, "list floating ips"):
-            return list(self._client.list_floating_ips())
-
-    def _listPorts(self, status: str | None = None) -> list[Any]:
-        with Timed(self.log, "list ports"):
-            if status:
-                return list(self._client.list_ports(filters={"status": status}))
-            return list(self._client.list_ports())
-
-    def _listImages(self) -> list[Any]:
-        with Timed(self.log, "list images"):
-            return list(self._client.list_images())
-
-    def _findImage(self, name: str) -> Any:
-        """The active image of that name or id, or None; both are remembered."""
-        return self._remember("image", name, lambda: self._client.get_image(name, filters={"status": "active"}))
-
-    def _listFlavors(self) -> list[Any]:
-        def fetch() -> list[Any]:
-            flavors = self._client.list_flavors(get_extra=False)
-            return sorted(flavors, key=lambda flavor: (flavor.ram, flavor.name))
-
-        return self._remember("flavors", None, fetch)
-
-    def _findFlavor(self, flavor_name: str | None, min_ram: int) -> Any:
-        for flavor in self._listFlavors():
-            if min_ram:
-                if flavor.ram >= min_ram and (not flavor_name or flavor_name in flavor.name):
-                    return flavor
-            elif flavor_name in (flavor.name, flavor.id):
-                return flavor
-        raise Exception(f"Unable to find flavor {flavor_name!r} with at least {min_ram} MiB of RAM")
-
-    def _findNetwork(self, name: str) -> Any:
-        def fetch() -> Any:
-            network = self._client.get_network(name)
-            if not network:
-                raise Exception(f"Unable to find network {name}")
-            return network
-
-        return self._remember("network", name, fetch)
-
-    def _listAZs(self) -> list[Any]:
-        return self._remember("zones", None, lambda: list(self._client.list_availability_zone_names()) or [None])
+    def _liveServers(self) -> list[Any]:
+        """Listed now, or less than a second ago."""
+        if not getattr(self._api, "watches", False):
+            servers = self._listServers()
+        else:
+            with self._listing_lock:
+                when, servers = self._listing
+                if time.monotonic() - when > CACHE_TTL:
+                    started = time.monotonic()
+                    servers = CloudLookups._listServers(self)
+                    self._listing = (started, servers)
+        return [server for server in servers if not is_deleted(server)]
 
     def _getServer(self, external_id: str) -> Any:
         """The server of the (up to a second old) listing, or None."""
@@ -138,12 +102,128 @@ class CloudLookups:
             self._server_index = (servers, index)
         return index.get(external_id)
 
-    def _expandServer(self, server: Any) -> Any:
-        """Fill in the addresses; costs API calls."""
-        from openstack.cloud import meta
+    def _getServerById(self, external_id: str) -> Any:
+        """The server as it is now, None when there is none; costs a call."""
+        return self._api.get_server_by_id(external_id)
 
-        with Timed(self.log, f"addresses of {server['id']}"):
-            return meta.add_server_interfaces(self._client, NodepoolOpenStackServer(server))  # type: ignore[arg-type]
+    def _someServers(self, ids: Sequence[str]) -> Mapping[str, Any]:
+        """These servers as they are now. Absent means that the cloud says so of this very id."""
+        found: dict[str, Any] = {}
+        rest = list(ids)
+        if len(rest) > FEW:
+            listed = {server["id"]: server for server in CloudLookups._listServers(self)}
+            found = {key: listed[key] for key in rest if key in listed}
+            rest = [key for key in rest if key not in listed]
+        for key in rest:
+            server = self._getServerById(key)
+            if server is not None:
+                found[key] = NodepoolOpenStackServer(server)
+        return found
+
+    def _someFloatingIps(self, ids: Sequence[str]) -> Mapping[str, Any]:
+        answers = {key: self._api.get_floating_ip_by_id(key) for key in ids}
+        return {key: answer for key, answer in answers.items() if answer is not None}
+
+    def _networks(self) -> Networks:
+        networks: Networks = self._remember("networks", None, self._api.networks)
+        return networks
+
+    def _expandServer(self, server: Any) -> Any:
+        """Fill in the addresses, from the server's own record; costs calls only when that knows of none."""
+        server = NodepoolOpenStackServer(server)
+        if not server.get("addresses"):
+            from openstack.cloud import meta
+
+            server.setdefault("addresses", {})
+            filled: Any = self.calls.call(
+                "addresses", meta.add_server_interfaces, self._client, server, lane="network", idempotent=True)
+            return filled
+        return fill_in(server, self._networks())
+
+    # -- the rest
+
+    def _listVolumes(self) -> list[Any]:
+        try:
+            return list(self._api.list_volumes())
+        except Exception as exc:
+            if sdk_error(exc, *ABSENT_SERVICE):
+                return []
+            raise
+
+    def _listFloatingIps(self) -> list[Any]:
+        return list(self._api.list_floating_ips())
+
+    def _listPorts(self, status: str | None = None) -> list[Any]:
+        return list(self._api.list_ports(filters={"status": status}) if status else self._api.list_ports())
+
+    def _listImages(self) -> list[Any]:
+        return list(self._api.list_images())
+
+    def _findImage(self, name: str) -> Any:
+        """The active image of that name or id, or None; both are remembered."""
+        return self._remember("image", name, lambda: self._api.get_image(name, filters={"status": "active"}))
+
+    def _listFlavors(self) -> list[Any]:
+        def fetch() -> list[Any]:
+            return sorted(self._api.list_flavors(get_extra=False), key=lambda flavor: (flavor.ram, flavor.name))
+
+        return self._remember("flavors", None, fetch)
+
+    def _findFlavor(self, flavor_name: str | None, min_ram: int) -> Any:
+        flavor = self._matchFlavor(flavor_name, min_ram)
+        if flavor is None and self._forgetOld("flavors"):
+            flavor = self._matchFlavor(flavor_name, min_ram)
+        if flavor is None:
+            wanted = f"named {flavor_name!r} (option flavor-name)" if flavor_name and not min_ram else (
+                f"with {min_ram} MiB of RAM (option min-ram)" + (f" and {flavor_name!r} in its name (option flavor-name)"
+                                                                 if flavor_name else ""))  # fmt: skip
+            raise exceptions.RuntimeConfigurationException(
+                f"Unable to find flavor {wanted} in provider {self.provider.name}; the cloud has"
+                f" {', '.join(str(flavor.name) for flavor in self._listFlavors()) or 'none'}")
+        return flavor
+
+    def _matchFlavor(self, flavor_name: str | None, min_ram: int) -> Any:
+        for flavor in self._listFlavors():
+            if min_ram:
+                if flavor.ram >= min_ram and (not flavor_name or flavor_name in flavor.name):
+                    return flavor
+            elif flavor_name in (flavor.name, flavor.id):
+                return flavor
+        return None
+
+    def _findNetwork(self, name: str) -> Any:
+        """By name or id; RuntimeConfigurationException when there is none."""
+
+        def fetch() -> Any:
+            network = self._api.get_network(name)
+            if not network:
+                raise exceptions.RuntimeConfigurationException(
+                    f"Unable to find network {name} (option networks) in provider {self.provider.name}")
+            return network
+
+        if not hasattr(self._api, "networks") or not getattr(self._api, "watches", False):
+            return self._remember("network", name, fetch)
+        network = self._networks().find(name)
+        if network is None and self._forgetOld("networks"):
+            network = self._networks().find(name)
+        if network is None:
+            raise exceptions.RuntimeConfigurationException(
+                f"Unable to find network {name} (option networks) in provider {self.provider.name}; the cloud has"
+                f" {', '.join(str(known.get('name')) for known in self._networks().all) or 'none'}")
+        return network
+
+    def _findServerGroup(self, name: str) -> Any:
+        def fetch() -> Any:
+            group = self._api.get_server_group(name)
+            if group is None:
+                raise exceptions.RuntimeConfigurationException(
+                    f"Unable to find server group {name} (option server-group) in provider {self.provider.name}")
+            return group
+
+        return self._remember("server-group", name, fetch)
+
+    def _listAZs(self) -> list[Any]:
+        return self._remember("zones", None, lambda: list(self._api.list_availability_zone_names()) or [None])
 
     def _quotaOfServer(self, server: Any) -> QuotaInformation:
         """What a listed server uses; an unknown flavor counts as one instance."""
@@ -161,6 +241,3 @@ class CloudLookups:
             self.log.warning("Flavor %s of server %s is unknown; its cores and RAM are not counted", flavor_id,
                              server["id"])  # fmt: skip
         return quota_from_flavor({}, volumes=volumes)
-
-    def _liveServers(self) -> list[Any]:
-        return [server for server in self._listServers() if not is_deleted(server)]

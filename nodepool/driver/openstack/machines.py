@@ -1,30 +1,45 @@
 """State machines for creating and deleting a server (driver-openstack.md 2.3 and 2.4).
 
-Every API call runs on the adapter's executor: a slow cloud delays no other machine.
+Every API call runs on the adapter's threads: a slow cloud delays no other machine. While a machine waits for a server,
+that server is asked for when a change is due. Clouds that cannot be asked so (of tests) are polled.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from concurrent.futures import Future
 from typing import Any
 
 from nodepool import exceptions
+from nodepool.cloud import ErrorKind, Watch
 from nodepool.driver import statemachine
-from nodepool.driver.openstack.servers import OpenStackInstance, is_deleted, quota_from_flavor, sdk_error
+from nodepool.driver.openstack.errors import RefusedByCloud, classify, is_full, is_quota, sdk_error, suspect
+from nodepool.driver.openstack.networks import FLOATING, has_floating
+from nodepool.driver.openstack.servers import OpenStackInstance, is_deleted, quota_from_flavor
+
+FLOATING_IP_TIMEOUT = 60.0
+"""Seconds for a floating IP to become active."""
+ADDRESS_TIMEOUT = 10.0
+"""Seconds that an active server without addresses is looked at again."""
 
 
 class _ApiMachine(statemachine.StateMachine):
-    """Runs one API call at a time and wakes when it is done."""
+    """Runs one API call at a time, or waits for one object, and wakes when there is news."""
 
     def __init__(self, adapter: Any, log: Any) -> None:
         super().__init__()
         self.adapter = adapter
         self.log = log
         self.future: Future[Any] | None = None
+        self._watch: Watch[Any] | None = None
 
     def submit(self, api: Any, *args: Any, **kw: Any) -> None:
-        self.future = self.adapter._submitApi(api, *args, **kw)
-        self.waiting_future = self.future
+        self.follow(self.adapter._submitApi(api, *args, **kw))
+
+    def follow(self, future: Future[Any]) -> None:
+        self.future = future
+        self.waiting_future = future
 
     def finished(self) -> bool:
         """True when the call under way is done; its error is raised by :meth:`result`."""
@@ -34,6 +49,20 @@ class _ApiMachine(statemachine.StateMachine):
         future, self.future, self.waiting_future = self.future, None, None
         assert future is not None
         return future.result()
+
+    def look_at(self, watch: Watch[Any] | None) -> None:
+        """Be woken by each look of this watch; None: this cloud is polled."""
+        self._watch = watch
+        self.next_wake = math.inf if watch is not None else None
+
+    def looked_away(self, reached: bool = True) -> None:
+        watch, self._watch, self.next_wake = self._watch, None, None
+        if watch is not None:
+            watch.end(reached)
+
+    def _wake(self) -> None:
+        if self.wake is not None:
+            self.wake()
 
 
 class OpenStackDeleteStateMachine(_ApiMachine):
@@ -48,24 +77,27 @@ class OpenStackDeleteStateMachine(_ApiMachine):
         self.external_id = external_id
         self.floating_ips: set[Any] = set()
         self.server: Any = None
+        self.watches = bool(getattr(adapter._api, "watches", False))
 
     def _deleteFloatingIps(self) -> set[Any]:
-        """Ids of the floating IPs whose deletion was asked for."""
+        """Ids of the floating IPs whose deletion was asked for and has to be awaited."""
+        if self.watches:
+            # The network service has forgotten them when it answers.
+            self.adapter._deleteFloatingIpsOf(self.external_id)
+            return set()
         server = self.adapter._getServer(self.external_id)
         self.server = server
         if not server or not server.get("addresses") or not self.adapter._hasFloatingIps():
             return set()
-        addresses = {
+        shown = {
             interface["addr"]
             for interfaces in server["addresses"].values()
             for interface in interfaces
-            if interface.get("OS-EXT-IPS:type") == "floating"
+            if interface.get("OS-EXT-IPS:type") == FLOATING
         }
-        if not addresses:
+        if not shown:
             return set()
-        found = {
-            fip["id"] for fip in self.adapter._listFloatingIps() if fip["floating_ip_address"] in addresses
-        }
+        found = {fip["id"] for fip in self.adapter._listFloatingIps() if fip["floating_ip_address"] in shown}
         for fip_id in found:
             self.adapter._deleteFloatingIp(fip_id)
         return found
@@ -81,7 +113,7 @@ class OpenStackDeleteStateMachine(_ApiMachine):
             return
         if self.state == self.START:
             if self.future is None:
-                self.submit(self._deleteFloatingIps)
+                self.follow(self.adapter._submitDelete(self._deleteFloatingIps))
             if not self.finished():
                 return
             self.floating_ips = self.result()
@@ -93,23 +125,36 @@ class OpenStackDeleteStateMachine(_ApiMachine):
             self.state = self.SERVER_DELETE_SUBMIT
 
         if self.state == self.SERVER_DELETE_SUBMIT:
-            self.submit(self.adapter._deleteServer, self.external_id)
+            self.follow(self.adapter._requestDeletion(self.external_id))
             self.state = self.SERVER_DELETE
 
         if self.state == self.SERVER_DELETE:
             if not self.finished():
                 return
             self.result()
-            self.state = self.SERVER_DELETING if self.server else self.COMPLETE
+            if self.watches and not self.adapter._wasMissing(self.external_id):
+                self.look_at(self.adapter._watchServer(self.external_id, self._wake, "delete"))
+                self.state = self.SERVER_DELETING
+            else:
+                self.state = self.SERVER_DELETING if self.server else self.COMPLETE
 
         if self.state == self.SERVER_DELETING:
-            server = self.adapter._getServer(self.external_id)
-            if server and not is_deleted(server):
+            if not self._gone():
                 return
             self.state = self.COMPLETE
 
         if self.state == self.COMPLETE:
             self.complete = True
+
+    def _gone(self) -> bool:
+        if self._watch is None:
+            server = self.adapter._getServer(self.external_id)
+            return not server or is_deleted(server)
+        look = self._watch.look
+        if look is None or (look.value is not None and not is_deleted(look.value)):
+            return False
+        self.looked_away()
+        return True
 
 
 class OpenStackCreateStateMachine(_ApiMachine):
@@ -130,6 +175,8 @@ class OpenStackCreateStateMachine(_ApiMachine):
         self.az = az
         self.server: Any = None
         self.floating_ip: Any = None
+        self.watches = bool(getattr(adapter._api, "watches", False))
+        self._deadline: float | None = None
         if image_external_id:
             image_name = label.diskimage.name
             diskimage = self.provider.diskimages[image_name]
@@ -176,26 +223,48 @@ class OpenStackCreateStateMachine(_ApiMachine):
                 image=self.image,
                 flavor=self.flavor,
                 key_name=label.key_name,
-                az=self.az,
+                az=self.adapter._chooseZone(label, self.az),
                 config_drive=self.config_drive,
                 networks=label.networks,
-                security_groups=pool.security_groups,
+                security_groups=label.security_groups or pool.security_groups,
                 boot_from_volume=label.boot_from_volume,
                 volume_size=label.volume_size,
                 instance_properties=self.metadata,
                 userdata=label.userdata,
+                **self._extras(),
             )
-            self._look(server["id"])
-            return server
         except Exception as exc:
             if sdk_error(exc, "BadRequestException"):
                 # A stale zone, image, flavor or network; the next attempt looks again.
                 self.adapter._forget()
             self._noteFailedServer(exc)
-            message = str(exc).lower()
-            if "quota exceeded" in message or "number of ports exceeded" in message:
-                raise exceptions.QuotaException("Quota exceeded") from exc
-            raise
+            raise self._translate(exc) from exc
+        if not self.watches:
+            self._look(server["id"])
+        return server
+
+    def _extras(self) -> dict[str, Any]:
+        """Options that 11.0.0 lacks, only when they are set: replaced methods of tests do not know them."""
+        label = self.label
+        given = {"volume_type": label.volume_type, "server_group": label.server_group, "scheduler_hints": label.scheduler_hints}
+        return {key: value for key, value in given.items() if value}
+
+    def _translate(self, exc: Exception) -> Exception:
+        """What the launcher is told of a creation that failed."""
+        message = str(exc)
+        kind = classify(exc)
+        if kind is ErrorKind.QUOTA or "quota exceeded" in message.lower() or "number of ports exceeded" in message.lower():
+            return exceptions.QuotaException(f"Quota exceeded: {message}")
+        if kind is ErrorKind.CAPACITY:
+            return exceptions.CapacityException(message)
+        where = f"provider {self.provider.name}, pool {self.label.pool.name}, label {self.label.name}"
+        if kind is ErrorKind.CONFIGURATION and sdk_error(exc, "BadRequestException", "ForbiddenException"):
+            option = suspect(message)
+            about = f", because of option {option}" if option else ""
+            return RefusedByCloud(f"{where}: the cloud refuses to create the server{about}: {message}")
+        if isinstance(exc, exceptions.RuntimeConfigurationException):
+            return exceptions.LaunchNodepoolException(f"{where}: {message}")
+        return exc
 
     def _look(self, server_id: str) -> Any:
         """The server as listed. A failing list call does not end a healthy launch; the launch time-out limits it."""
@@ -217,13 +286,20 @@ class OpenStackCreateStateMachine(_ApiMachine):
             extra = getattr(exc, "extra_data", None)
             created = extra.get("server") if isinstance(extra, dict) else None
             server_id = created.get("id") if isinstance(created, dict) else getattr(created, "id", None)
+        if not server_id and classify(exc) is ErrorKind.TRANSIENT:
+            try:
+                server_id = self.adapter._lostServer(self.hostname, self.metadata)
+            except Exception as error:
+                self.log.warning("Cannot tell whether the cloud has created %s; the leak cleanup will: %s", self.hostname, error)
+            if server_id:
+                self.log.warning("The cloud has created %s without a proper answer; it is removed", self.hostname)
         if not server_id:
             return
         self.external_id = server_id
         try:
             server = self.adapter._getServerById(server_id)
-        except Exception:
-            self.log.exception("The failed server %s cannot be looked at", server_id)
+        except Exception as error:
+            self.log.warning("The failed server %s cannot be looked at: %s", server_id, error)
             return
         fault = _fault_message(server)
         if fault:
@@ -233,8 +309,12 @@ class OpenStackCreateStateMachine(_ApiMachine):
 
     def _inspect(self, server: Any) -> tuple[Any, bool]:
         """On the executor: addresses of an active server, and whether it needs a floating IP."""
+        if self.watches and self.label.boot_from_volume:
+            self.adapter._tagVolumes(server, self.metadata)
         server = self.adapter._expandServer(server)
         needed = bool(self.label.pool.auto_floating_ip and self.adapter._needsFloatingIp(server))
+        if self.watches and not needed and not has_floating(server):
+            self.adapter._noteFloatingIps(server["id"], [])
         return server, needed
 
     def _attach(self) -> bool:
@@ -273,6 +353,8 @@ class OpenStackCreateStateMachine(_ApiMachine):
             self.server = self.result()
             self.external_id = self.server["id"]
             self.next_wake = self.adapter._activeAt(self.server)
+            if self.watches:
+                self.look_at(self.adapter._watchServer(self.external_id, self._wake, ("launch", self.label.name)))
             self.state = self.SERVER_CREATING
 
         if self.state == self.SERVER_CREATING:
@@ -289,7 +371,25 @@ class OpenStackCreateStateMachine(_ApiMachine):
             if not self.finished():
                 return None
             self.floating_ip = self.result()
-            self.state = self.FLOATING_IP_ATTACHING
+            if self.floating_ip is None:
+                self.log.info("No port of server %s can have a floating IP", self.external_id)
+                self.adapter._noteFloatingIps(self.external_id, [])
+                self.state = self.COMPLETE
+            else:
+                if self.watches:
+                    self._deadline = time.monotonic() + FLOATING_IP_TIMEOUT
+                    self.look_at(self.adapter._watchFloatingIp(self.floating_ip["id"], self._wake))
+                self.state = self.FLOATING_IP_ATTACHING
+
+        if self.state == self.FLOATING_IP_ATTACHING and self.watches:
+            if self.future is None:
+                if not self._attachedNow():
+                    return None
+                self.submit(self._showFloatingIp)
+            if not self.finished():
+                return None
+            self.server = self.result()
+            self.state = self.COMPLETE
 
         if self.state == self.FLOATING_IP_ATTACHING:
             if self.future is None:
@@ -303,18 +403,37 @@ class OpenStackCreateStateMachine(_ApiMachine):
             return OpenStackInstance(self.provider, self.server, self.quota)
         return None
 
+    def _attachedNow(self) -> bool:
+        """Is the floating IP active?"""
+        assert self._watch is not None and self._deadline is not None
+        look = self._watch.look
+        if look is not None and look.value is not None and look.value["status"] == "ACTIVE":
+            self.floating_ip = look.value
+            self.looked_away()
+            return True
+        if time.monotonic() > self._deadline:
+            self.looked_away(reached=False)
+            raise exceptions.IPAddTimeoutException(
+                f"Floating IP {self.floating_ip['floating_ip_address']} of server {self.external_id} did not become active"
+                f" within {FLOATING_IP_TIMEOUT:.0f} s")
+        if look is not None and look.value is None:
+            self.looked_away(reached=False)
+            raise exceptions.LaunchNetworkException(f"Floating IP {self.floating_ip['id']} has vanished")
+        return False
+
+    def _showFloatingIp(self) -> Any:
+        """The server with its floating IP, which the compute service itself shows later."""
+        fixed, floating = self.floating_ip["fixed_ip_address"], self.floating_ip["floating_ip_address"]
+        for interfaces in self.server["addresses"].values():
+            for interface in list(interfaces):
+                if interface["addr"] == fixed and floating not in [known["addr"] for known in interfaces]:
+                    interfaces.append({**interface, "addr": floating, "OS-EXT-IPS:type": FLOATING})
+        return self.adapter._expandServer(self.server)
+
     def _waitForActive(self) -> bool | None:
         """None while waiting; then whether a floating IP is needed. Raises when the server failed."""
         if self.future is None:
-            self.server = self._look(self.external_id) or self.server
-            status = str(self.server.get("status") or "").upper()
-            if status == "ERROR":
-                fault = _fault_message(self.server)
-                self.log.error("Server %s in error state: %s", self.external_id, fault or "no fault given")
-                if "exceeds" in fault.lower() and "quota" in fault.lower():
-                    raise exceptions.QuotaException("Quota exceeded")
-                raise exceptions.LaunchStatusException("Server in error state")
-            if status != "ACTIVE":
+            if not self._active():
                 return None
             self.next_wake = None
             self.submit(self._inspect, self.server)
@@ -322,6 +441,47 @@ class OpenStackCreateStateMachine(_ApiMachine):
             return None
         self.server, needed = self.result()
         return bool(needed)
+
+    def _active(self) -> bool:
+        if self._watch is None:
+            self.server = self._look(self.external_id) or self.server
+        else:
+            look = self._watch.look
+            if look is None:
+                return False
+            if look.value is None:
+                # Not shown yet, or deleted by somebody: the launch time-out decides between them.
+                if time.monotonic() - self.start_time > ADDRESS_TIMEOUT:
+                    self.looked_away(reached=False)
+                    raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")
+                return False
+            self.server = look.value
+        status = str(self.server.get("status") or "").upper()
+        if status in ("ERROR", "DELETED"):
+            self.looked_away(reached=False)
+            raise self._failure(status)
+        if status != "ACTIVE":
+            return False
+        if self._watch is not None:
+            if not self.server.get("addresses") and self._waitsForAddresses():
+                return False
+            self.looked_away()
+        return True
+
+    def _waitsForAddresses(self) -> bool:
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + ADDRESS_TIMEOUT
+        return now < self._deadline
+
+    def _failure(self, status: str) -> Exception:
+        fault = _fault_message(self.server)
+        self.log.error("Server %s in error state: %s", self.external_id, fault or "no fault given")
+        if is_quota(fault):
+            return exceptions.QuotaException(f"Quota exceeded: {fault}")
+        if is_full(fault):
+            return exceptions.CapacityException(f"No room for the server: {fault}")
+        return exceptions.LaunchStatusException("Server in error state" if status == "ERROR" else "Server was deleted")
 
 
 def _fault_message(server: Any) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from nodepool.driver import statemachine
+from nodepool.driver.openstack.errors import BadAnswer
 from nodepool.driver.utils import QuotaInformation
 
 COMPUTE_MICROVERSION_HEADERS = {"Accept": "application/json"}
@@ -21,11 +22,6 @@ _ATTRIBUTES = {
 
 NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED", "SHELVED_OFFLOADED", "SHUTOFF", "SUSPENDED"})
 """Status of a server that has to be started, or made anew, by somebody."""
-
-
-def sdk_error(exc: BaseException, name: str) -> bool:
-    """Is *exc* the SDK's (or keystoneauth's) exception *name*? Asked without importing either."""
-    return any(cls.__name__ == name for cls in type(exc).__mro__)
 
 
 def is_deleted(server: Any) -> bool:
@@ -52,16 +48,23 @@ class NodepoolOpenStackServer(dict[str, Any]):
             super().__setattr__(name, value)
 
 
-def list_servers(client: Any) -> Iterator[NodepoolOpenStackServer]:
-    """All servers of the project, page by page; no filters, no objects of the SDK: it is much cheaper."""
+def list_servers(client: Any, get: Callable[..., Any] | None = None) -> Iterator[NodepoolOpenStackServer]:
+    """All servers of the project, page by page; no filters, no objects of the SDK: it is much cheaper.
+
+    :param get: used instead of the client's way to the compute service.
+    """
+    get = get or client.compute.get
     params: dict[str, Any] = {}
     markers: set[str] = set()
     while True:
-        response = client.compute.get("/servers/detail", headers=COMPUTE_MICROVERSION_HEADERS, params=params)
+        response = get("/servers/detail", headers=COMPUTE_MICROVERSION_HEADERS, params=params)
         if getattr(response, "status_code", 200) >= 400:
             raise RuntimeError(f"Listing servers failed: HTTP status {response.status_code}: {response.text[:200]}")
         data = response.json()
-        for server in data.get("servers", []):
+        if "servers" not in data:
+            # Taken for "no servers" it would make every node look vanished.
+            raise BadAnswer(f"Listing servers failed: the answer has none of {', '.join(list(data)[:5]) or 'anything'}")
+        for server in data["servers"]:
             yield NodepoolOpenStackServer(server)
         following = next((link["href"] for link in data.get("servers_links", []) if link.get("rel") == "next"), None)
         if following is None:
@@ -71,7 +74,7 @@ def list_servers(client: Any) -> Iterator[NodepoolOpenStackServer]:
         params = {key: values[-1] for key, values in parse_qs(urlparse(following).query).items()}
         marker = params.get("marker")
         if marker is None or marker in markers:
-            raise RuntimeError(f"Listing servers failed: the cloud returned the page {following!r} again")
+            raise BadAnswer(f"Listing servers failed: the cloud returned the page {following!r} again")
         markers.add(marker)
 
 
@@ -143,6 +146,8 @@ class OpenStackInstance(statemachine.Instance):
 
 
 class OpenStackResource(statemachine.Resource):
+    """``type``: instance, floatingip, volume or image."""
+
     def __init__(self, metadata: dict[str, Any] | None, type: str, id: Any) -> None:
         super().__init__(metadata, type)
         self.id = id

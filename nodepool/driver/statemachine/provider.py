@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.deleters: list[StateMachineNodeDeleter] = []
         self.running = False
         self.error_labels: set[str] = set()
+        self._error_since: dict[str, float] = {}
         self.label_quota_cache: dict[str, QuotaInformation] = {}
         self.possibly_leaked_nodes: dict[Any, Any] = {}
         self.possibly_leaked_uploads: dict[Any, Any] = {}
@@ -145,7 +147,16 @@ class StateMachineProvider(Provider, QuotaSupport):
     def labelReady(self, label: Any) -> bool:
         return self.adapter.labelReady(label)
 
+    #: Seconds after which a label that could not work is tried again: the cloud may have got what was missing.
+    ERROR_LABEL_RETRY = 60.0
+
     def errorLabels(self) -> Iterable[str]:
+        now = time.monotonic()
+        for label, since in list(self._error_since.items()):
+            if now - since > self.ERROR_LABEL_RETRY:
+                self._error_since.pop(label, None)
+                self.label_quota_cache.pop(label, None)
+                self.error_labels.discard(label)
         return self.error_labels
 
     def listNodes(self) -> Iterable[Any]:
@@ -176,6 +187,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         except exceptions.RuntimeConfigurationException as error:
             self.log.error("Label %s of provider %s cannot work: %s", label, self.provider.name, error)
             self.error_labels.add(label)
+            self._error_since[label] = time.monotonic()
             needed = None
         except NotImplementedError:
             needed = None

@@ -1,0 +1,167 @@
+"""Changes in the cloud, for the state machines and the leak cleanup."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from typing import Any
+
+from nodepool.cloud import CloudCalls
+from nodepool.driver.openstack.errors import sdk_error
+from nodepool.driver.openstack.networks import FLOATING, addresses
+
+
+class CloudChanges:
+    """The changing half of the adapter."""
+
+    log: logging.Logger
+    provider: Any
+    calls: CloudCalls
+    leaks: Any
+    _client: Any
+    _api: Any
+    #: Floating IPs of servers that this process made or saw; a server that is not in here is not known.
+    _attached: dict[str, list[str]]
+    _attached_lock: threading.Lock
+
+    def _createServer(
+        self, name: str, image: Any, flavor: Any, key_name: str | None = None, az: str | None = None,
+        config_drive: bool | None = None, networks: list[str] | None = None,
+        security_groups: list[str] | None = None, boot_from_volume: bool = False, volume_size: int = 50,
+        instance_properties: dict[str, Any] | None = None, userdata: str | None = None,
+        volume_type: str | None = None, server_group: str | None = None, scheduler_hints: dict[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        arguments: dict[str, Any] = {"image": image, "flavor": flavor, "config_drive": config_drive}
+        if boot_from_volume:
+            arguments.update(boot_from_volume=True, volume_size=volume_size, terminate_volume=True)
+            if volume_type:
+                arguments["volume_type"] = volume_type
+        hints = dict(scheduler_hints or {})
+        if server_group:
+            hints["group"] = self._findServerGroup(server_group)["id"]
+        optional = {
+            "key_name": key_name,
+            "availability_zone": az,
+            "security_groups": security_groups,
+            "userdata": userdata,
+            "nics": [{"net-id": self._findNetwork(network)["id"]} for network in self._serverNetworks(networks)],
+            "meta": instance_properties,
+            "scheduler_hints": hints,
+        }
+        arguments.update({key: value for key, value in optional.items() if value})
+        return self._api.create_server(name=name, wait=False, **arguments)
+
+    def _serverNetworks(self, names: list[str] | None) -> list[str]:
+        """The configured ones, else the default network that clouds.yaml names."""
+        if names or not getattr(self._api, "watches", False):
+            return names or []
+        default = self._networks().default
+        return [default["id"]] if default is not None else []
+
+    def _chooseZone(self, label: Any, az: str | None) -> str | None:
+        """The zone of the request, unless the label has zones of its own."""
+        zones = getattr(label, "azs", None)
+        return az if not zones or az in zones else random.choice(zones)
+
+    def _deleteServer(self, external_id: str) -> Any:
+        return self._api.delete_server(external_id)
+
+    def _activeAt(self, server: Any) -> float | None:
+        """When to look at the server again (monotonic seconds), None if unknown."""
+        return None
+
+    def _lostServer(self, name: str, metadata: dict[str, Any]) -> str | None:
+        """The id of a server whose creation was not answered properly, if it came into being."""
+        find = getattr(self._api, "find_servers", None)
+        if find is None:
+            return None
+        for server in find(name):
+            found = server.get("metadata") or {}
+            if all(found.get(key) == metadata.get(key) for key in ("nodepool_node_id", "nodepool_provider_name")):
+                return str(server["id"])
+        return None
+
+    def _tagVolumes(self, server: Any, metadata: dict[str, Any]) -> None:
+        """Mark the volumes that nova made for the server as ours, for the leak cleanup."""
+        tags = {key: value for key, value in metadata.items() if key.startswith("nodepool_")}
+        for volume in server.get("os-extended-volumes:volumes_attached") or ():
+            try:
+                self._api.tag_volume(volume["id"], tags)
+            except Exception as error:
+                self.log.warning("Volume %s of server %s cannot be marked: %s", volume["id"], server["id"], error)
+
+    # -- ports
+
+    def _deletePort(self, port_id: str) -> None:
+        self._api.delete_port(port_id)
+
+    def _cleanupLeakedPorts(self) -> None:
+        self.leaks.clean_ports()
+
+    def _cleanupFloatingIps(self) -> None:
+        self.leaks.clean_floating_ips()
+
+    # -- floating IPs
+
+    def _hasFloatingIps(self) -> bool:
+        return bool(self._api._has_floating_ips())
+
+    def _needsFloatingIp(self, server: Any) -> bool:
+        if getattr(self._api, "watches", False):
+            return bool(self._api._has_floating_ips() and self._api.needs_floating_ip(server, self._networks()))
+        return bool(self._client._needs_floating_ip(server=server, nat_destination=None))
+
+    def _createFloatingIp(self, server: Any) -> Any:
+        """The new floating IP, None when no port of the server can have one."""
+        if not getattr(self._api, "watches", False):
+            return self._client.create_floating_ip(server=server, wait=True)
+        networks = self._networks()
+        port = self._api.port_for_floating_ip(server, networks)
+        source = networks.floating
+        if port is None or source is None:
+            return None
+        address = self._api.create_floating_ip_at(source["id"], *port, server.get("metadata") or {})
+        self._noteFloatingIps(server["id"], [address["id"]])
+        return address
+
+    def _attachIpToServer(self, server: Any, floating_ip: Any) -> None:
+        self._client._attach_ip_to_server(server=server, floating_ip=floating_ip, skip_attach=True)
+
+    def _noteFloatingIps(self, server_id: str, ids: list[str]) -> None:
+        with self._attached_lock:
+            self._attached.setdefault(server_id, []).extend(ids)
+
+    def _deleteFloatingIp(self, floating_ip_id: str) -> None:
+        self._api.delete_floating_ip(floating_ip_id, retry=0)
+
+    def _deleteFloatingIpsOf(self, server_id: str) -> None:
+        """Before the server goes. Costs no call for servers that we saw without one."""
+        with self._attached_lock:
+            ids = self._attached.get(server_id)
+        if ids is None:
+            ids = self._findFloatingIpsOf(server_id)
+        for floating_ip_id in ids:
+            self._deleteFloatingIp(floating_ip_id)
+        with self._attached_lock:
+            self._attached.pop(server_id, None)
+
+    def _findFloatingIpsOf(self, server_id: str) -> list[str]:
+        if not self._hasFloatingIps():
+            return []
+        server = self._getServerById(server_id)
+        shown = addresses(server or {}, kind=FLOATING)
+        if not shown:
+            return []
+        try:
+            return [ip["id"] for ip in self._api.list_floating_ips() if ip["floating_ip_address"] in shown]
+        except Exception as error:
+            if sdk_error(error, "NotFoundException"):
+                return []
+            raise
+
+    # Of the reading half.
+    _findNetwork: Any
+    _findServerGroup: Any
+    _getServerById: Any
+    _networks: Any

@@ -1,0 +1,139 @@
+"""Kinds of errors of OpenStack's services, told by names and HTTP statuses: the SDK need not be loaded."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.cloud import ErrorKind
+from nodepool.cloud.errors import CallTimeout
+
+# Names of exception classes of the SDK, keystoneauth and requests.
+CONFIGURATION = frozenset((
+    "AuthorizationFailure", "AuthPluginException", "MissingAuthPlugin", "MissingRequiredOptions", "NoMatchingPlugin",
+    "Unauthorized", "UnsupportedParameters", "ConfigException", "EndpointNotFound", "CatalogException",
+    "ServiceDisabledException", "SSLFailure", "ValidationException",
+))  # fmt: skip
+TRANSIENT = frozenset((
+    "ConnectionError", "ConnectionException", "DiscoveryFailure", "ServiceDiscoveryException", "UnknownConnectionError",
+    "RequestException", "VersionNotAvailable",
+    # "the service has no supported versions": what is left of an unreadable version document
+    "NotSupported",
+))  # fmt: skip
+#: The volume service does not exist.
+ABSENT_SERVICE = ("EndpointNotFound", "CatalogException", "ServiceDisabledException")
+FULL = ("no valid host", "not enough hosts available", "no more ip addresses available", "insufficient capacity")
+LONGEST_WAIT = 120.0
+"""Seconds that a cloud can make us wait by Retry-After."""
+
+
+class BadAnswer(RuntimeError):
+    """What came back is no answer of this service: empty, cut off, HTML of a gateway."""
+
+
+class CredentialsRefused(Exception):
+    """The identity service does not accept what clouds.yaml has."""
+
+
+class RefusedByCloud(exceptions.LaunchNodepoolException):
+    """The cloud refuses the server because of one of the label's options."""
+
+
+def sdk_error(exc: BaseException, *names: str) -> bool:
+    """Is *exc* one of these exceptions of the SDK (or keystoneauth)? Asked without importing either."""
+    return any(cls.__name__ in names for cls in type(exc).__mro__)
+
+
+def status_of(exc: BaseException) -> int:
+    """HTTP status, 0 when there is none."""
+    for name in ("status_code", "http_status"):
+        value = getattr(exc, name, None)
+        if isinstance(value, int):
+            return value
+    return 0
+
+
+def is_quota(message: str) -> bool:
+    """Does the cloud's text speak of an exceeded quota?"""
+    text = message.lower()
+    return ("quota" in text and "exceed" in text) or "number of ports exceeded" in text or "limit exceeded" in text
+
+
+def is_full(message: str) -> bool:
+    """Does the cloud's text say that it has no room?"""
+    text = message.lower()
+    return any(sign in text for sign in FULL)
+
+
+def classify(error: BaseException) -> ErrorKind:
+    """The kind of any exception of a call."""
+    if isinstance(error, CallTimeout):
+        return error.kind
+    if isinstance(error, (CredentialsRefused, exceptions.RuntimeConfigurationException)):
+        return ErrorKind.CONFIGURATION
+    if isinstance(error, (BadAnswer, OSError)) and not status_of(error):
+        return ErrorKind.TRANSIENT
+    status = status_of(error)
+    if status:
+        return _kind_of_status(status, str(error), retry_after(error) is not None)
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if names & CONFIGURATION:
+        return ErrorKind.CONFIGURATION
+    if names & TRANSIENT:
+        return ErrorKind.TRANSIENT
+    return ErrorKind.OTHER
+
+
+def _kind_of_status(status: int, message: str, may_retry: bool) -> ErrorKind:
+    if status == 404:
+        return ErrorKind.NOT_FOUND
+    if status in (403, 409, 413) and is_quota(message) and not may_retry:
+        return ErrorKind.QUOTA
+    if status in (413, 429) or (status == 503 and may_retry):
+        return ErrorKind.THROTTLED
+    if status == 409 and is_full(message):
+        return ErrorKind.CAPACITY
+    if status in (400, 401, 403):
+        return ErrorKind.CONFIGURATION
+    if status >= 500 or status == 408:
+        return ErrorKind.TRANSIENT
+    return ErrorKind.OTHER
+
+
+def retry_after(error: BaseException) -> float | None:
+    """Seconds to wait before the next try as the cloud has it; None when it does not say."""
+    headers: Any = getattr(getattr(error, "response", None), "headers", None)
+    if not isinstance(headers, Mapping):
+        return None
+    text = headers.get("Retry-After")
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    return min(LONGEST_WAIT, max(0.0, seconds))
+
+
+#: What the cloud's text speaks of, and the option that it comes from.
+_OPTIONS = (
+    ("key_name", "key-name"), ("keypair", "key-name"), ("availability zone", "availability-zones"),
+    ("availability_zone", "availability-zones"), ("security group", "security-groups"), ("security_group", "security-groups"),
+    ("server group", "server-group"), ("scheduler_hints", "scheduler-hints"), ("scheduler hint", "scheduler-hints"),
+    ("volume type", "volume-type"), ("volume_type", "volume-type"),
+    ("volume", "boot-from-volume"), ("block device", "boot-from-volume"),
+    ("network", "networks"), ("userdata", "userdata"), ("user_data", "userdata"), ("metadata", "instance-properties"),
+    ("flavor", "flavor-name"), ("image", "cloud-image/diskimage"),
+)  # fmt: skip
+
+
+def suspect(message: str) -> str | None:
+    """The option of the label that a refusal is about, when it can be told."""
+    text = message.lower()
+    return next((option for sign, option in _OPTIONS if sign in text), None)

@@ -1,0 +1,162 @@
+"""One request to one of the cloud's services: through the SDK's sessions, measured and bound in time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from nodepool.cloud import CloudCalls
+from nodepool.driver.openstack.errors import BadAnswer, CredentialsRefused, sdk_error
+
+API_TIMEOUT = 60.0
+"""Seconds without a byte from the cloud after which a call has failed, unless clouds.yaml has ``api_timeout``."""
+DEADLINE = 120.0
+"""Seconds for a call with its waits and retries."""
+CONNECTIONS = 32
+"""Connections per service that are kept open."""
+
+LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
+
+
+class Record(dict[str, Any]):
+    """JSON of an object whose keys can be read as attributes too, as those of the SDK's objects."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def prepare(client: Any) -> Any:
+    """Bound the calls of an SDK connection in time and let it have a connection per thread."""
+    from keystoneauth1 import session as keystone
+
+    session = client.session
+    if session.timeout is None:
+        session.timeout = API_TIMEOUT
+    for scheme in ("http://", "https://"):
+        session.session.mount(scheme, keystone.TCPKeepAliveAdapter(pool_connections=8, pool_maxsize=CONNECTIONS))
+    return client
+
+
+class Transport:
+    """Requests of one provider. Errors are those of the SDK, :class:`BadAnswer` and :class:`CredentialsRefused`."""
+
+    def __init__(self, client: Any, calls: CloudCalls, provider: Any, log: logging.Logger) -> None:
+        self.client = client
+        self.calls = calls
+        self.provider = provider
+        self.log = log
+        self._services: dict[str, Any] = {}
+        self._locks = {service: threading.Lock() for service in LANES}
+
+    def has(self, service: str) -> bool:
+        """Does the cloud have the service, as far as clouds.yaml and the catalogue tell?"""
+        return bool(self.client.has_service(service.replace("_", "-")))
+
+    def service(self, name: str) -> Any:
+        """The SDK's way to a service; the first use asks for its versions."""
+        with self._locks[name]:
+            proxy = self._services.get(name)
+            if proxy is None:
+                proxy = getattr(self.client, name)
+                proxy.get_endpoint_data  # noqa: B018 - a service that is absent says so here
+                self._services[name] = proxy
+            return proxy
+
+    def request(
+        self, operation: str, service: str, method: str, path: str, *, lane: str | None = None, deadline: float = DEADLINE,
+        wanted: str | None = None, idempotent: bool | None = None, **kw: Any,
+    ) -> Any:  # fmt: skip
+        """JSON of the answer, None when it has no body.
+
+        :param wanted: this key has to be in it.
+        """
+        return self.calls.call(
+            operation, self._send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline,
+            idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent)
+
+    def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
+        """One object, which is in the answer by the name ``wanted``."""
+        return Record(self.request(operation, service, "GET", path, wanted=wanted, **kw)[wanted])
+
+    def many(
+        self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None, **kw: Any
+    ) -> list[Record]:
+        """All objects, page by page."""
+        return [Record(item) for item in self._pages(operation, service, path, key, dict(params or {}), kw)]
+
+    def _pages(
+        self, operation: str, service: str, path: str, key: str, params: dict[str, Any], kw: dict[str, Any]
+    ) -> Iterator[Any]:
+        markers: set[str] = set()
+        while True:
+            data = self.request(operation, service, "GET", path, wanted=key, params=params, **kw)
+            yield from data[key]
+            links = data.get(f"{key}_links") or ()
+            following = next((link["href"] for link in links if link.get("rel") == "next"), None) or data.get("next")
+            if not following:
+                return
+            params = {name: values[-1] for name, values in parse_qs(urlparse(following).query).items()}
+            marker = params.get("marker")
+            if marker is None or marker in markers:
+                raise BadAnswer(f"{path}: the cloud returned the page {following!r} again")
+            markers.add(marker)
+
+    def _send(self, service: str, method: str, path: str, wanted: str | None, kw: dict[str, Any]) -> Any:
+        from openstack import exceptions as sdk
+
+        try:
+            response = self.service(service).request(path, method, **kw)
+        except Exception as error:
+            if sdk_error(error, "Unauthorized", "AuthorizationFailure"):
+                raise self.refused(error) from error
+            raise
+        if response.status_code == 401:
+            raise self.refused(response.text[:200])
+        text = response.text
+        if response.status_code == 404 and text.lstrip()[:1] == "<":
+            # Gateways say so of services; an object that does not exist is described in JSON.
+            raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
+        sdk.raise_from_response(response)
+        if response.status_code in (202, 204) and not text and wanted is None:
+            return None
+        try:
+            data = response.json() if text or wanted else None
+        except ValueError:
+            raise BadAnswer(f"{method} {path}: {_excerpt(response)}") from None
+        if wanted is not None and not (isinstance(data, dict) and wanted in data):
+            raise BadAnswer(f"{method} {path}: no {wanted!r} in the answer: {_excerpt(response)}")
+        return data
+
+    def refused(self, why: object) -> CredentialsRefused:
+        return CredentialsRefused(
+            f"cloud {self.provider.cloud_config.name} of provider {self.provider.name} refuses the credentials in clouds.yaml"
+            f" (option cloud): {why}")
+
+    def get_response(self, operation: str, service: str, path: str, **kw: Any) -> Any:
+        """The response itself, checked; for those who page by headers."""
+        from openstack import exceptions as sdk
+
+        def send() -> Any:
+            response = self.service(service).request(path, "GET", **kw)
+            if response.status_code == 401:
+                raise self.refused(response.text[:200])
+            sdk.raise_from_response(response)
+            try:
+                response.json()
+            except ValueError:
+                raise BadAnswer(f"GET {path}: {_excerpt(response)}") from None
+            return response
+
+        return self.calls.call(operation, send, lane=LANES[service], deadline=DEADLINE)
+
+
+def _excerpt(response: Any) -> str:
+    text = " ".join(response.text.split())
+    kind = response.headers.get("Content-Type", "no content type")
+    return f"HTTP {response.status_code}, {kind}, {text[:120]!r}" if text else f"HTTP {response.status_code}, empty"
