@@ -130,7 +130,9 @@ class OpenStackCloud:
     # -- content
 
     def servers(self) -> list[dict[str, Any]]:
-        return list(self.sdk.compute.get("/servers/detail").json()["servers"])
+        """Those that are listed as deleted for a moment are gone."""
+        listed = self.sdk.compute.get("/servers/detail").json()["servers"]
+        return [server for server in listed if server["status"] != "DELETED"]
 
     def server(self, server_id: str, microversion: str | None = None) -> dict[str, Any]:
         answer = self.sdk.compute.get(f"/servers/{server_id}", microversion=microversion)
