@@ -37,9 +37,9 @@ def config(*providers: dict[str, Any], **top: Any) -> dict[str, Any]:
 
 
 def start(bench: LauncherBench, cloud: OpenStackCloud, *providers: dict[str, Any], top: dict[str, Any] | None = None,
-          **options: Any) -> Any:  # fmt: skip
+          clouds: dict[str, Any] | None = None, **options: Any) -> Any:  # fmt: skip
     """A launcher; leaks are looked for by hand."""
-    bench.write_clouds({"clouds": {"test": cloud.entry}})
+    bench.write_clouds({"clouds": clouds or {"test": cloud.entry}})
     return bench.start(config(*(providers or (provider(),)), **(top or {})), **{"cleanup_interval": 600, **options})
 
 

@@ -176,13 +176,13 @@ class CloudApi(Transport):
         return Networks(Rules.of(self.client), list(listed))
 
     def list_ports(self, filters: dict[str, Any] | None = None) -> list[Record]:
-        return self.many("list_ports", "network", "/ports", "ports", {"project_id": self._project(), **(filters or {})})
+        return self.many("list_ports", "network", "/ports", "ports", {"project_id": self.project(), **(filters or {})})
 
     def delete_port(self, port_id: str) -> bool:
         return self._delete("delete_port", "network", f"/ports/{port_id}")
 
-    def _project(self) -> str:
-        # An administrator would see those of others too.
+    def project(self) -> str:
+        """Our project: an administrator would see what belongs to others too."""
         return str(self.client.session.get_project_id())
 
     # -- floating IPs
@@ -229,7 +229,7 @@ class CloudApi(Transport):
 
     def list_floating_ips(self, **filters: Any) -> list[Record]:
         return self.many("list_floating_ips", "network", "/floatingips", "floatingips",
-                         {"project_id": self._project(), **filters})
+                         {"project_id": self.project(), **filters})
 
     def delete_floating_ip(self, floating_ip_id: str, retry: int = 0) -> bool:
         return self._delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")

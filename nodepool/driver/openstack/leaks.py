@@ -70,7 +70,7 @@ class LeakCleaner:
     def _images(self) -> Iterator[OpenStackResource]:
         if not self.provider.diskimages:
             return
-        for image in self.adapter._api.list_images(visibility="private"):
+        for image in self.adapter._api.list_images(owner=self.adapter._api.project()):
             if image["properties"].get("nodepool_upload_id") and not image.get("protected"):
                 yield OpenStackResource(image["properties"], "image", image["id"])
 

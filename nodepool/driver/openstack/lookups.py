@@ -22,6 +22,27 @@ FEW = 4
 T = TypeVar("T")
 
 
+class RecentlyGone:
+    """Ids of servers whose absence was confirmed: listings show them a little longer, and their records are no more."""
+
+    SECONDS = 60.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._when: dict[str, float] = {}
+
+    def add(self, server_id: str) -> None:
+        with self._lock:
+            self._when[server_id] = time.monotonic()
+
+    def recent(self) -> set[str]:
+        now = time.monotonic()
+        with self._lock:
+            for key in [key for key, when in self._when.items() if now - when > self.SECONDS]:
+                del self._when[key]
+            return set(self._when)
+
+
 class CloudLookups:
     """The reading half of the adapter. Lists are renewed in the background; the rest is remembered for good."""
 
@@ -44,6 +65,7 @@ class CloudLookups:
         self._listing_lock = threading.Lock()
         self._listing: tuple[float, list[Any]] = (float("-inf"), [])
         self._unknown_flavors: set[Any] = set()
+        self._gone = RecentlyGone()
         self._server_index: tuple[Any, dict[str, Any]] = (None, {})
 
     def _remember(self, kind: str, name: str | None, fetch: Callable[[], T]) -> T:
@@ -91,7 +113,8 @@ class CloudLookups:
                     started = time.monotonic()
                     servers = CloudLookups._listServers(self)
                     self._listing = (started, servers)
-        return [server for server in servers if not is_deleted(server)]
+        gone = self._gone.recent()
+        return [server for server in servers if not is_deleted(server) and server["id"] not in gone]
 
     def _getServer(self, external_id: str) -> Any:
         """The server of the (up to a second old) listing, or None."""

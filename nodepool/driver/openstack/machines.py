@@ -154,6 +154,7 @@ class OpenStackDeleteStateMachine(_ApiMachine):
         if look is None or (look.value is not None and not is_deleted(look.value)):
             return False
         self.looked_away()
+        self.adapter._gone.add(self.external_id)
         return True
 
 

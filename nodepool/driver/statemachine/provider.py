@@ -198,10 +198,14 @@ class StateMachineProvider(Provider, QuotaSupport):
     def unmanagedQuotaUsed(self) -> QuotaInformation:
         """Everything visible but the instances that our records know."""
         used = QuotaInformation()
-        known = {node.id for node in self._zk.getProviderNodes(self.provider.name)}
-        for instance in self.adapter.listInstances():
+        name = self.provider.name
+        # Records before and after the listing: instances appear and vanish while it is made.
+        known = {node.id for node in self._zk.getProviderNodes(name)}
+        instances = list(self.adapter.listInstances())
+        known |= {node.id for node in self._zk.getProviderNodes(name)}
+        for instance in instances:
             metadata = getattr(instance, "metadata", None) or {}
-            if (metadata.get("nodepool_provider_name") == self.provider.name
+            if (metadata.get("nodepool_provider_name") == name
                     and metadata.get("nodepool_node_id") in known):
                 continue
             try:
