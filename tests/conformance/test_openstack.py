@@ -46,7 +46,7 @@ class Real(CloudUnderTest):
         return answer
 
     def provider(self) -> dict[str, Any]:
-        return provider(label(LABEL), name=PROVIDER)
+        return provider(label(LABEL), name=PROVIDER, launch_retries=3)
 
     def environment(self) -> dict[str, str]:
         return {"OS_CLIENT_CONFIG_FILE": str(self._clouds)}

@@ -143,8 +143,8 @@ def test_stop_and_start(nm: NmDaemon) -> None:
 
 @pytest.mark.spec("nodemanager.md C.6: leases: a sliver goes at its expiry, a renewed one stays")
 def test_expiry(nm: NmDaemon) -> None:
-    nm.put("short", expiry=int(time.time()) + 3)
-    nm.put("long", expiry=int(time.time()) + 3)
+    nm.put("long", expiry=int(time.time()) + 8)
+    nm.put("short", expiry=int(time.time()) + 8)
     nm.client.call("RenewSliver", "long", int(time.time()) + 3600)
     nm.wait("short", "gone")
     assert nm.client.call("GetRecord", "long")["state"] == "ready"

@@ -82,7 +82,10 @@ class FakeAdapter(OpenStackAdapter):
         return servers
 
     def _getServer(self, external_id: str) -> Any:
-        return self._client.get_server_by_id(external_id)
+        server = self._client.get_server_by_id(external_id)
+        if server is None and external_id in self._made:
+            return Dummy(Dummy.INSTANCE, id=external_id, status="DELETED")  # somebody else was quicker
+        return server
 
     def _activeAt(self, server: Any) -> float | None:
         ready_at: float | None = getattr(server, "_ready_at", None)
