@@ -319,7 +319,7 @@ class CrashConformance:
         assert bench.zuul.twice() == []
 
     @pytest.mark.fault
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("when", ["txn-before", "txn-sent", "txn-after"])
     @pytest.mark.parametrize("number", range(1, 8))
     @supported

@@ -18,7 +18,7 @@ from tests.fault_proxy import Fault, Forward, Reply, Request, html
 from tests.integration.openstack_bench import label, provider
 from tests.openstack_cloud import OpenStackCloud, make_cloud
 
-pytestmark = [pytest.mark.openstack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Real(CloudUnderTest):
