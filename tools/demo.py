@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,26 +204,34 @@ class Demo:
 
     def log_in(self) -> None:
         say("\nTaking the nodes over and running a command on each")
-        for order in self.orders:
-            request = self.facade.getNodeRequest(order.request_id)
-            node = self.facade.getNode(request.nodes[0])
-            self.facade.lockNode(node, blocking=True, timeout=10)
-            self.facade.deleteNodeRequest(request)
-            node.state = zk.IN_USE
-            self.facade.storeNode(node)
-            order.node = node
-            known = self.work / f"known_hosts-{node.id}"
-            known.write_text("".join(f"[{node.interface_ip}]:{node.connection_port} {key}\n" for key in node.host_keys))
-            out = subprocess.run(
-                ["ssh", "-i", str(self.slivers.key), "-p", str(node.connection_port), "-o", "BatchMode=yes",
-                 "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
-                 f"{node.username}@{node.interface_ip}",
-                 "echo $(hostname), $(. /etc/os-release; echo $PRETTY_NAME), as $(id -un)"],
-                capture_output=True, text=True, timeout=30, check=False)
-            if out.returncode:
-                raise SystemExit(f"cannot log in to node {node.id}: {out.stderr.strip()}")
-            order.note(f"ssh: {out.stdout.strip()}")
-            order.events["ssh"] = order.events[f"ssh: {out.stdout.strip()}"]
+        with ThreadPoolExecutor(len(self.orders), thread_name_prefix="Thread-ssh") as pool:
+            commands = []
+            for order in self.orders:
+                request = self.facade.getNodeRequest(order.request_id)
+                node = self.facade.getNode(request.nodes[0])
+                self.facade.lockNode(node, blocking=True, timeout=10)
+                self.facade.deleteNodeRequest(request)
+                node.state = zk.IN_USE
+                self.facade.storeNode(node)
+                order.node = node
+                commands.append(pool.submit(self._first_command, order))
+            for command in commands:
+                command.result()
+
+    def _first_command(self, order: Ordered) -> None:
+        node = order.node
+        known = self.work / f"known_hosts-{node.id}"
+        known.write_text("".join(f"[{node.interface_ip}]:{node.connection_port} {key}\n" for key in node.host_keys))
+        out = subprocess.run(
+            ["ssh", "-i", str(self.slivers.key), "-p", str(node.connection_port), "-o", "BatchMode=yes",
+             "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
+             f"{node.username}@{node.interface_ip}",
+             "echo $(hostname), $(. /etc/os-release; echo $PRETTY_NAME), as $(id -un)"],
+            capture_output=True, text=True, timeout=30, check=False)
+        if out.returncode:
+            raise SystemExit(f"cannot log in to node {node.id}: {out.stderr.strip()}")
+        order.note(f"ssh: {out.stdout.strip()}")
+        order.events["ssh"] = order.events[f"ssh: {out.stdout.strip()}"]
 
     def give_back(self) -> None:
         say("\nReturning the nodes (times since the return)")
