@@ -100,7 +100,7 @@ class CloudLookups:
         get = getattr(self._api, "get_response", None)
         if get is None:
             return list(list_servers(self._client))
-        return list(list_servers(self._client, lambda path, **kw: get("list_servers", "compute", path, **kw)))
+        return list(list_servers(self._client, lambda path, **kw: get("list_servers", "compute", path, "servers", **kw)))
 
     def _liveServers(self) -> list[Any]:
         """Listed now, or less than a second ago."""

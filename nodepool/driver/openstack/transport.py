@@ -138,7 +138,7 @@ class Transport:
             f"cloud {self.provider.cloud_config.name} of provider {self.provider.name} refuses the credentials in clouds.yaml"
             f" (option cloud): {why}")
 
-    def get_response(self, operation: str, service: str, path: str, **kw: Any) -> Any:
+    def get_response(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Any:
         """The response itself, checked; for those who page by headers."""
         from openstack import exceptions as sdk
 
@@ -148,9 +148,11 @@ class Transport:
                 raise self.refused(response.text[:200])
             sdk.raise_from_response(response)
             try:
-                response.json()
-            except ValueError:
-                raise BadAnswer(f"GET {path}: {_excerpt(response)}") from None
+                there = wanted in response.json()
+            except (ValueError, TypeError):
+                there = False
+            if not there:
+                raise BadAnswer(f"GET {path}: no {wanted!r} in the answer: {_excerpt(response)}")
             return response
 
         return self.calls.call(operation, send, lane=LANES[service], deadline=DEADLINE)
