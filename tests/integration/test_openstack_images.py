@@ -113,7 +113,7 @@ def test_content_and_listing(adapter: Any, openstack_cloud: OpenStackCloud, imag
 def test_failed_upload_leaves_nothing(
         adapter: Any, openstack_cloud: OpenStackCloud, image_file: pathlib.Path, call: str, fault: Any) -> None:  # fmt: skip
     openstack_cloud.image.fail(is_call(call), fault)
-    with pytest.raises(Exception, match=r"502|Connection|aborted|html|quota|HTTP|Remote"):
+    with pytest.raises(Exception, match=r"400|502|Connection|aborted|html|quota|HTTP|Remote"):
         upload(adapter, image_file)
     assert openstack_cloud.images() == []
 

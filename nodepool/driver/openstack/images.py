@@ -65,18 +65,23 @@ class ImageApi:
 
     def _send(self, image_id: str, filename: str, size: int, until: float) -> None:
         left = max(1.0, until - time.monotonic())
-        with open(filename, "rb") as data:
-            try:
-                self.api.request(
-                    "upload_image", "image", "PUT", f"/images/{image_id}/file", idempotent=False, deadline=left, data=data,
-                    timeout=(min(left, STALLED), left),
-                    headers={"Content-Type": "application/octet-stream", "Accept": "", "X-OpenStack-Image-Size": str(size)})
-            except Exception as error:
-                if status_of(error) == 413 or is_quota(str(error)):
-                    raise exceptions.BuilderError(
-                        f"image {filename} ({size} bytes) does not fit into the image quota of cloud"
-                        f" {self.api.provider.cloud_config.name} (provider {self.api.provider.name}): {error}") from error
-                raise
+        options = {
+            "timeout": (min(left, STALLED), left),
+            "headers": {"Content-Type": "application/octet-stream", "Accept": "", "X-OpenStack-Image-Size": str(size)}}
+
+        def send() -> None:
+            # Opened anew for each try: a part of it may have gone out.
+            with open(filename, "rb") as data:
+                try:
+                    self.api.send("image", "PUT", f"/images/{image_id}/file", None, {**options, "data": data})
+                except Exception as error:
+                    if status_of(error) == 413 or is_quota(str(error)):
+                        raise exceptions.BuilderError(
+                            f"image {filename} ({size} bytes) does not fit into the image quota of cloud"
+                            f" {self.api.provider.cloud_config.name} (provider {self.api.provider.name}): {error}") from error
+                    raise
+
+        self.api.calls.call("upload_image", send, lane="image", deadline=left, idempotent=False)
 
     def _wait_active(self, image_id: str, until: float) -> Record:
         pause, longest = POLL

@@ -20,6 +20,8 @@ from nodepool.driver.openstack.servers import OpenStackInstance, is_deleted, quo
 
 FLOATING_IP_TIMEOUT = 60.0
 """Seconds for a floating IP to become active."""
+DELETE_AGAIN = 30.0
+"""Seconds after which a server whose deletion was accepted, but is not under way, is deleted again."""
 ADDRESS_TIMEOUT = 10.0
 """Seconds that an active server without addresses is looked at again."""
 
@@ -111,6 +113,8 @@ class OpenStackDeleteStateMachine(_ApiMachine):
         if not self.external_id:
             self.complete = True
             return
+        if self.next_wake == 0.0:
+            self.next_wake = None
         if self.state == self.START:
             if self.future is None:
                 self.follow(self.adapter._submitDelete(self._deleteFloatingIps))
@@ -151,7 +155,15 @@ class OpenStackDeleteStateMachine(_ApiMachine):
             server = self.adapter._getServer(self.external_id)
             return not server or is_deleted(server)
         look = self._watch.look
-        if look is None or (look.value is not None and not is_deleted(look.value)):
+        if look is None:
+            return False
+        if look.value is not None and not is_deleted(look.value):
+            if look.value.get("OS-EXT-STS:task_state") != "deleting" and look.asked - self._watch.started > DELETE_AGAIN:
+                # Accepted and forgotten, or failed inside the cloud.
+                self.log.warning("Server %s is still %s, deleting it again", self.external_id, look.value.get("status"))
+                self.looked_away(reached=False)
+                self.state = self.SERVER_DELETE_SUBMIT
+                self.next_wake = 0.0
             return False
         self.looked_away()
         self.adapter._gone.add(self.external_id)

@@ -18,6 +18,8 @@ DEADLINE = 120.0
 CONNECTIONS = 32
 """Connections per service that are kept open."""
 
+DELETED = (202, 204)
+"""How the services answer deletions; anything else comes from somebody else."""
 LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
 
 
@@ -77,7 +79,7 @@ class Transport:
         :param wanted: this key has to be in it.
         """
         return self.calls.call(
-            operation, self._send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline,
+            operation, self.send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline,
             idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent)
 
     def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
@@ -107,7 +109,8 @@ class Transport:
                 raise BadAnswer(f"{path}: the cloud returned the page {following!r} again")
             markers.add(marker)
 
-    def _send(self, service: str, method: str, path: str, wanted: str | None, kw: dict[str, Any]) -> Any:
+    def send(self, service: str, method: str, path: str, wanted: str | None, kw: dict[str, Any]) -> Any:
+        """One request, as it is: neither paced nor repeated nor measured."""
         from openstack import exceptions as sdk
 
         try:
@@ -119,8 +122,10 @@ class Transport:
         if response.status_code == 401:
             raise self.refused(response.text[:200])
         text = response.text
-        if response.status_code == 404 and text.lstrip()[:1] == "<":
-            # Gateways say so of services; an object that does not exist is described in JSON.
+        if method == "DELETE" and 200 <= response.status_code < 300 and response.status_code not in DELETED:
+            raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
+        if response.status_code == 404 and text.lstrip()[:1] == "<" and path.rpartition("/")[2] not in text:
+            # Gateways say so of services. What does not exist is told in JSON, or (glance) in HTML that names it.
             raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
         sdk.raise_from_response(response)
         if response.status_code in (202, 204) and not text and wanted is None:
