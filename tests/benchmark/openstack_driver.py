@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the driver openstack against the real cloud of tools/openstack, alone or beside another release.
 
-  tools/openstack run -- .venv/bin/python -m tests.benchmark.openstack [--other PYTHON] [--nodes 10] [--burst 100]
+  tools/openstack run -- .venv/bin/python -m tests.benchmark.openstack_driver [--other PYTHON] [--nodes 10] [--burst 100]
 
 Figures: calls of the API per node launched and deleted one by one; from ACTIVE in the cloud to ready in ZooKeeper, in
 seconds (the cloud is looked at ten times a second); and a burst: until all are ready, beside until all are ACTIVE.
