@@ -166,7 +166,8 @@ class OpenStackCloud:
 
     @staticmethod
     def _set_quota(proxy: Any, url: str, limits: dict[str, int]) -> None:
-        answer = proxy.put(url, json={"quota_set": limits})
+        volumes = bool(set(limits) & {"volumes", "gigabytes"})
+        answer = proxy.put(url, json={"quota_set": {**limits, **({} if volumes else {"force": True})}})
         assert answer.status_code == 200, answer.text
 
     def clean(self) -> None:

@@ -123,6 +123,7 @@ def main() -> int:
                     bench.environment["PYTHONPATH"] = ""
                 try:
                     for name, value in measure(bench, cloud, args.nodes, args.burst).items():
+                        log(f"{release}: {name} {value:.2f}")
                         figures.setdefault(name, {})[release] = value
                 finally:
                     if hasattr(bench, "launcher"):
