@@ -13,7 +13,7 @@ from nodepool.cloud.calls import DEADLINE
 from nodepool.driver import statemachine
 from nodepool.driver.aws import clients, requests
 from nodepool.driver.aws.ebs import EBSSnapshotUploader
-from nodepool.driver.aws.errors import classify
+from nodepool.driver.aws.errors import check_answer, classify
 from nodepool.driver.aws.images import AwsImages
 from nodepool.driver.aws.launching import Launching
 from nodepool.driver.aws.leaks import AwsLeaks
@@ -129,7 +129,14 @@ class AwsAdapter(statemachine.Adapter):
 
     def ec2(self, method: str, /, *, lane: str = "read", idempotent: bool | None = None, **kw: Any) -> Any:
         """Call EC2 in this thread, through :class:`CloudCalls`."""
-        return self.calls.call(method, getattr(self.ec2_client, method), lane=lane, idempotent=idempotent,
+        function = getattr(self.ec2_client, method)
+
+        def ask(**params: Any) -> Any:
+            answer = function(**params)
+            check_answer(method, answer)
+            return answer
+
+        return self.calls.call(method, ask, lane=lane, idempotent=idempotent,
                                deadline=READ_DEADLINE if lane == "read" else DEADLINE, **kw)
 
     def tag(self, ids: list[str], tags: dict[str, str]) -> None:

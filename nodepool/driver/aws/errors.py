@@ -35,13 +35,24 @@ UNREACHABLE = frozenset((
     "HTTPClientError", "ConnectionError", "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError",
     "ConnectionClosedError", "ProxyConnectionError", "ResponseStreamingError", "IncompleteReadError",
     # An answer that is none: HTML of a gateway, or cut off.
-    "ResponseParserError",
+    "ResponseParserError", "NotAnAnswer",
 ))  # fmt: skip
 BADLY_SET_UP = frozenset((
     "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "ConfigNotFound",
     "NoRegionError", "InvalidRegionError", "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError",
     "SSLError", "ParamValidationError", "EndpointResolutionError", "UnknownServiceError",
 ))  # fmt: skip
+
+
+class NotAnAnswer(Exception):
+    """What came is XML, but not from EC2: it would read as an answer with nothing in it."""
+
+
+def check_answer(operation: str, answer: Any) -> None:
+    """:raises NotAnAnswer: EC2 names the request in each answer; the page of a gateway does not."""
+    metadata = answer.get("ResponseMetadata") if isinstance(answer, dict) else None
+    if metadata is not None and not metadata.get("RequestId"):
+        raise NotAnAnswer(f"the answer to {operation} is not from EC2 (status {metadata.get('HTTPStatusCode')}, no request id)")
 
 
 def code_of(error: BaseException) -> str:

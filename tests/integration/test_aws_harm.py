@@ -1,0 +1,54 @@
+"""The aws driver: what goes wrong with one call, thing or launch does no harm to others and leaves nothing."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.aws_cloud import AwsCloud
+from tests.conftest import wait_for
+from tests.fault_proxy import Forward, Reply, Request, ec2_error, hang, reply
+from tests.integration.aws_bench import adapter, all_gone, cleanup, one, run_params, start
+from tests.integration.launcher_bench import LauncherBench
+
+#: Well-formed, so that it reads as an answer without any content.
+XHTML = reply(200, "<html><body><h1>Welcome, please log in</h1></body></html>", "text/html")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", (0.05, 1.0))
+    monkeypatch.setattr("nodepool.cloud.deletions.BACKOFF", (0.05, 1.0))
+    yield
+
+
+def forward(request: Request, ask: Forward) -> Reply:
+    return ask(request)
+
+
+def console(text: str) -> Any:
+    import base64
+
+    return reply(200, (
+        '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
+        f"<instanceId>i</instanceId><output>{base64.b64encode(text.encode()).decode()}</output></GetConsoleOutputResponse>"))
+
+
+@pytest.mark.spec("driver-aws.md, issue bad input: an answer that is a well-formed page is no empty list")
+def test_a_page_is_no_empty_list(bench: LauncherBench, aws: AwsCloud) -> None:
+    pool = start(bench, aws, aws.label())
+    request_id, _ = one(bench)
+    manager = pool.getProviderManager("ec2-us")
+    fault = aws.proxy.fail("DescribeInstances", XHTML, times=2)
+    assert manager.findMissingNodes(bench.nodes()) == []
+    assert fault.used == 2
+    # Nor has an instance gone because of it.
+    terminated = aws.proxy.fail("TerminateInstances", XHTML)
+    fault = aws.proxy.fail("DescribeInstances", XHTML, times=3)
+    bench.use_up(request_id)
+    assert (terminated.used, fault.used) == (1, 3)
+    all_gone(aws)
