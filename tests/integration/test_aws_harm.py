@@ -52,3 +52,20 @@ def test_a_page_is_no_empty_list(bench: LauncherBench, aws: AwsCloud) -> None:
     bench.use_up(request_id)
     assert (terminated.used, fault.used) == (1, 3)
     all_gone(aws)
+
+
+def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
+    """Amazon reports it in an answer that is no error; it is not counted as removed."""
+    start(bench, aws, aws.label())
+    tags = [{"Key": "nodepool_provider_name", "Value": "ec2-us"}, {"Key": "nodepool_node_id", "Value": "0000099999"}]
+    aws.ec2.allocate_hosts(AvailabilityZone="us-east-1a", InstanceType="c5.large", Quantity=1,
+                           TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": tags}])
+    aws.proxy.fail("ReleaseHosts", reply(200, (
+        '<ReleaseHostsResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId><successful/>'
+        "<unsuccessful><item><error><code>Client.InvalidHost.Occupied</code><message>occupied</message></error>"
+        "<resourceId>h-1</resourceId></item></unsuccessful></ReleaseHostsResponse>")))
+    cleanup(bench, 2)
+    assert "InvalidHost.Occupied" in caplog.text
+    cleanup(bench)
+    assert aws.hosts() == []
+    assert adapter(bench) is not None

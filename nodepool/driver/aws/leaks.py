@@ -104,11 +104,15 @@ class AwsLeaks:
 
     # -- removal of one
 
+    def _release(self, host_id: str) -> None:
+        for refusal in self.adapter._release([host_id]).values():
+            raise refusal
+
     def delete(self, resource: Any) -> None:
         """Delete a leaked resource now; one that is gone is fine."""
         adapter = self.adapter
         calls: dict[str, Callable[[], Any]] = {
-            AwsResource.TYPE_HOST: lambda: adapter.ec2("release_hosts", lane="delete", HostIds=[resource.id]),
+            AwsResource.TYPE_HOST: lambda: self._release(resource.id),
             AwsResource.TYPE_INSTANCE: lambda: adapter.ec2("terminate_instances", lane="delete", InstanceIds=[resource.id]),
             AwsResource.TYPE_VOLUME: lambda: adapter.ec2("delete_volume", lane="delete", VolumeId=resource.id),
             AwsResource.TYPE_AMI: lambda: adapter.ec2("deregister_image", lane="delete", ImageId=resource.id),
