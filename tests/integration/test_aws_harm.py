@@ -54,6 +54,37 @@ def test_a_page_is_no_empty_list(bench: LauncherBench, aws: AwsCloud) -> None:
     all_gone(aws)
 
 
+def test_unknown_size_of_a_running_instance(bench: LauncherBench, aws: AwsCloud) -> None:
+    """The instance runs: that its type cannot be looked up is no reason to throw it away."""
+    start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}), launch_retries=1)
+    aws.proxy.fail("DescribeInstanceTypes", ec2_error("UnauthorizedOperation", 403), times=math.inf)
+    _, node = one(bench)
+    assert node.resources["instances"] == 1
+
+
+def test_id_is_recorded_before_the_size_is_known(bench: LauncherBench, aws: AwsCloud) -> None:
+    start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}))
+    gate = threading.Event()
+    aws.proxy.fail("DescribeInstanceTypes", hang(gate, forward), times=math.inf)
+    request = bench.submit("small")
+    try:
+        wait_for(lambda: [node for node in bench.nodes() if node.external_id], 10, "id in the record")
+    finally:
+        gate.set()
+    bench.wait_request(request, "fulfilled", timeout=20)
+
+
+@pytest.mark.spec("driver-aws.md 2.4: a template that somebody else has removed is made again")
+def test_a_lost_template(bench: LauncherBench, aws: AwsCloud) -> None:
+    """Equal settings share a template, so another provider may remove it with its own configuration."""
+    start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}), launch_retries=1)
+    (template,) = aws.ec2.describe_launch_templates()["LaunchTemplates"]
+    aws.ec2.delete_launch_template(LaunchTemplateId=template["LaunchTemplateId"])
+    aws.proxy.fail("CreateFleet", ec2_error("InvalidLaunchTemplateName.NotFoundException"))
+    one(bench)
+    assert len(aws.ec2.describe_launch_templates()["LaunchTemplates"]) == 1
+
+
 def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
     """Amazon reports it in an answer that is no error; it is not counted as removed."""
     start(bench, aws, aws.label())

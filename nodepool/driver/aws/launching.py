@@ -13,6 +13,8 @@ from nodepool.driver.aws.ladder import Rung, SoldOut
 
 #: Refusals that another way may not share.
 _NEXT = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
+#: How the codes begin that name a launch template which is not there.
+NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFound", "InvalidLaunchTemplateId.NotFound")
 
 
 class FleetError(Exception):
@@ -73,7 +75,6 @@ class Launching:
                     self.log.info("Label %s: %s is refused (%s)", label.name, rung.describe(), code_of(error))
             else:
                 self.sold_out.worked(rung)
-                self._know_type(instance.get("InstanceType"))
                 return instance, rung
         raise self._refused(refusals)
 
@@ -100,21 +101,33 @@ class Launching:
         return answer["Instances"][0]  # type: ignore[no-any-return]
 
     def _fleet(self, label: Any, image_id: str, tags: dict[str, str]) -> dict[str, Any]:
-        args = requests.create_fleet(label, self.adapter.templates.name(label), image_id, tags)
+        template = self.adapter.templates.name(label)
         try:
-            answer = self.adapter.ec2("create_fleet", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
-            groups = [group for group in answer.get("Instances") or [] if group.get("InstanceIds")]
-            if not groups:
-                errors = answer.get("Errors") or [{}]
-                raise FleetError(errors[0].get("ErrorCode") or "UnfulfillableCapacity",
-                                 errors[0].get("ErrorMessage") or "the fleet has no instance")
+            try:
+                groups = self._create_fleet(requests.create_fleet(label, template, image_id, tags))
+            except Exception as error:
+                if not code_of(error).startswith(NO_TEMPLATE):
+                    raise
+                # Equal settings share a template: another provider has removed it with its own configuration.
+                self.log.warning("Launch template %s of label %s is gone, making it again", template, label.name)
+                self.adapter.templates.forget(template)
+                template = self.adapter.templates.name(label)
+                groups = self._create_fleet(requests.create_fleet(label, template, image_id, tags))
         except Exception as error:
             raise translate(error, classify, *_NEXT) from error
-        self._know_type(groups[0].get("InstanceType"))
-        return {"InstanceId": groups[0]["InstanceIds"][0]}
+        return {"InstanceId": groups[0]["InstanceIds"][0], "InstanceType": groups[0].get("InstanceType")}
 
-    def _know_type(self, instance_type: str | None) -> None:
-        """Ask about the type here, so that the machines' thread need not wait for it."""
+    def _create_fleet(self, args: dict[str, Any]) -> list[dict[str, Any]]:
+        answer = self.adapter.ec2("create_fleet", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+        groups = [group for group in answer.get("Instances") or [] if group.get("InstanceIds")]
+        if not groups:
+            errors = answer.get("Errors") or [{}]
+            raise FleetError(errors[0].get("ErrorCode") or "UnfulfillableCapacity",
+                             errors[0].get("ErrorMessage") or "the fleet has no instance")
+        return groups
+
+    def know_type(self, instance_type: str | None) -> None:
+        """Have the type looked up before its size is asked for."""
         if instance_type:
             try:
                 self.adapter.cloud.instance_type(instance_type)

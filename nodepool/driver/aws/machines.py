@@ -6,6 +6,7 @@ Nothing blocks here: calls run on the adapter's threads, and an object is looked
 from __future__ import annotations
 
 import math
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,6 +20,8 @@ from nodepool.driver.utils import QuotaInformation
 HOST_GONE = ("released", "released-permanent-failure")
 HOST_FAILED = ("permanent-failure", *HOST_GONE)
 INSTANCE_FAILED = ("shutting-down", "terminated", "stopping", "stopped")
+SIZE_WAIT = 30.0
+"""Seconds that a running instance waits at most until its size is known."""
 CONFIRM_ABSENT = 2.0
 """Seconds between two looks that must both miss a thing before it counts as gone: EC2 shows new ones late."""
 
@@ -153,6 +156,7 @@ class AwsCreateStateMachine(_AwsMachine):
         self.rung: Any = None
         self.host: dict[str, Any] | None = None
         self.instance: dict[str, Any] | None = None
+        self._quota: QuotaInformation | None = None
 
     def _add_id(self, kind: str, value: str) -> None:
         # A new object each time: the framework compares it with what it has written.
@@ -192,19 +196,28 @@ class AwsCreateStateMachine(_AwsMachine):
                 return None
             started, self.rung = self._result()
             self._add_id("instance", started["InstanceId"])
+            # Asked for while it boots; the question needs no answer here.
+            self.adapter.calls.run(lambda: self.adapter.launching.know_type(started.get("InstanceType")))
             self._look_at(self.adapter.watched_instances, started["InstanceId"], ("launch", self.label.name))
             self.state = self.INSTANCE_CREATING
 
         if self.state == self.INSTANCE_CREATING:
-            self.instance = self._reached("running", INSTANCE_FAILED)
             if self.instance is None:
+                running = self._reached("running", INSTANCE_FAILED)
+                if running is None:
+                    return None
+                self.instance = running
+                self._submit(self.adapter.calls.run(lambda: self.adapter.quota.of_instance(running)))
+                self.next_wake = time.monotonic() + SIZE_WAIT
+            if not self.waiting_future.done() and time.monotonic() < (self.next_wake or 0.0):
                 return None
+            self._quota = self._size()
             self.state = self.COMPLETE
 
         if self.state == self.COMPLETE:
             assert self.instance is not None
             self.complete = True
-            return AwsInstance(self.adapter.provider, self.instance, self.host, self._quota(), self.label)
+            return AwsInstance(self.adapter.provider, self.instance, self.host, self._quota, self.label)
         return None
 
     def _reached(self, wanted: str, failed: tuple[str, ...]) -> dict[str, Any] | None:
@@ -224,9 +237,35 @@ class AwsCreateStateMachine(_AwsMachine):
             raise exceptions.LaunchStatusException(f"Host {look.value.get('HostId')} is in state {state}")
         return None
 
-    def _quota(self) -> QuotaInformation:
+    def _size(self) -> QuotaInformation:
         """What it really takes; the volume as the label says, because its own is not looked at."""
         assert self.instance is not None
-        quota: QuotaInformation = self.adapter.quota.of_instance(self.instance)
+        quota = QuotaInformation(instances=1)
+        try:
+            future, self.waiting_future, self.next_wake = self.waiting_future, None, None
+            quota = future.result(0)
+        except Exception as error:
+            # It runs: a question about its type that fails is no reason to throw it away.
+            self.log.warning("Size of instance %s is not known, it is counted without cores and memory: %s: %s",
+                             self.instance["InstanceId"], type(error).__name__, error)
         quota.add(self.adapter.quota.of_volume(self.label))
         return quota
+
+    def abandon(self) -> None:
+        future, state = self.waiting_future, self.state
+        self.waiting_future = None
+        self._stop_looking(reached=False)
+        if future is None or state not in (self.HOST_ALLOCATING_SUBMIT, self.INSTANCE_CREATING_SUBMIT) or future.cancel():
+            return
+        future.add_done_callback(lambda done: self._remove_late(state, done))
+
+    def _remove_late(self, state: str, future: Future[Any]) -> None:
+        """The call that nobody waits for any more has made something."""
+        if future.cancelled() or future.exception() is not None:
+            return
+        if state == self.HOST_ALLOCATING_SUBMIT:
+            kind, key = "host", future.result()
+        else:
+            kind, key = "instance", future.result()[0]["InstanceId"]
+        self.log.warning("%s %s came after its launch was given up, deleting it", kind.capitalize(), key)
+        self.adapter.deletes.delete(kind, key)

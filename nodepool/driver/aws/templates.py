@@ -42,6 +42,11 @@ class LaunchTemplates:
             self.ensure()
         return name
 
+    def forget(self, name: str) -> None:
+        """The template is not there any more: :meth:`name` makes it again."""
+        with self._lock:
+            self._there.discard(name)
+
     def ensure(self) -> None:
         """Make the missing ones and remove those of a former configuration."""
         if not self.wanted:
