@@ -54,6 +54,26 @@ def test_a_page_is_no_empty_list(bench: LauncherBench, aws: AwsCloud) -> None:
     all_gone(aws)
 
 
+@pytest.mark.spec("driver-api.md 7.7: reading a console log that hangs holds up no other launch")
+def test_console_log_holds_up_nobody(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    provider = aws.provider(aws.label(console_log=True), pool={"host-key-checking": True}, boot_timeout=1, launch_retries=1)
+    other = {**provider["pools"][0], "name": "other", "host-key-checking": False, "labels": [aws.label("plain")]}
+    provider["pools"].append(other)
+    gate = threading.Event()
+    fault = aws.proxy.fail("GetConsoleOutput", hang(gate, console("kernel panic")), times=2)
+    bench.start(aws.config(provider), cleanup_interval=600)
+    bad = bench.submit("small")
+    try:
+        wait_for(lambda: fault.used == 1, 20, "asked for the console")
+        one(bench, "plain")
+        assert aws.proxy.seen("TerminateInstances") == [], "its console is still being read"
+    finally:
+        gate.set()
+    bench.wait_request(bad, "failed", timeout=20)
+    assert "kernel panic" in caplog.text
+
+
 def test_unknown_size_of_a_running_instance(bench: LauncherBench, aws: AwsCloud) -> None:
     """The instance runs: that its type cannot be looked up is no reason to throw it away."""
     start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}), launch_retries=1)
@@ -83,6 +103,20 @@ def test_a_lost_template(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.proxy.fail("CreateFleet", ec2_error("InvalidLaunchTemplateName.NotFoundException"))
     one(bench)
     assert len(aws.ec2.describe_launch_templates()["LaunchTemplates"]) == 1
+
+
+@pytest.mark.spec("driver-aws.md 2.2: an instance that comes after its launch was given up is terminated")
+def test_an_instance_that_comes_too_late(bench: LauncherBench, aws: AwsCloud) -> None:
+    start(bench, aws, aws.label(), launch_retries=2, launch_timeout=2)
+    gate = threading.Event()
+    fault = aws.proxy.fail("RunInstances", hang(gate, forward))
+    try:
+        _, node = one(bench)
+        assert fault.used == 1
+    finally:
+        gate.set()
+    wait_for(lambda: len(run_params(aws)) == 2 and len(aws.proxy.seen("TerminateInstances")) == 1, 15, "late one is terminated")
+    wait_for(lambda: [each["InstanceId"] for each in aws.instances()] == [node.external_id["instance"]], 15, "only the node's")
 
 
 def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:

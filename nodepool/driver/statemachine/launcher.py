@@ -59,6 +59,8 @@ class StateMachineNodeLauncher(StatsReporter):
         self._lost = False
         self._orphan = False
         self._quick = False
+        #: A start thread reports a failed scan; the attempt ends when it is done.
+        self._reporting = False
 
     @property
     def complete(self) -> bool:
@@ -173,13 +175,16 @@ class StateMachineNodeLauncher(StatsReporter):
             return None
         return again
 
-    def _pass(self) -> float:
+    def _pass(self) -> float | None:
         if self._lost:
             raise _LockLost
         if self.future is not None:
             if not self.future.done():
                 return float(self.manager.MAXIMUM_SLEEP)
             future, self.future = self.future, None
+            if self._reporting:
+                self._reporting = False
+                return self._attempt_ended()
             future.result()
         if self.nodescan_request is not None and self.nodescan_request.complete:
             self._scanned()
@@ -269,12 +274,18 @@ class StateMachineNodeLauncher(StatsReporter):
         else:
             self.log.exception("Launch attempt %s/%s failed:", self.attempts, self.retries)
         self._record(getattr(error, "statsd_key", "error.unknown"))
-        if self._instance is not None:
-            self._scan_failed()
         self.manager.nodescan_worker.removeRequest(self.nodescan_request)
-        external_id = self._external_id()
+        scanned = self._instance is not None
         self.nodescan_request = self._instance = None
         self.future = None
+        if scanned and self._report_scan_failure():
+            return float(self.manager.MAXIMUM_SLEEP)
+        return self._attempt_ended()
+
+    def _attempt_ended(self) -> float | None:
+        """Begin the next attempt, if there is one; first what is left of this one is deleted."""
+        external_id = self._external_id()
+        self._abandon_machine()
         if external_id is not None:
             self.node.external_id = external_id
         if self.attempts >= self.retries:
@@ -288,6 +299,25 @@ class StateMachineNodeLauncher(StatsReporter):
         if external_id is not None:
             self.delete_state_machine = self._delete_machine(external_id)
         return 0.0
+
+    def _abandon_machine(self) -> None:
+        """A call of the machine may be under way still: what comes of it is the machine's to remove."""
+        abandon = getattr(self.state_machine, "abandon", None)
+        if abandon is not None:
+            try:
+                abandon()
+            except Exception:
+                self.log.exception("Error giving up the launch of node %s:", self.node.id)
+
+    def _report_scan_failure(self) -> bool:
+        """Adapters ask their cloud for the console: on another thread, because this one serves all launches."""
+        try:
+            self.future = self.manager.start_executor(self._scan_failed)
+        except RuntimeError:
+            return False  # the provider has stopped
+        self._reporting = True
+        self.future.add_done_callback(lambda _future: self.wake())
+        return True
 
     def _scan_failed(self) -> None:
         """The machine came up but its keys could not be read: tell the adapter, log the console."""
@@ -344,6 +374,7 @@ class StateMachineNodeLauncher(StatsReporter):
         """The lock on the record is gone: write nothing, remove what the record does not know about."""
         self.log.warning("Lost the lock of node %s; giving up the launch", self.node.id)
         external_id = self._external_id()
+        self._abandon_machine()
         self.manager.nodescan_worker.removeRequest(self.nodescan_request)
         if external_id is not None and external_id != self._saved_external_id:
             self._orphan = True

@@ -61,6 +61,13 @@ class StateMachine:
         """Do the next step; a create machine returns the Instance in the call that sets ``complete``."""
         raise NotImplementedError
 
+    def abandon(self) -> None:
+        """The launch is given up, this machine is not advanced any more. Not in 11.0.0.
+
+        What ``external_id`` names is deleted by another machine; this one removes what a call under way may still make.
+        Must not block.
+        """
+
 
 class Instance:
     """A virtual machine (or the like) as the launcher sees it (driver-api.md 7.4)."""
