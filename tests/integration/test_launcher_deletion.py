@@ -212,3 +212,33 @@ def test_request_locks_are_swept_with_care(bench: LauncherBench, monkeypatch: py
     bench.zuul.client.delete(held)
     bench.zuul.cancel(waiting)
     wait_for(lambda: not bench.zk.getNodeRequestLockIDs())
+
+
+@pytest.mark.spec("launcher.md 10: a deletion that fails is tried again: the node does not stay locked")
+def test_a_record_that_cannot_be_removed_at_first(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kazoo.exceptions import ConnectionLoss
+
+    from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
+
+    pool = bench.start(config(provider()))
+    request_id, (node,) = bench.fulfilled("fake-label")
+    client = bench.chroot.connect().client
+    remove, delete, failures = StateMachineNodeDeleter._remove, pool.zk.deleteNode, []
+
+    def contended(deleter: Any) -> None:
+        if not failures:  # so the record cannot go together with its lock
+            client.create(f"/nodepool/nodes/{node.id}/lock/other")
+        remove(deleter)
+
+    def fail_once(node: Any) -> None:
+        if not failures:
+            failures.append(node.id)
+            client.delete(f"/nodepool/nodes/{node.id}/lock/other")
+            raise ConnectionLoss
+        delete(node)
+
+    monkeypatch.setattr(StateMachineNodeDeleter, "_remove", contended)
+    monkeypatch.setattr(pool.zk, "deleteNode", fail_once)
+    bench.zuul.give_back(*bench.zuul.accept(request_id))
+    wait_for(lambda: failures == [node.id], 10, "removal failed")
+    bench.wait_gone(node.id)

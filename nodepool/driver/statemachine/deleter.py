@@ -112,17 +112,20 @@ class StateMachineNodeDeleter:
             self._gone()
         elif isinstance(error, TransactionFailed):
             # Somebody waits for the lock, or the record has vanished: the careful way, off the event thread.
-            self.manager.start_executor(self._remove_carefully)
+            try:
+                self.manager.start_executor(self._remove_carefully)
+            except RuntimeError:
+                self._give_up()  # the provider has stopped; whoever runs it next finds the record
         else:
             self.log.warning("Cannot remove node %s: %r; it is tried again", self.node.id, error)
-            self._ended.set()
+            self._give_up()
 
     def _remove_carefully(self) -> None:
         try:
             self.zk.deleteNode(self.node)
         except Exception:
-            self.log.exception("Cannot remove node %s:", self.node.id)
-            self._ended.set()
+            self.log.exception("Cannot remove node %s; it is tried again:", self.node.id)
+            self._give_up()
         else:
             self._gone()
 
