@@ -134,3 +134,29 @@ def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud,
     cleanup(bench)
     assert aws.hosts() == []
     assert adapter(bench) is not None
+
+
+def test_an_orphan_that_cannot_be_deleted(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried at a decent pace, and not for ever (a provider that is replaced could not end): the search for leaks has it then."""
+    from nodepool.driver.aws.machines import AwsDeleteStateMachine
+    from nodepool.driver.statemachine import launcher as module
+
+    monkeypatch.setattr(module, "DELETE_LIMIT", 2.0, raising=False)
+    pool = start(bench, aws, aws.label(), launch_retries=1)
+    manager = pool.getProviderManager("ec2-us")
+    aws.proxy.fail(lambda r: r.operation == "DescribeInstances" and "Filter.1.Name" in r.params,
+                   ec2_error("InternalError", 500), times=math.inf)
+    bench.submit("small")
+    wait_for(lambda: manager.launchers and manager.launchers[0].node.external_id, 10, "launch under way")
+    (launch,) = manager.launchers
+    tries: list[float] = []
+
+    def refuse(_machine: AwsDeleteStateMachine) -> None:
+        tries.append(0.0)
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(AwsDeleteStateMachine, "advance", refuse)
+    launch._saved_external_id = None  # as if its id had not reached the record
+    launch.lock_lost()
+    wait_for(lambda: not manager.launchers, 10, "launch ended")
+    assert 2 <= len(tries) <= 8

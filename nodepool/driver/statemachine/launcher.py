@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 #: Copied from the instance to the node when the instance has them.
 IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
+DELETE_LIMIT = 600.0
+"""Seconds after which an orphan that cannot be deleted is left to the search for leaks."""
+DELETE_PAUSES = (0.1, 10.0)
+"""First and longest pause after a failed deletion."""
 INSTANCE_FIELDS = ("external_id", "public_ipv4", "private_ipv4", "public_ipv6", "host_id", "cloud", "region", "az",
                    "driver_data", "slot", "node_properties")
 
@@ -59,6 +63,8 @@ class StateMachineNodeLauncher(StatsReporter):
         self._lost = False
         self._orphan = False
         self._quick = False
+        self._delete_failures = 0
+        self._orphan_since = 0.0
         #: A start thread reports a failed scan; the attempt ends when it is done.
         self._reporting = False
 
@@ -350,12 +356,11 @@ class StateMachineNodeLauncher(StatsReporter):
             machine.advance()
         except exceptions.NotFound:
             machine.complete = True
-        except Exception:
-            self.log.exception("Error deleting %s after a failed launch; trying again:", machine.cleanup_id)
-            self.delete_state_machine = self._delete_machine(machine.cleanup_id)
-            return 0.1
+        except Exception as error:
+            return self._delete_failed(machine, error)
         self._followed = follow_future(machine, self._followed, self.wake)
         if machine.complete:
+            self._delete_failures = 0
             self.delete_state_machine = None
             self.node.external_id = None
             self._saved_external_id = self._sent_external_id = None
@@ -364,6 +369,21 @@ class StateMachineNodeLauncher(StatsReporter):
                 return None
             return 0.0
         return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
+
+    def _delete_failed(self, machine: Any, error: Exception) -> float | None:
+        """Try again, less and less often; an orphan not for ever, because its provider may have to end."""
+        if self._orphan and time.monotonic() - self._orphan_since > DELETE_LIMIT:
+            self.log.error("Cannot delete %s, it is left to the search for leaks: %s", machine.cleanup_id, error)
+            self.delete_state_machine = None
+            self._orphan = False
+            return None
+        level = self.log.exception if self._delete_failures == 0 else self.log.warning
+        level("Error deleting %s after a failed launch; trying again: %s", machine.cleanup_id, error)
+        first, longest = DELETE_PAUSES
+        pause = min(longest, first * 2.0 ** min(self._delete_failures, 20))
+        self._delete_failures += 1
+        self.delete_state_machine = self._delete_machine(machine.cleanup_id)
+        return pause
 
     def lock_lost(self) -> None:
         """The record belongs to somebody else now; from any thread."""
@@ -378,6 +398,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.manager.nodescan_worker.removeRequest(self.nodescan_request)
         if external_id is not None and external_id != self._saved_external_id:
             self._orphan = True
+            self._orphan_since = time.monotonic()
             self.delete_state_machine = self._delete_machine(external_id)
         self._end(zk.FAILED, "error.zksession", save=False)
 
