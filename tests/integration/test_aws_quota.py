@@ -129,3 +129,29 @@ def test_host_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     second = waits(bench, "small")
     bench.use_up(first)
     bench.wait_request(second, "fulfilled")
+
+
+@pytest.mark.spec("driver-aws.md 3.4: an instance type of a family without known code is launched, with a warning")
+def test_unknown_family(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nodepool.driver.aws.tables import INSTANCE_QUOTA_CODES
+
+    monkeypatch.delitem(INSTANCE_QUOTA_CODES, "t")
+    aws.like.quotas["ec2"] = {"L-1216C47A": 0}
+    start(bench, aws, aws.label())
+    _, node = one(bench)
+    assert node.resources == {"cores": 1, "instances": 1, "ram": 4096}
+    assert "Unknown quota code for instance type: t3.medium" in caplog.text
+
+
+@pytest.mark.spec("driver-aws.md 3.22: use of a fleet's instance counts against the quota after the launch")
+def test_fleet_quota(bench: LauncherBench, aws: AwsCloud) -> None:
+    aws.like.quotas["ec2"] = {"L-1216C47A": 2}
+    fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}
+    start(bench, aws, aws.label("fleet", fleet=fleet), aws.label())
+    first, node = one(bench, "fleet")
+    assert node.resources["L-1216C47A"] == 2
+    second = waits(bench, "small")
+    bench.use_up(first)
+    bench.wait_request(second, "fulfilled")
