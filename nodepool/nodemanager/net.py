@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ipaddress
+import logging
 import os
 import re
 import threading
@@ -27,6 +28,8 @@ from nodepool.nodemanager.rspec import check_name
 from nodepool.nodemanager.shaping import Shaper
 
 __all__ = ["NetInfo", "Network", "NetworkError"]
+
+log = logging.getLogger("nodepool.nodemanager.net")
 
 CLASS_NET = Path("/sys/class/net")
 DEFAULT_STATE_DIR = "/var/lib/nodepool/nodemanager"
@@ -240,15 +243,19 @@ class Network:
             self._share("nat")
         veth = self._new_name(index)
         info = NetInfo(veth, *reversed(addresses(self._subnet, index))) if bridge is None else NetInfo(veth)
+        mac = _new_mac()
         try:
-            batch("ip", [f"link add {veth} type veth peer name {INSIDE} netns {netns_pid}",
+            batch("ip", [f"link add {veth} type veth peer name {INSIDE} address {mac} netns {netns_pid}",
                          f"link set {veth} alias {self._alias(name, index)}"])
             if bridge is None:
                 _sysctl(f"net/ipv6/conf/{veth}/disable_ipv6", 1)
             self.shaper.add(index, veth, rspec)
             # Only now anything passes.
-            batch("ip", [f"addr add {info.gateway}/30 dev {veth}", f"link set {veth} up"] if bridge is None
-                  else [f"link set {veth} master {bridge} up"])
+            if bridge is None:
+                batch("ip", [f"addr add {info.gateway}/30 dev {veth}"])
+            else:
+                self._join(veth, bridge, mac)
+            batch("ip", [f"link set {veth} up"])
             batch("ip", ["link set lo up", f"link set {INSIDE} up", *([] if bridge is not None else [
                 f"addr add {info.address}/30 dev {INSIDE}", f"route add default via {info.gateway}"])], inside=netns_pid)
         except BaseException:
@@ -258,6 +265,20 @@ class Network:
         with self._lock:
             self._known[name] = (veth, index)
         return info
+
+    @staticmethod
+    def _join(veth: str, bridge: str, mac: str) -> None:
+        """Make the device a port where only its own hardware address comes in, so that no sliver can pose as its neighbours
+        or as the gateway of the bridge.
+
+        :raises NetworkError: it cannot join the bridge.
+        """
+        batch("ip", [f"link set {veth} master {bridge}"])
+        try:
+            batch("bridge", [f"fdb replace {mac} dev {veth} master static"])
+            batch("ip", [f"link set {veth} type bridge_slave learning off root_block on locked on"])
+        except NetworkError as error:  # before Linux 5.18 and iproute2 5.18
+            log.warning("Slivers on bridge %s can use hardware addresses of others: %s", bridge, error)
 
     def _place(self, name: str) -> tuple[str, int] | None:
         with self._lock:
@@ -340,6 +361,12 @@ class Network:
         with self._lock:
             ending = {name for name, _ in self._removals.values()}
         return sorted({name for name, _, _ in self._scan()} - ending)
+
+
+def _new_mac() -> str:
+    """A hardware address of the kind that is managed locally."""
+    first, *rest = os.urandom(6)
+    return ":".join(f"{byte:02x}" for byte in (first & 0xFC | 0x02, *rest))
 
 
 def _sysctl(name: str, value: int) -> None:

@@ -252,6 +252,90 @@ def test_bridge(bench: Bench) -> None:
         batch("ip", [f"link del {name}"], force=True)
 
 
+#: Sends UDP datagrams as raw frames: forged hardware addresses and sources, as root of a sliver can.
+FORGE = """
+import ipaddress, socket, struct, sys
+destination, mac_of, to_mac, *sources = sys.argv[1:]
+def checksum(data):
+    total = sum(struct.unpack('!%dH' % (len(data) // 2), data))
+    while total >> 16: total = (total & 0xffff) + (total >> 16)
+    return ~total & 0xffff
+frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+frames.bind(('eth0', 0))
+own = frames.getsockname()[4]
+for source in sources:
+    text = source.encode()
+    def header(check):
+        return struct.pack('!BBHHHBBH4s4s', 0x45, 0, 28 + len(text), 1, 0, 64, 17, check,
+                           ipaddress.ip_address(source).packed, ipaddress.ip_address(destination).packed)
+    packet = header(checksum(header(0))) + struct.pack('!HHHH', 5002, 5002, 8 + len(text), 0) + text
+    mac = own if mac_of == 'own' else bytes.fromhex(mac_of.replace(':', ''))
+    frames.send(bytes.fromhex(to_mac.replace(':', '')) + mac + b'\\x08\\x00' + packet)
+"""
+#: Prints what datagrams say, up to the one that says that it is the last.
+HEAR = """
+import socket
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.bind(('0.0.0.0', 5002))
+print('ready', flush=True)
+heard = []
+while not heard or heard[-1] != 'last': heard.append(receiver.recv(100).decode())
+print(','.join(heard))
+"""
+LAST = "import socket, sys\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'last', (sys.argv[1], 5002))"
+
+
+def mac_in(pid: int, device: str = "eth0") -> str:
+    return run("ip", ["-o", "link", "show", device], inside=pid).split("link/ether ")[1].split()[0]
+
+
+@pytest.mark.spec("nodemanager.md C.4: nat: source address check, against raw frames too; no IPv6 around it")
+def test_forged_sources(bench: Bench) -> None:
+    bench.outside()
+    alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
+    assert alice.veth not in pathlib.Path("/proc/net/if_inet6").read_text()
+    bench.names["outside"] = next(p.pid for p in bench.processes if p.pid not in bench.names.values())
+    hearer = bench.start("outside", HEAR)
+    assert hearer.stdout is not None
+    assert hearer.stdout.readline() == "ready\n"
+    veth = (pathlib.Path("/sys/class/net") / alice.veth / "address").read_text().strip()
+    others = [bob.address, alice.gateway, HOST_SIDE, OUTSIDE, "127.0.0.1", "8.8.8.8", "169.254.169.254"]
+    bench.run("alice", FORGE, OUTSIDE, "own", veth, *others)
+    # The hardware address is only between the two ends of the pair; with its own source the frame comes through.
+    bench.run("alice", FORGE, OUTSIDE, mac_in(bench.names["bob"]), veth, bob.address, alice.address)
+    bench.run("alice", LAST, OUTSIDE)
+    assert hearer.communicate(timeout=20)[0].strip() == f"{alice.address},last"
+    del bench.names["outside"]
+
+
+@pytest.mark.spec("nodemanager.md C.4: bridge: no sliver sends with the hardware address of another or of the gateway")
+def test_forged_hardware_addresses_on_a_bridge(bench: Bench) -> None:
+    name = f"b{uuid.uuid4().hex[:8]}"
+    batch("ip", [f"link add {name} type bridge", f"addr add 10.223.0.1/24 dev {name}", f"link set {name} up"])
+    try:
+        for number, sliver in enumerate(("alice", "bob"), 2):
+            bench.sliver(sliver, number, mode=f"bridge:{name}")
+            batch("ip", [f"addr add 10.223.0.{number}/24 dev eth0"], inside=bench.names[sliver])
+        gateway, bob = (pathlib.Path("/sys/class/net") / name / "address").read_text().strip(), mac_in(bench.names["bob"])
+        with subprocess.Popen([sys.executable, "-c", HEAR], stdout=subprocess.PIPE, text=True) as hearer:
+            assert hearer.stdout is not None
+            assert hearer.stdout.readline() == "ready\n"
+            for forged in (bob, gateway, "02:00:00:00:00:77"):
+                bench.run("alice", FORGE, "10.223.0.1", forged, gateway, "10.223.0.2")
+            bench.run("alice", FORGE, "10.223.0.1", "own", gateway, "10.223.0.2")
+            bench.run("alice", LAST, "10.223.0.1")
+            # Bob is still where he is, whatever alice has sent in his name; the slivers reach each other, as neighbours do.
+            bench.serve(bench.names["bob"], "0.0.0.0")
+            assert bench.run("alice", TRY, "10.223.0.3", 5001) == "open"
+            assert hearer.communicate(timeout=20)[0].strip() == "10.223.0.2,last"
+        # Nor with an address that it gives its device.
+        batch("ip", ["link set eth0 down", "link set eth0 address 02:00:00:00:00:77", "link set eth0 up"],
+              inside=bench.names["alice"])
+        assert bench.run("alice", TRY, "10.223.0.3", 5001) == "closed"
+    finally:
+        batch("ip", [f"link del {name}"], force=True)
+
+
 def test_none_needs_nothing(bench: Bench) -> None:
     assert bench.sliver("alice", 1, mode="none").veth == ""
     assert bench.network.usage("alice") == {}
