@@ -35,12 +35,15 @@ class NodeManagerService:
     """The node manager as a service."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        from nodepool.nodemanager import config
+        from nodepool.nodemanager import config, logfile
         from nodepool.nodemanager.manager import NodeManager
 
         path = args.config or (config.DEFAULT_PATH if os.path.exists(config.DEFAULT_PATH) else None)
+        loaded = config.load(path)
+        if loaded.log_file:
+            logfile.install(loaded.log_file)
         # While there is only one thread: this forks.
-        self._manager: Any = NodeManager(config.load(path), args.startup)
+        self._manager: Any = NodeManager(loaded, args.startup)
 
     def start(self) -> None:
         self._manager.start()

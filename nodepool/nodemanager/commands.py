@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
 from nodepool.nodemanager.backends.base import BackendError
+
+log = logging.getLogger("nodepool.nodemanager.commands")
 
 PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 #: Characters of what a program said that are passed on.
@@ -20,13 +24,14 @@ def find(name: str) -> str | None:
 
 def run(argv: Sequence[str], timeout: float, what: str, *, text: str = "", env: Mapping[str, str] | None = None,
         error: type[BackendError] = BackendError, retry: bool = False) -> str:
-    """Run a program with `text` as its input; its output.
+    """Run a program with `text` as its input; its output. Its arguments are logged: secrets belong into the text.
 
     :param timeout: seconds; then it is killed.
     :param what: what runs, for messages.
     :param error: what is raised when it cannot be run, fails or takes too long.
     :param retry: it may succeed later when it has failed; one that took too long always may.
     """
+    log.debug("Run: %s", shlex.join(argv))
     try:
         done = subprocess.run(argv, input=text, capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
                               env=env, cwd="/")

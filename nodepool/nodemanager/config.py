@@ -120,6 +120,8 @@ class NodeManagerConfig:
     delegate_accounts: str = "shared"
     #: Which slices of slices.xml are ours; empty: see sources.node_id.
     node_id: str = ""
+    #: Log in the form of the original, besides the usual one; empty: none.
+    log_file: str = ""
 
 
 def load(path: str | None) -> NodeManagerConfig:
@@ -201,7 +203,8 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         tickets=given.get("tickets", {}),
         delegates=tuple(given.get("delegates", ())),
         delegate_accounts=given.get("delegate-accounts", "shared"),
-        node_id=str(given.get("node-id", "")))
+        node_id=str(given.get("node-id", "")),
+        log_file=given.get("log-file", ""))
 
 
 def _check(given: Mapping[str, Any], path: str) -> None:
