@@ -175,7 +175,13 @@ def clone(flags: int) -> tuple[int, int]:
 
 def unshare(flags: int) -> None:
     """unshare(2)."""
-    _checked(f"unshare {flags:#x}", _libc.unshare(ctypes.c_int(flags)))
+    _checked(f"a new {_namespaces(flags)} namespace (unshare)", _libc.unshare(ctypes.c_int(flags)))
+
+
+def _namespaces(flags: int) -> str:
+    names = ((CLONE_NEWUSER, "user"), (CLONE_NEWNS, "mount"), (CLONE_NEWPID, "pid"), (CLONE_NEWNET, "network"),
+             (CLONE_NEWIPC, "ipc"), (CLONE_NEWUTS, "uts"), (CLONE_NEWCGROUP, "cgroup"))
+    return ", ".join(name for flag, name in names if flags & flag)
 
 
 def setns(descriptor: int, flags: int) -> None:

@@ -64,7 +64,9 @@ class NativeBackend(Backend):
             problems.append(Problem(f"kernel {KERNEL[0]}.{KERNEL[1]}", True,
                                     f"this is {os.uname().release}; overlays cannot be id-mapped before {KERNEL[0]}.{KERNEL[1]}"))
         elif (failure := self._probe()) is not None:
-            problems.append(Problem("sliver root tree", True, failure))
+            problems.append(Problem("sliver root tree", True, f"{failure}; slivers need namespaces, id-mapped "
+                                    "overlays and the capabilities of root (a container may lack them: start it privileged), or "
+                                    "use the backend rootless as an ordinary user"))
         if self.services.cgroups is None:
             problems.append(Problem("cgroups", False, "mount the cgroup controllers; without them slivers have no limits"))
         if not os.path.exists("/usr/sbin/sshd"):
