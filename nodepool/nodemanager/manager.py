@@ -191,6 +191,8 @@ class NodeManager:
             self.watch.remove(name)
             self.host.device_gone(name)
             self.gate.close(name)
+            if self.servers is not None:
+                self.servers.cut_off(name)
         else:
             self.watch.add(name, int(handle["pid"]), handle.get("start_time"))
             if self.sshd is not None and handle.get("veth"):

@@ -58,6 +58,8 @@ class Servers:
         #: When a refusal was last told in the log, by caller.
         self._told: dict[str, float] = {}
         self._connections: set[socket.socket] = set()
+        #: Those whose caller is a sliver, by its name.
+        self._of_slivers: dict[str, set[socket.socket]] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._threads: set[threading.Thread] = set()
         self._socket_file: tuple[int, int] | None = None
@@ -262,6 +264,13 @@ class Servers:
         # The network namespace is the identity: nobody else is in it.
         self._add(listener, lambda _connection: Caller(SLIVER, name))
 
+    def cut_off(self, name: str) -> None:
+        """Nothing that a sliver has begun to ask counts any more: it has ended, and its name and ids may be given to another."""
+        with self._lock:
+            for connection in self._of_slivers.get(name, ()):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def _remove(self, listener: socket.socket) -> None:
         with self._lock:
             self._listeners.pop(listener.fileno(), None)
@@ -318,15 +327,25 @@ class Servers:
         with self._lock:
             self._connections.add(connection)
             self._threads.add(thread)
+            if caller is not None and caller.kind == SLIVER:
+                self._of_slivers.setdefault(caller.name, set()).add(connection)
         try:
             thread.start()
         except RuntimeError as error:
             log.error("Connection of %s refused: %s", key, error)
             with self._lock:
-                self._connections.discard(connection)
+                self._forget(connection, caller)
                 self._threads.discard(thread)
             self._leave(key)
             connection.close()
+
+    def _forget(self, connection: socket.socket, caller: Caller | None) -> None:
+        """With the lock."""
+        self._connections.discard(connection)
+        if caller is not None and caller.kind == SLIVER and (known := self._of_slivers.get(caller.name)) is not None:
+            known.discard(connection)
+            if not known:
+                del self._of_slivers[caller.name]
 
     def _wait_for_descriptors(self) -> None:
         """The listener stays ready: without a pause it would be asked at once again.  A stop ends it at once."""
@@ -391,5 +410,6 @@ class Servers:
             if key is not None:
                 self._leave(key)
             with self._lock:
-                self._connections -= {connection, stream}
+                self._forget(connection, caller)
+                self._connections.discard(stream)
                 self._threads.discard(threading.current_thread())
