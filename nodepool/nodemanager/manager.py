@@ -378,7 +378,6 @@ class NodeManager:
         problem = self.images.problem(record.get("image", "host"))
         if problem is not None:
             raise NodeError(problem)
-        record["plc_instantiated"] = True
         record["owner"] = caller
         with self._delivery:
             self.host.check_fit(name, effective, self.slivers.effective())

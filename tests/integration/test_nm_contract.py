@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -21,6 +24,7 @@ import pytest
 
 from nodepool.nodemanager import tickets
 from nodepool.nodemanager.api import METHODS
+from nodepool.nodemanager.host import group_name
 from nodepool.nodemanager.rpc_client import RpcFault
 from tests.conftest import wait_for
 from tests.integration.nm_bench import PROGRAM, NmDaemon, make_daemon, run_daemon
@@ -75,7 +79,7 @@ def test_log_file_that_cannot_be(tmp_path: pathlib.Path, path: str) -> None:
     assert f"nodepool-nodemanager: error: log-file: cannot write {path}: " in nm.log
 
 
-@pytest.mark.spec("nodemanager.md A.2: in the background; pid file: a second daemon ends, a stale file is overwritten")
+@pytest.mark.spec("nodemanager.md A.2: in the background; a stale pid file is overwritten; SIGUSR2 dumps")
 def test_background(tmp_path: pathlib.Path) -> None:
     nm = NmDaemon(tmp_path)
     logging_yaml = tmp_path / "logging.yaml"
@@ -94,9 +98,6 @@ root: {{handlers: [file], level: INFO}}
         assert os.readlink(f"/proc/{pid}/cwd") == "/"
         assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
         assert os.getsid(pid) != os.getsid(0)
-        again = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        assert again.returncode == 1
-        assert again.stderr == f"nodepool-nodemanager: error: pid file {nm.tmp}/pid is held by the running process {pid}\n"
         nm.put("alpha")
         assert nm.ssh("alpha", "echo in") == "in\n"
         os.kill(pid, signal.SIGUSR2)
@@ -387,3 +388,75 @@ def test_host_without_cgroups_and_tools(tmp_path: pathlib.Path) -> None:
     finally:
         nm.clean()
     wait_for(lambda: nm.left() == [], 20, "nothing left")
+
+
+# --- what belongs to a sliver and is touched by root -------------------------------------------------------------------
+
+@pytest.mark.spec("issue 4 security: what a sliver writes to its console cannot lead out, nor fill the host")
+def test_console(nm: NmDaemon) -> None:
+    script = b"""#!/bin/sh
+echo begun
+readlink /proc/self/fd/1
+ln -sf /etc/shadow /proc/self/fd/1; mv /proc/self/fd/1 /tmp/x; ls -l $(readlink /proc/self/fd/1) $(readlink /proc/self/fd/1)/..
+head -c 100M /dev/zero
+dd if=/dev/zero of=/proc/self/fd/1 bs=1 count=1 seek=5000000000
+echo -n done > /root/done
+sleep 1000
+"""
+    nm.put("alpha", initscript=base64.b64encode(script).decode(), rspec={"nm_disk_quota": 40960})
+    wait_for(lambda: nm.ssh("alpha", "ls /root/done 2>/dev/null", check=False), 30, "the script")
+    state = nm.tmp / "state"
+    used = sum(path.lstat().st_blocks * 512 for path in state.rglob("*") if path.is_file() and "templates" not in path.parts)
+    assert used < 120 << 20, f"{used >> 20} MiB on the host"
+    text = nm.client.call("GetConsole", "alpha")
+    assert text and len(text) < 1 << 20 and "root:" not in text
+    assert (state / "slivers" / "alpha").is_dir()
+
+
+@pytest.mark.spec("nodemanager.md A.6, A.8: without plc_instantiated only CreateSliver makes a sliver")
+def test_made_by_call_only(nm: NmDaemon) -> None:
+    nm.put("lazy", wait=False, plc_instantiated=False)
+    nm.put("alpha")
+    assert nm.client.call("GetRecord", "lazy")["state"] == "absent"
+    with pytest.raises(RpcFault, match="kept by its authority"):
+        nm.client.call("CreateSliver", "alpha")
+    nm.client.call("CreateSliver", "lazy")
+    nm.wait("lazy")
+    assert nm.ssh("lazy", "echo in") == "in\n"
+    nm.stop(signal.SIGKILL)
+    nm.start()
+    assert nm.wait("lazy")["state"] == "ready"
+    nm.delete("lazy")
+
+
+@pytest.mark.spec("nodemanager.md A.11, C.9.5: a reboot without the authority: slivers, keys, loans, limits are back")
+def test_reboot(nm: NmDaemon) -> None:
+    """What a reboot takes: processes, mounts, loop devices, cgroups, the run directory, the boot id."""
+    nm.put("alpha", rspec={"nm_cpu_share": 20})
+    before = nm.put("beta", rspec={"nm_mem_limit": 128})
+    nm.client.call("SetLoans", "alpha", ["beta", "nm_cpu_share", 5])
+    nm.ssh("beta", "echo kept > /root/file; echo gone > /dev/shm/file; sync")
+    dump = json.loads(nm.client.call("DumpDatabase"))
+    nm.stop(signal.SIGKILL)
+    for name in ("alpha", "beta"):
+        os.kill(dump["local"][f"sliver_{name}"]["handle"]["pid"], signal.SIGKILL)
+    wait_for(lambda: not [line for line in nm.left() if line.startswith("process")], what="all processes to end")
+    for place in [line for line in reversed(nm.left()) if line.startswith(str(nm.tmp))]:
+        subprocess.run(["umount", "-l", place], check=False, timeout=20, capture_output=True)
+    for root in pathlib.Path("/sys/fs/cgroup").glob(f"*/{group_name(str(nm.tmp / 'state'))}"):
+        for path in sorted((p for p in root.rglob("*") if p.is_dir()), reverse=True):
+            path.rmdir()
+        root.rmdir()
+    shutil.rmtree(nm.tmp / "run")
+    with contextlib.closing(sqlite3.connect(nm.tmp / "state" / "nodemanager.sqlite")) as database:
+        database.execute("UPDATE local SET json = replace(json, ?, ?)", (
+            dump["local"]["sliver_beta"]["handle"]["boot_id"], "00000000-0000-0000-0000-000000000000"))
+        database.commit()
+    nm.start()
+    nm.wait("alpha")
+    after = nm.wait("beta")
+    for field in ("ssh_port", "host_keys", "source", "index"):
+        assert after[field] == before[field], field
+    assert after["effective"]["nm_cpu_share"] == before["effective"]["nm_cpu_share"] + 5
+    assert nm.ssh("beta", "cat /root/file; ls /dev/shm") == "kept\n"
+    assert nm.client.call("GetLoans", "alpha") == [["beta", "nm_cpu_share", 5]]

@@ -370,3 +370,45 @@ def test_link_made_before_a_restart(machine: Machine) -> None:
     with pytest.raises(BackendError, match="no plain directory"):
         machine.backend.start(sliver.spec, sliver.handle)
     sliver.destroy()
+
+
+@pytest.mark.spec("issue 4 security: symlink and rename attacks on host key paths")
+@pytest.mark.parametrize("plant", [
+    "rm -rf /etc/ssh; ln -s /etc/nm-test-target /etc/ssh",
+    "rm -f /etc/ssh/ssh_host_ed25519_key*; ln -s /etc/nm-test-target /etc/ssh/ssh_host_ed25519_key; "
+    "ln -s /proc/1/root/etc/nm-test-target /etc/ssh/ssh_host_ed25519_key.pub",
+    "rm -f /etc/ssh/ssh_host_ed25519_key; mkfifo /etc/ssh/ssh_host_ed25519_key; mkdir /etc/rc.vinit",
+    "mv /etc /etc2; ln -s /etc2 /etc"])
+def test_planted_host_keys(machine: Machine, sliver: Sliver, plant: str) -> None:
+    sliver.shell(plant)
+    sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
+    began = time.monotonic()
+    try:
+        sliver.keep(machine.backend.start(sliver.spec, sliver.handle))
+        assert sliver.run("id", "-u").text == "0\n"
+    except BackendError as error:
+        assert "/etc" in str(error) or "rc.vinit" in str(error)
+    assert time.monotonic() - began < 10
+    assert not pathlib.Path("/etc/nm-test-target").exists()
+
+
+@pytest.mark.spec("issue 4 security: a directory that is swapped for a link while the daemon writes below it")
+def test_renames_while_keys_are_written(machine: Machine, sliver: Sliver) -> None:
+    target = pathlib.Path("/etc/nm-test-target")
+    sliver.shell("mkdir -p /etc/trap /etc/nm-test-target; cp -a /home/zuul/.ssh /home/zuul/real; "
+                 "ln -sfn /etc/trap /home/zuul/link; chmod 777 /etc/trap")
+    swap = ("import ctypes, os\nlibc = ctypes.CDLL(None)\nos.chdir('/home/zuul')\n"
+            "while True: libc.renameat2(-100, b'.ssh', -100, b'link', 2)")
+    with sliver.start_program("python3", "-c", swap, user="root"):
+        outcomes = set()
+        for number in range(60):
+            sliver.change(ssh_keys=f"ssh-ed25519 AAAA key{number}")
+            try:
+                sliver.keep(machine.backend.configure(sliver.spec, sliver.handle))
+                outcomes.add("written")
+            except BackendError as error:
+                assert ".ssh" in str(error)
+                outcomes.add("refused")
+    print(outcomes)
+    assert sliver.shell("ls -A /etc/trap").text == ""
+    assert not target.exists()
