@@ -17,7 +17,7 @@ def waits(bench: LauncherBench, label: str, **fields: object) -> str:
     wait_for(lambda: any(handler.paused and handler.request.id == request_id
                          for worker in bench.pools[0].getPoolWorkers("ec2-us") for handler in worker.request_handlers),
              15, f"{label} is paused")
-    assert bench.zuul.request(request_id)["state"] == "pending"
+    wait_for(lambda: bench.zuul.request(request_id)["state"] == "pending", 5, f"{label} is pending")
     return request_id
 
 
