@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -13,8 +14,10 @@ import signal
 import socket
 import sqlite3
 import stat
+import statistics
 import subprocess
 import sys
+import tarfile
 import time
 import xmlrpc.client
 from collections.abc import Iterator
@@ -460,3 +463,48 @@ def test_reboot(nm: NmDaemon) -> None:
     assert after["effective"]["nm_cpu_share"] == before["effective"]["nm_cpu_share"] + 5
     assert nm.ssh("beta", "cat /root/file; ls /dev/shm") == "kept\n"
     assert nm.client.call("GetLoans", "alpha") == [["beta", "nm_cpu_share", 5]]
+
+
+@pytest.mark.spec("issue 4 security: tar images with absolute paths, '..', devices and hard links to outside, sent to the daemon")
+def test_hostile_images(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("untouched")
+    kinds: dict[str, list[tuple[str, bytes, str]]] = {
+        "absolute": [(str(outside), tarfile.REGTYPE, "")],
+        "dots": [("../../../../../../../../.." + str(outside), tarfile.REGTYPE, "")],
+        "device": [("disk", tarfile.BLKTYPE, "")], "hardlink": [("x", tarfile.LNKTYPE, str(outside))],
+        "through": [("a", tarfile.SYMTYPE, str(tmp_path)), ("a/outside", tarfile.REGTYPE, "")]}
+    for kind, members in kinds.items():
+        with open(tmp_path / f"{kind}.tar", "w+b") as stream:
+            with tarfile.open(fileobj=stream, mode="w") as tar:
+                for name, form, target in members:
+                    member = tarfile.TarInfo(name)
+                    member.type, member.linkname, member.size = form, target, 4 if form == tarfile.REGTYPE else 0
+                    tar.addfile(member, io.BytesIO(b"evil") if member.size else None)
+            stream.seek(0)
+            with pytest.raises(RpcFault, match=f"no root tree can be made of image evil-{kind}: .*member"):
+                nm.client.put_image(f"evil-{kind}", stream)
+        assert nm.client.images() == []
+        with pytest.raises(RpcFault, match=f"no image evil-{kind}"):
+            nm.put("alpha", image=f"image:evil-{kind}")
+        assert outside.read_text() == "untouched"
+        assert outside.stat().st_nlink == 1
+    nm.put("beta")
+    assert nm.ssh("beta", "echo in") == "in\n"
+
+
+@pytest.mark.slow
+@pytest.mark.spec("nodemanager.md C.9.6: 100 slivers, each idle under 2 MiB; nothing left of them")
+def test_hundred_slivers(nm: NmDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    nm.put("first")
+    began = time.monotonic()
+    for number in range(100):
+        nm.put(f"s{number}", wait=False)
+    for number in range(100):
+        nm.wait(f"s{number}")
+    took = time.monotonic() - began
+    used = [nm.client.call("GetUsage", f"s{number}").get("memory_bytes", 0) for number in range(100)]
+    with capsys.disabled():
+        print(f"\n100 slivers in {took:.2f} s, idle {statistics.median(used) / 1024:.0f} KiB each")
+    assert statistics.median(used) < 2 << 20
+    assert took < 30  # 3 s on a quiet machine (tests/benchmark); tests run beside others
