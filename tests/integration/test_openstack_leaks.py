@@ -113,11 +113,12 @@ def test_images(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: S
     def image(name: str, **values: Any) -> Any:
         return openstack_cloud.sdk.image.create_image(
             name=name, data=b"x" * 100, disk_format="raw", container_format="bare", allow_duplicates=True,
-            validate_checksum=False, nodepool_provider_name="cloud-1", nodepool_upload_id="0000000001",
+            validate_checksum=False, nodepool_provider_name="cloud-1",
+            nodepool_upload_id=values.pop("upload", "0000000001"),
             nodepool_build_id=values.pop("build", "0000000009"), **values)
 
     known = bench.store_image("disk", "cloud-1")
-    kept = image("known", build=known.build_id)
+    kept = image("known", build=known.build_id, upload=known.id)
     protected = image("protected", is_protected=True)
     image("leaked")
     cleanup(bench, 2)
