@@ -48,6 +48,8 @@ def clean_registry() -> Iterator[None]:
 def directory(monkeypatch: pytest.MonkeyPatch) -> str:
     """A search-path directory which is on sys.path too, as the drivers of that time need."""
     monkeypatch.syspath_prepend(str(DRIVERS))
+    # What a launcher of an earlier test may have loaded in its last moment, without this path.
+    Drivers.load([])
     return str(DRIVERS)
 
 
