@@ -29,9 +29,10 @@ class ReadyCheck:
         ready: dict[str, list[zk.Node]] = {}
         tree = self._nodepool.zk.node_tree
         with tree.lock:
-            for node in tree.nodes.values():
-                if node.state == zk.READY and node.allocated_to is None and node.external_id and not tree.is_locked(node.id):
-                    ready.setdefault(str(node.provider), []).append(node)
+            nodes_now = list(tree.nodes.values())
+        for node in nodes_now:
+            if node.state == zk.READY and node.allocated_to is None and node.external_id and not tree.is_locked(node.id):
+                ready.setdefault(str(node.provider), []).append(node)
         for name, nodes in ready.items():
             find = getattr(self._nodepool.config.provider_managers.get(name), "findMissingNodes", None)
             running = self._threads.get(name)

@@ -5,14 +5,12 @@ Nothing blocks here: calls run on the adapter's threads, and an object is looked
 
 from __future__ import annotations
 
-import math
 import time
 from concurrent.futures import Future
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud import Watch
-from nodepool.driver import statemachine
+from nodepool.cloud.machines import WatchingMachine
 from nodepool.driver.aws import requests
 from nodepool.driver.aws.objects import AwsInstance, state_of
 from nodepool.driver.utils import QuotaInformation
@@ -26,13 +24,7 @@ CONFIRM_ABSENT = 2.0
 """Seconds between two looks that must both miss a thing before it counts as gone: EC2 shows new ones late."""
 
 
-class _AwsMachine(statemachine.StateMachine):
-    def __init__(self, adapter: Any, log: Any) -> None:
-        super().__init__()
-        self.adapter = adapter
-        self.log = log
-        self._watch: Watch[dict[str, Any]] | None = None
-
+class _AwsMachine(WatchingMachine):
     def _submit(self, future: Future[Any]) -> None:
         self.waiting_future = future
         self.next_wake = None
@@ -43,18 +35,7 @@ class _AwsMachine(statemachine.StateMachine):
 
     def _look_at(self, watched: Any, key: str, kind: Any) -> None:
         self.waiting_future = None
-        # Each look wakes this machine.
-        self.next_wake = math.inf
-        self._watch = watched.watch(key, self._wake, kind)
-
-    def _wake(self) -> None:
-        if self.wake is not None:
-            self.wake()
-
-    def _stop_looking(self, reached: bool = True) -> None:
-        watch, self._watch, self.next_wake = self._watch, None, None
-        if watch is not None:
-            watch.end(reached)
+        self.look_at(watched.watch(key, self._wake, kind))
 
 
 class AwsDeleteStateMachine(_AwsMachine):
@@ -131,7 +112,7 @@ class AwsDeleteStateMachine(_AwsMachine):
             return False
         else:
             self.log.warning("%s %s is not there any more", kind.capitalize(), key)
-        self._stop_looking()
+        self.looked_away()
         return True
 
 
@@ -228,10 +209,11 @@ class AwsCreateStateMachine(_AwsMachine):
             return None
         state = state_of(look.value)
         if state == wanted:
-            self._stop_looking()
-            return look.value
+            self.looked_away()
+            found: dict[str, Any] = look.value
+            return found
         if state in failed:
-            self._stop_looking(reached=False)
+            self.looked_away(reached=False)
             if "InstanceId" in look.value:
                 raise self.adapter.launching.ended(look.value, self.rung)
             raise exceptions.LaunchStatusException(f"Host {look.value.get('HostId')} is in state {state}")
@@ -254,7 +236,7 @@ class AwsCreateStateMachine(_AwsMachine):
     def abandon(self) -> None:
         future, state = self.waiting_future, self.state
         self.waiting_future = None
-        self._stop_looking(reached=False)
+        self.looked_away(reached=False)
         if future is None or state not in (self.HOST_ALLOCATING_SUBMIT, self.INSTANCE_CREATING_SUBMIT) or future.cancel():
             return
         future.add_done_callback(lambda done: self._remove_late(state, done))

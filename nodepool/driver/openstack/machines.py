@@ -6,14 +6,13 @@ that server is asked for when a change is due. Clouds that cannot be asked so (o
 
 from __future__ import annotations
 
-import math
 import time
 from concurrent.futures import Future
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud import ErrorKind, Watch
-from nodepool.driver import statemachine
+from nodepool.cloud import ErrorKind
+from nodepool.cloud.machines import WatchingMachine
 from nodepool.driver.openstack.errors import RefusedByCloud, classify, is_full, is_quota, sdk_error, suspect
 from nodepool.driver.openstack.networks import FLOATING, has_floating
 from nodepool.driver.openstack.servers import OpenStackInstance, is_deleted, quota_from_flavor
@@ -26,15 +25,12 @@ ADDRESS_TIMEOUT = 10.0
 """Seconds that an active server without addresses is looked at again."""
 
 
-class _ApiMachine(statemachine.StateMachine):
+class _ApiMachine(WatchingMachine):
     """Runs one API call at a time, or waits for one object, and wakes when there is news."""
 
     def __init__(self, adapter: Any, log: Any) -> None:
-        super().__init__()
-        self.adapter = adapter
-        self.log = log
+        super().__init__(adapter, log)
         self.future: Future[Any] | None = None
-        self._watch: Watch[Any] | None = None
 
     def submit(self, api: Any, *args: Any, **kw: Any) -> None:
         self.follow(self.adapter._submitApi(api, *args, **kw))
@@ -51,20 +47,6 @@ class _ApiMachine(statemachine.StateMachine):
         future, self.future, self.waiting_future = self.future, None, None
         assert future is not None
         return future.result()
-
-    def look_at(self, watch: Watch[Any] | None) -> None:
-        """Be woken by each look of this watch; None: this cloud is polled."""
-        self._watch = watch
-        self.next_wake = math.inf if watch is not None else None
-
-    def looked_away(self, reached: bool = True) -> None:
-        watch, self._watch, self.next_wake = self._watch, None, None
-        if watch is not None:
-            watch.end(reached)
-
-    def _wake(self) -> None:
-        if self.wake is not None:
-            self.wake()
 
 
 class OpenStackDeleteStateMachine(_ApiMachine):
