@@ -11,6 +11,7 @@ from nodepool.cloud import ErrorKind
 from nodepool.driver.openstack.api import floating_ip_metadata
 from nodepool.driver.openstack.errors import BadAnswer, classify, retry_after, suspect
 from nodepool.driver.openstack.images import properties
+from nodepool.driver.openstack.lookups import CloudLookups
 from nodepool.driver.openstack.networks import Networks, Rules, fill_in
 
 
@@ -100,3 +101,28 @@ def test_addresses() -> None:
     assert choose(both, default="private")[3] == "10.0.0.1"
     assert choose(both, use_external=False)[0] == ""
     assert choose({}) == ("", "", "", "")
+
+
+@pytest.mark.parametrize("listed, pace, few", [(0, 0.0, 4), (50, 0.0, 4), (5000, 0.0, 100), (50, 1.0, 4), (5000, 1.0, 10)])
+def test_few_servers_of_a_large_project_are_asked_for_one_by_one(listed: int, pace: float, few: int) -> None:
+    class Lookups(CloudLookups):
+        def __init__(self) -> None:
+            self._api, self.calls, self._client = self, None, None  # type: ignore[assignment]
+            self.provider = SimpleNamespace(rate=pace)
+            self._initLookups(None)
+            self._listed = listed
+            self.asked: list[str] = []
+
+        def get_server_by_id(self, server_id: str) -> dict[str, str]:
+            self.asked.append(server_id)
+            return {"id": server_id}
+
+        def get_response(self, *_args: object, **_kw: object) -> object:
+            self.asked.append("all")
+            return SimpleNamespace(json=lambda: {"servers": [{"id": str(number)} for number in range(200)]}, status_code=200)
+
+    for count, calls in ((few, few), (few + 1, 1)):
+        lookups = Lookups()
+        ids = [str(number) for number in range(count)]
+        assert set(lookups._someServers(ids)) == set(ids)
+        assert len(lookups.asked) == calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,24 @@ from nodepool.driver.utils import LazyExecutorTTLCache, QuotaInformation
 
 CACHE_TTL = 1  # seconds
 FEW = 4
-"""Servers that are asked for one by one; of more, all are listed."""
+"""Servers that are asked for one by one, at least; of more, all are listed."""
+PAGE = 1000
+"""Servers per page of a listing, as most clouds have it."""
+QUESTION = 0.05
+"""Seconds that a cloud needs for a question about one server, roughly."""
+LISTED = 0.001
+"""Seconds for each server of a listing, roughly."""
 
 T = TypeVar("T")
+
+
+def questions_worth_listing(listed: int, pace: float) -> float:
+    """So many servers are asked for one by one sooner than a project of ``listed`` servers is listed.
+
+    :param pace: seconds between two calls.
+    """
+    listing = math.ceil(listed / PAGE) * pace + listed * LISTED
+    return max(FEW, listing / max(pace, QUESTION))
 
 
 class RecentlyGone:
@@ -64,6 +80,7 @@ class CloudLookups:
         self._memo_lock = threading.Lock()
         self._listing_lock = threading.Lock()
         self._listing: tuple[float, list[Any]] = (float("-inf"), [])
+        self._listed = 0
         self._unknown_flavors: set[Any] = set()
         self._gone = RecentlyGone()
         self._server_index: tuple[Any, dict[str, Any]] = (None, {})
@@ -100,7 +117,9 @@ class CloudLookups:
         get = getattr(self._api, "get_response", None)
         if get is None:
             return list(list_servers(self._client))
-        return list(list_servers(self._client, lambda path, **kw: get("list_servers", "compute", path, "servers", **kw)))
+        servers = list(list_servers(self._client, lambda path, **kw: get("list_servers", "compute", path, "servers", **kw)))
+        self._listed = len(servers)
+        return servers
 
     def _liveServers(self) -> list[Any]:
         """Listed now, or less than a second ago."""
@@ -130,10 +149,13 @@ class CloudLookups:
         return self._api.get_server_by_id(external_id)
 
     def _someServers(self, ids: Sequence[str]) -> Mapping[str, Any]:
-        """These servers as they are now. Absent means that the cloud says so of this very id."""
+        """These servers as they are now. Absent means that the cloud says so of this very id.
+
+        A few of a large project are asked for one by one: its listing takes many seconds.
+        """
         found: dict[str, Any] = {}
         rest = list(ids)
-        if len(rest) > FEW:
+        if len(rest) > questions_worth_listing(self._listed, self.provider.rate or 0.0):
             listed = {server["id"]: server for server in CloudLookups._listServers(self)}
             found = {key: listed[key] for key in rest if key in listed}
             rest = [key for key in rest if key not in listed]
