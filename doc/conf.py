@@ -1,13 +1,18 @@
 """Sphinx configuration of the manual: sphinx-build -W -q doc doc/_build"""
 
+import pathlib
+import sys
+
+sys.path[:0] = [str(pathlib.Path(__file__).parent / "ext"), str(pathlib.Path(__file__).parent.parent)]
+
 project = "Nodepool"
 author = "The Nodepool authors"
 copyright = "the Nodepool authors"
 release = version = "11.0.0"
 
-extensions: list[str] = []
+extensions = ["driver_options"]
 root_doc = "index"
-exclude_patterns = ["_build", "examples", "release-notes/fragments"]
+exclude_patterns = ["_build", "ext", "options", "examples", "release-notes/fragments"]
 highlight_language = "none"
 html_theme = "alabaster"
 html_theme_options = {"description": "Machines for continuous integration", "fixed_sidebar": True}

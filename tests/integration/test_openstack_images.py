@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nodepool import exceptions
+from nodepool.cmd import nodepoolcmd
 from tests.conftest import wait_for
 from tests.fault_proxy import html, lose_answer, reply
 from tests.integration.builder_bench import BuilderBench
@@ -103,6 +104,23 @@ def test_content_and_listing(adapter: Any, openstack_cloud: OpenStackCloud, imag
     adapter.deleteImage(external_id=image_id)
     assert openstack_cloud.images() == []
     adapter.deleteImage(external_id=image_id)
+
+
+@slow
+@pytest.mark.spec("driver-openstack.md 2.6: images of ours without a READY record are listed by alien-image-list")
+def test_aliens(builders: BuilderBench, openstack_cloud: OpenStackCloud, capsys: pytest.CaptureFixture[str]) -> None:
+    config = builder_config(builders, openstack_cloud, "fake-image")
+    builders.start(config)
+    builders.wait_upload(provider="cloud-qcow2", timeout=60)
+    create = openstack_cloud.sdk.image.create_image
+    # Another Nodepool's, as far as these records tell, and one that no Nodepool has brought.
+    alien = create(name="alien", data=b"x", disk_format="raw", container_format="bare", nodepool_build_id="b",
+                   nodepool_provider_name="elsewhere", validate_checksum=False)  # fmt: skip
+    create(name="foreign", data=b"x", disk_format="raw", container_format="bare", validate_checksum=False)
+    capsys.readouterr()
+    assert nodepoolcmd.main(["-c", config, "alien-image-list"]) == 0
+    rows = [line.strip("| ").split() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row for row in rows if row[0] != "Provider"] == [["cloud-qcow2", "|", "alien", "|", alien.id]]
 
 
 @slow

@@ -1,0 +1,162 @@
+"""Reference of a driver's options, generated from the schema that its configuration is validated with.
+
+``.. driver-options:: aws`` makes tables of every option of the driver: name, type and default from here, meaning from
+``doc/options/aws.yaml``. An option without meaning there, or a meaning without option, is an error of the build.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import voluptuous as v
+import yaml
+
+TEXTS = pathlib.Path(__file__).resolve().parent.parent / "options"
+TYPES = {str: "str", int: "int", float: "number", bool: "bool", dict: "dict", list: "list"}
+
+
+class ReferenceError(Exception):
+    """Schema and texts do not fit together."""
+
+
+@dataclass(frozen=True)
+class Option:
+    path: tuple[str, ...]
+    kind: str
+    required: bool
+    #: Others of which only one can be given.
+    group: str | None
+
+    @property
+    def name(self) -> str:
+        return self.path[-1]
+
+    @property
+    def key(self) -> str:
+        """As in the texts."""
+        return ".".join(self.path)
+
+
+def schema_of(driver: str) -> dict[Any, Any]:
+    """All options of a provider of this driver, the common ones included."""
+    from nodepool.driver import ProviderConfig
+    from nodepool.driver.aws import schema as aws
+    from nodepool.driver.openstack import config as openstack
+
+    own = {"aws": aws.provider, "openstack": openstack.provider_schema}[driver]()
+    return {**ProviderConfig.getCommonSchemaDict(), **own}
+
+
+def options(schema: Any, path: tuple[str, ...] = ()) -> Iterator[Option]:
+    """Every option of the schema, outer ones first."""
+    for marker, value in _body(schema).items():
+        name = str(marker)
+        yield Option((*path, name), kind(value), isinstance(marker, v.Required), getattr(marker, "group_of_exclusion", None))
+    for marker, value in _body(schema).items():
+        if (inner := _inner(value)) is not None:
+            yield from options(inner, (*path, str(marker)))
+
+
+def _body(schema: Any) -> dict[Any, Any]:
+    if isinstance(schema, v.Schema):
+        return _body(schema.schema)
+    if isinstance(schema, v.All):
+        return _body(schema.validators[0])
+    assert isinstance(schema, dict), schema
+    return schema
+
+
+def _inner(value: Any) -> Any:
+    """The schema of the dict (or of those in the list), None when it has no named keys."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    if isinstance(value, v.All):
+        value = value.validators[0]
+    if isinstance(value, v.Any):
+        return next((found for item in value.validators if (found := _inner(item)) is not None), None)
+    if isinstance(value, dict) and not any(isinstance(key, type) for key in value):
+        return value
+    return None
+
+
+def kind(value: Any) -> str:
+    """The type, in words."""
+    if isinstance(value, type):
+        return TYPES[value]
+    if isinstance(value, list):
+        inner = _inner(value)
+        return "list" if inner is not None else f"list of {kind(value[0])}"
+    if isinstance(value, dict):
+        return "dict" if _inner(value) is not None else f"dict of {kind(next(iter(value.values())))}"
+    if isinstance(value, v.All):
+        return kind(value.validators[0])
+    if isinstance(value, v.Coerce):
+        return "number"
+    if isinstance(value, v.Any):
+        found = [f"``{item}``" if isinstance(item, str) else kind(item) for item in value.validators if item is not None]
+        return "number" if set(found) == {"int", "number"} else ", ".join(found)
+    raise ReferenceError(f"no words for {value!r}")
+
+
+def texts(driver: str) -> dict[str, str]:
+    """Default and meaning of each option by its key, as ``default | meaning``."""
+    loaded: dict[str, str] = yaml.safe_load((TEXTS / f"{driver}.yaml").read_text())
+    return loaded
+
+
+def check(driver: str) -> list[str]:
+    """What is wrong with the texts; empty when nothing is."""
+    known, said = {option.key for option in options(schema_of(driver))}, texts(driver)
+    return [f"{driver}: option {key} has no text" for key in sorted(known - said.keys())] + [
+        f"{driver}: there is no option {key}" for key in sorted(said.keys() - known)]
+
+
+def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
+    """Tables: where the options are, and their rows (name, type, default, meaning)."""
+    if wrong := check(driver):
+        raise ReferenceError("; ".join(wrong))
+    said = texts(driver)
+    tables: dict[tuple[str, ...], list[tuple[str, str, str, str]]] = {}
+    for option in options(schema_of(driver)):
+        default, _, meaning = (part.strip() for part in said[option.key].partition("|"))
+        tables.setdefault(option.path[:-1], []).append(
+            (f"``{option.name}``", option.kind, "required" if option.required else default or "none", meaning))
+    for path, rows in tables.items():
+        yield ".".join(path) or "provider", rows
+
+
+def lines(driver: str) -> list[str]:
+    """The reference as reStructuredText."""
+    found: list[str] = []
+    for where, rows in sections(driver):
+        found += [f".. list-table:: Options of ``{where}``", "   :header-rows: 1", "   :widths: 22 16 14 48", ""]
+        for row in [("Key", "Type", "Default", "Meaning"), *rows]:
+            found += [f"   {'*' if not index else ' '} - {cell}" for index, cell in enumerate(row)]
+        found.append("")
+    return found
+
+
+def setup(app: Any) -> dict[str, Any]:
+    from docutils import nodes
+    from docutils.statemachine import StringList
+    from sphinx.util.docutils import SphinxDirective
+
+    class DriverOptions(SphinxDirective):
+        required_arguments = 1
+
+        def run(self) -> list[nodes.Node]:
+            driver = self.arguments[0]
+            self.env.note_dependency(str(TEXTS / f"{driver}.yaml"))
+            try:
+                content = lines(driver)
+            except ReferenceError as error:
+                raise self.error(str(error)) from error
+            parent = nodes.Element()
+            self.state.nested_parse(StringList(content, source=f"options of {driver}"), self.content_offset, parent)
+            return list(parent.children)
+
+    app.add_directive("driver-options", DriverOptions)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
