@@ -27,6 +27,7 @@ SERVICES = ("identity", "compute", "network", "image", "block-storage")
 _GIVEN = os.environ.get("OS_CLIENT_CONFIG_FILE") if os.environ.get("NODEPOOL_OPENSTACK") else None
 _clouds: dict[str, Any] = {}
 _connections: dict[str, Any] = {}
+_state: set[str] = set()
 
 
 def clouds() -> dict[str, Any]:
@@ -49,6 +50,9 @@ def _start() -> str:
         pytest.skip("needs root to start an OpenStack (or one that runs, see tools/openstack run)")
     if missing or not (tool.VENV / "installed.txt").exists():
         pytest.skip("no OpenStack is installed here: run tools/openstack install")
+    if "failed" in _state:
+        pytest.fail("the OpenStack of this run did not start, see the first test that wanted it")
+    _state.add("failed")
     directory = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-test-openstack-"))
     cloud = tool.Cloud(directory)
 
@@ -57,7 +61,9 @@ def _start() -> str:
         shutil.rmtree(directory, ignore_errors=True)
 
     atexit.register(stop)
-    return str(cloud.up()["clouds"])
+    path = str(cloud.up()["clouds"])
+    _state.discard("failed")
+    return path
 
 
 def connection(name: str = "test") -> Any:

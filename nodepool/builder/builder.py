@@ -121,6 +121,8 @@ class NodePoolBuilder:
                 return self.config
             self._apply(config)
             self.config_state.good()
+            if self._watcher is not None:
+                self._watcher.watch_also(config.driver_files)
         self._wake_all()
         return self.config
 
@@ -199,6 +201,7 @@ class NodePoolBuilder:
         self._watcher = nodepool_config.ConfigWatcher(
             [p for p in (self._config_path, self._secure_path) if p], self._config_changed, name="CleanupWorker-config")
         self._watcher.start()
+        self._watcher.watch_also(config.driver_files)
         assert self.component_info is not None
         self.component_info.state = BuilderComponent.RUNNING
 

@@ -12,6 +12,7 @@ from nodepool.config.errors import ConfigError
 from nodepool.config.location import compose, find_line, readable_path
 from nodepool.config.model import Config
 from nodepool.config.reading import parse_text, read_text
+from nodepool.config.watch import modification_time
 from nodepool.driver.registry import Drivers
 
 log = logging.getLogger("nodepool.config")
@@ -83,6 +84,8 @@ def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
         newconfig.setZooKeeperTLS(data.get("zookeeper-tls"))
         newconfig.setTenantResourceLimits(data.get("tenant-resource-limits"))
     newconfig.setConfigPathMtime(config_path, mtime)
+    for driver in Drivers.loaded():
+        newconfig.driver_files.update(driver.configFiles())
     return newconfig
 
 
@@ -115,4 +118,4 @@ def checkRecentConfig(config: Config, config_path: str, secure_path: str | None 
             return False
         if config.config_mtimes.get(path) != mtime:
             return False
-    return True
+    return all(modification_time(path) == mtime for path, mtime in config.driver_files.items())

@@ -82,7 +82,7 @@ class Config(ConfigValue):
     ``provider_errors``: providers left out because driver, library or cloud description is missing, with the reason.
     """
 
-    ignore_equality = ["provider_managers", "config_mtimes", "provider_errors"]
+    ignore_equality = ["provider_managers", "config_mtimes", "driver_files", "provider_errors"]
 
     def __init__(self) -> None:
         self.diskimages: dict[str, DiskImage] = Named("diskimage")
@@ -110,6 +110,8 @@ class Config(ConfigValue):
         self.webapp: dict[str, Any] = {"port": 8005, "listen_address": "0.0.0.0"}
         self.tenant_resource_limits: dict[str, dict[str, float]] = {}
         self.config_mtimes: dict[str, int] = {}
+        #: Files that drivers have read (clouds.yaml), as ``config_mtimes``; None for one that does not exist.
+        self.driver_files: dict[str, int | None] = {}
 
     def setConfigPathMtime(self, path: str, mtime: int) -> None:
         self.config_mtimes[path] = mtime

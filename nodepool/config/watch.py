@@ -14,16 +14,26 @@ POLL_INTERVAL = 1.0  # seconds; without inotify
 SAFETY_INTERVAL = 10.0  # seconds; with inotify, for file systems that send no events
 
 
+def modification_time(path: str) -> int | None:
+    """In ns; None when there is no such file."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+
+
 class ConfigWatcher:
     """Calls *callback* in a thread of its own after one of *paths* changed, appeared or vanished."""
 
     log = logging.getLogger("nodepool.config.watch")
 
     def __init__(self, paths: Iterable[str | None], callback: Callable[[], None], name: str = "CleanupWorker") -> None:
-        self.paths = [os.path.abspath(path) for path in paths if path]
+        self._own = [os.path.abspath(path) for path in paths if path]
+        self.paths = self._own
         self.callback = callback
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._stop_read, self._stop_write = os.pipe()
+        self._wake_read, self._wake_write = os.pipe()
+        self._pipe_lock = threading.Lock()
         self._stopped = threading.Event()
         self._seen = self._signature()
         self._inotify: Any = None
@@ -32,17 +42,27 @@ class ConfigWatcher:
         self._watch_directories()
         self._thread.start()
 
+    def watch_also(self, paths: Iterable[str]) -> None:
+        """From now on these too, instead of those of the last call. They may have changed just before: *callback* is called."""
+        wanted = [*self._own, *(os.path.abspath(path) for path in paths)]
+        with self._pipe_lock:
+            if wanted == self.paths or self._stopped.is_set():
+                return
+            self.paths, self._seen = wanted, []
+            os.write(self._wake_write, b"x")
+
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread; harmless when repeated or never started."""
-        if self._stopped.is_set():
-            return
-        self._stopped.set()
-        os.write(self._stop_write, b"x")
+        with self._pipe_lock:
+            if self._stopped.is_set():
+                return
+            self._stopped.set()
+            os.write(self._wake_write, b"x")
+            os.close(self._wake_write)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         if not self._thread.is_alive():
-            os.close(self._stop_read)
-        os.close(self._stop_write)
+            os.close(self._wake_read)
 
     def _signature(self) -> list[tuple[int, int, int] | None]:
         result: list[tuple[int, int, int] | None] = []
@@ -77,10 +97,11 @@ class ConfigWatcher:
 
     def _wait(self, seconds: float) -> None:
         poll = select.poll()
-        poll.register(self._stop_read, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
         if self._inotify is not None:
             poll.register(self._inotify.fileno(), select.POLLIN)
-        poll.poll(seconds * 1000)
+        if self._wake_read in [descriptor for descriptor, _ in poll.poll(seconds * 1000)]:
+            os.read(self._wake_read, 1024)
         if self._inotify is not None:
             try:
                 self._inotify.read(timeout=0)

@@ -21,6 +21,14 @@ class Driver(metaclass=abc.ABCMeta):
         """Drop cached global state; called at every configuration load."""
         return
 
+    def configFiles(self) -> dict[str, int | None]:
+        """Files beside Nodepool's own that the provider configurations come from; when one changes, all is loaded again.
+
+        With the modification times (ns) as of just before the reading, None for a file that could be there and is not.
+        Asked after the providers were loaded. New here, 11.0.0 does not ask.
+        """
+        return {}
+
     @abc.abstractmethod
     def getProviderConfig(self, provider: dict[str, Any]) -> ProviderConfig:
         """Return the not yet loaded configuration for the YAML dict *provider*."""

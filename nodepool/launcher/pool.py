@@ -190,6 +190,8 @@ class NodePool(threading.Thread):
             self.config_state.bad(error)
             return
         self.config_state.good()
+        if self._watcher is not None:
+            self._watcher.watch_also(config.driver_files)
 
     def _apply(self, config: Any) -> None:
         """Bring a loaded configuration into force."""

@@ -204,3 +204,18 @@ def test_stop_and_start_with_work_under_way(bench: LauncherBench) -> None:
         bench.wait_request(request_id, "fulfilled")
     bench.wait_nodes(4)
     wait_for(lambda: len(cloud._server_list) == 4, what="servers of the first start removed")
+
+
+def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
+    """11.0.0 looks at it only when Nodepool's own files have changed."""
+    pool = bench.start(config(provider()))
+    clouds = bench.tmp / "clouds.yaml"
+    good = clouds.read_text()
+    first = pool.getProviderManager("fake-provider")
+    clouds.write_text("clouds: [")
+    wait_for(lambda: "fake-provider" in pool.config.provider_errors, what="the broken file is noticed")
+    assert pool.getProviderManager("fake-provider") is first
+    clouds.write_text(good.replace("username: user", "username: new"))
+    wait_for(lambda: pool.getProviderManager("fake-provider") is not first, what="a provider with the new user")
+    assert pool.getProviderManager("fake-provider").provider.cloud_config.config["auth"]["username"] == "new"
+    bench.fulfilled("fake-label")

@@ -343,9 +343,21 @@ class TestFreshness:
             with open(path, "a") as stream:
                 stream.write("more")
             assert called.wait(5)
+            called.clear()
+            other = write("a", "other.yaml")
+            watcher.watch_also([other])
+            assert called.wait(5)  # it may have changed before
+            called.clear()
+            write("b", "other.yaml")
+            assert called.wait(5)
+            called.clear()
+            watcher.watch_also([other])
+            watcher.watch_also([])
+            assert called.wait(5)
         finally:
             watcher.stop()
             watcher.stop()
+            watcher.watch_also(["/of/no/effect"])
         assert not any(thread.name == "CleanupWorker test" for thread in threading.enumerate())
 
     def test_watcher_never_started(self, write):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.driver.fake.clouds import FakeClouds
+from nodepool.driver.fake.clouds import FakeClouds, config_files
 from nodepool.driver.fake.config import FakeProviderConfig
 from nodepool.driver.openstack import OpenStackDriver
 
@@ -14,6 +14,9 @@ class FakeDriver(OpenStackDriver):
 
     def _readClouds(self) -> FakeClouds:
         return FakeClouds()
+
+    def _cloudFiles(self) -> list[str]:
+        return config_files()
 
     def getProviderConfig(self, provider: dict[str, Any]) -> FakeProviderConfig:
         return FakeProviderConfig(self, provider)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
+from nodepool.config.watch import modification_time
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 
@@ -17,11 +19,13 @@ class OpenStackDriver(statemachine.StateMachineDriver):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._openstack_config: Any = None
+        self._files: dict[str, int | None] = {}
 
     @property
     def openstack_config(self) -> Any:
         with self._lock:
             if self._openstack_config is None:
+                self._files = {path: modification_time(path) for path in self._cloudFiles()}
                 self._openstack_config = self._readClouds()
             return self._openstack_config
 
@@ -35,8 +39,21 @@ class OpenStackDriver(statemachine.StateMachineDriver):
 
         return loader.OpenStackConfig()
 
+    def _cloudFiles(self) -> list[str]:
+        """Where clouds.yaml and its secure parts may be."""
+        from openstack.config import loader
+
+        named = [os.environ[name] for name in ("OS_CLIENT_CONFIG_FILE", "OS_CLIENT_SECURE_FILE") if os.environ.get(name)]
+        return [*named, *loader.CONFIG_FILES, *loader.SECURE_FILES]
+
+    def configFiles(self) -> dict[str, int | None]:
+        with self._lock:
+            return dict(self._files)
+
     def reset(self) -> None:
-        self.openstack_config = None
+        with self._lock:
+            self._openstack_config = None
+            self._files = {}
 
     def getProviderConfig(self, provider: dict[str, Any]) -> OpenStackProviderConfig:
         return OpenStackProviderConfig(self, provider)
