@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodepool import config as npconfig
+from nodepool.config.validation import Validation
 from nodepool.driver.openstack.config import (
     OpenStackProviderConfig,
     ProviderCloudImage,
@@ -145,3 +146,11 @@ def test_fake_cloud_needs_no_sdk():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.spec("driver-openstack.md 3.1: a missing cloud is refused by validation; the error comes from us, not from the SDK")
+def test_missing_cloud_is_refused(tmp_path):
+    path = tmp_path / "nodepool.yaml"
+    path.write_text("providers:\n- name: p\n  driver: openstack\n  pools: []\n")
+    (problem,) = [problem for problem in Validation(str(path)).run() if problem.path == "providers[p].cloud"]
+    assert (problem.error, problem.line, problem.text) == (True, 2, "Schema validation failed: required key not provided")
