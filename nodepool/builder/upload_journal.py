@@ -13,13 +13,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nodepool.builder.files import write_json
 from nodepool.builder.retention import UploadKey
+from nodepool.driver.cloud_images import listing_of, properties_of, value_of
 
 if TYPE_CHECKING:
     from nodepool.builder.builder import NodePoolBuilder
@@ -115,30 +115,11 @@ def _remove_unfinished(path: str) -> None:
             os.unlink(path)
 
 
-def _listing(manager: Any) -> Callable[[], Iterable[Any]] | None:
-    adapter = getattr(manager, "adapter", manager)
-    for name in ("listImages", "_listImages"):
-        method: Callable[[], Iterable[Any]] | None = getattr(adapter, name, None)
-        if method is not None:
-            return method
-    return None
-
-
-def _value(item: Any, name: str) -> Any:
-    """Of an object or a mapping; clouds have both."""
-    if hasattr(item, name):
-        return getattr(item, name)
-    try:
-        return item[name]
-    except (KeyError, TypeError, IndexError):
-        return None
-
-
 def is_of(item: Any, key: UploadKey) -> bool:
     """Whether an image in the cloud was made by this upload."""
-    properties = _value(item, "properties") or _value(item, "metadata") or {}
+    properties = properties_of(item)
     _image, build, provider, number = key
-    return all(str(_value(properties, f"nodepool_{name}")) == value
+    return all(str(value_of(properties, f"nodepool_{name}")) == value
                for name, value in (("build_id", build), ("upload_id", number), ("provider_name", provider)))
 
 
@@ -166,7 +147,7 @@ class StraySweeper:
         if not builder.session_usable.is_set() or note.key[:3] in builder.upload_claims.running() or not note.kept:
             return
         with builder.managers.use(builder.config, note.provider) as manager:
-            listing = None if manager is None else _listing(manager)
+            listing = None if manager is None else listing_of(manager)
             if manager is None:
                 return
             try:
@@ -177,10 +158,10 @@ class StraySweeper:
                 return
             record = builder.zk.getImageUpload(*note.key)
             for item in found:
-                external_id = str(_value(item, "id"))
+                external_id = str(value_of(item, "id"))
                 if record is not None and record.external_id == external_id:
                     continue
-                name = _value(item, "name") or note.name
+                name = value_of(item, "name") or note.name
                 log.warning("Upload %s of %s (build %s) left image %s (%s) in %s; deleting it", note.number, note.image,
                             note.build, name, external_id, note.provider)
                 try:

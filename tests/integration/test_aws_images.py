@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.cmd import nodepoolcmd
 from nodepool.driver.aws.adapter import AwsAdapter
 from nodepool.driver.aws.ebs import EBSSnapshotUploader
 from tests.aws_cloud import AwsCloud
@@ -44,6 +45,20 @@ def expected_tags(upload: Any) -> dict[str, str]:
     return {
         "diskimage_metadata": "diskimage", "provider_metadata": "provider", "number": "1",
         "nodepool_build_id": upload.build_id, "nodepool_upload_id": upload.id, "nodepool_provider_name": "ec2-us"}
+
+
+def test_aliens(builders: BuilderBench, aws: AwsCloud, capsys: pytest.CaptureFixture[str]) -> None:
+    """``alien-image-list``: ours without a record; not the one in use, and not what others made."""
+    image = builders.image(username="image-user")
+    config = builders.config([image], [provider(aws)])
+    builders.start(config)
+    builders.wait_upload(provider="ec2-us")
+    made = {name: aws.ec2.register_image(Name=name, RootDeviceName="/dev/sda1")["ImageId"] for name in ("alien", "foreign")}
+    aws.ec2.create_tags(Resources=[made["alien"]], Tags=[{"Key": "nodepool_build_id", "Value": "b"}])
+    capsys.readouterr()
+    assert nodepoolcmd.main(["-c", config, "alien-image-list"]) == 0
+    rows = [line.strip("| ").split() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [row for row in rows if row[0] != "Provider"] == [["ec2-us", "|", "alien", "|", made["alien"]]]
 
 
 @pytest.mark.spec("driver-aws.md 3.14: snapshot import survives a resource-limit error; tags of both sources; no ImdsSupport")

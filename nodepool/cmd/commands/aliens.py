@@ -11,6 +11,7 @@ from typing import Any
 from nodepool import status
 from nodepool.cmd.base import describe
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
+from nodepool.driver.cloud_images import listing_of, properties_of, value_of
 from nodepool.exceptions import TimeoutException
 from nodepool.zk.records import READY
 
@@ -83,18 +84,14 @@ def alien_image_list(context: Context) -> None:
         images = set(getattr(configs[name], "diskimages", None) or ())
         known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
         rows += [
-            {"provider": name, "name": _name(image), "image_id": image.id}
-            for image in listed if BUILD_PROPERTY in _properties(image) and image.id not in known
+            {"provider": name, "name": _name(image), "image_id": value_of(image, "id")}
+            for image in listed if value_of(properties_of(image), BUILD_PROPERTY) and value_of(image, "id") not in known
         ]  # fmt: skip
     context.show(status.Results(rows, status.ALIEN_COLUMNS))
 
 
-def _properties(image: Any) -> Any:
-    return getattr(image, "properties", None) or getattr(image, "metadata", None) or {}
-
-
 def _name(image: Any) -> Any:
-    return getattr(image, "name", None) or _properties(image).get("Name")
+    return value_of(image, "name") or value_of(properties_of(image), "Name")
 
 
 def _provider_images(zk: Any, config: Any) -> Iterable[Any]:
@@ -107,11 +104,10 @@ def _provider_images(zk: Any, config: Any) -> Iterable[Any]:
     manager = provider_manager.get_provider(config)
     manager.start(zk)
     try:
+        listing = listing_of(manager)
+        if listing is not None:
+            return list(listing())
         adapter = getattr(manager, "adapter", manager)
-        for name in ("listImages", "_listImages"):
-            listing = getattr(adapter, name, None)
-            if listing is not None:
-                return list(listing())
         if not hasattr(adapter, "listResources"):
             raise TypeError(f"the driver of {config.name} cannot list images")
         return [resource for resource in adapter.listResources()
