@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from nodepool.config.watch import modification_time
 from nodepool.driver import statemachine
 
 
@@ -11,10 +13,23 @@ class AwsDriver(statemachine.StateMachineDriver):
     """Configuration and adapter classes are looked up in their modules at each call, where tests replace them."""
 
     name = "aws"
+    _used = False
+
+    def reset(self) -> None:
+        self._used = False
+
+    def configFiles(self) -> dict[str, int | None]:
+        """Profiles: a provider whose profile was missing is tried again. New keys are noticed without (credentials.py)."""
+        if not self._used:
+            return {}
+        files = (os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
+                 os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
+        return {path: modification_time(path) for path in map(os.path.expanduser, files)}
 
     def getProviderConfig(self, provider: dict[str, Any]) -> Any:
         from nodepool.driver.aws import config
 
+        self._used = True
         return config.AwsProviderConfig(self, provider)
 
     def getAdapter(self, provider_config: Any) -> Any:

@@ -40,6 +40,8 @@ def make(provider: Any, read_timeout: float) -> Clients:
     import botocore.session
     from botocore.config import Config
 
+    from nodepool.driver.aws import credentials
+
     global _loader
     # Our own wrapper repeats calls, within deadlines and at a pace that gives way; repeats below would be hidden from it.
     plain = Config(connect_timeout=CONNECT_TIMEOUT, read_timeout=read_timeout, max_pool_connections=CONNECTIONS,
@@ -54,6 +56,7 @@ def make(provider: Any, read_timeout: float) -> Clients:
             else:
                 # The descriptions of the APIs are large; one copy serves all providers.
                 core.register_component("data_loader", _loader)
+            credentials.prepare(core)
             session = boto3.Session(botocore_session=core, region_name=provider.region_name)
             return Clients(
                 ec2=session.client("ec2", config=plain),
