@@ -25,6 +25,12 @@ def provider_troubles(config: Any) -> list[str]:
     return lines
 
 
+def is_silent(manager: Any, since: float) -> bool:
+    """Whether calls to the provider's cloud wait for answers and none has come ``since`` then (monotonic seconds)."""
+    silent = getattr(getattr(getattr(manager, "adapter", None), "calls", None), "silent", None)
+    return callable(silent) and bool(silent(since))
+
+
 class ProviderManager:
     """Class methods only."""
 

@@ -35,6 +35,8 @@ from nodepool.zk.zookeeper import ZooKeeper
 SYNC_TIMEOUT = 60.0
 #: Seconds that ending workers and providers may take, without the builds that are waited for.
 STOP_TIMEOUT = 15.0
+#: Seconds of it that cleaning has when a cloud does not answer at all.
+SILENT_GRACE = 0.8
 
 
 class NodePoolBuilder:
@@ -347,9 +349,12 @@ class NodePoolBuilder:
         for build_worker in self._build_workers:
             if build_worker.ident is not None:
                 build_worker.join()
-        deadline = time.monotonic() + STOP_TIMEOUT
+        now = time.monotonic()
+        deadline = now + STOP_TIMEOUT
         if self._janitor is not None and self._janitor.ident is not None:
-            self._janitor.join(max(0.1, deadline - time.monotonic()))
+            self._janitor.join(SILENT_GRACE)
+            if not (self._janitor.is_alive() and self.managers.any_silent(self.config, now)):
+                self._janitor.join(max(0.1, deadline - time.monotonic()))
         self.managers.stop(self.config, max(0.1, deadline - time.monotonic()))
         self.publisher.stop()
         if self.component_info is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nodepool.provider_manager import ProviderManager
+from nodepool.provider_manager import ProviderManager, is_silent
 
 
 class ImageManagers:
@@ -57,6 +57,13 @@ class ImageManagers:
                 self.log.info("Provider %s is replaced; the old one ends after its last upload", manager.provider.name)
                 return
         ProviderManager._call(manager, "stop")
+
+    def any_silent(self, config: Any, since: float) -> bool:
+        """Whether a cloud owes answers and has given none ``since`` then (monotonic seconds)."""
+        managers = [] if config is None else list(config.provider_managers.values())
+        with self._lock:
+            managers += self._retired.values()
+        return any(is_silent(manager, since) for manager in managers)
 
     def stop(self, config: Any, timeout: float) -> None:
         """Stop all and wait for them, at most ``timeout`` seconds in all."""

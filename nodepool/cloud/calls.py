@@ -81,6 +81,8 @@ class CloudCalls:
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._executors: dict[str, ThreadPoolExecutor] = {}
+        self._under_way = 0
+        self._answered = float("-inf")
 
     # -- making calls
 
@@ -96,6 +98,18 @@ class CloudCalls:
         :raises CallTimeout: no try could be made, or none went through, in time.
         :raises CallsStopped: the provider stops.
         """
+        with self._lock:
+            self._under_way += 1
+        try:
+            return self._call(operation, function, args, kw, lane, deadline, idempotent)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def _call(
+        self, operation: str, function: Callable[..., T], args: tuple[Any, ...], kw: dict[str, Any], lane: str,
+        deadline: float, idempotent: bool | None,
+    ) -> T:  # fmt: skip
         now = self.clock()
         call = _Call(operation, lane, self.rates.get(lane), now, now + deadline)
         repeat = {ErrorKind.THROTTLED}
@@ -159,7 +173,8 @@ class CloudCalls:
     # -- bookkeeping
 
     def _note_success(self, call: _Call, started: float, delay: float) -> None:
-        took = self.clock() - started
+        self._answered = self.clock()
+        took = self._answered - started
         self._failing.pop(call.operation, None)
         if call.rate:
             call.rate.succeeded()
@@ -173,6 +188,8 @@ class CloudCalls:
         except Exception:
             self._log.exception("Cannot tell the kind of %r:", error)
             kind = ErrorKind.OTHER
+        if kind is not ErrorKind.TRANSIENT:
+            self._answered = self.clock()
         if kind is ErrorKind.THROTTLED and call.rate:
             before = call.rate.pace
             call.rate.throttled(started)
@@ -219,6 +236,10 @@ class CloudCalls:
             executors = list(self._executors.values())
         for executor in executors:
             executor.shutdown(wait=False, cancel_futures=True)
+
+    def silent(self, since: float) -> bool:
+        """Whether calls are under way and the cloud has answered none ``since`` then (on the clock)."""
+        return self._under_way > 0 and self._answered < since
 
     def pause(self, seconds: float) -> bool:
         """Wait so long; True as soon as the provider stops."""

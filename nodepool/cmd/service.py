@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import concurrent.futures.thread
 import logging
 import os
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from nodepool import daemon, stack_dump
@@ -19,6 +20,8 @@ from nodepool.version import get_version_string
 
 #: Seconds for an orderly stop; what is unfinished then is picked up after the restart.
 STOP_LIMIT = 9.5
+LEFT_BEHIND = 0.2
+"""Seconds that threads of executors may take to end when everything has stopped: nobody uses any more what they wait for."""
 
 log = logging.getLogger("nodepool.daemon")
 
@@ -143,12 +146,14 @@ class Runner:
         else:
             log.info("Stopping")
             finished = self._end(service.stop, wakeup)
-        if finished:
-            log.info("Stopped")
-        else:
+        if not finished:
             names = sorted(t.name for t in threading.enumerate() if t is not threading.current_thread())
             log.warning("Not everything has ended within %g s: %s", self._stop_limit, ", ".join(names))
             self._exit_now()
+        if left := _left_behind():
+            log.info("Stopped; these wait for answers still and end with the process: %s", ", ".join(left))
+            self._exit_now()
+        log.info("Stopped")
         return 0
 
     def _start(self, service: Service, wakeup: int) -> None:
@@ -216,7 +221,8 @@ class Runner:
         deadline = time.monotonic() + self._stop_limit
         thread.join(self._stop_limit)
         # The interpreter would wait for these without limit.
-        waiting = [thread, *(t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread())]
+        waiting = [thread, *(t for t in threading.enumerate()
+                             if not t.daemon and t is not threading.current_thread() and t not in _pooled())]
         for one in waiting:
             one.join(max(0.0, deadline - time.monotonic()))
         return not any(one.is_alive() for one in waiting)
@@ -228,3 +234,17 @@ class Runner:
             logging.shutdown()
         finally:
             os._exit(0)
+
+
+def _pooled() -> Collection[threading.Thread]:
+    """Threads of executors, for which the interpreter waits even when they are daemons."""
+    return getattr(concurrent.futures.thread, "_threads_queues", ())
+
+
+def _left_behind() -> list[str]:
+    """Names of those that do not end."""
+    waiting = [t for t in threading.enumerate() if t in _pooled()]
+    deadline = time.monotonic() + LEFT_BEHIND
+    for one in waiting:
+        one.join(max(0.0, deadline - time.monotonic()))
+    return sorted(one.name for one in waiting if one.is_alive())

@@ -33,7 +33,8 @@ class Daemon:
     def __init__(self, tmp: pathlib.Path, script: str, config: str, **environment: str) -> None:
         self.log = tmp / "daemon.log"
         faults = REPOSITORY / "tests" / "faults"
-        self._command = [sys.executable, str(faults / script), "-f", "-c", config, "-p", str(tmp / "daemon.pid")]
+        self._command = [sys.executable, str(faults / script), "-f", "-c", config, "-p", str(tmp / "daemon.pid"),
+                         *(["--no-webapp"] if script == "serve.py" else [])]
         self._environment = {
             **os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(faults / "drivers"), **environment}
         self._lock = threading.Lock()
@@ -112,18 +113,82 @@ def test_launcher(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, k
         daemon.stop()
 
 
+STOP_LIMIT = 2.0
+"""Seconds from SIGTERM to the end of the process while AWS does not answer."""
+
+
+def stop_in_time(daemon: Daemon) -> None:
+    started = time.monotonic()
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(30) == 0
+    took = time.monotonic() - started
+    assert took <= STOP_LIMIT, f"{took:.1f} s"
+
+
+@pytest.mark.spec("cli-web-metrics.md 2: TERM is time-limited; issue: an instance whose creation is unclear is found")
 def test_an_orderly_stop_while_amazon_hangs(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
-    config = bench.config(aws.config(aws.provider()))
+    """Nothing answers: no launch ends, nor do the questions for quota and leaks. What comes later is removed."""
+    config = bench.config({**aws.config(aws.provider()), "zookeeper-timeout": 2.0})
+    gate = threading.Event()
+    daemon = Daemon(tmp_path, "serve.py", config, NODEPOOL_FAULT_CLEANUP="0.5")
+    try:
+        hanging = aws.proxy.fail("RunInstances", hang(gate, lambda request, forward: forward(request)), times=1)
+        everything = aws.proxy.fail(lambda _r: hanging.used > 0, hang(gate), times=float("inf"))
+        request = bench.submit("small")
+        wait_for(lambda: hanging.used > 0, 20, "the launch hangs")
+        wait_for(lambda: everything.used > 0, 20, "the clean-up hangs")
+        stop_in_time(daemon)
+        assert "Not everything has ended" not in daemon.log.read_text()
+        gate.set()
+        wait_for(aws.instances, 10, "the launch comes through after all")
+        aws.proxy.heal()
+        bench.zuul.cancel(request)
+        daemon.again()
+        wait_for(lambda: not bench.nodes() and not aws.instances(), 30, "no node and no instance left")
+    finally:
+        gate.set()
+        daemon.kill()
+
+
+@pytest.mark.spec("cli-web-metrics.md 2: TERM is time-limited")
+def test_an_orderly_stop_while_a_provider_starts(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
+    fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}
+    config = bench.config(aws.config(aws.provider(aws.label(fleet=fleet))))
     gate = threading.Event()
     hanging = aws.proxy.fail(lambda _r: True, hang(gate), times=float("inf"))
     daemon = Daemon(tmp_path, "serve.py", config)
     try:
-        bench.submit("small")
-        wait_for(lambda: hanging.used > 0, 20, "a call hangs")
-        started = time.monotonic()
-        daemon.process.send_signal(signal.SIGTERM)
-        daemon.process.wait(15)
-        assert time.monotonic() - started < 11
+        wait_for(lambda: hanging.used > 0, 20, "the preparation of templates hangs")
+        stop_in_time(daemon)
+    finally:
+        gate.set()
+        daemon.kill()
+
+
+@pytest.mark.spec("builder.md 2: uploads are not waited for; exit in seconds")
+@pytest.mark.parametrize("method", ["snapshot", "ebs-direct"])
+def test_an_orderly_stop_of_the_builder_while_amazon_hangs(
+    builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, method: str
+) -> None:
+    provider: dict[str, Any] = {
+        **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]),
+        "object-storage": {"bucket-name": "nodepool"}}
+    config = builders.config([builders.image()], [provider])
+    gate = threading.Event()
+    calls = {"snapshot": "PUT /nodepool", "ebs-direct": "PUT /snapshots"}
+    hanging = aws.proxy.fail(matches(calls[method]), hang(gate), times=float("inf"))
+    daemon = Daemon(tmp_path, "serve_builder.py", config)
+    try:
+        wait_for(lambda: hanging.used > 0, 60, "an upload hangs")
+        stop_in_time(daemon)
+        (record,) = builders.uploads(provider="ec2-us", state=None)
+        assert record.state == "uploading"
+        gate.set()
+        aws.proxy.heal()
+        aws.like.looks = 0
+        daemon.again()
+        wait_for(lambda: builders.uploads(provider="ec2-us"), 60, "it is uploaded by the next start")
+        wait_for(lambda: len(builders.uploads(provider="ec2-us", state=None)) == 1, 20, "only the finished record")
     finally:
         gate.set()
         daemon.kill()

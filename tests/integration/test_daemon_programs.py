@@ -18,7 +18,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 # What nodepool.cmd.launcher needs of the launcher, with switches for what goes wrong.
 STAND_IN = '''
-import os, sys, threading, types
+import concurrent.futures, os, sys, threading, types
 from nodepool.exceptions import ConfigurationError
 
 class NodePool:
@@ -38,6 +38,11 @@ class NodePool:
     def stop(self):
         if os.environ.get("HANG"):
             threading.Event().wait()
+        if os.environ.get("ANSWER"):
+            # As a driver's: started by a daemon thread, so daemons themselves.
+            pool = concurrent.futures.ThreadPoolExecutor(1, "waits-for-an-answer")
+            pool.submit(threading.Event().wait)
+            pool.shutdown(wait=False)
         self._stop.set()
 
 module = types.ModuleType("nodepool.launcher")
@@ -129,6 +134,15 @@ def test_stop_is_time_limited(launcher):
         out, _ = process.communicate(timeout=10)
     assert process.returncode == 0
     assert "Not everything has ended within 1 s: " in out and "NodePool" in out
+
+
+@pytest.mark.spec("cli-web-metrics.md 2: an orderly stop takes about a second")
+def test_threads_that_wait_for_answers_end_with_the_process(launcher):
+    with launcher.start("-f", ANSWER="1", LIMIT="60") as process:
+        wait_for(launcher.ready)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=10)
+    assert process.returncode == 0 and "waits-for-an-answer_0" in out and "Not everything" not in out
 
 
 def test_second_signal_exits_at_once(launcher):

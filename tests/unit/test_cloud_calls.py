@@ -179,3 +179,30 @@ def test_kinds_become_the_launchers_exceptions(kind: ErrorKind, cls: type[Except
     assert str(result) == "text"
     assert translate(error, classify, ErrorKind.OTHER) is error
     assert translate(CloudError(ErrorKind.TRANSIENT), classify).__class__ is CloudError
+
+
+def test_silence() -> None:
+    calls, clock = make()
+    assert not calls.silent(clock())
+    seen: list[bool] = []
+
+    def asked() -> None:
+        clock.now += 1
+        seen.append(calls.silent(clock()))
+        seen.append(calls.silent(clock() - 2))
+
+    calls.call("describe", Script("earlier"))
+    calls.call("describe", asked)
+    assert seen == [True, False], "under way without an answer since; but there was one before that"
+    assert not calls.silent(clock() + 1), "nothing is under way"
+
+    def no_answer() -> None:
+        seen.append(calls.silent(clock()))
+        clock.now += 1
+        raise CloudError(ErrorKind.TRANSIENT)
+
+    since = clock() + 0.5
+    clock.now += 1
+    with pytest.raises(CloudError):
+        calls.call("run", no_answer, lane="write")
+    assert calls._answered < since, "a connection that fails is no answer"

@@ -58,7 +58,7 @@ class AwsAdapter(statemachine.Adapter):
     #: Shortest time between two looks at what is waited for, in seconds.
     LOOK_FLOOR = 0.5
     #: Seconds that the start of a provider waits for its launch templates.
-    TEMPLATE_WAIT = 5.0
+    TEMPLATE_WAIT = 1.0
 
     def __init__(self, provider_config: Any) -> None:
         super().__init__(provider_config)
