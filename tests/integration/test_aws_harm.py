@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from nodepool.cloud import CallTimeout
 from tests.aws_cloud import AwsCloud
 from tests.conftest import wait_for
 from tests.fault_proxy import Forward, Reply, Request, ec2_error, hang, reply
@@ -92,6 +94,71 @@ def test_id_is_recorded_before_the_size_is_known(bench: LauncherBench, aws: AwsC
     finally:
         gate.set()
     bench.wait_request(request, "fulfilled", timeout=20)
+
+
+def in_threads(*functions: Callable[[], Any]) -> list[Future[Any]]:
+    """Each at work on a thread of its own."""
+    found: list[Future[Any]] = []
+    for function in functions:
+        future: Future[Any] = Future()
+
+        def run(function: Callable[[], Any] = function, future: Future[Any] = future) -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="Thread-test", daemon=True).start()
+        found.append(future)
+    return found
+
+
+@pytest.mark.spec("design: no unbounded wait: facts that another thread asks for")
+def test_waiting_for_the_question_of_another(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(bench, aws, aws.label())
+    cloud = adapter(bench).cloud
+    gate = threading.Event()
+    fault = aws.proxy.fail("DescribeInstanceTypes", hang(gate, forward))
+    (first,) = in_threads(lambda: cloud.instance_type("c5.large"))
+    wait_for(lambda: fault.used == 1, 10, "the question hangs")
+    with monkeypatch.context() as patch:
+        patch.setattr("nodepool.driver.aws.lookups.READ_DEADLINE", 0.2)
+        (second,) = in_threads(lambda: cloud.instance_type("c5.large"))
+        with pytest.raises(CallTimeout, match=r"type c5\.large"):
+            second.result(5)
+    (third,) = in_threads(lambda: cloud.instance_type("c5.large"))
+    gate.set()
+    assert first.result(10) == third.result(10)
+    assert len([r for r in aws.proxy.seen("DescribeInstanceTypes") if "c5.large" in r.params.values()]) == 1
+    # An error is shared, too, and not kept.
+    gate.clear()
+    fault = aws.proxy.fail("DescribeInstanceTypes", hang(gate, ec2_error("InvalidInstanceType")))
+    futures = in_threads(*[lambda: cloud.instance_type("bad.type")] * 3)
+    wait_for(lambda: fault.used == 1, 10, "the question hangs")
+    gate.set()
+    for future in futures:
+        with pytest.raises(Exception, match=r"InvalidInstanceType"):
+            future.result(10)
+    assert cloud._fetching == {}
+
+
+@pytest.mark.spec("design: no unbounded wait: templates that another thread makes")
+def test_waiting_for_templates_of_another(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}))
+    templates = adapter(bench).templates
+    (name,) = templates._wanted
+    templates.forget(name)
+    gate = threading.Event()
+    fault = aws.proxy.fail("DescribeLaunchTemplates", hang(gate, forward))
+    (first,) = in_threads(templates.ensure)
+    wait_for(lambda: fault.used == 1, 10, "the question hangs")
+    with monkeypatch.context() as patch:
+        patch.setattr("nodepool.driver.aws.templates.LOCK_WAIT", 0.2)
+        (second,) = in_threads(templates.ensure)
+        with pytest.raises(CallTimeout, match="launch templates"):
+            second.result(5)
+    gate.set()
+    first.result(10)
 
 
 @pytest.mark.spec("driver-aws.md 2.4: a template that somebody else has removed is made again")

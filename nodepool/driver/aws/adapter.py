@@ -17,7 +17,7 @@ from nodepool.driver.aws.errors import check_answer, classify
 from nodepool.driver.aws.images import AwsImages
 from nodepool.driver.aws.launching import Launching
 from nodepool.driver.aws.leaks import AwsLeaks
-from nodepool.driver.aws.lookups import CACHE_TTL, SERVICE_QUOTA_CACHE_TTL, AwsLookups
+from nodepool.driver.aws.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
 from nodepool.driver.aws.machines import INSTANCE_FAILED, AwsCreateStateMachine, AwsDeleteStateMachine
 from nodepool.driver.aws.objects import AwsInstance, AwsResource, instance_id_of, state_of, tag_dict_to_list, tag_list_to_dict
 from nodepool.driver.aws.quota import AwsQuota
@@ -44,8 +44,6 @@ __all__ = [
 
 DELETE_BATCH = 50
 WATCH_BATCH = 100
-READ_DEADLINE = 120.0
-"""Seconds for a reading call with its retries: whoever waits for it has an older answer or asks again."""
 READ_FACTOR = 10
 """Reading calls may be that many times as frequent as changing ones."""
 

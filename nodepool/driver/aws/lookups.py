@@ -7,13 +7,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from cachetools import TTLCache
 
 from nodepool import exceptions
-from nodepool.cloud import CloudCalls, ErrorKind
+from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
 from nodepool.driver.aws.errors import classify
 from nodepool.driver.aws.objects import tag_list_to_dict
 from nodepool.driver.utils import LazyExecutorTTLCache
@@ -22,6 +22,8 @@ CACHE_TTL = 10
 SERVICE_QUOTA_CACHE_TTL = 300
 FILTER_TTL = 300
 PAGE = 1000
+READ_DEADLINE = 120.0
+"""Seconds for a reading call with its retries: whoever waits for it has an older answer or asks again."""
 
 
 class _ReadLane:
@@ -42,7 +44,7 @@ class AwsLookups:
         self.calls: CloudCalls = adapter.calls
         self._memo: dict[tuple[str, str], Any] = {}
         self._memo_lock = threading.Lock()
-        self._fetching: dict[tuple[str, str], threading.Lock] = {}
+        self._fetching: dict[tuple[str, str], Future[Any]] = {}
         self._filters: TTLCache[tuple[str, str], Any] = TTLCache(8192, FILTER_TTL, time.monotonic)
         self._object_tags: dict[tuple[str, str], dict[str, str]] = {}
         executor: Any = _ReadLane(self.calls)
@@ -166,22 +168,34 @@ class AwsLookups:
     # -- facts that do not change
 
     def _remember(self, kind: str, name: str, fetch: Callable[[], Any], memo: MutableMapping[Any, Any] | None = None) -> Any:
-        """Asked for once, also by many threads at the same time."""
+        """Asked for once, also by many threads at the same time: those who come later share answer or error.
+
+        :raises CallTimeout: the question of another thread takes too long.
+        """
         known = self._memo if memo is None else memo
         key = (kind, name)
         with self._memo_lock:
             if (value := known.get(key)) is not None:
                 return value
-            lock = self._fetching.setdefault(key, threading.Lock())
-        with lock:
-            with self._memo_lock:
-                if (value := known.get(key)) is not None:
-                    return value
+            asked = self._fetching.get(key)
+            if asked is None:
+                mine = self._fetching[key] = Future()
+        if asked is not None:
+            if not wait([asked], READ_DEADLINE).done:
+                raise CallTimeout(f"{kind} {name} was asked for by another thread, without an answer for {READ_DEADLINE:.0f} s")
+            return asked.result()
+        try:
             value = fetch()
+        except BaseException as error:
             with self._memo_lock:
-                known[key] = value
-                self._fetching.pop(key, None)
-            return value
+                del self._fetching[key]
+            mine.set_exception(error)
+            raise
+        with self._memo_lock:
+            known[key] = value
+            del self._fetching[key]
+        mine.set_result(value)
+        return value
 
     def instance_type(self, name: str) -> dict[str, Any]:
         def fetch() -> Any:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+from nodepool.cloud import CallTimeout
 from nodepool.driver.aws import requests
 from nodepool.driver.aws.errors import code_of
 from nodepool.driver.aws.objects import tag_dict_to_list, tag_list_to_dict
 
 EXISTS = "InvalidLaunchTemplateName.AlreadyExistsException"
+LOCK_WAIT = 300.0
+"""Seconds to wait for another thread that makes templates: as long as a changing call may take."""
 
 
 class LaunchTemplates:
@@ -30,6 +35,16 @@ class LaunchTemplates:
                     self._wanted[name] = data
                     self._names[(pool.name, label.name)] = name
 
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """:raises CallTimeout: another thread waits for AWS too long."""
+        if not self._lock.acquire(timeout=LOCK_WAIT):
+            raise CallTimeout(f"launch templates are being made by another thread, without an end for {LOCK_WAIT:.0f} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     @property
     def wanted(self) -> bool:
         """Whether any label uses a fleet; nothing at all happens if not."""
@@ -44,14 +59,14 @@ class LaunchTemplates:
 
     def forget(self, name: str) -> None:
         """The template is not there any more: :meth:`name` makes it again."""
-        with self._lock:
+        with self._locked():
             self._there.discard(name)
 
     def ensure(self) -> None:
         """Make the missing ones and remove those of a former configuration."""
         if not self.wanted:
             return
-        with self._lock:
+        with self._locked():
             if self._there == set(self._wanted):
                 return
             found = self.adapter.cloud._paged(
