@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import threading
 from typing import Any
 
 import pytest
 
 from tests.aws_cloud import REGION, AwsCloud
 from tests.conftest import wait_for
+from tests.fault_proxy import ec2_error, hang
 from tests.integration.aws_bench import adapter, all_gone, failed, instance, one, run_params, start, tags
 from tests.integration.launcher_bench import LauncherBench
 
@@ -204,8 +206,6 @@ def test_dedicated_host(bench: LauncherBench, aws: AwsCloud) -> None:
 @pytest.mark.spec("driver-aws.md 3.20: both gone after an instance failure or a failed allocation")
 @pytest.mark.parametrize("operation", ["RunInstances", "AllocateHosts"])
 def test_dedicated_host_failure(bench: LauncherBench, aws: AwsCloud, operation: str) -> None:
-    from tests.fault_proxy import ec2_error
-
     start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": f"{REGION}a"},
           launch_retries=1)
     aws.proxy.fail(operation, ec2_error("InsufficientInstanceCapacity", 500))
@@ -243,6 +243,51 @@ def test_launch_templates(bench: LauncherBench, aws: AwsCloud) -> None:
     assert len(now) == 2
     assert foreign["LaunchTemplate"]["LaunchTemplateName"] in now
     assert len(set(now) & set(first)) == 1
+
+
+def reload(bench: LauncherBench, aws: AwsCloud, *labels: dict[str, Any]) -> None:
+    """Change the labels of the running launcher; returns when the new configuration is in force."""
+    before = adapter(bench)
+    bench.config(aws.config(aws.provider(*labels)))
+    wait_for(lambda: adapter(bench) is not before, 10, "reloaded")
+
+
+@pytest.mark.spec("driver-aws.md 2.4: a reload does not take the templates of launches under way away")
+@pytest.mark.parametrize("after", ["fleet", "none"])
+def test_templates_of_launches_under_way(bench: LauncherBench, aws: AwsCloud, after: str) -> None:
+    start(bench, aws, aws.label(fleet=fleet("t3.medium")), launch_retries=2)
+    old = templates(aws)
+    gate = threading.Event()
+    fault = aws.proxy.fail("CreateFleet", hang(gate, ec2_error("InternalFailure", 400)))
+    request = bench.submit("small")
+    wait_for(lambda: fault.used == 1, 10, "the launch is under way")
+    fleet_again = {"fleet": fleet("t3.medium"), "volume_size": 50}
+    reload(bench, aws, aws.label(**(fleet_again if after == "fleet" else {})))
+    new = {name: each for name, each in templates(aws).items() if name not in old}
+    assert len(new) == (1 if after == "fleet" else 0)
+    assert set(templates(aws)) == {*old, *new}, "the old one is needed by the launch under way"
+    # It makes its template again when somebody else has removed it, and leaves the new one alone.
+    aws.proxy.fail("CreateFleet", ec2_error("InvalidLaunchTemplateName.NotFoundException"))
+    gate.set()
+    bench.wait_request(request, "fulfilled", timeout=20)
+    wait_for(lambda: templates(aws) == new, 20, "the old one is removed after its last launch")
+    assert len(aws.proxy.seen("DeleteLaunchTemplate")) == 1
+
+
+@pytest.mark.spec("driver-aws.md 2.4: existing templates are reused")
+def test_reloads_make_no_template_twice(bench: LauncherBench, aws: AwsCloud) -> None:
+    labels = [aws.label(fleet=fleet("t3.medium")), aws.label(fleet=fleet("t3.medium"), volume_size=50)]
+    start(bench, aws, labels[0])
+    reload(bench, aws, labels[1])
+    reload(bench, aws, labels[0])
+    reload(bench, aws, labels[0], aws.label("more", fleet=fleet("t3.large")))
+    wait_for(lambda: len(templates(aws)) == 1, 20, "only the one that is needed")
+    one(bench)
+    one(bench, "more")
+    assert len(templates(aws)) == 1
+    made, removed = aws.proxy.seen("CreateLaunchTemplate"), aws.proxy.seen("DeleteLaunchTemplate")
+    assert len(made) - len(removed) == 1
+    assert 2 <= len(made) <= 3
 
 
 @pytest.mark.spec("driver-aws.md 3.22: what fleet calls carry; use is counted after the launch")

@@ -96,8 +96,10 @@ class AwsAdapter(statemachine.Adapter):
         self.images = AwsImages(self)
         self.leaks = AwsLeaks(self)
         # A builder launches nothing: it neither makes nor removes templates.
-        if self.templates.wanted and not images_only():
-            self._prepare_templates()
+        if not images_only():
+            self.templates.start()
+            if self.templates.wanted:
+                self._prepare_templates()
 
     def _prepare_templates(self) -> None:
         """In the background, but mostly done before the first launch; a launch makes up for a failure."""
@@ -105,7 +107,7 @@ class AwsAdapter(statemachine.Adapter):
 
         def prepare() -> None:
             try:
-                self.templates.ensure()
+                self.templates.ensure(clean=True)
             except CallsStopped:
                 pass
             except Exception as error:
@@ -118,6 +120,7 @@ class AwsAdapter(statemachine.Adapter):
 
     def stop(self) -> None:
         self._stopping.set()
+        self.templates.stop()
         self.deletes.stop()
         self.timers.stop()
         self.calls.stop()

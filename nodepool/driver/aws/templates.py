@@ -4,26 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from nodepool.cloud import CallTimeout
+from nodepool.cloud import CallsStopped, CallTimeout
 from nodepool.driver.aws import requests
 from nodepool.driver.aws.errors import code_of
 from nodepool.driver.aws.objects import tag_dict_to_list, tag_list_to_dict
 
 EXISTS = "InvalidLaunchTemplateName.AlreadyExistsException"
 LOCK_WAIT = 300.0
-"""Seconds to wait for another thread that makes templates: as long as a changing call may take."""
+"""Seconds to wait for another thread that makes or removes templates: as long as a changing call may take."""
+
+
+class _Group:
+    """The running adapters of one provider: after a reload the old one goes on until its launches have ended."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.members: weakref.WeakSet[LaunchTemplates] = weakref.WeakSet()
+
+
+_groups: dict[tuple[str, str | None, str | None], _Group] = {}
+_groups_lock = threading.Lock()
+
+
+def _group(provider: Any) -> _Group:
+    with _groups_lock:
+        return _groups.setdefault((provider.name, provider.region_name, provider.profile_name), _Group())
 
 
 class LaunchTemplates:
-    """Those of one provider; ``ensure`` may be called again and again."""
+    """Those of one adapter; ``ensure`` may be called again and again.
+
+    Templates of a former configuration are removed once per configuration: at its start, and when the last launch by
+    the former one has ended. A launch that finds its template missing makes it again and removes nothing, so that two
+    launchers with different configurations, of which one is reloaded first, do not undo each other's work.
+    """
 
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
         self.log = adapter.log
-        self._lock = threading.Lock()
+        self._group = _group(adapter.provider)
         self._there: set[str] = set()
         self._names: dict[tuple[str, str], str] = {}
         self._wanted: dict[str, dict[str, Any]] = {}
@@ -38,12 +61,42 @@ class LaunchTemplates:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """:raises CallTimeout: another thread waits for AWS too long."""
-        if not self._lock.acquire(timeout=LOCK_WAIT):
+        lock = self._group.lock
+        if not lock.acquire(timeout=LOCK_WAIT):
             raise CallTimeout(f"launch templates are being made by another thread, without an end for {LOCK_WAIT:.0f} s")
         try:
             yield
         finally:
-            self._lock.release()
+            lock.release()
+
+    # -- life of the adapter
+
+    def start(self) -> None:
+        """From now on nobody removes what our labels need."""
+        with _groups_lock:
+            self._group.members.add(self)
+
+    def stop(self) -> None:
+        """Our launches have ended: our successor removes what only we needed."""
+        with _groups_lock:
+            if self not in self._group.members:
+                return
+            self._group.members.discard(self)
+            others = list(self._group.members)
+        if self.wanted and others:
+            successor = others[0]
+            successor.adapter.calls.run(successor._clean, lane="write")
+
+    def _clean(self) -> None:
+        try:
+            with self._locked():
+                self._remove_unwanted(self._list())
+        except CallsStopped:
+            pass  # the next start finds them
+        except Exception as error:
+            self.log.warning("Cannot remove launch templates of the former configuration: %s", error)
+
+    # -- for launches
 
     @property
     def wanted(self) -> bool:
@@ -62,24 +115,38 @@ class LaunchTemplates:
         with self._locked():
             self._there.discard(name)
 
-    def ensure(self) -> None:
-        """Make the missing ones and remove those of a former configuration."""
+    def ensure(self, clean: bool = False) -> None:
+        """Make the missing ones; with ``clean`` remove those of a former configuration.
+
+        :raises CallTimeout: somebody else is at it for too long.
+        """
         if not self.wanted:
             return
         with self._locked():
             if self._there == set(self._wanted):
                 return
-            found = self.adapter.cloud._paged(
-                "describe_launch_templates", "LaunchTemplates",
-                Filters=[{"Name": "launch-template-name", "Values": [f"{requests.LAUNCH_TEMPLATE_PREFIX}-*"]}])
-            existing = {each["LaunchTemplateName"]: each for each in found}
+            existing = self._list()
             for name, data in self._wanted.items():
                 if name not in existing:
                     self._create(name, data)
                 self._there.add(name)
-            for name, template in existing.items():
-                if name not in self._wanted and self._is_ours(template):
-                    self._delete(name, template)
+            if clean:
+                self._remove_unwanted(existing)
+
+    # -- with the lock held
+
+    def _list(self) -> dict[str, dict[str, Any]]:
+        found = self.adapter.cloud._paged(
+            "describe_launch_templates", "LaunchTemplates",
+            Filters=[{"Name": "launch-template-name", "Values": [f"{requests.LAUNCH_TEMPLATE_PREFIX}-*"]}])
+        return {each["LaunchTemplateName"]: each for each in found}
+
+    def _remove_unwanted(self, existing: dict[str, dict[str, Any]]) -> None:
+        with _groups_lock:
+            needed = {name for member in self._group.members for name in member._wanted}
+        for name, template in existing.items():
+            if name not in needed and self._is_ours(template):
+                self._delete(name, template)
 
     def _create(self, name: str, data: dict[str, Any]) -> None:
         tags = {"nodepool_managed": "True", "nodepool_provider_name": self.adapter.provider.name}
