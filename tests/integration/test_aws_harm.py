@@ -13,7 +13,7 @@ import pytest
 from nodepool.cloud import CallTimeout
 from tests.aws_cloud import AwsCloud
 from tests.conftest import wait_for
-from tests.fault_proxy import Forward, Reply, Request, ec2_error, hang, reply
+from tests.fault_proxy import Forward, Reply, Request, ec2_error, hang, lose_answer, reply
 from tests.integration.aws_bench import adapter, all_gone, cleanup, one, run_params, start
 from tests.integration.launcher_bench import LauncherBench
 
@@ -184,6 +184,60 @@ def test_an_instance_that_comes_too_late(bench: LauncherBench, aws: AwsCloud) ->
         gate.set()
     wait_for(lambda: len(run_params(aws)) == 2 and len(aws.proxy.seen("TerminateInstances")) == 1, 15, "late one is terminated")
     wait_for(lambda: [each["InstanceId"] for each in aws.instances()] == [node.external_id["instance"]], 15, "only the node's")
+
+
+def labels_for(aws: AwsCloud) -> dict[str, tuple[dict[str, Any], str]]:
+    fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}
+    return {"RunInstances": (aws.label(), "instances"), "CreateFleet": (aws.label(fleet=fleet), "instances"),
+            "AllocateHosts": (aws.label(instance_type="c5.large", dedicated_host=True), "hosts")}
+
+
+@pytest.mark.spec("driver-aws.md 2.3: a call that is unclear to the end of its deadline makes no second instance")
+@pytest.mark.parametrize("operation", ["RunInstances", "CreateFleet", "AllocateHosts"])
+def test_the_next_attempt_gets_what_the_unclear_one_made(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    monkeypatch.setattr("nodepool.driver.aws.adapter.DEADLINE", 0.5)
+    label, kind = labels_for(aws)[operation]
+    start(bench, aws, label, launch_retries=3, pool={"availability-zone": "us-east-1a"})
+    lost = aws.proxy.fail(operation, lose_answer(), times=2)
+    one(bench)
+    tokens = {params["ClientToken"] for params in run_params(aws, operation)}
+    assert lost.used == 2
+    assert len(tokens) == 1
+    assert len(getattr(aws, kind)()) == 1
+    # What is clear is not repeated.
+    aws.proxy.fail(operation, ec2_error("InvalidParameterValue"))
+    one(bench)
+    assert len({params["ClientToken"] for params in run_params(aws, operation)}) == 3
+
+
+@pytest.mark.spec("driver-aws.md 2.9: an instance of an unclear attempt is removed although its node lives")
+def test_a_second_instance_of_a_node(bench: LauncherBench, aws: AwsCloud) -> None:
+    start(bench, aws, aws.label())
+    request, node = one(bench)
+    tags = [{"Key": "nodepool_provider_name", "Value": "ec2-us"}, {"Key": "nodepool_node_id", "Value": node.id}]
+    aws.ec2.allocate_hosts(AvailabilityZone="us-east-1a", InstanceType="c5.large", Quantity=1,
+                           TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": tags}])
+    aws.ec2.run_instances(ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium", SubnetId=aws.subnet,
+                          TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
+
+    def become(state: str) -> None:
+        bench.zuul.write_node(node.id, state=state)
+        wait_for(lambda: bench.pools[0].zk.getNode(node.id, cached=True).state == state, 10, "mirrored")
+
+    bench.zuul.accept(request)
+    become("building")
+    cleanup(bench, 3)
+    assert len(aws.instances()) == 2, "while it is being made it is not clear which one is its own"
+    become("in-use")
+    cleanup(bench)
+    assert len(aws.instances()) == 2
+    cleanup(bench)
+    assert [each["InstanceId"] for each in aws.instances()] == [node.external_id["instance"]]
+    assert aws.hosts() == []
+    bench.zuul.give_back(node.id)
+    bench.wait_gone(node.id)
 
 
 def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 import uuid
 from typing import Any
+
+from cachetools import TTLCache
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind, translate
@@ -15,6 +20,9 @@ from nodepool.driver.aws.ladder import Rung, SoldOut
 _NEXT = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
 #: How the codes begin that name a launch template which is not there.
 NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFound", "InvalidLaunchTemplateId.NotFound")
+
+UNCLEAR = 1800.0
+"""Seconds that the token of a call without a clear answer is kept."""
 
 
 class FleetError(Exception):
@@ -32,6 +40,26 @@ class Launching:
         self.adapter = adapter
         self.log = adapter.log
         self.sold_out = SoldOut()
+        self._lock = threading.Lock()
+        #: Tokens of calls of which it is not known whether they worked, by what they asked for.
+        self._unclear: TTLCache[str, str] = TTLCache(1024, UNCLEAR, time.monotonic)
+
+    def _create(self, method: str, **args: Any) -> Any:
+        """A call that makes something, and makes it once however often it is repeated.
+
+        Its token is kept when it ends without a clear answer: the next attempt for the same node asks with the same one
+        and gets what the former has made, if it has.
+        """
+        wanted = json.dumps([method, args], sort_keys=True, default=str)
+        with self._lock:
+            token = self._unclear.pop(wanted, None) or uuid.uuid4().hex
+        try:
+            return self.adapter.ec2(method, lane="write", idempotent=True, ClientToken=token, **args)
+        except Exception as error:
+            if classify(error) is ErrorKind.TRANSIENT:
+                with self._lock:
+                    self._unclear[wanted] = token
+            raise
 
     def allocate_host(self, label: Any, tags: dict[str, str]) -> str:
         """The id of a new dedicated host.
@@ -40,8 +68,7 @@ class Launching:
         """
         args = requests.allocate_host(label, tags)
         try:
-            answer = self.adapter.ec2(
-                "allocate_hosts", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+            answer = self._create("allocate_hosts", **args)
         except Exception as error:
             raise translate(error, classify, *_NEXT) from error
         return str(answer["HostIds"][0])
@@ -96,8 +123,7 @@ class Launching:
     ) -> dict[str, Any]:  # fmt: skip
         args = requests.run_instances(label, rung, image_id, image, tags, host_id)
         self.log.debug("Creating instance %s as %s", tags.get("Name"), rung.describe())
-        # With its token a call that was answered too late, or not at all, is repeated without a second instance.
-        answer = self.adapter.ec2("run_instances", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+        answer = self._create("run_instances", **args)
         return answer["Instances"][0]  # type: ignore[no-any-return]
 
     def _fleet(self, label: Any, image_id: str, tags: dict[str, str]) -> dict[str, Any]:
@@ -118,7 +144,7 @@ class Launching:
         return {"InstanceId": groups[0]["InstanceIds"][0], "InstanceType": groups[0].get("InstanceType")}
 
     def _create_fleet(self, args: dict[str, Any]) -> list[dict[str, Any]]:
-        answer = self.adapter.ec2("create_fleet", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, **args)
+        answer = self._create("create_fleet", **args)
         groups = [group for group in answer.get("Instances") or [] if group.get("InstanceIds")]
         if not groups:
             errors = answer.get("Errors") or [{}]

@@ -50,6 +50,13 @@ class AwsResource(statemachine.Resource):
         super().__init__(metadata, type)
         self.id = id
 
+    def belongs_to(self, external_id: Any) -> bool:
+        if self.type == self.TYPE_INSTANCE:
+            return instance_id_of(external_id) in (self.id, None)
+        if self.type == self.TYPE_HOST and isinstance(external_id, dict):
+            return external_id.get("host") == self.id
+        return True  # a volume goes with its instance
+
 
 class AwsInstance(statemachine.Instance):
     """An instance, the host that was allocated for it, or both.

@@ -6,9 +6,13 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from nodepool import metrics
+from nodepool.zk.records import HOLD, IN_USE, READY, USED
 
 if TYPE_CHECKING:
     from nodepool.driver.statemachine.provider import StateMachineProvider
+
+#: States of a node whose machine will not be another any more.
+SETTLED = (READY, IN_USE, USED, HOLD)
 
 
 def _key(resource: Any) -> Hashable:
@@ -18,12 +22,23 @@ def _key(resource: Any) -> Hashable:
             metadata.get("nodepool_upload_id"), str(getattr(resource, "id", "")))
 
 
+def _leaked(resource: Any, node: Any) -> bool:
+    """Whether the record does not account for a resource tagged with its id.
+
+    A launch of which it never became clear whether it worked may have made another thing than the one that the node has.
+    """
+    if node is None:
+        return True
+    belongs = getattr(resource, "belongs_to", None)
+    return bool(belongs is not None and node.state in SETTLED and node.external_id and not belongs(node.external_id))
+
+
 def cleanup(provider: StateMachineProvider) -> None:
     """Delete resources tagged with our name that no record knows, once they were seen so twice in a row."""
     name = provider.provider.name
     resources = list(provider.adapter.listResources())
     # The records are read after the resources: what was recorded meanwhile is no leak.
-    nodes = {node.id for node in provider._zk.getProviderNodes(name)}
+    nodes = {node.id: node for node in provider._zk.getProviderNodes(name)}
     uploads = {
         (build, upload.id)
         for builds in provider._zk.getProviderUploads(name).values()
@@ -37,7 +52,7 @@ def cleanup(provider: StateMachineProvider) -> None:
             continue
         node_id = metadata.get("nodepool_node_id")
         build, upload = metadata.get("nodepool_build_id"), metadata.get("nodepool_upload_id")
-        if node_id is not None and node_id not in nodes:
+        if node_id is not None and _leaked(resource, nodes.get(node_id)):
             before, now = nodes_before, provider.possibly_leaked_nodes
         elif build and upload and (build, upload) not in uploads:
             before, now = uploads_before, provider.possibly_leaked_uploads
@@ -47,7 +62,7 @@ def cleanup(provider: StateMachineProvider) -> None:
         now[key] = resource
         if key not in before:
             continue
-        if node_id is not None and provider._zk.getNode(node_id) is not None:
+        if node_id is not None and not _leaked(resource, provider._zk.getNode(node_id)):
             continue  # the mirror may lag; the tree itself decides
         try:
             provider.log.warning("Deleting leaked %s of provider %s: %s", resource.type, name, metadata)

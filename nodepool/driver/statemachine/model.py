@@ -106,6 +106,13 @@ class Resource:
         self.plural_metric_name = type + "s"
         self.metadata = metadata or {}
 
+    def belongs_to(self, external_id: Any) -> bool:
+        """Whether it is, or is part of, what the node with this id has; asked when it is tagged for that node. Not in 11.0.0.
+
+        What is not counts as leaked. A driver that cannot tell says True.
+        """
+        return True
+
 
 class Adapter:
     """The cloud as the state machine framework needs it (driver-api.md 7.2)."""
