@@ -314,6 +314,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsCloud]:
     cloud.setup_environment(monkeypatch)
     # moto's machines run at once.
     monkeypatch.setattr("nodepool.driver.aws.adapter.AwsAdapter.LOOK_FLOOR", 0.05)
+    monkeypatch.setattr("nodepool.driver.aws.adapter.AwsAdapter.DELETE_GATHER", 0.2)
     # A busy machine does not decide what is there after a start.
     monkeypatch.setattr("nodepool.driver.aws.adapter.AwsAdapter.TEMPLATE_WAIT", 10.0)
     try:

@@ -36,6 +36,7 @@ class _Kind:
     delete_many: Callable[[Sequence[str]], object]
     batch: int
     parallel: int
+    gather: float
     waiting: deque[_Deletion] = field(default_factory=deque)
     known: dict[str, _Deletion] = field(default_factory=dict)
     running: int = 0
@@ -64,12 +65,17 @@ class DeleteBatches:
         self._kinds: dict[str, _Kind] = {}
         self._stopped = False
 
-    def add_kind(self, kind: str, delete_many: Callable[[Sequence[str]], object], *, batch: int, parallel: int = 2) -> None:
+    def add_kind(
+        self, kind: str, delete_many: Callable[[Sequence[str]], object], *, batch: int, parallel: int = 2,
+        gather: float = GATHER,
+    ) -> None:  # fmt: skip
         """``delete_many`` deletes up to ``batch`` ids with one call.
 
         It may return a mapping id -> exception (or None) for those of its ids that were refused singly.
+
+        :param gather: seconds that the first id waits for others.
         """
-        self._kinds[kind] = _Kind(kind, delete_many, batch, parallel)
+        self._kinds[kind] = _Kind(kind, delete_many, batch, parallel, gather)
 
     def delete(self, kind: str, key: str, deadline: float = DEADLINE) -> Future[None]:
         """Ask for the deletion of one id; the future is done when the cloud has accepted it or never heard of the id.
@@ -88,12 +94,12 @@ class DeleteBatches:
                 return known.future
             deletion = entry.known[key] = _Deletion(key, self._timers.clock() + deadline)
             entry.waiting.append(deletion)
-            self._plan(entry)
+            self._plan(entry, entry.gather)
             if len(entry.waiting) == entry.batch and entry.running < entry.parallel:
                 self._timers.after(0.0, lambda: self._send(entry))
         return deletion.future
 
-    def _plan(self, kind: _Kind, seconds: float = GATHER) -> None:
+    def _plan(self, kind: _Kind, seconds: float) -> None:
         """Have the kind's queue looked at; with the lock held."""
         if not kind.planned and kind.running < kind.parallel and kind.waiting:
             kind.planned = True
@@ -147,7 +153,7 @@ class DeleteBatches:
             for deletion, _ in ended:
                 kind.known.pop(deletion.key, None)
             full = len(kind.waiting) >= kind.batch or any(deletion.alone for deletion in kind.waiting)
-            self._plan(kind, 0.0 if full else GATHER)
+            self._plan(kind, 0.0 if full else kind.gather)
         for deletion, result in ended:
             _finish(deletion, result)
 

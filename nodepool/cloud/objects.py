@@ -24,6 +24,10 @@ ABANDONED = 600.0
 """Seconds after which a watch that nobody has read is dropped: its party has given up without a word."""
 EARLY = 0.8
 """Part of the expected time that passes before looks become frequent."""
+NARROWER = 0.97
+"""Part of the time of a first look that had come late enough, for the next one."""
+NARROW = 0.3
+"""Part of the shortest pause below which it does not matter when exactly a change came."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,20 @@ class Look(Generic[V]):
 class Watch(Generic[V]):
     """One party waiting for one object."""
 
-    def __init__(self, watched: Watched[V], key: str, wake: Callable[[], None], kind: Hashable, started: float) -> None:
+    def __init__(
+        self, watched: Watched[V], key: str, wake: Callable[[], None], kind: Hashable, started: float, first: float,
+        patience: float,
+    ) -> None:  # fmt: skip
         self.key = key
         self.wake = wake
         self.kind = kind
         self.started = started
+        self.first = first
+        self.patience = patience
+        self.planned = started
+        #: When the latest look but one was sent; what was waited for had not happened then.
+        self.missed = started
+        self.told = started
         self.read = started
         self._look: Look[V] | None = None
         self.next_look = started
@@ -74,18 +87,21 @@ class Watched(Generic[V]):
     :param fetch_many: asks the cloud for these ids; ids missing in its answer are told as absent. Runs by ``submit``.
     :param submit: runs a function on another thread and returns its future (:meth:`CloudCalls.run`).
     :param batch: ids per question; 1 asks one by one.
+    :param narrow: learn from looks that came too early, too: changes that always take equally long are then seen by their
+        first look. Saves calls; a change that comes earlier than those before is seen later for it.
     """
 
     def __init__(
         self, name: str, fetch_many: Callable[[Sequence[str]], Mapping[str, V]],
         submit: Callable[[Callable[[], Any]], Future[Any]], timers: Timers, *, batch: int = 100,
-        floor: float = FLOOR, ceiling: float = CEILING,
+        floor: float = FLOOR, ceiling: float = CEILING, narrow: bool = False,
         log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.batch = batch
         self.floor = floor
         self.ceiling = ceiling
+        self.narrow = narrow
         self._fetch_many = fetch_many
         self._submit = submit
         self._timers = timers
@@ -94,19 +110,24 @@ class Watched(Generic[V]):
         self._watches: dict[Watch[V], None] = {}
         self._asking: set[str] = set()
         self._timer: Timer | None = None
-        self._durations: dict[Hashable, deque[float]] = {}
+        #: By kind: seconds until the last look that came too early, and until the change was seen.
+        self._durations: dict[Hashable, deque[tuple[float, float]]] = {}
         self._complained = False
         self._last_pass = float("-inf")
 
     # -- for those who wait
 
-    def watch(self, key: str, wake: Callable[[], None], kind: Hashable = None) -> Watch[V]:
+    def watch(
+        self, key: str, wake: Callable[[], None], kind: Hashable = None, *, first: float = 0.0, patience: float = 0.0,
+    ) -> Watch[V]:  # fmt: skip
         """Wait for the object ``key``; ``wake`` is called, on any thread, after each look at it.
 
         :param kind: of the change waited for, for example (label, "launch"); its usual duration decides when to look.
+        :param first: seconds before the first look as long as no duration is known.
+        :param patience: seconds that a look may be put off so that it needs no question of its own.
         """
         now = self._timers.clock()
-        watch = Watch(self, key, wake, kind, now)
+        watch = Watch(self, key, wake, kind, now, first, patience)
         with self._lock:
             watch.next_look = now + self._pause(watch, now)
             self._watches[watch] = None
@@ -116,7 +137,20 @@ class Watched(Generic[V]):
     def expected(self, kind: Hashable) -> float | None:
         """Seconds that such a change has taken lately; None when not known."""
         seen = self._durations.get(kind)
-        return median(seen) if seen else None
+        return median(until for _, until in seen) if seen else None
+
+    def _early(self, kind: Hashable, expected: float) -> float:
+        """Seconds before the first look is worth a question."""
+        early = EARLY * expected
+        seen = self._durations.get(kind)
+        if not self.narrow or not seen:
+            return early
+        missed, reached = max(missed for missed, _ in seen), min(until for _, until in seen)
+        if missed >= reached:
+            return early  # they do not all take equally long
+        if not missed:
+            return max(early, NARROWER * reached)  # may all have come earlier
+        return max(early, reached if reached - missed <= NARROW * self.floor else (missed + reached) / 2)
 
     def _again(self, watch: Watch[V], seconds: float) -> None:
         with self._lock:
@@ -133,7 +167,9 @@ class Watched(Generic[V]):
             watch.ended = True
             if reached:
                 seen = self._durations.setdefault(watch.kind, deque(maxlen=9))
-                seen.append(self._timers.clock() - watch.started)
+                # What patience has added is not the cloud's.
+                until = watch.planned if watch.patience else self._timers.clock()
+                seen.append((watch.missed - watch.started, until - watch.started))
 
     # -- looking
 
@@ -144,8 +180,8 @@ class Watched(Generic[V]):
         expected, waited = self.expected(watch.kind), now - watch.started
         if expected is None:
             # Nothing learned: a tenth of what has been waited, so that short things are seen at once and long ones are cheap.
-            return min(self.ceiling, max(self.floor, waited / 10))
-        early = EARLY * expected
+            return min(self.ceiling, max(self.floor, waited / 10, watch.first - waited))
+        early = self._early(watch.kind, expected)
         if waited < early:
             return min(self.ceiling, max(self.floor, early - waited))
         if waited < 1.5 * expected:
@@ -154,7 +190,10 @@ class Watched(Generic[V]):
 
     def _arm(self, now: float) -> None:
         """Plan the next pass; with the lock held."""
-        due = min((watch.next_look for watch in self._watches if watch.key not in self._asking), default=None)
+        idle = [watch for watch in self._watches if watch.key not in self._asking]
+        hurried = min((watch.next_look for watch in idle if not watch.patience), default=float("inf"))
+        due = min((hurried if watch.next_look <= hurried <= watch.next_look + watch.patience else watch.next_look
+                   for watch in idle), default=None)
         timer = self._timer
         if due is not None and self.batch > 1:
             # Those who wait fall into step, so that one question serves them all.
@@ -183,6 +222,9 @@ class Watched(Generic[V]):
                 rest = sorted((watch for watch in idle if watch.key not in due and watch.last_look + self.floor <= now
                                and watch.next_look - now < self.floor), key=lambda watch: watch.next_look)
                 keys += list(dict.fromkeys(watch.key for watch in rest))[:spare]
+            for watch in idle:
+                if watch.key in due or watch.key in keys:
+                    watch.planned = min(watch.next_look, now)
             questions = [keys[start:start + self.batch] for start in range(0, len(keys), self.batch)]
             self._asking.update(keys)
             self._arm(now)
@@ -219,6 +261,7 @@ class Watched(Generic[V]):
                     watch.failures = 0
                     if watch.started <= asked:
                         watch._look = Look(answer.get(watch.key), asked)
+                        watch.missed, watch.told = watch.told, asked
                         told.append(watch)
                 else:
                     watch.failures += 1

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.cloud import Watched
-from nodepool.cloud.objects import CEILING, FLOOR
+from nodepool.cloud.objects import CEILING, EARLY, FLOOR
 from tests.cloud_clock import CloudError, ErrorKind, HandClock, HandExecutor, HandTimers
 
 
@@ -192,3 +193,73 @@ def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(
             assert when - asked.get(key, float("-inf")) >= FLOOR - 1e-6
             asked[key] = when
     assert set(asked) == set(watches)
+
+
+def changes(cloud: Cloud, after: float, count: int = 30) -> tuple[float, float]:
+    """Things that change ``after`` so many seconds, one by one: looks at each of the last 20, and how late it was seen."""
+    looks: list[int] = []
+    late: list[float] = []
+    for number in range(count):
+        key, before, begun = f"i{number}", len(cloud.questions), cloud.clock.now
+        watch = cloud.watched.watch(key, lambda: None, "launch")
+        while watch.look is None or watch.look.value is None:
+            cloud.timers.pass_time(0.05)
+            if cloud.clock.now - begun >= after:
+                cloud.things[key] = "running"
+        watch.end()
+        looks.append(len(cloud.questions) - before)
+        late.append(cloud.clock.now - begun - after)
+        cloud.timers.pass_time(1)
+    return sum(looks[-20:]) / 20, sum(late[-20:]) / 20
+
+
+def test_changes_that_always_take_equally_long_are_seen_by_the_first_look() -> None:
+    plain, narrow = Cloud(), Cloud()
+    narrow.watched.narrow = True
+    looks, late = changes(narrow, 7.3)
+    looks_before, late_before = changes(plain, 7.3)
+    assert looks <= 1.5 < looks_before
+    assert late <= max(FLOOR / 2, late_before)
+    # What becomes quicker is noticed, what becomes slower, too.
+    for duration in (6.6, 9.0):
+        looks, late = changes(narrow, duration, 60)
+        assert looks <= 1.6
+        assert late <= FLOOR / 2
+
+
+def test_changes_of_different_length_are_waited_for_as_before() -> None:
+    cloud = Cloud()
+    cloud.watched.narrow = True
+    cloud.watched._durations["launch"] = deque([(5.0, 5.5), (9.0, 9.5), (7.0, 7.5)])
+    assert cloud.watched._early("launch", 7.5) == EARLY * 7.5
+
+
+def test_nothing_is_asked_before_the_first_look_of_an_unknown_kind() -> None:
+    cloud = Cloud()
+    cloud.watched.watch("a", lambda: None, "launch", first=2.0)
+    cloud.timers.pass_time(1.9)
+    assert cloud.questions == []
+    cloud.timers.pass_time(0.2 + FLOOR)
+    assert len(cloud.questions) == 2
+
+
+def test_who_is_patient_shares_the_questions_of_others() -> None:
+    cloud = Cloud()
+    cloud.things = {"new": "pending", "old": "terminated"}
+    cloud.watched.watch("new", lambda: None, "launch", first=2.0)
+    old = cloud.watched.watch("old", lambda: None, "delete", patience=3.0)
+    cloud.timers.pass_time(2.1)
+    assert [sorted(ids) for _, ids in cloud.questions] == [["new", "old"]]
+    old.end()
+    assert cloud.watched.expected("delete") == FLOOR, "what patience added is not learned"
+    # Nobody else looks: it does not wait.
+    alone = Cloud()
+    alone.watched.watch("old", lambda: None, "delete", patience=3.0)
+    alone.timers.pass_time(FLOOR + 0.1)
+    assert len(alone.questions) == 1
+    # Nobody else looks in time.
+    late = Cloud()
+    late.watched.watch("new", lambda: None, "launch", first=9.0)
+    late.watched.watch("old", lambda: None, "delete", patience=3.0)
+    late.timers.pass_time(FLOOR + 0.1)
+    assert [ids for _, ids in late.questions] == [["old"]]

@@ -55,6 +55,10 @@ class AwsAdapter(statemachine.Adapter):
     READ_TIMEOUT = clients.READ_TIMEOUT
     #: Shortest time between two looks at what is waited for, in seconds.
     LOOK_FLOOR = 0.5
+    #: Seconds that a deletion waits for others to share a call: nothing beside the time that an instance takes to shut down.
+    DELETE_GATHER = 1.0
+    #: Seconds that a look at what is being deleted waits for the next look at something else.
+    DELETE_PATIENCE = 2.0
     #: Seconds that the start of a provider waits for its launch templates.
     TEMPLATE_WAIT = 1.0
 
@@ -81,12 +85,12 @@ class AwsAdapter(statemachine.Adapter):
         self.timers = Timers(name)
         self.deletes = DeleteBatches(
             name, classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log)
-        self.deletes.add_kind("instance", self._terminate, batch=DELETE_BATCH)
-        self.deletes.add_kind("host", self._release, batch=DELETE_BATCH)
+        self.deletes.add_kind("instance", self._terminate, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
+        self.deletes.add_kind("host", self._release, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
         self.cloud = AwsLookups(self)
         self.watched_instances: Watched[dict[str, Any]] = Watched(
             f"instances of {provider_config.name}", self.cloud.some_instances, self.calls.run, self.timers,
-            batch=WATCH_BATCH, floor=self.LOOK_FLOOR, log=self.log)
+            batch=WATCH_BATCH, floor=self.LOOK_FLOOR, narrow=True, log=self.log)
         self.watched_hosts: Watched[dict[str, Any]] = Watched(
             f"hosts of {provider_config.name}", self.cloud.some_hosts, self.calls.run, self.timers,
             batch=DELETE_BATCH, floor=self.LOOK_FLOOR, log=self.log)

@@ -20,6 +20,8 @@ HOST_FAILED = ("permanent-failure", *HOST_GONE)
 INSTANCE_FAILED = ("shutting-down", "terminated", "stopping", "stopped")
 SIZE_WAIT = 30.0
 """Seconds that a running instance waits at most until its size is known."""
+FIRST_LOOK = 4
+"""Times the shortest pause: an instance of which nothing is known yet does not run earlier."""
 CONFIRM_ABSENT = 2.0
 """Seconds between two looks that must both miss a thing before it counts as gone: EC2 shows new ones late."""
 
@@ -33,9 +35,9 @@ class _AwsMachine(WatchingMachine):
         future, self.waiting_future = self.waiting_future, None
         return future.result()
 
-    def _look_at(self, watched: Any, key: str, kind: Any) -> None:
+    def _look_at(self, watched: Any, key: str, kind: Any, **options: float) -> None:
         self.waiting_future = None
-        self.look_at(watched.watch(key, self._wake, kind))
+        self.look_at(watched.watch(key, self._wake, kind, **options))
 
 
 class AwsDeleteStateMachine(_AwsMachine):
@@ -95,7 +97,7 @@ class AwsDeleteStateMachine(_AwsMachine):
                 self.state = self.START
                 raise
             self._missed = None
-            self._look_at(watched, key, ("delete", kind))
+            self._look_at(watched, key, ("delete", kind), patience=self.adapter.DELETE_PATIENCE)
         assert self._watch is not None
         look = self._watch.look
         if look is None:
@@ -179,7 +181,8 @@ class AwsCreateStateMachine(_AwsMachine):
             self._add_id("instance", started["InstanceId"])
             # Asked for while it boots; the question needs no answer here.
             self.adapter.calls.run(lambda: self.adapter.launching.know_type(started.get("InstanceType")))
-            self._look_at(self.adapter.watched_instances, started["InstanceId"], ("launch", self.label.name))
+            self._look_at(self.adapter.watched_instances, started["InstanceId"], ("launch", self.label.name),
+                          first=FIRST_LOOK * self.adapter.LOOK_FLOOR)
             self.state = self.INSTANCE_CREATING
 
         if self.state == self.INSTANCE_CREATING:
