@@ -31,13 +31,28 @@ class TicketError(Exception):
 UseOnce = Callable[[str, float], bool]
 
 
-def _new_claims(records: Sequence[Mapping[str, Any]], issuer: str, host: str, lifetime: int) -> dict[str, Any]:
-    now = int(time.time())
-    for record in records:
+def _check_records(slivers: Any) -> list[dict[str, Any]]:
+    """What signing and verifying agree on.
+
+    :raises TicketError: there are none, or one is no sliver.
+    """
+    if not isinstance(slivers, list) or not slivers or not all(isinstance(item, Mapping) for item in slivers):
+        raise TicketError("it contains no slivers")
+    records = []
+    for item in slivers:
+        record = {"account_type": SLIVER, **item}
+        if record["account_type"] != SLIVER:
+            raise TicketError("it may contain slivers only")
         try:
-            parse_record({"account_type": SLIVER, **record})
+            records.append(parse_record(record))
         except RecordError as error:
             raise TicketError(str(error)) from None
+    return records
+
+
+def _new_claims(records: Sequence[Mapping[str, Any]], issuer: str, host: str, lifetime: int) -> dict[str, Any]:
+    now = int(time.time())
+    _check_records(list(records))
     if not 0 < lifetime <= MAX_LIFETIME:
         raise TicketError(f"a ticket is valid for 1 to {MAX_LIFETIME} seconds")
     return {"iss": issuer, "aud": host, "jti": uuid.uuid4().hex, "iat": now, "exp": now + lifetime, "slivers": list(records)}
@@ -166,18 +181,7 @@ def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: Use
         raise TicketError(f"issuer {issuer[:60]!r} is not accepted here")
     if expiry - issued > MAX_LIFETIME:
         raise TicketError("it is valid for more than a year")
-    slivers = claims.get("slivers")
-    if not isinstance(slivers, list) or not slivers or not all(isinstance(item, dict) for item in slivers):
-        raise TicketError("it contains no slivers")
-    records = []
-    for item in slivers:
-        record = {"account_type": SLIVER, **item}
-        if record["account_type"] != SLIVER:
-            raise TicketError("it may contain slivers only")
-        try:
-            records.append(parse_record(record))
-        except RecordError as error:
-            raise TicketError(str(error)) from None
+    records = _check_records(claims.get("slivers"))
     if not use_once(f"{issuer[:256]}:{jti}", float(expiry) + _LEEWAY):
         raise TicketError("it was used before")
     return records

@@ -78,6 +78,19 @@ def test_jws(pair: tuple[bytes, str], once: Used) -> None:
     assert (record["name"], record["rspec"]) == ("a", {"nm_cpu_share": 5})
 
 
+@pytest.mark.spec("nodemanager.md C.6: a ticket contains slivers only")
+@pytest.mark.parametrize(("records", "text"), [
+    ([sliver("a"), delegate("d")], "slivers only"), ([], "no slivers"), ([sliver("a/b")], "is no name")],
+    ids=["delegate", "nothing", "name"])
+def test_nothing_is_signed_that_would_be_refused(
+    pair: tuple[bytes, str], rsa: tuple[bytes, str], records: list[dict[str, Any]], text: str
+) -> None:
+    with pytest.raises(TicketError, match=text):
+        tickets.sign(records, pair[0], "auth", "here")
+    with pytest.raises(TicketError, match=text):
+        tickets.sign_xml(records, rsa[0], pathlib.Path(rsa[1]).read_bytes(), "auth", "here")
+
+
 @pytest.mark.spec("nodemanager.md C.9.8: replayed, wrong host, expired, tampered -> refused")
 def test_jws_refused(pair: tuple[bytes, str], once: Used) -> None:
     key, public = pair
