@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -73,6 +74,10 @@ class LookAlike:
         if token and result.status == 200:
             with self.lock:
                 self._tokens[token] = Reply(result.status, result.body, result.headers)
+        if request.method == "GET" and b"<ListMultipartUploadsResult" in result.body:
+            # moto's uploads began in 2010, all of them.
+            now = time.strftime("<Initiated>%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()).encode()
+            result.body = re.sub(rb"<Initiated>[^<]*", now, result.body)
         if request.operation == "RegisterImage" and result.status == 200:
             self._note_image(request, result)
         for shown, real in list(self._snapshots.items()):

@@ -156,6 +156,8 @@ class StraySweeper:
                 log.warning("Cannot look for what upload %s of %s left in %s: %r; it is tried again", note.number,
                             note.image, note.provider, error)
                 return
+            if not self._remove_parts(manager, note):
+                return
             record = builder.zk.getImageUpload(*note.key)
             for item in found:
                 external_id = str(value_of(item, "id"))
@@ -170,3 +172,20 @@ class StraySweeper:
                     log.exception("Unable to delete image %s (%s) of %s, it is tried again:", name, external_id, note.provider)
                     return
         note.end()
+
+    def _remove_parts(self, manager: Any, note: Note) -> bool:
+        """False: to be tried again."""
+        # Few clouds keep parts of an upload that has no image yet.
+        remove = getattr(getattr(manager, "adapter", manager), "removeUnfinishedUpload", None)
+        if remove is None:
+            return True
+        # Names have a resolution of a second: another provider may get the same image under the same one now.
+        if any(note.key[:2] == running[:2] for running in self._builder.upload_claims.running()):
+            return False
+        try:
+            remove(note.name, note.time)
+        except Exception as error:  # a driver may raise anything
+            log.warning("Cannot remove the parts that upload %s of %s left in %s: %r; it is tried again", note.number, note.image,
+                        note.provider, error)
+            return False
+        return True

@@ -113,6 +113,39 @@ def test_launcher(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, k
         daemon.stop()
 
 
+@pytest.mark.spec("issue: SIGKILL of the builder leaves nothing, not even parts of an object that no list shows")
+def test_parts_of_an_upload(builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
+    def parts() -> list[str]:
+        return [upload["Key"] for upload in aws.s3.list_multipart_uploads(Bucket="nodepool").get("Uploads") or []]
+
+    provider: dict[str, Any] = {
+        **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image"}]), "object-storage": {"bucket-name": "nodepool"}}
+    image = builders.image()
+    image["env-vars"]["CREATE_SIZE"] = str(20 << 20)
+    config = builders.config([image], [provider], **{"zookeeper-timeout": 2.0})
+    daemons: list[Daemon] = []
+    aws.like.looks = 0
+    killed = aws.proxy.fail(lambda r: "partNumber=2" in r.path, killing(daemons, "after"))
+    daemon = Daemon(tmp_path, "serve_builder.py", config)
+    daemons.append(daemon)
+    try:
+        wait_for(lambda: daemon.process.poll() is not None, 60, "killed")
+        assert killed.used == 1
+        (key,) = parts()
+        # Of others: in the same second, with the same beginning of the name, of the same image.
+        name = key.removesuffix(".raw")
+        others = [f"{name}.raw.part", f"{name}0.raw", "fake-image-1600000000.raw", "backup"]
+        for other in others:
+            aws.s3.create_multipart_upload(Bucket="nodepool", Key=other)
+        assert set(parts()) == {key, *others}
+        daemon.again()
+        wait_for(lambda: builders.uploads(provider="ec2-us"), 60, "it is uploaded by the next start")
+        wait_for(lambda: set(parts()) == set(others), 30, "the parts are removed, and only they")
+        assert aws.objects() == []
+    finally:
+        daemon.stop()
+
+
 STOP_LIMIT = 2.0
 """Seconds from SIGTERM to the end of the process while AWS does not answer."""
 

@@ -226,6 +226,10 @@ class AwsAdapter(statemachine.Adapter):
         self.log.debug("Deleting image %s", external_id)
         self.images.delete(external_id)
 
+    def removeUnfinishedUpload(self, image_name: str, since: float) -> None:
+        """For builders: what an upload that was cut off left, of which no list of images or objects tells."""
+        self.images.remove_parts(image_name, since)
+
     def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
         if not label.console_log:
             return None

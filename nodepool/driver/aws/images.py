@@ -16,6 +16,9 @@ from nodepool.driver.aws.objects import tag_dict_to_list
 
 IMPORT_LIMIT = 6 * 3600.0
 """Seconds that an import may take."""
+FORMATS = ("ova", "vhd", "vhdx", "vmdk", "raw")
+CLOCKS = 300.0
+"""Seconds by which our clock and that of AWS may differ."""
 TOO_MANY = "ResourceCountLimitExceeded"
 
 
@@ -173,6 +176,43 @@ class AwsImages:
         return tasks[0] if tasks else None
 
     # -- removal
+
+    def remove_parts(self, name: str, since: float) -> None:
+        """Abort uploads to the bucket under exactly this name that began after ``since`` (UNIX time): a killed builder's.
+
+        :param name: external name that the builder has noted before it made the upload, so nobody else's.
+        """
+        storage = self.provider.object_storage
+        if not storage:
+            return
+        bucket, client, calls = storage["bucket-name"], self.adapter.s3_client, self.adapter.calls
+        markers: dict[str, Any] = {}
+        while True:
+            try:
+                answer = calls.call("list_multipart_uploads", client.list_multipart_uploads, Bucket=bucket,
+                                    Prefix=f"{name}.", **markers)
+            except Exception as error:
+                if classify(error) is not ErrorKind.CONFIGURATION:
+                    raise
+                self.log.warning("Cannot see whether parts of image %s stay in bucket %s (%s); allow "
+                                 "s3:ListBucketMultipartUploads or let a lifecycle rule remove them", name, bucket, error)
+                return
+            for upload in answer.get("Uploads") or []:
+                kind = upload["Key"].removeprefix(f"{name}.")
+                if kind in FORMATS and upload["Initiated"].timestamp() >= since - CLOCKS:
+                    self.log.warning("Removing the parts of %s, whose upload was cut off, from bucket %s", upload["Key"], bucket)
+                    self._abort(bucket, upload)
+            if not answer.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+    def _abort(self, bucket: str, upload: dict[str, Any]) -> None:
+        try:
+            self.adapter.calls.call("abort_multipart_upload", self.adapter.s3_client.abort_multipart_upload, lane="delete",
+                                    Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        except Exception as error:
+            if code_of(error) != "NoSuchUpload":
+                raise
 
     def delete(self, ami_id: str) -> None:
         """Deregister the AMI and delete its snapshots; what is not there is fine."""
