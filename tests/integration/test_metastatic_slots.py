@@ -223,6 +223,64 @@ def test_two_launchers_share_backing_nodes(make: Callable[..., Bench]) -> None:
     assert two.finish(two.machine()).slot == slots[gone]
 
 
+@pytest.mark.spec("driver-metastatic.md 8.3: a freed slot is used before a newer backing node")
+def test_who_waits_takes_a_slot_that_becomes_free(make: Callable[..., Bench]) -> None:
+    """Not only the backing node that was asked for: it may take long to come, or never."""
+    bench = make()
+    first = [bench.machine() for _ in range(2)]
+    for machine in first:
+        machine.advance()
+    backing = bench.fulfil()
+    for machine in first:
+        bench.finish(machine)
+    waiting = [bench.machine() for _ in range(3)]
+    for machine in waiting:
+        machine.advance()
+    wait_for(lambda: len(bench.requests()) == 2)
+    bench.zk.deleteNode(bench.zk.getNode(first[0].node_id))
+    bench.finish(waiting[0])
+    assert bench.instances[waiting[0].node_id].driver_data["backing_node"] == backing.id
+    assert bench.instances[waiting[0].node_id].slot == 0
+    assert bench.zk.getNode(backing.id).user_data.count(waiting[0].node_id) == 1
+    # The other one that waited at the same place gets what comes.
+    other = bench.fulfil(waiting_for(bench, waiting[1]))
+    bench.finish(waiting[1])
+    assert bench.instances[waiting[1].node_id].driver_data["backing_node"] == other.id
+    # Nobody is left at the second place: the request is cancelled.
+    bench.zk.deleteNode(bench.zk.getNode(first[1].node_id))
+    bench.finish(waiting[2])
+    assert bench.instances[waiting[2].node_id].driver_data["backing_node"] == backing.id
+    wait_for(lambda: bench.requests() == [])
+
+
+def waiting_for(bench: Bench, machine: Any) -> NodeRequest:
+    return wait_for(lambda: next((r for r in bench.requests() if r.id == machine.record.request_id), None))
+
+
+@pytest.mark.parametrize("reason", ["failed", "too-old"])
+def test_who_waits_takes_no_slot_that_is_not_for_use(make: Callable[..., Bench], reason: str) -> None:
+    bench = make(**{"max-age": 3600} if reason == "too-old" else {})
+    first = [bench.machine() for _ in range(2)]
+    for machine in first:
+        machine.advance()
+    bench.fulfil()
+    for machine in first:
+        bench.finish(machine)
+    waiting = bench.machine()
+    waiting.advance()
+    (record,) = (each for each in bench.adapter.book if each.node_id is not None)
+    if reason == "failed":
+        record.failed = True
+    else:
+        record.launched = 0
+    bench.zk.deleteNode(bench.zk.getNode(first[0].node_id))
+    wait_for(lambda: not record.backsNode(first[0].node_id))
+    assert waiting.record is not record
+    other = bench.fulfil()
+    bench.finish(waiting)
+    assert bench.instances[waiting.node_id].driver_data["backing_node"] == other.id
+
+
 def test_release_and_allocation_exclude_each_other(make: Callable[..., Bench]) -> None:
     one, two = make(), make()
     two.adapter.initialize()

@@ -166,6 +166,9 @@ class MetastaticAdapter(Adapter):
             record = self.new_record(label)
             self.book.add(record)
             self.requests.ask(record, machine, actions)
+        self._put(machine, record, actions)
+
+    def _put(self, machine: MetastaticCreateStateMachine, record: BackingNodeRecord, actions: list[Action]) -> None:
         machine.record = record
         machine.slot = self.book.allocate(record, machine.node_id)
         self._waiting[machine.node_id] = machine
@@ -215,14 +218,40 @@ class MetastaticAdapter(Adapter):
 
     def free(self, node_id: str) -> None:
         """The requested node does not need its slot any more. Nothing is written: who is gone has no slot."""
+        actions: list[Action] = []
         with self.lock:
             self._waiting.pop(node_id, None)
             record = self.book.deallocate(node_id)
-            if record is None or not record.isEmpty():
+            if record is None:
                 return
-            if record.lost:
+            left = self.slot_freed(record, actions)
+            if record.isEmpty() and record.lost:
                 self.book.drop(record)
-        self.housekeeping.became_idle(record)
+            idle = [each for each in (record, left) if each is not None and each.isEmpty()]
+        self.do(actions)
+        for each in idle:
+            self.housekeeping.became_idle(each)
+
+    def slot_freed(self, record: BackingNodeRecord, actions: list[Action]) -> BackingNodeRecord | None:
+        """The first that waits for a backing node which has not come yet takes the slot; the result is what it waited for.
+
+        That is asked for still: whoever comes next may use it, and housekeeping cancels it when nobody does.
+        """
+        if record.node_id is None or record.lost or not record.hasAvailableSlot():
+            return None
+        for machine in list(self._waiting.values()):
+            awaited, label = machine.record, machine.label
+            if awaited is None or awaited.node_id is not None or awaited.taking or machine.problem is not None:
+                continue
+            if label.name != record.label_name or (
+                label.max_age is not None and record.launched <= time.time() - label.max_age
+            ):
+                continue
+            self.log.info("Node %s takes a free slot of %s", machine.node_id, record)
+            self.book.deallocate(machine.node_id)
+            self._put(machine, record, actions)
+            return awaited
+        return None
 
     def live_node(self, record: BackingNodeRecord) -> Node | None:
         """The backing node, None when it cannot be used any more."""

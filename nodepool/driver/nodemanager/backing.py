@@ -93,6 +93,9 @@ class BackingNodes(MetastaticAdapter):
         if idle:
             self.housekeeping.became_idle(record)
 
+    def slot_freed(self, record: BackingNodeRecord, actions: list[Action]) -> BackingNodeRecord | None:
+        return None  # a slot is not room enough: see move_to_room
+
     def find_free(self, machine: Any) -> BackingNodeRecord | None:
         oldest = time.time() - self.options.max_age if self.options.max_age is not None else 0.0
         found = []
