@@ -95,6 +95,25 @@ def cut_off(keep: float = 0.5) -> Action:
     return act
 
 
+def half_sent(proxy: FaultProxy, then: Callable[[], object]) -> Action:
+    """The server gets half of the body; ``then`` is called, and the connection to the server breaks."""
+
+    def act(request: Request, _forward: Forward) -> None:
+        connection = http.client.HTTPConnection(*proxy.upstream, timeout=60)
+        try:
+            connection.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)
+            for key, value in request.headers.items():
+                if key not in HOP_BY_HOP:
+                    connection.putheader(key, value)
+            connection.putheader("Content-Length", str(len(request.body)))
+            connection.endheaders(request.body[:len(request.body) // 2])
+            then()
+        finally:
+            connection.close()
+
+    return act
+
+
 def hang(until: threading.Event, then: Action | None = None) -> Action:
     """No answer before ``until`` is set."""
 

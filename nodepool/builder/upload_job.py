@@ -205,7 +205,7 @@ class UploadJob:
     def _delete_image(self, manager: Any, name: str, external_id: str) -> bool:
         """True when the cloud has it no more."""
         try:
-            manager.deleteImage(name, external_id)
+            upload_journal.discard(manager, name, external_id)
         except Exception:  # a driver may raise anything
             self.log.exception("Failed to delete image %s (%s) of %s again:", name, external_id, self.provider)
             return False

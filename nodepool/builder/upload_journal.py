@@ -115,6 +115,11 @@ def _remove_unfinished(path: str) -> None:
             os.unlink(path)
 
 
+def discard(manager: Any, name: str, external_id: str) -> None:
+    """Delete an image of an upload that has not come to an end; providers of other people may know no such difference."""
+    getattr(manager, "discardImage", manager.deleteImage)(name, external_id)
+
+
 def is_of(item: Any, key: UploadKey) -> bool:
     """Whether an image in the cloud was made by this upload."""
     properties = properties_of(item)
@@ -167,7 +172,7 @@ class StraySweeper:
                 log.warning("Upload %s of %s (build %s) left image %s (%s) in %s; deleting it", note.number, note.image,
                             note.build, name, external_id, note.provider)
                 try:
-                    manager.deleteImage(name, external_id)
+                    discard(manager, name, external_id)
                 except Exception:  # a driver may raise anything
                     log.exception("Unable to delete image %s (%s) of %s, it is tried again:", name, external_id, note.provider)
                     return

@@ -129,3 +129,7 @@ class Provider(ProviderNotifications):
     def deleteImage(self, name: str, id: Any) -> None:
         """Delete the image with external name *name* and external id *id*."""
         raise NotImplementedError(f"{type(self).__name__}.deleteImage")
+
+    def discardImage(self, name: str, id: Any) -> None:
+        """Delete an image whose upload has not come to an end: nothing that the upload itself gave it may hold it."""
+        self.deleteImage(name, id)

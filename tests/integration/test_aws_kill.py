@@ -5,11 +5,8 @@ The proxy kills: before the call reaches AWS, or when AWS has done it and nobody
 
 from __future__ import annotations
 
-import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,58 +15,14 @@ from typing import Any
 import pytest
 
 from tests.aws_cloud import AwsCloud
-from tests.conftest import REPOSITORY, wait_for
-from tests.fault_proxy import Action, Forward, Reply, Request, hang
+from tests.conftest import wait_for
+from tests.fault_proxy import Request, hang
 from tests.integration.aws_bench import cleanup, start
 from tests.integration.builder_bench import BuilderBench
+from tests.integration.kill_bench import Daemon, killing
 from tests.integration.launcher_bench import LauncherBench
 
 pytestmark = pytest.mark.fault
-
-
-class Daemon:
-    """A real program; started again whenever the proxy has killed it."""
-
-    def __init__(self, tmp: pathlib.Path, script: str, config: str, **environment: str) -> None:
-        self.log = tmp / "daemon.log"
-        faults = REPOSITORY / "tests" / "faults"
-        self._command = [sys.executable, str(faults / script), "-f", "-c", config, "-p", str(tmp / "daemon.pid"),
-                         *(["--no-webapp"] if script == "serve.py" else [])]
-        self._environment = {
-            **os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(faults / "drivers"), **environment}
-        self._lock = threading.Lock()
-        self.process = self._run()
-
-    def _run(self) -> subprocess.Popen[bytes]:
-        with open(self.log, "ab") as out:
-            return subprocess.Popen(self._command, stdout=out, stderr=out, env=self._environment, cwd="/")
-
-    def kill(self) -> None:
-        with self._lock:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait(10)
-
-    def again(self) -> None:
-        with self._lock:
-            if self.process.poll() is not None:
-                self.process = self._run()
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-
-def killing(daemon: list[Daemon], when: str) -> Action:
-    def act(request: Request, forward: Forward) -> Reply | None:
-        if when == "after":
-            forward(request)
-        daemon[0].kill()
-        return None
-
-    return act
 
 
 LAUNCHER_CALLS = {

@@ -261,6 +261,11 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self.log.debug("Deleting image %s", external_id)
         self._images().delete_image(external_id)
 
+    def discardImage(self, external_id: Any) -> None:
+        images = self._images()
+        self.log.debug("Discarding image %s", external_id)
+        getattr(images, "discard_image", images.delete_image)(external_id)
+
     def _images(self) -> Any:
         api = self._api
         if not getattr(api, "watches", False):

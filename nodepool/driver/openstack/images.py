@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -18,6 +19,10 @@ POLL = (0.5, 10.0)
 """First and longest pause between two looks at an image that is being taken in, in seconds."""
 STALLED = 60.0
 """Seconds without a byte going out after which an upload has failed."""
+
+
+class ProtectedImage(exceptions.BuilderError):
+    """It cannot be deleted before somebody takes the protection away."""
 
 
 class ImageApi:
@@ -54,10 +59,7 @@ class ImageApi:
             image = self._wait_active(image_id, until)
             self._compare(image, size, md5)
             if protected:
-                self.api.request(
-                    "protect_image", "image", "PATCH", f"/images/{image_id}", idempotent=True,
-                    data='[{"op": "replace", "path": "/protected", "value": true}]',
-                    headers={"Content-Type": "application/openstack-images-v2.1-json-patch"})
+                self._protect(image_id, True)
         except BaseException:
             self._remove_failed(image_id)
             raise
@@ -107,9 +109,27 @@ class ImageApi:
 
     def _remove_failed(self, image_id: str) -> None:
         try:
-            self.delete_image(image_id)
+            self.discard_image(image_id)
         except Exception as error:
             self.log.error("Image %s of a failed upload remains, the leak cleanup will remove it: %s", image_id, error)
+
+    def _protect(self, image_id: str, yes: bool) -> None:
+        self.api.request(
+            "protect_image", "image", "PATCH", f"/images/{image_id}", idempotent=True,
+            data=json.dumps([{"op": "replace", "path": "/protected", "value": yes}]),
+            headers={"Content-Type": "application/openstack-images-v2.1-json-patch"})
+
+    def discard_image(self, image_id: str) -> bool:
+        """Delete what an upload has left that has not come to an end; the protection that it put on goes first.
+
+        :raises BuilderError: as :meth:`delete_image`.
+        """
+        try:
+            return self.delete_image(image_id)
+        except ProtectedImage:
+            self.log.warning("Image %s of an unfinished upload is protected; the protection is taken away", image_id)
+            self._protect(image_id, False)
+            return self.delete_image(image_id)
 
     def delete_image(self, image_id: str) -> bool:
         """False when it does not exist."""
@@ -119,7 +139,7 @@ class ImageApi:
             if sdk_error(error, "NotFoundException"):
                 return False
             if status_of(error) == 403 and "protected" in str(error).lower():
-                raise exceptions.BuilderError(
+                raise ProtectedImage(
                     f"image {image_id} of provider {self.api.provider.name} is protected and cannot be deleted; take the"
                     f" protection away in cloud {self.api.provider.cloud_config.name}:"
                     f" openstack image set --unprotected {image_id}") from error

@@ -230,3 +230,10 @@ class StateMachineProvider(Provider, QuotaSupport):
 
     def deleteImage(self, name: str, id: Any) -> None:
         self.adapter.deleteImage(external_id=id)
+
+    def discardImage(self, name: str, id: Any) -> None:
+        discard = getattr(self.adapter, "discardImage", None)
+        if discard is None:
+            self.deleteImage(name, id)
+        else:
+            discard(external_id=id)
