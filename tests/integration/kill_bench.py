@@ -66,6 +66,9 @@ class Daemon(Revived):
         self.log = tmp / "daemon.log"
         faults = REPOSITORY / "tests" / "faults"
         self._command = [sys.executable, str(faults / script), "-f", "-c", config, "-p", str(tmp / "daemon.pid")]
+        if script == "serve.py":
+            # Its port may be in use by whatever else runs on the machine, then the launcher ends.
+            self._command.append("--no-webapp")
         self._environment = {
             **os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(faults / "drivers"), **environment}
         super().__init__()

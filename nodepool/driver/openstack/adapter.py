@@ -192,6 +192,8 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
 
     def deleteResource(self, resource: Any) -> None:
         if resource.type == "instance":
+            if getattr(self._api, "watches", False):
+                self._deleteFloatingIpsOf(resource.id)
             self._deleteServer(resource.id)
         elif resource.type == "floatingip":
             self._deleteFloatingIp(resource.id)

@@ -12,6 +12,12 @@ from nodepool.driver.openstack.errors import sdk_error
 from nodepool.driver.openstack.networks import FLOATING, addresses
 
 
+def _marks(metadata: dict[str, Any]) -> tuple[str, str] | None:
+    """Provider and node; None for what is not ours."""
+    provider, node = metadata.get("nodepool_provider_name"), metadata.get("nodepool_node_id")
+    return (provider, node) if provider and node else None
+
+
 class CloudChanges:
     """The changing half of the adapter."""
 
@@ -147,14 +153,19 @@ class CloudChanges:
             self._attached.pop(server_id, None)
 
     def _findFloatingIpsOf(self, server_id: str) -> list[str]:
-        if not self._hasFloatingIps():
+        """Those that the server shows, and those that an earlier launcher made for it: it may show them later."""
+        from nodepool.driver.openstack.api import floating_ip_metadata
+
+        server = self._getServerById(server_id) if self._hasFloatingIps() else None
+        if server is None:
             return []
-        server = self._getServerById(server_id)
-        shown = addresses(server or {}, kind=FLOATING)
-        if not shown:
+        shown = addresses(server, kind=FLOATING)
+        if not shown and not any(pool.auto_floating_ip for pool in self.provider.pools.values()):
             return []
+        wanted = _marks(server.get("metadata") or {})
         try:
-            return [ip["id"] for ip in self._api.list_floating_ips() if ip["floating_ip_address"] in shown]
+            return [ip["id"] for ip in self._api.list_floating_ips() if ip["floating_ip_address"] in shown or (
+                wanted and _marks(floating_ip_metadata(ip.get("description"))) == wanted)]
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return []
