@@ -159,6 +159,9 @@ def test_protected_image(adapter: Any, openstack_cloud: OpenStackCloud, image_fi
     assert openstack_cloud.sdk.image.get_image(image_id).is_protected
     with pytest.raises(exceptions.BuilderError, match="is protected and cannot be deleted"):
         adapter.deleteImage(external_id=image_id)
+    # Of an upload that did not come to an end.
+    adapter.discardImage(external_id=image_id)
+    assert openstack_cloud.images() == []
 
 
 @slow

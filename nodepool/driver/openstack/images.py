@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from nodepool import exceptions
@@ -119,17 +120,19 @@ class ImageApi:
             data=json.dumps([{"op": "replace", "path": "/protected", "value": yes}]),
             headers={"Content-Type": "application/openstack-images-v2.1-json-patch"})
 
-    def discard_image(self, image_id: str) -> bool:
+    def discard_image(self, image_id: str, delete: Callable[[str], Any] | None = None) -> None:
         """Delete what an upload has left that has not come to an end; the protection that it put on goes first.
 
+        :param delete: instead of :meth:`delete_image`.
         :raises BuilderError: as :meth:`delete_image`.
         """
+        delete = delete or self.delete_image
         try:
-            return self.delete_image(image_id)
+            delete(image_id)
         except ProtectedImage:
             self.log.warning("Image %s of an unfinished upload is protected; the protection is taken away", image_id)
             self._protect(image_id, False)
-            return self.delete_image(image_id)
+            delete(image_id)
 
     def delete_image(self, image_id: str) -> bool:
         """False when it does not exist."""
