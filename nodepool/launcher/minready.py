@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import urllib.parse
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import KazooException
 
 from nodepool.zk import paths
+from nodepool.zk.marks import Mark
 from nodepool.zk.records import BUILDING, FAILED, FULFILLED, READY, REQUESTED, NodeRequest
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
@@ -144,20 +144,12 @@ class MinReady(threading.Thread):
         """Ask for what is missing; False when another launcher is at it just now."""
         zk = self.nodepool.zk
         kazoo = zk.kazoo_client
-        mark = f"{paths.ELECTIONS}/min-ready-{urllib.parse.quote(label.name, safe='')}"
-        try:
-            kazoo.create(mark, self.nodepool.identifier.encode(), ephemeral=True, makepath=True)
-        except NodeExistsError:
+        mark = Mark(kazoo, self.nodepool.identifier, "min-ready", label.name)
+        if not mark.take():
             return False
-        except KazooException:
-            kazoo.abandoned.add(mark)  # it may be there
-            raise
+        taken = True
         try:
-            # What others created before our mark has been announced to us; reading it must have come to its end.
-            for _ in range(5):
-                kazoo.exists(mark)
-                if not zk.request_tree._deferred:
-                    break
+            mark.catch_up(zk.request_tree)
             need = self._need(label)
             if need <= 0:
                 return True
@@ -172,7 +164,7 @@ class MinReady(threading.Thread):
                 request.event_id = uuid.uuid4().hex
                 indexes.append(txn.create(f"{paths.REQUESTS}/{PRIORITY}-", request.serialize(), ephemeral=True,
                                           sequence=True, tree=zk.request_tree, record=request))
-            txn.delete(mark)
+            txn.delete(mark.path)
             try:
                 results = zk.writer.run(txn)
             except (KazooException, TimeoutError):
@@ -181,16 +173,11 @@ class MinReady(threading.Thread):
             for index in indexes:
                 self._requests[str(results[index]).rsplit("/", 1)[1]] = label.name
             self.log.info("Creating %s min-ready requests for label %s", need, label.name)
-            mark = ""
+            taken = False
             return True
         finally:
-            if mark:
-                try:
-                    kazoo.delete(mark)
-                except NoNodeError:
-                    pass
-                except KazooException:
-                    kazoo.abandoned.add(mark)
+            if taken:
+                mark.drop()
 
     def _follow(self) -> None:
         """Finish our requests: fulfilled ones free their nodes, failed ones are tried again later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -365,3 +366,32 @@ def test_dead_hosts_do_not_delay_others(bench: DriverBench, monkeypatch: pytest.
         bench.wait_gone(node.id)
         bench.wait_nodes("a")
     assert time.monotonic() - started < 3
+
+
+def test_two_launchers_register_each_slot_once(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second record of a slot would hand the machine out twice."""
+    from nodepool.driver.static.provider import StaticNodeProvider
+
+    registered: Counter[tuple[str, int]] = Counter()
+    register = StaticNodeProvider._register
+
+    def count(self: StaticNodeProvider, template: Node, slot: int) -> None:
+        registered[str(template.hostname), slot] += 1
+        register(self, template, slot)
+
+    monkeypatch.setattr(StaticNodeProvider, "_register", count)
+    content = config(*(host(f"fake-host-{number}", **{"max-parallel-jobs": 2}) for number in range(6)))
+    for name in ("one.yaml", "two.yaml"):
+        bench.start(content, name=name, cleanup_interval=60)
+    rounds = 4
+    for _ in range(rounds):
+        bench.wait_nodes("a", 12)
+        nodes = [node for request in [bench.submit("a") for _ in range(12)] for node in bench.accept(request)]
+        bench.give_back(*nodes)
+        for node in nodes:
+            bench.wait_gone(node.id)
+    bench.wait_nodes("a", 12)
+    assert set(registered.values()) == {rounds + 1}
+    assert len(registered) == 12
+    marks = bench.zk.kazoo_client.get_children("/nodepool/elections")
+    assert not [name for name in marks if name.startswith("static")]

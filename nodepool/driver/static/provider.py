@@ -15,6 +15,7 @@ from nodepool.driver.provider import Provider
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.marks import Mark
 
 __all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
 
@@ -223,11 +224,25 @@ class StaticNodeProvider(Provider, QuotaSupport):
                 if update:
                     for node in slots.taken:
                         self._update(node, template)
-                for slot in slots.empty:
-                    self._register(template, slot)
+                if slots.empty:
+                    self._fill(host, template)
         except Exception:
             self.log.exception("Error registering the nodes of static host %s:", host)
         return True
+
+    def _fill(self, host: NodeTuple, template: zk.Node) -> None:
+        """Register the empty slots. Launchers with the same provider take turns: a slot with two records is handed out twice."""
+        mark = Mark(self.zk.kazoo_client, self.provider.name, "static", self.provider.name, *map(str, host))
+        if not mark.take():
+            mark.when_gone(lambda: self._submit(host, update=True))
+            return
+        try:
+            mark.catch_up(self.zk.node_tree)
+            self._read_records()
+            for slot in self._slots(host).empty:
+                self._register(template, slot)
+        finally:
+            mark.drop()
 
     def _warn(self, host: NodeTuple, error: Exception) -> None:
         """Once per change: a host may be down for days."""
