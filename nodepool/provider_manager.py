@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.driver import Drivers, purpose
+from nodepool.problems import LabelProblems, Problem, one_line
 
 
 def get_provider(provider_config: Any) -> Any:
@@ -15,14 +16,17 @@ def get_provider(provider_config: Any) -> Any:
     return Drivers.get(provider_config.driver.name).getProvider(provider_config)
 
 
-def provider_troubles(config: Any) -> list[str]:
-    """What the clouds of the running providers refuse at present, a line each; for drivers that tell."""
-    lines: list[str] = []
+def provider_problems(config: Any) -> list[Problem]:
+    """What the clouds of the running providers refuse at present, and which labels do not work; for drivers that tell."""
+    found: list[Problem] = []
     for name, manager in sorted(config.provider_managers.items()):
         troubles = getattr(getattr(getattr(manager, "adapter", None), "calls", None), "troubles", None)
         if callable(troubles):
-            lines += [f"provider {name}: {line}" for line in troubles()]
-    return lines
+            found += [Problem(line, name) for line in troubles()]
+        labels = getattr(manager, "label_problems", None)
+        if isinstance(labels, LabelProblems):
+            found += labels.listed()
+    return found
 
 
 def is_silent(manager: Any, since: float) -> bool:
@@ -75,7 +79,7 @@ class ProviderManager:
 
     @classmethod
     def _start_all(cls, wanted: list[Any], new_config: Any, zk_conn: Any, only_images: bool) -> None:
-        """At the same time: one that is slow to start does not hold up the others."""
+        """Failures go to ``provider_failures``. At the same time: one that is slow to start does not hold up the others."""
         if not wanted:
             return
         if len(wanted) == 1:
@@ -84,7 +88,9 @@ class ProviderManager:
             with ThreadPoolExecutor(min(16, len(wanted)), thread_name_prefix="start-providers") as pool:
                 started = list(pool.map(lambda config: cls._start(config, zk_conn, only_images), wanted))
         for config, manager in zip(wanted, started, strict=True):
-            if manager is not None:
+            if isinstance(manager, Exception):
+                new_config.provider_failures[config.name] = one_line(manager) or type(manager).__name__
+            else:
                 new_config.provider_managers[config.name] = manager
 
     @classmethod
@@ -93,9 +99,9 @@ class ProviderManager:
             with purpose.making(only_images):
                 manager = get_provider(config)
             manager.start(zk_conn)
-        except Exception:
+        except Exception as error:
             cls.log.exception("Error starting provider %s", config.name)
-            return None
+            return error
         return manager
 
     @classmethod

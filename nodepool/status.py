@@ -64,6 +64,7 @@ REQUEST_COLUMNS = {
     "event_id": "Event ID",
 }
 LABEL_COLUMNS = {"label": "Label"}
+PROBLEM_COLUMNS = {"launcher": "Launcher", "provider": "Provider", "label": "Label", "problem": "Problem"}
 ALIEN_COLUMNS = {"provider": "Provider", "name": "Name", "image_id": "Image ID"}
 PROVIDER_IMAGE_COLUMNS = {"image": "Image Name", "build_id": "Build ID", "upload_ids": "Upload IDs"}
 PROVIDER_NODE_COLUMNS = {"id": "ID", "server_id": "Server ID"}
@@ -150,6 +151,17 @@ def label_list(zk: Any) -> Results:
     return Results([{"label": label} for label in sorted(labels)], LABEL_COLUMNS)
 
 
+def problem_list(zk: Any) -> Results:
+    """What providers and labels cannot do at present, as each launcher tells."""
+    rows = [
+        {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem")}}
+        for content in zk.getLaunchers()
+        for problem in content.get("problems") or ()
+        if isinstance(problem, dict)
+    ]
+    return Results(rows, PROBLEM_COLUMNS)
+
+
 def provider_images(zk: Any, provider: str) -> Results:
     """Builds that have a container of the provider; upload ids sorted."""
     images = zk.readImages()
@@ -173,9 +185,9 @@ def provider_nodes(zk: Any, provider: str) -> Results:
 
 __all__ = [
     "ALIEN_COLUMNS", "BUILD_COLUMNS", "BUILD_DETAIL_COLUMNS", "FORMATS", "IMAGE_STATUS_COLUMNS", "LABEL_COLUMNS",
-    "NODE_COLUMNS", "NODE_DETAIL_COLUMNS", "PROGRESS_COLUMNS", "PROVIDER_IMAGE_COLUMNS", "PROVIDER_NODE_COLUMNS",
-    "REDACTED", "REQUEST_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS", "WAITING_COLUMNS", "Results",
+    "NODE_COLUMNS", "NODE_DETAIL_COLUMNS", "PROBLEM_COLUMNS", "PROGRESS_COLUMNS", "PROVIDER_IMAGE_COLUMNS",
+    "PROVIDER_NODE_COLUMNS", "REDACTED", "REQUEST_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS", "WAITING_COLUMNS", "Results",
     "build_request_state", "dib_image_list", "format_age", "format_bytes", "image_list", "image_progress",
-    "image_status", "label_list", "node_list", "output", "provider_images", "provider_nodes", "request_list",
+    "image_status", "label_list", "node_list", "output", "problem_list", "provider_images", "provider_nodes", "request_list",
     "waiting_list",
 ]

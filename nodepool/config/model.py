@@ -80,9 +80,10 @@ class Config(ConfigValue):
     """The whole configuration, see config.md section 9.2 for the attributes.
 
     ``provider_errors``: providers left out because driver, library or cloud description is missing, with the reason.
+    ``provider_failures``: providers that could not be started, with the reason.
     """
 
-    ignore_equality = ["provider_managers", "config_mtimes", "driver_files", "provider_errors"]
+    ignore_equality = ["provider_managers", "config_mtimes", "driver_files", "provider_errors", "provider_failures"]
 
     def __init__(self) -> None:
         self.diskimages: dict[str, DiskImage] = Named("diskimage")
@@ -90,6 +91,7 @@ class Config(ConfigValue):
         self.providers: dict[str, ProviderConfig] = {}
         self.provider_managers: dict[str, Any] = {}
         self.provider_errors: dict[str, str] = {}
+        self.provider_failures: dict[str, str] = {}
         self.zookeeper_servers: Any = {}
         self.zookeeper_hosts: str | None = None
         self.zookeeper_chroot = ""

@@ -21,7 +21,8 @@ from nodepool.launcher.minready import MinReady
 from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
-from nodepool.provider_manager import ProviderManager, is_silent, provider_troubles
+from nodepool.problems import Problem
+from nodepool.provider_manager import ProviderManager, is_silent, provider_problems
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.previous_session import SessionFile
@@ -149,12 +150,25 @@ class NodePool(threading.Thread):
             details.append("ZooKeeper: not connected")
         ready = not details
         details += self.config_state.describe()
-        if self.config is not None:
-            details += [f"provider {name}: not running" for name in self.config.providers_not_running]
-            details += [f"provider {name}: goes on with its last good configuration: {reason}"
-                        for name, reason in self.config.provider_errors.items() if name in self.config.providers]
-            details += provider_troubles(self.config)
+        details += [str(problem) for problem in self.problems()]
         return ready, details
+
+    def problems(self) -> list[Problem]:
+        """What of the configured providers does not work at present, and why."""
+        config = self.config
+        if config is None:
+            return []
+        reasons = {**config.provider_failures, **config.provider_errors}
+        found = [Problem(": ".join(["not running", *([reasons[name]] if name in reasons else [])]), name)
+                 for name in config.providers_not_running]
+        found += [Problem(f"goes on with its last good configuration: {reason}", name)
+                  for name, reason in config.provider_errors.items() if name in config.providers]
+        return found + provider_problems(config)
+
+    def publish_problems(self) -> None:
+        """Tell everybody, in our component record; written only when something has changed."""
+        if self._component is not None:
+            self._component.update(problems=[problem.record() for problem in self.problems()])
 
     # -- configuration
 

@@ -74,6 +74,7 @@ class StatsWorker(threading.Thread):
             now = time.monotonic()
             try:
                 if self.nodepool.zk.connected:
+                    self.nodepool.publish_problems()
                     self._stand_for_election()
                     if now >= internals_at:
                         internals_at = now + INTERNAL_INTERVAL

@@ -51,6 +51,7 @@ LISTINGS = {
     "/image-status": Listing(status.image_status, status.IMAGE_STATUS_COLUMNS),
     "/node-list": Listing(status.node_list, status.NODE_DETAIL_COLUMNS, ("node_id",)),
     "/request-list": Listing(status.request_list, status.REQUEST_COLUMNS),
+    "/problem-list": Listing(status.problem_list, status.PROBLEM_COLUMNS),
     "/label-list": Listing(status.label_list, status.LABEL_COLUMNS),
     "/waiting-list": Listing(status.waiting_list, status.WAITING_COLUMNS, own=True),
 }

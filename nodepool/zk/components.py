@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
@@ -235,9 +235,12 @@ class ComponentTree(Tree[Any]):
         if content is None:
             raise RecordError("the znode is empty")
         with self.lock:
+            known = path in self.components
             if parts[0] == "pool":
                 self.pools[path] = RegisteredPool(path, content)
             self.components[path] = content
+            if known and parts[0] != "pool":
+                return  # what a daemon tells about itself; nobody waits for that
             self.version += 1
         for listener in self.listeners:
             listener(path, False)
@@ -254,6 +257,11 @@ class ComponentTree(Tree[Any]):
         for listener in self.listeners:
             listener(path, True)
 
+    def launchers(self) -> list[dict[str, Any]]:
+        """Records of the launchers, by path."""
+        with self.lock:
+            return [content for _path, content in sorted(self.components.items()) if content.get("kind") == "launcher"]
+
     def registered_pools(self) -> list[RegisteredPool]:
         with self.lock:
             return list(self.pools.values())
@@ -261,23 +269,36 @@ class ComponentTree(Tree[Any]):
 
 def read_pools(client: ZooKeeperClient) -> list[RegisteredPool]:
     """The registered pools, read at once (for the command line)."""
+    result = []
+    for path, content in _read(client, "pool"):
+        try:
+            result.append(RegisteredPool(path, content))
+        except RecordError:
+            continue
+    return result
+
+
+def read_launchers(client: ZooKeeperClient) -> list[dict[str, Any]]:
+    """Records of the registered launchers, read at once (for the command line)."""
+    return [content for _path, content in _read(client, "launcher")]
+
+
+def _read(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     kazoo = client.client
     if kazoo is None:
-        return []
-    parent = f"{paths.COMPONENTS}/pool"
+        return
+    parent = f"{paths.COMPONENTS}/{kind}"
     try:
         names = kazoo.get_children(parent)
     except NoNodeError:
-        return []
-    result = []
+        return
     for name, answer in [(name, kazoo.get_async(f"{parent}/{name}")) for name in sorted(names)]:
         try:
             content = parse_object(answer.get(timeout=30)[0])
-            if content:
-                result.append(RegisteredPool(f"{parent}/{name}", content))
         except (NoNodeError, RecordError):
             continue
-    return result
+        if content:
+            yield f"{parent}/{name}", content
 
 
 class _ComponentRegistry:
@@ -300,5 +321,5 @@ COMPONENT_REGISTRY = _ComponentRegistry()
 
 __all__ = [
     "COMPONENT_REGISTRY", "BuilderComponent", "Component", "ComponentTree", "LauncherComponent",
-    "PoolComponent", "RegisteredPool", "read_pools",
+    "PoolComponent", "RegisteredPool", "read_launchers", "read_pools",
 ]

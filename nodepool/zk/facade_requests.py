@@ -10,7 +10,7 @@ from kazoo.exceptions import NoNodeError
 
 from nodepool.exceptions import ZKException, ZKLockException
 from nodepool.zk import locks, paths
-from nodepool.zk.components import RegisteredPool, read_pools
+from nodepool.zk.components import RegisteredPool, read_launchers, read_pools
 from nodepool.zk.facade_base import FacadeBase
 from nodepool.zk.records import NodeRequest, NodeRequestLockStats, parse_object
 
@@ -173,3 +173,9 @@ class RequestMethods(FacadeBase):
         if self.component_tree is not None and self.component_tree.synced.is_set():
             return self.component_tree.registered_pools()
         return read_pools(self.client)
+
+    def getLaunchers(self) -> list[dict[str, Any]]:
+        """Component records of all launchers."""
+        if self.component_tree is not None and self.component_tree.synced.is_set():
+            return self.component_tree.launchers()
+        return read_launchers(self.client)

@@ -1,4 +1,4 @@
-"""``info`` and ``erase``: the records of one provider."""
+"""``info`` and ``erase``: the records of one provider; ``problem-list``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "erase", erase, "remove a provider's records from ZooKeeper")
     parser.add_argument("provider", metavar="PROVIDER", help="provider name")
     parser.add_argument("--force", action="store_true", help="do not ask")
+    add_listing(subparsers, "problem-list", problem_list, "what providers and labels cannot do at present, and why")
 
 
 def info(context: Context) -> None:
@@ -31,6 +32,10 @@ def info(context: Context) -> None:
     context.show(images)
     print("\nNodes:" if titles else "")
     context.show(nodes)
+
+
+def problem_list(context: Context) -> None:
+    context.show(status.problem_list(context.zk))
 
 
 def erase(context: Context) -> None:

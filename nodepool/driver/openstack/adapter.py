@@ -84,6 +84,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self._attached: dict[str, list[str]] = {}
         self._attached_lock = threading.Lock()
         self._missing: set[str] = set()
+        self._not_ready: dict[str, str] = {}
 
     def _getClient(self) -> Any:
         # Heavy; fake clouds do without it.
@@ -223,24 +224,33 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             return False
         if label.cloud_image.image_id:
             return True
+        wanted = label.cloud_image
+        place = f"cloud image {wanted.external_name} (option {'image-name' if wanted.image_name else 'cloud-image'})"
         try:
-            if self._findImage(label.cloud_image.external_name):
+            if self._findImage(wanted.external_name):
+                self._not_ready.pop(label.name, None)
                 return True
         except Exception as exc:
             if errors.classify(exc) is ErrorKind.OTHER:
                 raise
             self.log.warning("Provider %s cannot look for cloud image %s of label %s: %s", self.provider.name,
-                             label.cloud_image.external_name, label.name, exc)
+                             wanted.external_name, label.name, exc)
+            self._not_ready[label.name] = f"cannot look for {place}: {exc}"
             return False
+        self._not_ready[label.name] = f"{place} was not found in cloud {self.provider.cloud_config.name}"
         self.log.warning(
             "Provider %s is configured to use %s as the cloud image for label %s and that image could not be found"
-            " in the cloud", self.provider.name, label.cloud_image.external_name, label.name,
+            " in the cloud", self.provider.name, wanted.external_name, label.name,
         )  # fmt: skip
         now = time.monotonic()
         if now - self._last_image_check > self.IMAGE_CHECK_TIMEOUT:
             self._last_image_check = now
             self._forget("image")
         return False
+
+    def whyNotReady(self, label: Any) -> str | None:
+        """The reason for the latest answer of :meth:`labelReady`."""
+        return self._not_ready.get(label.name)
 
     def uploadImage(
         self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,

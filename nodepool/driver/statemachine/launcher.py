@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from nodepool import exceptions
+from nodepool.cloud import CallsStopped
 from nodepool.driver.statemachine.loop import Pace, follow_future
 from nodepool.logconfig import get_annotated_logger
 from nodepool.nodescan import NodescanRequest
@@ -269,6 +270,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if keys:
             self.node.host_keys = keys
         self.log.info("Node %s is ready", self.node.id)
+        self.manager.label_problems.clear(self.node.type[0], "launch")
         self._end(zk.READY, "ready", save=True)
 
     # -- failures
@@ -280,6 +282,8 @@ class StateMachineNodeLauncher(StatsReporter):
         else:
             self.log.exception("Launch attempt %s/%s failed:", self.attempts, self.retries)
         self._record(getattr(error, "statsd_key", "error.unknown"))
+        if not isinstance(error, (KazooException, CallsStopped)):
+            self.manager.label_problems.note(self.node.type[0], "launch", str(error) or repr(error))
         self.manager.nodescan_worker.removeRequest(self.nodescan_request)
         scanned = self._instance is not None
         self.nodescan_request = self._instance = None

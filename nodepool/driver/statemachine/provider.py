@@ -20,6 +20,7 @@ from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.nodescan import NodescanWorker
+from nodepool.problems import LabelProblems
 from nodepool.zk import zookeeper as zk
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.running = False
         self.error_labels: set[str] = set()
         self._error_since: dict[str, float] = {}
+        self.label_problems = LabelProblems(provider.name)
         self.label_quota_cache: dict[str, QuotaInformation] = {}
         self.possibly_leaked_nodes: dict[Any, Any] = {}
         self.possibly_leaked_uploads: dict[Any, Any] = {}
@@ -145,7 +147,14 @@ class StateMachineProvider(Provider, QuotaSupport):
         raise NotImplementedError
 
     def labelReady(self, label: Any) -> bool:
-        return self.adapter.labelReady(label)
+        if self.adapter.labelReady(label):
+            self.label_problems.clear(label.name, "image")
+            return True
+        if getattr(label, "cloud_image", None):
+            reason = getattr(self.adapter, "whyNotReady", lambda _label: None)(label)
+            self.label_problems.note(label.name, "image", reason or (
+                f"cloud image {label.cloud_image.name} (option cloud-image) is not available in the cloud"))
+        return False
 
     #: Seconds after which a label that could not work is tried again: the cloud may have got what was missing.
     ERROR_LABEL_RETRY = 60.0
@@ -184,7 +193,9 @@ class StateMachineProvider(Provider, QuotaSupport):
         needed: QuotaInformation | None
         try:
             needed = self.adapter.getQuotaForLabel(pool.labels[label])
+            self.label_problems.clear(label, "flavor")
         except exceptions.RuntimeConfigurationException as error:
+            self.label_problems.note(label, "flavor", error)
             self.log.error("Label %s of provider %s cannot work: %s", label, self.provider.name, error)
             self.error_labels.add(label)
             self._error_since[label] = time.monotonic()

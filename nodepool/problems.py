@@ -1,0 +1,63 @@
+"""What does not work at present, for ``/ready`` and ``nodepool problem-list``."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+LONGEST = 400
+"""Characters of a problem's text."""
+
+
+def one_line(text: object) -> str:
+    """The text as it fits into a list."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= LONGEST else line[:LONGEST - 3] + "..."
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Of a provider or one of its labels, or of the launcher as a whole."""
+
+    text: str
+    provider: str | None = None
+    label: str | None = None
+
+    def __str__(self) -> str:
+        place = ", ".join(f"{kind} {name}" for kind, name in (("provider", self.provider), ("label", self.label)) if name)
+        return f"{place}: {self.text}" if place else self.text
+
+    def record(self) -> dict[str, Any]:
+        """As the component record of the launcher has it."""
+        return {"provider": self.provider, "label": self.label, "problem": self.text}
+
+
+class LabelProblems:
+    """Why labels of one provider do not work; each reason stays until the same thing has worked.
+
+    What was tried (``what``): ``flavor``, ``image``, ``launch``.
+    """
+
+    def __init__(self, provider: str) -> None:
+        self.provider = provider
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str], Problem] = {}
+
+    def note(self, label: str, what: str, reason: object) -> None:
+        text = one_line(reason)
+        # Messages that are made for the log tell the place themselves.
+        start, sep, rest = text.partition(f", label {label}: ")
+        if sep and start.startswith(f"provider {self.provider}"):
+            text = rest
+        with self._lock:
+            self._known[label, what] = Problem(text, self.provider, label)
+
+    def clear(self, label: str, what: str) -> None:
+        if self._known:
+            with self._lock:
+                self._known.pop((label, what), None)
+
+    def listed(self) -> list[Problem]:
+        with self._lock:
+            return [problem for _key, problem in sorted(self._known.items())]
