@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import copy
 import importlib
+import json
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 import urllib.parse
@@ -28,6 +30,7 @@ _GIVEN = os.environ.get("OS_CLIENT_CONFIG_FILE") if os.environ.get("NODEPOOL_OPE
 _clouds: dict[str, Any] = {}
 _connections: dict[str, Any] = {}
 _state: set[str] = set()
+_directories: list[pathlib.Path] = []
 
 
 def clouds() -> dict[str, Any]:
@@ -55,6 +58,7 @@ def _start() -> str:
     _state.add("failed")
     directory = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-test-openstack-"))
     cloud = tool.Cloud(directory)
+    _directories.append(directory)
 
     def stop() -> None:
         cloud.down()
@@ -64,6 +68,12 @@ def _start() -> str:
     path = str(cloud.up()["clouds"])
     _state.discard("failed")
     return path
+
+
+def directory() -> pathlib.Path:
+    """Where the cloud of :func:`clouds` keeps what it has."""
+    clouds()
+    return _directories[0] if _directories else pathlib.Path(os.environ["NODEPOOL_OPENSTACK"])
 
 
 def connection(name: str = "test") -> Any:
@@ -175,6 +185,16 @@ class OpenStackCloud:
         volumes = bool(set(limits) & {"volumes", "gigabytes"})
         answer = proxy.put(url, json={"quota_set": {**limits, **({} if volumes else {"force": True})}})
         assert answer.status_code == 200, answer.text
+
+    @contextlib.contextmanager
+    def stopped(self, process: str) -> Iterator[None]:
+        """One process of the cloud, such as ``nova-compute``, does nothing for a while."""
+        pid = json.loads((directory() / "state.json").read_text())["pids"][process][0]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def clean(self) -> None:
         """Remove what the test left."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
+from tests.fault_proxy import Action, Reply, Request
 from tests.integration.launcher_bench import LauncherBench
-from tests.openstack_cloud import OpenStackCloud
+from tests.openstack_cloud import OpenStackCloud, shape
 
 PROVIDER = "cloud-1"
 
@@ -68,3 +71,18 @@ def cleanup(bench: LauncherBench, times: int = 1, name: str = PROVIDER) -> None:
     """Passes of the leak cleanup, on this thread."""
     for _ in range(times):
         manager(bench, name).cleanupLeakedResources()
+
+
+def is_call(wanted: str) -> Callable[[Request], bool]:
+    """For :meth:`FaultProxy.fail`: as ``GET /servers/{id}``."""
+    return lambda request: shape(request) == wanted
+
+
+def throttled(status: int = 429, seconds: float | None = 0.5) -> Action:
+    """A refusal of too many calls; without Retry-After when ``seconds`` is None."""
+    def act(_request: Request, _forward: Any) -> Reply:
+        body = json.dumps({"overLimit": {"code": status, "message": "too many requests", "retryAfter": seconds}})
+        wait = [] if seconds is None else [("Retry-After", str(seconds))]
+        return Reply(status, body.encode(), [("Content-Type", "application/json"), *wait])
+
+    return act

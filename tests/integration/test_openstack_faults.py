@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
-from typing import Any
 
 import pytest
 
 from tests.conftest import wait_for
-from tests.fault_proxy import Action, Reply, cut_off, drop, hang, html, lose_answer, reply
-from tests.fault_proxy import Request as ProxiedRequest
+from tests.fault_proxy import Action, cut_off, drop, hang, html, lose_answer, reply
 from tests.integration.launcher_bench import LauncherBench
-from tests.integration.openstack_bench import cleanup, config, failed, label, manager, one, provider, start, use_up
+from tests.integration.openstack_bench import (
+    cleanup,
+    config,
+    failed,
+    is_call,
+    label,
+    manager,
+    one,
+    provider,
+    start,
+    throttled,
+    use_up,
+)
 from tests.openstack_cloud import OpenStackCloud, shape
 
 pytestmark = [pytest.mark.openstack, pytest.mark.slow]
-
-
-def is_call(wanted: str) -> Any:
-    return lambda request: shape(request) == wanted
-
-
-def throttled(status: int = 429, seconds: float = 0.5) -> Action:
-    def act(_request: ProxiedRequest, _forward: Any) -> Reply:
-        body = json.dumps({"overLimit": {"code": status, "message": "too many requests", "retryAfter": seconds}})
-        return Reply(status, body.encode(), [("Content-Type", "application/json"), ("Retry-After", str(seconds))])
-
-    return act
 
 
 @pytest.fixture(autouse=True)

@@ -16,15 +16,11 @@ from tests.conftest import wait_for
 from tests.fault_proxy import html, lose_answer, reply
 from tests.integration.builder_bench import BuilderBench
 from tests.integration.launcher_bench import LauncherBench
-from tests.integration.openstack_bench import PROVIDER, label, manager, provider, start
-from tests.openstack_cloud import OpenStackCloud, shape
+from tests.integration.openstack_bench import PROVIDER, is_call, label, manager, provider, start
+from tests.openstack_cloud import OpenStackCloud
 
 pytestmark = pytest.mark.openstack
 slow = pytest.mark.slow
-
-
-def is_call(wanted: str) -> Any:
-    return lambda request: shape(request) == wanted
 
 
 def builder_config(builders: BuilderBench, cloud: OpenStackCloud, *images: str, formats: dict[str, str] | None = None) -> str:
