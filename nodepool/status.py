@@ -186,7 +186,8 @@ def provider_nodes(zk: Any, provider: str) -> Results:
 __all__ = [
     "ALIEN_COLUMNS", "BUILD_COLUMNS", "BUILD_DETAIL_COLUMNS", "FORMATS", "IMAGE_STATUS_COLUMNS", "LABEL_COLUMNS",
     "NODE_COLUMNS", "NODE_DETAIL_COLUMNS", "PROBLEM_COLUMNS", "PROGRESS_COLUMNS", "PROVIDER_IMAGE_COLUMNS",
-    "PROVIDER_NODE_COLUMNS", "REDACTED", "REQUEST_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS", "WAITING_COLUMNS", "Results",
+    "PROVIDER_NODE_COLUMNS", "REDACTED", "REQUEST_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS", "WAITING_COLUMNS",
+    "Results",
     "build_request_state", "dib_image_list", "format_age", "format_bytes", "image_list", "image_progress",
     "image_status", "label_list", "node_list", "output", "problem_list", "provider_images", "provider_nodes", "request_list",
     "waiting_list",

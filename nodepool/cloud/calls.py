@@ -55,6 +55,7 @@ class CloudCalls:
     never wait behind deletions or the other way round. Lanes may share one :class:`AdaptiveRate`; a lane whose name
     is not in ``threads`` shares those of "read".
 
+    :param overload: whether an error that is no throttling calls for a slower pace, too.
     :param retry_after: seconds that the cloud itself asks us to wait after this error, or None.
     :param wait: ``wait(event, seconds)`` -> whether the event is set; for tests.
     """
@@ -65,6 +66,7 @@ class CloudCalls:
         clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time,
         wait: Callable[[threading.Event, float], bool] | None = None, jitter: Callable[[], float] = random.random,
         retry_after: Callable[[BaseException], float | None] | None = None,
+        overload: Callable[[BaseException], bool] | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.classify = classify
@@ -78,6 +80,7 @@ class CloudCalls:
         self._wait = wait or (lambda event, seconds: event.wait(seconds))
         self._jitter = jitter
         self._retry_after = retry_after or (lambda _error: None)
+        self._overload = overload or (lambda _error: False)
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._executors: dict[str, ThreadPoolExecutor] = {}
@@ -190,7 +193,7 @@ class CloudCalls:
             kind = ErrorKind.OTHER
         if kind is not ErrorKind.TRANSIENT:
             self._answered = self.clock()
-        if kind is ErrorKind.THROTTLED and call.rate:
+        if call.rate and (kind is ErrorKind.THROTTLED or self._overload(error)):
             before = call.rate.pace
             call.rate.throttled(started)
             if call.rate.pace != before:

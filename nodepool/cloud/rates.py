@@ -13,6 +13,8 @@ FLOOR = 1 / 30
 """Calls per second that throttling never goes below."""
 STEPS = 20
 """Successful calls that bring the pace from nothing back to the configured one."""
+FORGIVEN = 300.0
+"""Seconds without throttling after which the configured pace holds again, however few calls there were."""
 WHEN_UNLIMITED = 10.0
 """Calls per second from which an unlimited pace is halved."""
 
@@ -28,7 +30,7 @@ class AdaptiveRate:
 
     The pace starts as ``rate`` (calls per second; 0 or None: no limit). :meth:`throttled` halves it, at most once for
     the calls that were under way together; each :meth:`succeeded` gives back a part (additive increase,
-    multiplicative decrease).
+    multiplicative decrease), and time gives back the rest.
 
     :param wait: ``wait(condition, seconds)``, called with the condition held; for tests.
     """
@@ -53,17 +55,17 @@ class AdaptiveRate:
     @property
     def pace(self) -> float | None:
         """Calls per second allowed now; None: no limit."""
-        return self._pace
+        return self._pace if self.slowed else self.rate
 
     @property
     def slowed(self) -> bool:
         """True from a throttled call until the configured pace is reached again."""
-        return self._pace != self.rate
+        return self._pace != self.rate and self.clock() - self._halved < FORGIVEN
 
     def describe(self) -> str:
         """For people: ``2/s`` or ``0.25/s of 2/s (throttled)``."""
         full = "unlimited" if self.rate is None else f"{self.rate:g}/s"
-        return full if not self.slowed else f"{self._pace:.3g}/s of {full} (throttled)"
+        return full if not self.slowed else f"{self.pace or 0:.3g}/s of {full} (throttled)"
 
     def acquire(self, deadline: float | None = None) -> float:
         """Wait for a turn; the result is the time waited in seconds.
@@ -98,9 +100,10 @@ class AdaptiveRate:
         """When it is this ticket's turn; None: others are first."""
         if self._queue[0] is not ticket:
             return None
-        if self._pace is None or self._last is None:
+        pace = self.pace
+        if pace is None or self._last is None:
             return now
-        return self._last + 1 / self._pace
+        return self._last + 1 / pace
 
     def throttled(self, started: float | None = None) -> None:
         """The cloud refused a call that ``started`` then (on the clock) as one too many."""
@@ -108,8 +111,9 @@ class AdaptiveRate:
             now = self.clock()
             if started is not None and started <= self._halved:
                 return  # one of a burst that has been answered for
+            pace = self.pace or self._full
             self._halved = now
-            self._pace = max(self._floor, (self._pace or self._full) / 2)
+            self._pace = max(self._floor, pace / 2)
             self._condition.notify_all()
 
     def succeeded(self) -> None:

@@ -65,9 +65,10 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         rate = 1.0 / provider_config.rate if provider_config.rate else None
         compute = AdaptiveRate(f"{name}-compute", rate)
         rates = dict.fromkeys(("read", "write", "delete"), compute)
-        rates.update((lane, AdaptiveRate(f"{name}-{lane}", rate)) for lane in ("network", "volume", "image"))
+        rates.update((lane, AdaptiveRate(f"{name}-{lane}", rate)) for lane in ("network", "volume", "image", "identity"))
         self.calls = CloudCalls(
-            provider_config.name, errors.classify, rates, threads=LANE_THREADS, log=self.log, retry_after=errors.retry_after)
+            provider_config.name, errors.classify, rates, threads=LANE_THREADS, log=self.log, retry_after=errors.retry_after,
+            overload=errors.is_overload)
         self.timers = Timers(name)
         self._client = self._getClient()
         self._initLookups(self.api_executor, CACHE_TTL)

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote, unquote
 
-from nodepool.driver.openstack.errors import sdk_error
+from nodepool.cloud import ErrorKind
+from nodepool.driver.openstack.errors import classify, sdk_error
 from nodepool.driver.openstack.networks import FIXED, Networks, Rules, addresses, has_floating
 from nodepool.driver.openstack.transport import Record, Transport
 
@@ -19,6 +20,8 @@ FIP_TAG = "nodepool:"
 NETWORKS_AUTO = (2, 37)
 """Compute microversion from which a server needs to say that it takes what networks there are."""
 VOLUME_TYPE = (2, 67)
+AGAIN = (0.5, 2.0, 5.0)
+"""Pauses between tries to create a floating IP, in seconds."""
 
 
 class CloudApi(Transport):
@@ -214,10 +217,25 @@ class CloudApi(Transport):
     def create_floating_ip_at(self, network_id: str, port_id: str, address: str, metadata: dict[str, str]) -> Record:
         description = " ".join([FIP_TAG, *(
             f"{key}={quote(str(value), safe='')}" for key, value in metadata.items() if key.startswith("nodepool_"))])
-        answer = self.request("create_floating_ip", "network", "POST", "/floatingips", wanted="floatingip", json={"floatingip": {
-            "floating_network_id": network_id, "port_id": port_id, "fixed_ip_address": address,
-            "description": description[:255]}})
-        return Record(answer["floatingip"])
+        body = {"floating_network_id": network_id, "port_id": port_id, "fixed_ip_address": address,
+                "description": description[:255]}  # fmt: skip
+        pauses = iter(AGAIN)
+        while True:
+            try:
+                answer = self.request("create_floating_ip", "network", "POST", "/floatingips", wanted="floatingip",
+                                      json={"floatingip": body})
+                return Record(answer["floatingip"])
+            except Exception as error:
+                if classify(error) is not ErrorKind.TRANSIENT:
+                    raise
+                # No proper answer, so that it may be there all the same. A port has one floating IP for an address.
+                found = self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"port_id": port_id})
+                made = next((ip for ip in found if ip.get("description") == body["description"]), None)
+                if made is not None:
+                    return made
+                pause = next(pauses, None)
+                if pause is None or self.calls.pause(pause):
+                    raise
 
     def get_floating_ip_by_id(self, floating_ip_id: str) -> Record | None:
         try:

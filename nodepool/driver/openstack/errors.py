@@ -19,7 +19,7 @@ CONFIGURATION = frozenset((
 ))  # fmt: skip
 TRANSIENT = frozenset((
     "ConnectionError", "ConnectionException", "DiscoveryFailure", "ServiceDiscoveryException", "UnknownConnectionError",
-    "RequestException", "VersionNotAvailable",
+    "RequestException", "VersionNotAvailable", "InvalidResponse",
     # "the service has no supported versions": what is left of an unreadable version document
     "NotSupported",
 ))  # fmt: skip
@@ -36,6 +36,14 @@ class BadAnswer(RuntimeError):
 
 class CredentialsRefused(Exception):
     """The identity service does not accept what clouds.yaml has."""
+
+
+class TokenRefused(CredentialsRefused):
+    """A service does not accept the token: it has expired or was revoked, perhaps."""
+
+    def __init__(self, message: str, token: str | None) -> None:
+        super().__init__(message)
+        self.token = token
 
 
 class RefusedByCloud(exceptions.LaunchNodepoolException):
@@ -101,6 +109,11 @@ def _kind_of_status(status: int, message: str, may_retry: bool) -> ErrorKind:
     if status >= 500 or status == 408:
         return ErrorKind.TRANSIENT
     return ErrorKind.OTHER
+
+
+def is_overload(error: BaseException) -> bool:
+    """Does the cloud, or a gateway before it, have too much to do? Then fewer calls help."""
+    return status_of(error) == 503
 
 
 def retry_after(error: BaseException) -> float | None:

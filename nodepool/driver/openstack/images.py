@@ -84,7 +84,7 @@ class ImageApi:
                             f" {self.api.provider.cloud_config.name} (provider {self.api.provider.name}): {error}") from error
                     raise
 
-        self.api.calls.call("upload_image", send, lane="image", deadline=left, idempotent=False)
+        self.api.authenticated(lambda: self.api.calls.call("upload_image", send, lane="image", deadline=left, idempotent=False))
 
     def _wait_active(self, image_id: str, until: float) -> Record:
         pause, longest = POLL

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlparse
 
 from nodepool.cloud import CloudCalls
-from nodepool.driver.openstack.errors import BadAnswer, CredentialsRefused, sdk_error
+from nodepool.driver.openstack.errors import BadAnswer, CredentialsRefused, TokenRefused, sdk_error, status_of
 
 API_TIMEOUT = 60.0
 """Seconds without a byte from the cloud after which a call has failed, unless clouds.yaml has ``api_timeout``."""
@@ -21,6 +22,10 @@ CONNECTIONS = 32
 DELETED = (202, 204)
 """How the services answer deletions; anything else comes from somebody else."""
 LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
+IDENTITY = "identity"
+"""Lane of the calls for tokens."""
+
+T = TypeVar("T")
 
 
 class Record(dict[str, Any]):
@@ -55,10 +60,70 @@ class Transport:
         self.log = log
         self._services: dict[str, Any] = {}
         self._locks = {service: threading.Lock() for service in LANES}
+        self._login: Future[None] | None = None
+        self._login_lock = threading.Lock()
 
     def has(self, service: str) -> bool:
         """Does the cloud have the service, as far as clouds.yaml and the catalogue tell?"""
+        # The SDK takes a catalogue that cannot be had for one without the service.
+        self.authenticate()
         return bool(self.client.has_service(service.replace("_", "-")))
+
+    # -- tokens
+
+    def authenticate(self, refused: str | None = None) -> None:
+        """Have a valid token. It is asked for here, not in passing: at the pace, and with the errors, of the identity service.
+
+        :param refused: a token that a service did not take.
+        """
+        auth = self.client.session.auth
+        if not hasattr(auth, "auth_ref") or _is_valid(auth, refused):
+            return
+        with self._login_lock:
+            if _is_valid(auth, refused):
+                return
+            login, mine = self._login, self._login is None
+            if login is None:
+                login = self._login = Future()
+        if mine:
+            try:
+                auth.invalidate()
+                self.calls.call("get_token", self._get_token, auth, lane=IDENTITY, deadline=DEADLINE, idempotent=True)
+                login.set_result(None)
+            except BaseException as error:
+                login.set_exception(error)
+            finally:
+                with self._login_lock:
+                    self._login = None
+        login.result()
+
+    def _get_token(self, auth: Any) -> None:
+        try:
+            auth.get_access(self.client.session)
+        except Exception as error:
+            if sdk_error(error, "Unauthorized", "AuthorizationFailure"):
+                raise self.refused(error) from error
+            if status_of(error) == 404:
+                # It must not be taken for an answer about what the token is for.
+                raise BadAnswer(f"the identity service of cloud {self.provider.cloud_config.name}: {error}") from error
+            raise
+
+    def authenticated(self, call: Callable[[], T]) -> T:
+        """Its result; a second time with a new token when the first one was refused."""
+        self.authenticate()
+        try:
+            return call()
+        except TokenRefused as error:
+            if error.token is None:
+                raise
+            self.authenticate(refused=error.token)
+        return call()
+
+    def _check_token(self, response: Any) -> None:
+        if response.status_code == 401:
+            raise TokenRefused(str(self.refused(response.text[:200])), response.request.headers.get("X-Auth-Token"))
+
+    # -- requests
 
     def service(self, name: str) -> Any:
         """The SDK's way to a service; the first use asks for its versions."""
@@ -78,9 +143,9 @@ class Transport:
 
         :param wanted: this key has to be in it.
         """
-        return self.calls.call(
+        return self.authenticated(lambda: self.calls.call(
             operation, self.send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline,
-            idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent)
+            idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent))
 
     def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
         """One object, which is in the answer by the name ``wanted``."""
@@ -114,13 +179,12 @@ class Transport:
         from openstack import exceptions as sdk
 
         try:
-            response = self.service(service).request(path, method, **kw)
+            response = self.service(service).request(path, method, allow_reauth=False, **kw)
         except Exception as error:
             if sdk_error(error, "Unauthorized", "AuthorizationFailure"):
                 raise self.refused(error) from error
             raise
-        if response.status_code == 401:
-            raise self.refused(response.text[:200])
+        self._check_token(response)
         text = response.text
         if method == "DELETE" and 200 <= response.status_code < 300 and response.status_code not in DELETED:
             raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
@@ -148,9 +212,8 @@ class Transport:
         from openstack import exceptions as sdk
 
         def send() -> Any:
-            response = self.service(service).request(path, "GET", **kw)
-            if response.status_code == 401:
-                raise self.refused(response.text[:200])
+            response = self.service(service).request(path, "GET", allow_reauth=False, **kw)
+            self._check_token(response)
             sdk.raise_from_response(response)
             try:
                 there = wanted in response.json()
@@ -160,7 +223,14 @@ class Transport:
                 raise BadAnswer(f"GET {path}: no {wanted!r} in the answer: {_excerpt(response)}")
             return response
 
-        return self.calls.call(operation, send, lane=LANES[service], deadline=DEADLINE)
+        return self.authenticated(lambda: self.calls.call(operation, send, lane=LANES[service], deadline=DEADLINE))
+
+
+def _is_valid(auth: Any, refused: str | None) -> bool:
+    known = auth.auth_ref
+    if known is None or known.auth_token == refused:
+        return False
+    return not auth.reauthenticate or not known.will_expire_soon(auth.MIN_TOKEN_LIFE_SECONDS)
 
 
 def _excerpt(response: Any) -> str:
