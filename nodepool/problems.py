@@ -36,7 +36,7 @@ class Problem:
 class LabelProblems:
     """Why labels of one provider do not work; each reason stays until the same thing has worked.
 
-    What was tried (``what``): ``flavor``, ``image``, ``launch``.
+    What was tried (``what``): ``flavor``, ``image``, ``quota``, ``launch``.
     """
 
     def __init__(self, provider: str) -> None:

@@ -42,6 +42,8 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self.manager: Any = None
         #: Which quota is short by how much, in words; while paused.
         self.shortage: str | None = None
+        #: What of the limits the request exceeds by itself.
+        self.exceeded: str | None = None
         # Our own books.
         self._busy = False  # a transaction is under way
         self._finishing = False
@@ -131,7 +133,7 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         if not self.imagesAvailable():
             return ["images are not available"]
         if not self.hasProviderQuota(self.request.node_types):
-            return ["it would exceed quota"]
+            return [f"it would exceed quota ({self.exceeded})" if self.exceeded else "it would exceed quota"]
         # What the labels need has been asked now; the driver may have found one that can never work.
         broken = sorted(set(self.request.node_types) & set(self.manager.errorLabels()))
         return [f"node type(s) [{','.join(broken)}] cannot work"] if broken else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,16 @@ def failed(bench: LauncherBench, name: str = "small", timeout: float = 60) -> di
     return bench.wait_request(bench.submit(name), "failed", timeout=timeout)
 
 
+def recovers(bench: LauncherBench, name: str, seconds: float = 30) -> None:
+    """Requests for the label fail for a while, then one is served."""
+    deadline = time.monotonic() + seconds
+    while True:
+        record = bench.wait_request(bench.submit(name), timeout=60)
+        if record["state"] == "fulfilled":
+            return
+        assert time.monotonic() < deadline, f"{name} did not recover"
+
+
 def use_up(bench: LauncherBench, *request_ids: str, timeout: float = 60) -> None:
     for request_id in request_ids:
         node_ids = bench.zuul.accept(request_id)
@@ -86,3 +97,25 @@ def throttled(status: int = 429, seconds: float | None = 0.5) -> Action:
         return Reply(status, body.encode(), [("Content-Type", "application/json"), *wait])
 
     return act
+
+
+class Zone:
+    """The only host of the cloud, in a zone of another name."""
+
+    def __init__(self, admin: Any, name: str) -> None:
+        self.compute = admin.compute
+        self.id = self._ask("POST", "/os-aggregates", {"aggregate": {"name": "nodepool-test", "availability_zone": name}})["id"]
+        (self.host,) = {item.host for item in admin.compute.services(binary="nova-compute")}
+        self._ask("POST", f"/os-aggregates/{self.id}/action", {"add_host": {"host": self.host}})
+
+    def _ask(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = self.compute.request(path, method, json=body)
+        assert answer.status_code < 300, answer.text
+        return dict(answer.json()["aggregate"])
+
+    def rename(self, name: str) -> None:
+        self._ask("PUT", f"/os-aggregates/{self.id}", {"aggregate": {"availability_zone": name}})
+
+    def remove(self) -> None:
+        self._ask("POST", f"/os-aggregates/{self.id}/action", {"remove_host": {"host": self.host}})
+        self.compute.delete(f"/os-aggregates/{self.id}")

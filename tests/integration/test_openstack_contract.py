@@ -15,6 +15,7 @@ from tests.fault_proxy import Request as ProxiedRequest
 from tests.integration.builder_bench import BuilderBench
 from tests.integration.launcher_bench import LauncherBench, StatsdReceiver
 from tests.integration.openstack_bench import (
+    Zone,
     cleanup,
     config,
     failed,
@@ -130,28 +131,6 @@ def test_image_appears_later(
 
 
 # -- 3.18 zones
-
-
-class Zone:
-    """The only host of the cloud, in a zone of another name."""
-
-    def __init__(self, admin: Any, name: str) -> None:
-        self.compute = admin.compute
-        self.id = self._ask("POST", "/os-aggregates", {"aggregate": {"name": "nodepool-test", "availability_zone": name}})["id"]
-        (self.host,) = {item.host for item in admin.compute.services(binary="nova-compute")}
-        self._ask("POST", f"/os-aggregates/{self.id}/action", {"add_host": {"host": self.host}})
-
-    def _ask(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = self.compute.request(path, method, json=body)
-        assert answer.status_code < 300, answer.text
-        return dict(answer.json()["aggregate"])
-
-    def rename(self, name: str) -> None:
-        self._ask("PUT", f"/os-aggregates/{self.id}", {"aggregate": {"availability_zone": name}})
-
-    def remove(self) -> None:
-        self._ask("POST", f"/os-aggregates/{self.id}/action", {"remove_host": {"host": self.host}})
-        self.compute.delete(f"/os-aggregates/{self.id}")
 
 
 @pytest.fixture

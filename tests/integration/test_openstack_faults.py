@@ -20,6 +20,7 @@ from tests.integration.openstack_bench import (
     manager,
     one,
     provider,
+    recovers,
     start,
     throttled,
     use_up,
@@ -38,16 +39,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenStackAdapter, "ABSENT_TTL", 0.2)
     monkeypatch.setattr(OpenStackAdapter, "IMAGE_CHECK_TIMEOUT", 0.2)
     monkeypatch.setattr(StateMachineProvider, "ERROR_LABEL_RETRY", 0.5)
-
-
-def recovers(bench: LauncherBench, name: str, seconds: float = 30) -> None:
-    """Requests for the label fail for a while, then one is served."""
-    deadline = time.monotonic() + seconds
-    while True:
-        record = bench.wait_request(bench.submit(name), timeout=60)
-        if record["state"] == "fulfilled":
-            return
-        assert time.monotonic() < deadline, f"{name} did not recover"
 
 
 def test_unknown_cloud(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:

@@ -206,3 +206,16 @@ def test_silence() -> None:
     with pytest.raises(CloudError):
         calls.call("run", no_answer, lane="write")
     assert calls._answered < since, "a connection that fails is no answer"
+
+
+def test_overload_slows_down_without_another_try() -> None:
+    """Whether the work was done is not known: a creation is not repeated."""
+    clock = HandClock()
+    rate = AdaptiveRate("write", 10, clock=clock, wait=clock.wait)
+    calls = CloudCalls("p", classify, {"write": rate}, clock=clock, wait=clock.wait, overload=lambda error: "busy" in str(error))
+    script = Script(CloudError(ErrorKind.TRANSIENT, "busy"), CloudError(ErrorKind.TRANSIENT, "gone"))
+    for expected in (5, 5):
+        with pytest.raises(CloudError):
+            calls.call("create", script, lane="write")
+        assert rate.pace == expected
+    assert len(script.calls) == 2

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.cloud import AdaptiveRate, CallsStopped, CallTimeout
-from nodepool.cloud.rates import FLOOR
+from nodepool.cloud.rates import FLOOR, FORGIVEN
 from tests.cloud_clock import HandClock
 from tests.conftest import wait_for
 
@@ -148,3 +148,19 @@ def test_never_closer_than_the_pace(configured: float, gaps: list[float]) -> Non
         if last is not None:
             assert clock.now - last >= 1 / configured - 1e-6
         last = clock.now
+
+
+@pytest.mark.parametrize("full", [4, None])
+def test_time_alone_brings_the_pace_back(full: float | None) -> None:
+    """A service that is asked once an hour would stay throttled for days otherwise."""
+    rate, clock = make(full)
+    rate.throttled()
+    rate.throttled()
+    assert rate.slowed
+    clock.now += FORGIVEN - 1
+    assert rate.slowed
+    clock.now += 2
+    assert (rate.slowed, rate.pace) == (False, full)
+    rate.acquire()
+    rate.throttled()
+    assert rate.pace == (full or 10) / 2

@@ -22,6 +22,8 @@ CONNECTIONS = 32
 DELETED = (202, 204)
 """How the services answer deletions; anything else comes from somebody else."""
 LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
+AS_IT_IS: dict[str, Any] = {"allow_reauth": False, "status_code_retries": 0}
+"""For the SDK's requests: new tokens and further tries are our own affair, at our pace."""
 IDENTITY = "identity"
 """Lane of the calls for tokens."""
 
@@ -179,7 +181,7 @@ class Transport:
         from openstack import exceptions as sdk
 
         try:
-            response = self.service(service).request(path, method, allow_reauth=False, **kw)
+            response = self.service(service).request(path, method, **AS_IT_IS, **kw)
         except Exception as error:
             if sdk_error(error, "Unauthorized", "AuthorizationFailure"):
                 raise self.refused(error) from error
@@ -212,7 +214,7 @@ class Transport:
         from openstack import exceptions as sdk
 
         def send() -> Any:
-            response = self.service(service).request(path, "GET", allow_reauth=False, **kw)
+            response = self.service(service).request(path, "GET", **AS_IT_IS, **kw)
             self._check_token(response)
             sdk.raise_from_response(response)
             try:

@@ -40,9 +40,12 @@ class StateMachineHandler(NodeRequestHandler):
             if getattr(label, "cloud_image", None):
                 if not self.manager.labelReady(label):
                     return False
-            elif getattr(label, "diskimage", None) and not self.zk.getMostRecentImageUpload(
-                    label.diskimage.name, self.provider.name, cached=True):
-                return False
+            elif getattr(label, "diskimage", None):
+                problems, image = self.manager.label_problems, label.diskimage.name
+                if not self.zk.getMostRecentImageUpload(image, self.provider.name, cached=True):
+                    problems.note(name, "image", f"disk image {image} (option diskimage) has not been uploaded here")
+                    return False
+                problems.clear(name, "image")
         return True
 
     # -- quota
@@ -62,11 +65,19 @@ class StateMachineHandler(NodeRequestHandler):
 
     def hasProviderQuota(self, node_types: list[str]) -> bool:
         needed = QuotaInformation()
-        for name, count in Counter(node_types).items():
+        counts, problems = Counter(node_types), self.manager.label_problems
+        for name, count in counts.items():
             need = self.manager.quotaNeededByLabel(name, self.pool)
             for _ in range(count):
                 needed.add(need)
-        return self._short(needed.get_resources(), used=False) is None
+        self.exceeded = self._short(needed.get_resources(), used=False)
+        for name in counts:
+            short = self.exceeded and self._short(self.manager.quotaNeededByLabel(name, self.pool).get_resources(), used=False)
+            if short:
+                problems.note(name, "quota", f"a node of it can never fit into the quota of {short}")
+            else:
+                problems.clear(name, "quota")
+        return self.exceeded is None
 
     def hasRemainingQuota(self, ntype: str) -> bool:
         needed = self.manager.quotaNeededByLabel(ntype, self.pool).get_resources()
