@@ -134,8 +134,10 @@ class Cloud:
     def _choose(self) -> None:
         if "password" not in self.values:
             self.values["password"] = secrets.token_hex(16)
-        names = [*SERVICES, "amqp", "dist", "epmd"]
-        self.values["ports"] = dict(zip(names, free_ports(len(names)), strict=True))
+        if "ports" not in self.values:
+            # Chosen once: the catalogue has them.
+            names = [*SERVICES, "amqp", "dist", "epmd"]
+            self.values["ports"] = dict(zip(names, free_ports(len(names)), strict=True))
         self.values["pids"] = {}
         self._save()
         settings.write(self.dir, VENV, self.values)

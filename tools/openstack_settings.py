@@ -94,7 +94,9 @@ def write(directory: pathlib.Path, venv: pathlib.Path, values: dict[str, Any]) -
                         "max_concurrent_builds": 0, "reclaim_instance_interval": 0, "service_down_time": 600,
                         "max_concurrent_snapshots": 0, "heal_instance_info_cache_interval": -1},
             "api": {"auth_strategy": "keystone"}, "api_database": database("nova_api"), "database": database("nova"),
-            "keystone_authtoken": token, "placement": service, "neutron": {**service, "metadata_proxy_shared_secret": password},
+            # Tokens that are taken back are refused at once.
+            "keystone_authtoken": {**token, "token_cache_time": -1},
+            "placement": service, "neutron": {**service, "metadata_proxy_shared_secret": password},
             "glance": {**service, "endpoint_override": f"http://127.0.0.1:{ports['glance']}"},
             "cinder": {**service, "os_region_name": REGION}, "service_user": {**service, "send_service_user_token": "true"},
             "scheduler": {"discover_hosts_in_cells_interval": 5, "workers": 1}, "conductor": {"workers": 1},

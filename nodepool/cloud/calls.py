@@ -74,6 +74,7 @@ class CloudCalls:
         self.clock = clock
         self.last_error: LastError | None = None
         self._failing: dict[str, LastError] = {}
+        self._reported: set[str] = set()
         self._threads = dict(THREADS if threads is None else threads)
         self._log = log or logging.getLogger(f"nodepool.cloud.{name}")
         self._wall = wall
@@ -178,7 +179,9 @@ class CloudCalls:
     def _note_success(self, call: _Call, started: float, delay: float) -> None:
         self._answered = self.clock()
         took = self._answered - started
-        self._failing.pop(call.operation, None)
+        if self._failing.pop(call.operation, None) is not None and call.operation in self._reported:
+            self._reported.discard(call.operation)
+            self._log.info("Provider %s: %s works again", self.name, call.operation)
         if call.rate:
             call.rate.succeeded()
         self._log.debug("API call %s in %.3f s after %.3f s delay", call.operation, took, delay)
@@ -207,6 +210,10 @@ class CloudCalls:
         if kind is not ErrorKind.NOT_FOUND:
             self.last_error = noted
         if kind not in _NORMAL and not (kind is ErrorKind.NOT_FOUND and call.lane == "delete"):
+            # Once is no news, and what somebody has to mend is told by those who asked.
+            if kind is ErrorKind.TRANSIENT and call.operation in self._failing and call.operation not in self._reported:
+                self._reported.add(call.operation)
+                self._log.warning("Provider %s: %s fails again and again (%s): %s", self.name, call.operation, kind.value, error)
             self._failing[call.operation] = noted
         return kind
 

@@ -31,7 +31,7 @@ from tests.integration.openstack_bench import (
 )
 from tests.openstack_cloud import OpenStackCloud, shape
 
-pytestmark = [pytest.mark.openstack, pytest.mark.slow]
+pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(autouse=True)
@@ -397,7 +397,7 @@ def test_slow_answers(bench: LauncherBench, openstack_cloud: OpenStackCloud, ask
     all_well(bench)
 
 
-@pytest.mark.parametrize("name", ["gateway", "html", "empty", "cut off"])
+@pytest.mark.parametrize("name", ["gateway", "cut off"])
 @pytest.mark.parametrize("service", ["identity", "compute", "network"])
 def test_bad_answers_for_long(
         bench: LauncherBench, openstack_cloud: OpenStackCloud, service: str, name: str, monkeypatch: pytest.MonkeyPatch,
@@ -416,7 +416,7 @@ def test_bad_answers_for_long(
         record = bench.wait_request(under_way, timeout=120)
         assert record["state"] == "failed"
         one(bench, "other")
-    assert any("cloud-1" in record.getMessage() for record in caplog.records)
+    assert any("Provider cloud-1: " in line and "fails again and again" in line for line in caplog.messages)
     assert not any(line.startswith("provider cloud-2") for line in bench.pools[0].getReadiness()[1])
     openstack_cloud.proxies[service].heal()
     recovers(bench, "small", 60)

@@ -29,7 +29,7 @@ from tests.integration.openstack_bench import (
 )
 from tests.openstack_cloud import OpenStackCloud
 
-pytestmark = [pytest.mark.openstack, pytest.mark.slow]
+pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 # -- 3.2 credentials

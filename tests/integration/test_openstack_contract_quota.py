@@ -16,7 +16,7 @@ from tests.integration.launcher_bench import LauncherBench, StatsdReceiver
 from tests.integration.openstack_bench import cleanup, failed, is_call, label, manager, one, provider, start, use_up
 from tests.openstack_cloud import OpenStackCloud
 
-pytestmark = [pytest.mark.openstack, pytest.mark.slow]
+pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 VOLUME = {"boot_from_volume": True, "volume_size": 2}
 
 

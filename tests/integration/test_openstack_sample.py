@@ -15,7 +15,7 @@ from tests.integration.launcher_bench import LauncherBench
 from tests.integration.openstack_bench import Zone, one, use_up
 from tests.openstack_cloud import OpenStackCloud
 
-pytestmark = [pytest.mark.openstack, pytest.mark.slow]
+pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 SAMPLE = REPOSITORY / "etc" / "openstack.yaml"
 
 

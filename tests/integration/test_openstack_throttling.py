@@ -16,7 +16,7 @@ from tests.integration.launcher_bench import LauncherBench
 from tests.integration.openstack_bench import PROVIDER, cleanup, is_call, label, manager, one, provider, start, throttled, use_up
 from tests.openstack_cloud import OpenStackCloud
 
-pytestmark = [pytest.mark.openstack, pytest.mark.slow]
+pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 
 WAYS = {"429 with Retry-After": throttled(429, 0.5), "429": throttled(429, None), "503 with Retry-After": throttled(503, 0.5),
         "503": throttled(503, None), "503 of a gateway": html(503)}

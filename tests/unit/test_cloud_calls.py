@@ -219,3 +219,14 @@ def test_overload_slows_down_without_another_try() -> None:
             calls.call("create", script, lane="write")
         assert rate.pace == expected
     assert len(script.calls) == 2
+
+
+def test_lasting_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    calls, _ = make()
+    caplog.set_level("INFO", "nodepool")
+    broken = [CloudError(ErrorKind.TRANSIENT, "made up")]
+    calls.call("list", Script(*broken, "ok"))
+    assert caplog.messages == []
+    calls.call("list", Script(*broken * 4, "ok"))
+    calls.call("list", Script("ok"))
+    assert caplog.messages == ["Provider p: list fails again and again (transient): made up", "Provider p: list works again"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -125,6 +126,12 @@ class Transport:
         if response.status_code == 401:
             raise TokenRefused(str(self.refused(response.text[:200])), response.request.headers.get("X-Auth-Token"))
 
+    @staticmethod
+    def _check_found(response: Any, method: str, path: str) -> None:
+        """Gateways say 404 of services. What does not exist is told in JSON, or (glance) in HTML that names it."""
+        if response.status_code == 404 and response.text.lstrip()[:1] == "<" and path.rpartition("/")[2] not in response.text:
+            raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
+
     # -- requests
 
     def service(self, name: str) -> Any:
@@ -133,12 +140,18 @@ class Transport:
             proxy = self._services.get(name)
             if proxy is None:
                 proxy = getattr(self.client, name)
-                proxy.get_endpoint_data  # noqa: B018 - a service that is absent says so here
+                # A service that is absent says so here.
+                url = proxy.endpoint_override or proxy.get_endpoint() or ""
+                if not re.search(r"/v\d", urlparse(url).path):
+                    # Its version document could not be read; the SDK would go on for good without the version.
+                    self.client._proxies.pop(proxy.service_type, None)
+                    raise BadAnswer(f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
+                                    f" tell its versions at {url or 'the address in the catalogue'}")
                 self._services[name] = proxy
             return proxy
 
     def request(
-        self, operation: str, service: str, method: str, path: str, *, lane: str | None = None, deadline: float = DEADLINE,
+        self, operation: str, service: str, method: str, path: str, *, lane: str | None = None, deadline: float | None = None,
         wanted: str | None = None, idempotent: bool | None = None, **kw: Any,
     ) -> Any:  # fmt: skip
         """JSON of the answer, None when it has no body.
@@ -146,7 +159,7 @@ class Transport:
         :param wanted: this key has to be in it.
         """
         return self.authenticated(lambda: self.calls.call(
-            operation, self.send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline,
+            operation, self.send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline or DEADLINE,
             idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent))
 
     def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
@@ -190,9 +203,7 @@ class Transport:
         text = response.text
         if method == "DELETE" and 200 <= response.status_code < 300 and response.status_code not in DELETED:
             raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
-        if response.status_code == 404 and text.lstrip()[:1] == "<" and path.rpartition("/")[2] not in text:
-            # Gateways say so of services. What does not exist is told in JSON, or (glance) in HTML that names it.
-            raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
+        self._check_found(response, method, path)
         sdk.raise_from_response(response)
         if response.status_code in (202, 204) and not text and wanted is None:
             return None
@@ -216,6 +227,7 @@ class Transport:
         def send() -> Any:
             response = self.service(service).request(path, "GET", **AS_IT_IS, **kw)
             self._check_token(response)
+            self._check_found(response, "GET", path)
             sdk.raise_from_response(response)
             try:
                 there = wanted in response.json()
