@@ -45,6 +45,7 @@ class _Call:
     rate: AdaptiveRate | None
     started: float
     until: float
+    missing_ok: bool = False
     tries: int = 0
 
 
@@ -92,30 +93,31 @@ class CloudCalls:
 
     def call(
         self, operation: str, function: Callable[..., T], *args: Any, lane: str = "read",
-        deadline: float = DEADLINE, idempotent: bool | None = None, **kw: Any,
+        deadline: float = DEADLINE, idempotent: bool | None = None, missing_ok: bool = False, **kw: Any,
     ) -> T:  # fmt: skip
         """Call ``function(*args, **kw)`` in this thread; raises what it raises.
 
         Throttled calls are repeated within ``deadline`` (seconds), transient errors also when ``idempotent`` (by
         default: in the lanes "read" and "delete").
 
+        :param missing_ok: that there is no such object is an answer like others, and no trouble.
         :raises CallTimeout: no try could be made, or none went through, in time.
         :raises CallsStopped: the provider stops.
         """
         with self._lock:
             self._under_way += 1
         try:
-            return self._call(operation, function, args, kw, lane, deadline, idempotent)
+            return self._call(operation, function, args, kw, lane, deadline, idempotent, missing_ok)
         finally:
             with self._lock:
                 self._under_way -= 1
 
     def _call(
         self, operation: str, function: Callable[..., T], args: tuple[Any, ...], kw: dict[str, Any], lane: str,
-        deadline: float, idempotent: bool | None,
+        deadline: float, idempotent: bool | None, missing_ok: bool,
     ) -> T:  # fmt: skip
         now = self.clock()
-        call = _Call(operation, lane, self.rates.get(lane), now, now + deadline)
+        call = _Call(operation, lane, self.rates.get(lane), now, now + deadline, missing_ok)
         repeat = {ErrorKind.THROTTLED}
         if idempotent or (idempotent is None and lane in ("read", "delete")):
             repeat.add(ErrorKind.TRANSIENT)
@@ -179,9 +181,7 @@ class CloudCalls:
     def _note_success(self, call: _Call, started: float, delay: float) -> None:
         self._answered = self.clock()
         took = self._answered - started
-        if self._failing.pop(call.operation, None) is not None and call.operation in self._reported:
-            self._reported.discard(call.operation)
-            self._log.info("Provider %s: %s works again", self.name, call.operation)
+        self._works(call.operation)
         if call.rate:
             call.rate.succeeded()
         self._log.debug("API call %s in %.3f s after %.3f s delay", call.operation, took, delay)
@@ -209,13 +209,20 @@ class CloudCalls:
         noted = LastError(call.operation, kind, str(error) or repr(error), self._wall())
         if kind is not ErrorKind.NOT_FOUND:
             self.last_error = noted
-        if kind not in _NORMAL and not (kind is ErrorKind.NOT_FOUND and call.lane == "delete"):
+        if kind is ErrorKind.NOT_FOUND and (call.missing_ok or call.lane == "delete"):
+            self._works(call.operation)
+        elif kind not in _NORMAL:
             # Once is no news, and what somebody has to mend is told by those who asked.
             if kind is ErrorKind.TRANSIENT and call.operation in self._failing and call.operation not in self._reported:
                 self._reported.add(call.operation)
                 self._log.warning("Provider %s: %s fails again and again (%s): %s", self.name, call.operation, kind.value, error)
             self._failing[call.operation] = noted
         return kind
+
+    def _works(self, operation: str) -> None:
+        if self._failing.pop(operation, None) is not None and operation in self._reported:
+            self._reported.discard(operation)
+            self._log.info("Provider %s: %s works again", self.name, operation)
 
     def _metric(self, call: _Call) -> str:
         return f"nodepool.provider.{self.name}.api.{call.operation}"

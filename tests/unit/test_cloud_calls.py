@@ -108,6 +108,9 @@ def test_troubles_are_those_of_the_latest_calls() -> None:
             calls.call(operation, Script(CloudError(kind, "two\nlines")), lane=lane)
     assert calls.troubles() == ["list fails (configuration): two lines", "get fails (not_found): two lines"]
     calls.call("list", Script("ok"))
+    with pytest.raises(CloudError):
+        calls.call("get", Script(CloudError(ErrorKind.NOT_FOUND, "gone")), missing_ok=True)
+    assert calls.troubles() == []
     calls.call("get", Script(CloudError(ErrorKind.THROTTLED), "ok"))
     assert calls.troubles() == ["throttled: read calls at 5.5/s of 10/s (throttled)"]
 

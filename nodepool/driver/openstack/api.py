@@ -77,7 +77,7 @@ class CloudApi(Transport):
     def get_server_by_id(self, server_id: str) -> Record | None:
         """The server as it is now; None when it does not exist."""
         try:
-            return self.single("get_server", "compute", f"/servers/{server_id}", "server")
+            return self.single("get_server", "compute", f"/servers/{server_id}", "server", missing_ok=True)
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return None
@@ -101,7 +101,7 @@ class CloudApi(Transport):
 
     def _delete(self, operation: str, service: str, path: str, lane: str | None = None) -> bool:
         try:
-            self.request(operation, service, "DELETE", path, lane=lane)
+            self.request(operation, service, "DELETE", path, lane=lane, missing_ok=True)
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return False
@@ -162,7 +162,7 @@ class CloudApi(Transport):
         if not _is_uuid(name_or_id):
             return None
         try:
-            image = Record(self.request("get_image", "image", "GET", f"/images/{name_or_id}", wanted="id"))
+            image = Record(self.request("get_image", "image", "GET", f"/images/{name_or_id}", wanted="id", missing_ok=True))
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return None
@@ -239,7 +239,7 @@ class CloudApi(Transport):
 
     def get_floating_ip_by_id(self, floating_ip_id: str) -> Record | None:
         try:
-            return self.single("get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip")
+            return self.single("get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip", missing_ok=True)
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return None

@@ -137,7 +137,7 @@ class ImageApi:
     def delete_image(self, image_id: str) -> bool:
         """False when it does not exist."""
         try:
-            self.api.request("delete_image", "image", "DELETE", f"/images/{image_id}")
+            self.api.request("delete_image", "image", "DELETE", f"/images/{image_id}", missing_ok=True)
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return False

@@ -152,7 +152,7 @@ class Transport:
 
     def request(
         self, operation: str, service: str, method: str, path: str, *, lane: str | None = None, deadline: float | None = None,
-        wanted: str | None = None, idempotent: bool | None = None, **kw: Any,
+        wanted: str | None = None, idempotent: bool | None = None, missing_ok: bool = False, **kw: Any,
     ) -> Any:  # fmt: skip
         """JSON of the answer, None when it has no body.
 
@@ -160,7 +160,7 @@ class Transport:
         """
         return self.authenticated(lambda: self.calls.call(
             operation, self.send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline or DEADLINE,
-            idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent))
+            idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent, missing_ok=missing_ok))
 
     def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
         """One object, which is in the answer by the name ``wanted``."""
