@@ -56,7 +56,7 @@ def test_sample_launches(bench: LauncherBench, openstack_cloud: OpenStackCloud, 
     content["providers"][0]["pools"][0]["host-key-checking"] = False
     image = openstack_cloud.sdk.image.find_image("Debian 12")
     bench.store_image("debian-12", "mycloud-west", external_id=image.id)
-    bench.write_clouds({"clouds": {"mycloud": {**openstack_cloud.entry, "region_name": "RegionOne"}}})
+    bench.write_clouds({"clouds": {"mycloud": {**openstack_cloud.entry, "region_name": "west"}}})
     pool = bench.start(content, cleanup_interval=600)
     (ready,) = bench.wait_nodes(1, timeout=90, state="ready")
     assert (ready.type, ready.cloud, ready.region, ready.username) == (["debian-small"], "mycloud", "west", "zuul")
