@@ -241,7 +241,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self._not_ready[label.name] = f"{place} was not found in cloud {self.provider.cloud_config.name}"
         self.log.warning(
             "Provider %s is configured to use %s as the cloud image for label %s and that image could not be found"
-            " in the cloud", self.provider.name, wanted.external_name, label.name,
+            " in the cloud: %s", self.provider.name, wanted.external_name, label.name, place,
         )  # fmt: skip
         now = time.monotonic()
         if now - self._last_image_check > self.IMAGE_CHECK_TIMEOUT:

@@ -150,3 +150,16 @@ def suspect(message: str) -> str | None:
     """The option of the label that a refusal is about, when it can be told."""
     text = message.lower()
     return next((option for sign, option in _OPTIONS if sign in text), None)
+
+
+def given(option: str, label: Any, zone: str | None, image: Mapping[str, Any]) -> str:
+    """What the option has, in brackets; empty for those that may hold secrets."""
+    values = {
+        "key-name": label.key_name, "availability-zones": getattr(label, "azs", None) or zone, "server-group": label.server_group,
+        "security-groups": label.security_groups or label.pool.security_groups, "networks": label.networks,
+        "volume-type": label.volume_type, "flavor-name": label.flavor_name,
+        "cloud-image/diskimage": image.get("name") or image.get("id"),
+    }  # fmt: skip
+    value = values.get(option)
+    text = ", ".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value or "")
+    return f" ({text})" if text else ""

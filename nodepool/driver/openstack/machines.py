@@ -13,7 +13,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.machines import WatchingMachine
-from nodepool.driver.openstack.errors import RefusedByCloud, classify, is_full, is_quota, sdk_error, suspect
+from nodepool.driver.openstack.errors import RefusedByCloud, classify, given, is_full, is_quota, sdk_error, suspect
 from nodepool.driver.openstack.networks import FLOATING, has_floating
 from nodepool.driver.openstack.servers import OpenStackInstance, is_deleted, quota_from_flavor
 
@@ -255,7 +255,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
         where = f"provider {self.provider.name}, pool {self.label.pool.name}, label {self.label.name}"
         if kind is ErrorKind.CONFIGURATION and sdk_error(exc, "BadRequestException", "ForbiddenException"):
             option = suspect(message)
-            about = f", because of option {option}" if option else ""
+            about = f", because of option {option}{given(option, self.label, self.az, self.image)}" if option else ""
             return RefusedByCloud(f"{where}: the cloud refuses to create the server{about}: {message}")
         if isinstance(exc, exceptions.RuntimeConfigurationException):
             return exceptions.LaunchNodepoolException(f"{where}: {message}")
