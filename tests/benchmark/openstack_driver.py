@@ -40,7 +40,11 @@ class ActiveTimes:
 
     def _run(self) -> None:
         while not self._stop.wait(POLL):
-            for server in self.cloud.servers():
+            try:
+                servers = self.cloud.servers()
+            except KeyError:
+                continue  # too much for the cloud just now
+            for server in servers:
                 if server["status"] == "ACTIVE":
                     self.when.setdefault(server["name"], time.monotonic())
 
