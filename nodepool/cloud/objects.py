@@ -137,7 +137,9 @@ class Watched(Generic[V]):
     def expected(self, kind: Hashable) -> float | None:
         """Seconds that such a change has taken lately; None when not known."""
         seen = self._durations.get(kind)
-        return median(until for _, until in seen) if seen else None
+        # Seen by the first look: it came earlier, nobody knows by how much.
+        part = 1.0 if self.narrow else EARLY
+        return median(until if missed else part * until for missed, until in seen) if seen else None
 
     def _early(self, kind: Hashable, expected: float) -> float:
         """Seconds before the first look is worth a question."""
