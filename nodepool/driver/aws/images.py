@@ -13,10 +13,10 @@ from nodepool.cloud import ErrorKind
 from nodepool.driver.aws.ebs import EBSSnapshotUploader
 from nodepool.driver.aws.errors import classify, code_of
 from nodepool.driver.aws.objects import tag_dict_to_list
+from nodepool.driver.aws.schema import IMAGE_FORMATS
 
 IMPORT_LIMIT = 6 * 3600.0
 """Seconds that an import may take."""
-FORMATS = ("ova", "vhd", "vhdx", "vmdk", "raw")
 CLOCKS = 300.0
 """Seconds by which our clock and that of AWS may differ."""
 TOO_MANY = "ResourceCountLimitExceeded"
@@ -199,7 +199,7 @@ class AwsImages:
                 return
             for upload in answer.get("Uploads") or []:
                 kind = upload["Key"].removeprefix(f"{name}.")
-                if kind in FORMATS and upload["Initiated"].timestamp() >= since - CLOCKS:
+                if kind in IMAGE_FORMATS and upload["Initiated"].timestamp() >= since - CLOCKS:
                     self.log.warning("Removing the parts of %s, whose upload was cut off, from bucket %s", upload["Key"], bucket)
                     self._abort(bucket, upload)
             if not answer.get("IsTruncated"):

@@ -98,7 +98,7 @@ class Transport:
             finally:
                 with self._login_lock:
                     self._login = None
-        login.result()
+        login.result(DEADLINE + API_TIMEOUT)
 
     def _get_token(self, auth: Any) -> None:
         try:
