@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ def load_tool(name: str) -> Any:
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # dataclasses ask for it
     loader.exec_module(module)
     return module
 

@@ -142,7 +142,7 @@ def virtual_environment(extras: str = "") -> pathlib.Path:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True, timeout=300)
     target = f"{REPOSITORY}[{extras}]" if extras else str(REPOSITORY)
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", target],
+    subprocess.run([str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-e", target],
                    check=True, stdout=sys.stderr, timeout=1800)
     stamp.write_text(wanted)
     return python

@@ -52,7 +52,7 @@ def install() -> None:
         pip = str(VENV / "bin" / "pip")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True, stdout=sys.stderr, timeout=300)
         for what in (["setuptools<81", "wheel"], [*settings.PROJECTS, "pymysql", "gunicorn", "setuptools<81"]):
-            subprocess.run([pip, "install", "-q", "--disable-pip-version-check", "-c", str(constraints), *what], check=True,
+            subprocess.run([pip, "install", "-qq", "--disable-pip-version-check", "-c", str(constraints), *what], check=True,
                            stdout=sys.stderr, timeout=1800)
         done.write_text(constraints.read_text())
 

@@ -83,12 +83,12 @@ def test_restart(nm: NmDaemon) -> None:
 def test_adoption(nm: NmDaemon) -> None:
     nm.put("alpha")
     before = server(nm, "alpha")
-    assert sessions(nm, "alpha") == 0
+    wait_for(lambda: sessions(nm, "alpha") == 0, what="the end of the first session to be counted")
     session = nm.session("alpha")
     assert sessions(nm, "alpha") == 1
     nm.stop(signal.SIGKILL)
     nm.start()
-    assert sessions(nm, "alpha") == 1
+    wait_for(lambda: sessions(nm, "alpha") == 1, what="the server to be found")
     assert server(nm, "alpha") == before
     assert nm.ssh("alpha", "pgrep -c -f '[/]usr/sbin/sshd -D'") == "1\n"
     out, _ = session.communicate("hello\n", timeout=20)
