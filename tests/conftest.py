@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -21,6 +22,10 @@ from typing import Any
 import pytest
 import yaml
 from kazoo.exceptions import NoNodeError
+
+# Where tests run in the background the shell has it ignored, and the programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _server: dict[str, Any] = {}

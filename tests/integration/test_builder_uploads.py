@@ -168,8 +168,8 @@ def test_growing_delay(builders: BuilderBench, cloud: BalkyCloud) -> None:
     shown = failure(builders, "balky")
     assert "the cloud refuses: upload-fails" in shown.reason and shown.next_try > shown.time
     builder.upload_backoff._first = 3600.0
-    count = len(cloud.calls("upload"))
-    wait_for(lambda: len(cloud.calls("upload")) > count, what="the last attempt for an hour")
+    wait_for(lambda: (found := failure(builders, "balky")) is not None and found.next_try > found.time + 1000,
+             what="the last attempt for an hour")
     # Changed configuration: at once.
     count = len(cloud.calls("upload"))
     config(builders, cloud.provider(**{"image-name-format": "other-{upload_id}"}))

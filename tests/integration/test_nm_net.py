@@ -137,6 +137,15 @@ class Bench:
         """Bit/s with headers."""
         return float(self.run(name, CLIENT, address, kind, seconds)) * 8 / PAYLOAD
 
+    def check_rate(self, name: str, address: str, cap: float, kind: str = "r", within: float = 0.05) -> float:
+        """The cap is kept by each try, and reached by one: other work on this machine can make a sliver slower, never faster."""
+        for _ in range(3):
+            rate = self.rate(name, address, kind, 3)
+            assert rate < (1 + within) * cap
+            if rate > (1 - within) * cap:
+                return rate
+        raise AssertionError(f"{rate / 1e6:.2f} of {cap / 1e6:g} Mbit/s")
+
     def close(self) -> None:
         for name in self.names:
             self.network.destroy(name)
@@ -174,9 +183,8 @@ def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
 def test_rate(bench: Bench, kind: str) -> None:
     bench.outside()
     bench.sliver("alice", 1, {"nm_net_max_rate": 40_000_000})
-    rate = bench.rate("alice", OUTSIDE, kind)
+    rate = bench.check_rate("alice", OUTSIDE, 40e6, kind)
     print(f"cap of 40 Mbit/s, {'sent' if kind == 'r' else 'received'}: {rate / 1e6:.2f}")
-    assert rate == pytest.approx(40e6, rel=0.05)
 
 
 @pytest.mark.slow
@@ -185,12 +193,12 @@ def test_rate_changes_at_once(bench: Bench) -> None:
     bench.outside()
     bench.sliver("alice", 1, {"nm_net_max_rate": 20_000_000})
     bench.network.apply("alice", {"nm_net_max_rate": 60_000_000})
-    assert bench.rate("alice", OUTSIDE, seconds=3) == pytest.approx(60e6, rel=0.05)
+    bench.check_rate("alice", OUTSIDE, 60e6)
     # Another daemon that took over can do it too.
     other = Network(bench.config)
     other.prepare()
     other.apply("alice", {"nm_net_max_rate": 10_000_000})
-    assert bench.rate("alice", OUTSIDE, seconds=3) == pytest.approx(10e6, rel=0.05)
+    bench.check_rate("alice", OUTSIDE, 10e6)
 
 
 @pytest.mark.slow
@@ -200,8 +208,12 @@ def test_node_cap_shares_and_exempt_destinations(bench: Bench) -> None:
     bench.outside()
     bench.sliver("alice", 1, {"nm_net_share": 1})
     bench.sliver("bob", 2, {"nm_net_share": 3})
-    clients = [bench.start(name, CLIENT, OUTSIDE, "r", 5) for name in ("alice", "bob")]
-    alice, bob = (float(client.communicate(timeout=60)[0]) * 8 / PAYLOAD for client in clients)
+    for _ in range(3):  # other work on this machine can make both slower
+        clients = [bench.start(name, CLIENT, OUTSIDE, "r", 5) for name in ("alice", "bob")]
+        alice, bob = (float(client.communicate(timeout=60)[0]) * 8 / PAYLOAD for client in clients)
+        assert alice + bob < 63e6
+        if alice + bob > 57e6:
+            break
     exempt = bench.rate("alice", OUTSIDE_EXEMPT, seconds=1)
     print(f"node cap 60: {alice / 1e6:.1f} + {bob / 1e6:.1f}; exempt {exempt / 1e6:.0f} Mbit/s")
     assert alice + bob == pytest.approx(60e6, rel=0.05)
@@ -211,7 +223,7 @@ def test_node_cap_shares_and_exempt_destinations(bench: Bench) -> None:
     assert counters["bob"][1] == 0
     assert counters["alice"][1] > 10_000_000
     bench.network.node_cap(20_000_000, [])
-    assert bench.rate("alice", OUTSIDE_EXEMPT, seconds=3) == pytest.approx(20e6, rel=0.06)
+    bench.check_rate("alice", OUTSIDE_EXEMPT, 20e6, within=0.06)
 
 
 @pytest.mark.spec("nodemanager.md C.4: nat: no sliver-to-sliver, no sliver-to-host except port 812 and DNS, source address check")
@@ -246,7 +258,7 @@ def test_bridge(bench: Bench) -> None:
         assert info.address == ""
         batch("ip", ["addr add 10.223.0.2/24 dev eth0"], inside=bench.names["alice"])
         bench.serve(None, "10.223.0.1")
-        assert bench.rate("alice", "10.223.0.1", seconds=2) == pytest.approx(30e6, rel=0.06)
+        bench.check_rate("alice", "10.223.0.1", 30e6, within=0.06)
     finally:
         batch("ip", [f"link del {name}"], force=True)
 
@@ -391,7 +403,7 @@ def test_the_same_place_is_used_again_at_once(bench: Bench) -> None:
     assert second.address == first.address
     wait_for(lambda: first.veth not in os.listdir("/sys/class/net"), 10, "first device gone")
     assert bench.network.found() == ["bob"]
-    assert bench.rate("bob", OUTSIDE, seconds=2) == pytest.approx(20e6, rel=0.06)
+    bench.check_rate("bob", OUTSIDE, 20e6, within=0.06)
 
 
 @pytest.mark.slow
