@@ -28,6 +28,7 @@ class UploadClaims:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._claims: dict[tuple[str, str], str] = {}
+        self._seconds: dict[str, int] = {}
 
     def take(self, pair: tuple[str, str], build_id: str) -> bool:
         """False: another worker has it."""
@@ -45,6 +46,12 @@ class UploadClaims:
         """(image, build, provider) of each."""
         with self._lock:
             return {(image, build, provider) for (image, provider), build in self._claims.items()}
+
+    def second(self, image: str) -> int:
+        """UNIX time for an external name, never the same twice: providers may share what names must be unique in (a bucket)."""
+        with self._lock:
+            found = self._seconds[image] = max(int(time.time()), self._seconds.get(image, 0) + 1)
+            return found
 
 
 def subject(candidate: Candidate) -> Hashable:

@@ -171,8 +171,8 @@ class UploadJob:
 
     def _external_name(self, name_format: str) -> str:
         try:
-            return name_format.format(image_name=self.image, upload_id=self.number, timestamp=str(int(time.time())),
-                                      build_id=self.build_id)
+            return name_format.format(image_name=self.image, upload_id=self.number, build_id=self.build_id,
+                                      timestamp=str(self._builder.upload_claims.second(self.image)))
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UploadError(
                 f"image-name-format {name_format!r} of provider {self.provider} cannot be filled ({error!r}); it may use "

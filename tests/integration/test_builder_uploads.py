@@ -67,6 +67,17 @@ def test_what_arrives(builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdR
     assert any(line.startswith("nodepool.image_update.fake-image.balky:") and line.endswith("|ms") for line in statsd.lines)
 
 
+@pytest.mark.spec("builder.md 9: external name with timestamp; two providers that share a bucket do not share a name")
+def test_names_of_the_same_second(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
+    clouds = [BalkyCloud(tmp_path, name) for name in ("one", "two", "three")]
+    builders.start(config(builders, *(cloud.provider() for cloud in clouds)))
+    for cloud in clouds:
+        builders.wait_upload(provider=cloud.name)
+    names = [image["name"] for cloud in clouds for image in cloud.images()]
+    assert len(set(names)) == 3, names
+    assert all(name.startswith(f"{IMAGE}-") and abs(int(name.rpartition("-")[2]) - time.time()) < 30 for name in names)
+
+
 @pytest.mark.spec("builder.md 9: record while uploading: external id and name and format null, connection data of the build")
 def test_record_and_progress_while_uploading(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
