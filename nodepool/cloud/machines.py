@@ -29,6 +29,9 @@ class WatchingMachine(StateMachine):
         if watch is not None:
             watch.end(reached)
 
+    def abandon(self) -> None:
+        self.looked_away(reached=False)
+
     def _wake(self) -> None:
         if self.wake is not None:
             self.wake()

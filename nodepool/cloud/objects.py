@@ -62,6 +62,8 @@ class Watch(Generic[V]):
         self._look: Look[V] | None = None
         self.next_look = started
         self.failures = 0
+        #: This one could not be looked at while others could: it is asked for by itself, so that it holds up nobody.
+        self.alone = False
         self.last_look = float("-inf")
         self.ended = False
         self._watched = watched
@@ -84,7 +86,8 @@ class Watch(Generic[V]):
 class Watched(Generic[V]):
     """Looks at all watched objects on behalf of those who wait.
 
-    :param fetch_many: asks the cloud for these ids; ids missing in its answer are told as absent. Runs by ``submit``.
+    :param fetch_many: asks the cloud for these ids; ids missing in its answer are told as absent, an exception in place of
+        a value says that this one could not be looked at. Runs by ``submit``.
     :param submit: runs a function on another thread and returns its future (:meth:`CloudCalls.run`).
     :param batch: ids per question; 1 asks one by one.
     :param narrow: learn from looks that came too early, too: changes that always take equally long are then seen by their
@@ -92,7 +95,7 @@ class Watched(Generic[V]):
     """
 
     def __init__(
-        self, name: str, fetch_many: Callable[[Sequence[str]], Mapping[str, V]],
+        self, name: str, fetch_many: Callable[[Sequence[str]], Mapping[str, V | Exception]],
         submit: Callable[[Callable[[], Any]], Future[Any]], timers: Timers, *, batch: int = 100,
         floor: float = FLOOR, ceiling: float = CEILING, narrow: bool = False,
         log: logging.Logger | logging.LoggerAdapter[Any] | None = None,
@@ -227,7 +230,10 @@ class Watched(Generic[V]):
             for watch in idle:
                 if watch.key in due or watch.key in keys:
                     watch.planned = min(watch.next_look, now)
-            questions = [keys[start:start + self.batch] for start in range(0, len(keys), self.batch)]
+            alone = {watch.key for watch in idle if watch.alone}
+            shared = [key for key in keys if key not in alone]
+            questions = [shared[start:start + self.batch] for start in range(0, len(shared), self.batch)]
+            questions += [[key] for key in keys if key in alone]
             self._asking.update(keys)
             self._arm(now)
         for question in questions:
@@ -236,7 +242,7 @@ class Watched(Generic[V]):
     def _ask(self, keys: list[str]) -> None:
         asked = self._timers.clock()
 
-        def fetch() -> tuple[float, Mapping[str, V]]:
+        def fetch() -> tuple[float, Mapping[str, V | Exception]]:
             sent = self._timers.clock()
             return sent, self._fetch_many(keys)
 
@@ -244,7 +250,7 @@ class Watched(Generic[V]):
 
     def _answered(self, keys: list[str], asked: float, future: Future[Any]) -> None:
         error: BaseException | None = None
-        answer: Mapping[str, V] = {}
+        answer: Mapping[str, V | Exception] = {}
         try:
             asked, answer = future.result()
         except (CallsStopped, CancelledError):
@@ -259,17 +265,23 @@ class Watched(Generic[V]):
                 if watch.key not in wanted:
                     continue
                 watch.last_look = asked
-                if error is None:
+                value = answer.get(watch.key)
+                watch.alone = isinstance(value, Exception)
+                if error is not None or isinstance(value, Exception):
+                    watch.failures += 1
+                else:
                     watch.failures = 0
                     if watch.started <= asked:
-                        watch._look = Look(answer.get(watch.key), asked)
+                        watch._look = Look(value, asked)
                         watch.missed, watch.told = watch.told, asked
                         told.append(watch)
-                else:
-                    watch.failures += 1
                 watch.next_look = max(now, asked + self._pause(watch, now))
             self._arm(now)
-        self._report(error, len(keys))
+        refused = [(key, value) for key, value in answer.items() if isinstance(value, Exception)]
+        if refused:
+            self._log.debug("Cannot look at %s of %s: %s", len(refused), self.name, refused[0])
+        if error is not None or len(refused) < len(keys):
+            self._report(error, len(keys))
         for watch in told:
             try:
                 watch.wake()

@@ -19,13 +19,16 @@ class Cloud:
         self.things: dict[str, str] = {}
         self.questions: list[tuple[float, list[str]]] = []
         self.broken = False
+        self.refused: set[str] = set()
         self.watched: Watched[str] = Watched("things", self.fetch, self.executor, self.timers, batch=batch)
 
-    def fetch(self, ids: Sequence[str]) -> dict[str, str]:
+    def fetch(self, ids: Sequence[str]) -> dict[str, str | Exception]:
         self.questions.append((self.clock.now, list(ids)))
         if self.broken:
             raise CloudError(ErrorKind.TRANSIENT, "down")
-        return {key: self.things[key] for key in ids if key in self.things}
+        refused: dict[str, str | Exception] = {
+            key: CloudError(ErrorKind.TRANSIENT, "this one") for key in ids if key in self.refused}
+        return refused | {key: self.things[key] for key in ids if key in self.things and key not in refused}
 
 
 def test_only_watched_ids_are_asked_for_and_absence_is_told() -> None:
@@ -83,6 +86,25 @@ def test_a_failed_look_harms_nobody_and_is_tried_again() -> None:
     assert woken
     assert watch.look is not None
     assert watch.look.value == "running"
+
+
+def test_an_object_that_cannot_be_looked_at_harms_no_other() -> None:
+    cloud = Cloud()
+    cloud.things = {"a": "running", "bad": "running"}
+    cloud.refused = {"bad"}
+    a, bad = cloud.watched.watch("a", lambda: None), cloud.watched.watch("bad", lambda: None)
+    cloud.timers.pass_time(FLOOR)
+    assert cloud.questions[0][1] == ["a", "bad"]
+    assert a.look is not None and a.look.value == "running"
+    assert bad.look is None
+    cloud.timers.pass_time(20)
+    later = [ids for _, ids in cloud.questions[1:]]
+    assert ["a"] in later and ["bad"] in later and ["a", "bad"] not in later, "it is asked for by itself"
+    assert bad.look is None, "nobody takes it for absent"
+    assert later.count(["bad"]) < later.count(["a"])
+    cloud.refused = set()
+    cloud.timers.pass_time(2 * CEILING)
+    assert bad.look is not None and bad.look.value == "running"
 
 
 def test_what_the_first_look_finds_done_is_expected_sooner() -> None:

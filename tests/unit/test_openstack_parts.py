@@ -113,7 +113,7 @@ def test_few_servers_of_a_large_project_are_asked_for_one_by_one(listed: int, pa
             self._listed = listed
             self.asked: list[str] = []
 
-        def get_server_by_id(self, server_id: str) -> dict[str, str]:
+        def get_server_by_id(self, server_id: str, repeat: bool = True) -> dict[str, str]:
             self.asked.append(server_id)
             return {"id": server_id}
 

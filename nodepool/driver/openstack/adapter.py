@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from cachetools import LRUCache
+
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CloudCalls, DeleteBatches, ErrorKind, Timers, Watch, Watched
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watch, Watched
 from nodepool.driver import statemachine
 from nodepool.driver.openstack import errors
 from nodepool.driver.openstack.changes import CloudChanges
@@ -46,6 +48,8 @@ LANE_THREADS = {"read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "
 WATCH_BATCH = 200
 LOOK_FLOOR = 0.4
 """Shortest time between two looks at a server, in seconds."""
+ATTACHED = 20_000
+"""Servers of which it is remembered whether they have a floating IP; to ask again costs a call."""
 
 
 class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
@@ -82,7 +86,8 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             f"floating IPs of {provider_config.name}", self._someFloatingIps,
             functools.partial(self.calls.run, lane="network"), self.timers, batch=1, floor=LOOK_FLOOR, log=self.log)
         self.leaks = LeakCleaner(self, provider_config, self.log)
-        self._attached: dict[str, list[str]] = {}
+        #: Of servers that others delete nobody tells us.
+        self._attached: LRUCache[str, list[str]] = LRUCache(ATTACHED)
         self._attached_lock = threading.Lock()
         self._missing: set[str] = set()
         self._not_ready: dict[str, str] = {}
@@ -182,9 +187,23 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             yield OpenStackInstance(self.provider, server, self._quotaOfServer(server))
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """By one listing that is newer than the question."""
-        running = {server["id"] for server in CloudLookups._listServers(self) if not does_not_run(server)}
-        return [external_id for external_id in external_ids if external_id not in running]
+        """By a listing that is newer than the question; what it does not show, by id: listings leave out cells that are down."""
+        listed = {server["id"]: server for server in CloudLookups._listServers(self)}
+        missing = []
+        for external_id in external_ids:
+            server = listed.get(external_id)
+            if server is None and getattr(self._api, "watches", False):
+                try:
+                    server = self._getServerById(external_id)
+                except CallsStopped:
+                    raise
+                except Exception as error:
+                    self.log.warning("Server %s of provider %s is not listed and cannot be asked for, nothing is done: %s",
+                                     external_id, self.provider.name, error)
+                    continue
+            if server is None or does_not_run(server):
+                missing.append(external_id)
+        return missing
 
     def listResources(self) -> Iterator[OpenStackResource]:
         for server in self._liveServers():

@@ -74,10 +74,13 @@ class CloudApi(Transport):
         version = getattr(data, "max_microversion", None)
         return (int(version[0]), int(version[1])) if version else (0, 0)
 
-    def get_server_by_id(self, server_id: str) -> Record | None:
-        """The server as it is now; None when it does not exist."""
+    def get_server_by_id(self, server_id: str, repeat: bool = True) -> Record | None:
+        """The server as it is now; None when it does not exist.
+
+        :param repeat: not when the caller looks again anyway.
+        """
         try:
-            return self.single("get_server", "compute", f"/servers/{server_id}", "server", missing_ok=True)
+            return self.single("get_server", "compute", f"/servers/{server_id}", "server", missing_ok=True, idempotent=repeat)
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections.abc import MutableMapping
 from typing import Any
 
 from nodepool.cloud import CloudCalls
@@ -28,7 +29,7 @@ class CloudChanges:
     _client: Any
     _api: Any
     #: Floating IPs of servers that this process made or saw; a server that is not in here is not known.
-    _attached: dict[str, list[str]]
+    _attached: MutableMapping[str, list[str]]
     _attached_lock: threading.Lock
 
     def _createServer(

@@ -90,9 +90,13 @@ class LeakCleaner:
             if not port["device_owner"] or port["device_owner"].startswith("compute:")
         }
 
+    def _has_network(self) -> bool:
+        has = getattr(self.adapter._api, "has", None)  # stand-ins of the API may lack it
+        return has is None or bool(has("network"))
+
     def clean_ports(self) -> None:
         interval = self.provider.port_cleanup_interval
-        if not interval or interval < 0:
+        if not interval or interval < 0 or not self._has_network():
             return
         if self.last_port_cleanup is None:
             self.last_port_cleanup = self.clock()
@@ -100,6 +104,7 @@ class LeakCleaner:
             return
         if self.clock() - self.last_port_cleanup <= interval:
             return
+        self.last_port_cleanup = self.clock()  # also when it fails
         removed = 0
         for port_id in sorted(self._find_down_ports() & self.down_ports):
             try:
@@ -110,7 +115,6 @@ class LeakCleaner:
                 removed += 1
                 self.log.debug("Removed the DOWN port %s in %s", port_id, self.provider.name)
         self._count("ports", removed)
-        self.last_port_cleanup = self.clock()
         self.down_ports = self._find_down_ports()
 
     def clean_floating_ips(self) -> None:

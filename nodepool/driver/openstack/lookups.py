@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nodepool import exceptions
-from nodepool.cloud import CloudCalls
+from nodepool.cloud import CallsStopped, CloudCalls
 from nodepool.driver.openstack.errors import ABSENT_SERVICE, sdk_error
 from nodepool.driver.openstack.networks import Networks, fill_in
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, list_servers, quota_from_flavor
@@ -149,7 +149,7 @@ class CloudLookups:
         return self._api.get_server_by_id(external_id)
 
     def _someServers(self, ids: Sequence[str]) -> Mapping[str, Any]:
-        """These servers as they are now. Absent means that the cloud says so of this very id.
+        """These servers as they are now. Absent means that the cloud says so of this very id; an exception, that it does not say.
 
         A few of a large project are asked for one by one: its listing takes many seconds.
         """
@@ -160,7 +160,14 @@ class CloudLookups:
             found = {key: listed[key] for key in rest if key in listed}
             rest = [key for key in rest if key not in listed]
         for key in rest:
-            server = self._getServerById(key)
+            try:
+                server = self._api.get_server_by_id(key, repeat=False)
+            except CallsStopped:
+                raise
+            except Exception as error:
+                # One of them, in a cell that is down perhaps, must not hide the others.
+                found[key] = error
+                continue
             if server is not None:
                 found[key] = NodepoolOpenStackServer(server)
         return found

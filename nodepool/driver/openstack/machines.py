@@ -398,6 +398,19 @@ class OpenStackCreateStateMachine(_ApiMachine):
             return OpenStackInstance(self.provider, self.server, self.quota)
         return None
 
+    def abandon(self) -> None:
+        future, creating = self.future, self.state == self.SERVER_CREATING_SUBMIT
+        super().abandon()
+        if future is not None and creating and not future.cancel():
+            future.add_done_callback(self._removeLate)
+
+    def _removeLate(self, future: Future[Any]) -> None:
+        """The creation that nobody waits for any more has made a server, perhaps in spite of an error."""
+        server_id = self.external_id if future.cancelled() or future.exception() is not None else future.result()["id"]
+        if server_id:
+            self.log.warning("Server %s came after its launch was given up, deleting it", server_id)
+            self.adapter._requestDeletion(server_id)
+
     def _attachedNow(self) -> bool:
         """Is the floating IP active?"""
         assert self._watch is not None and self._deadline is not None
@@ -446,13 +459,13 @@ class OpenStackCreateStateMachine(_ApiMachine):
                 return False
             if look.value is None:
                 # Not shown yet, or deleted by somebody: the launch time-out decides between them.
-                if time.monotonic() - self.start_time > ADDRESS_TIMEOUT:
+                if look.asked - self._watch.started > ADDRESS_TIMEOUT:
                     self.looked_away(reached=False)
                     raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")
                 return False
             self.server = look.value
         status = str(self.server.get("status") or "").upper()
-        if status in ("ERROR", "DELETED"):
+        if status in ("ERROR", "DELETED", "SOFT_DELETED"):
             self.looked_away(reached=False)
             raise self._failure(status)
         if status != "ACTIVE":

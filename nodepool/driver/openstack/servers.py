@@ -25,7 +25,8 @@ NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED"
 
 
 def is_deleted(server: Any) -> bool:
-    return str(server.get("status") or "").lower() == "deleted"
+    """Also when the cloud keeps it for a while: its listings show no server in ``SOFT_DELETED`` either."""
+    return str(server.get("status") or "").lower() in ("deleted", "soft_deleted")
 
 
 def does_not_run(server: Any) -> bool:
