@@ -8,6 +8,8 @@ from typing import Any
 
 LONGEST = 400
 """Characters of a problem's text."""
+MOST_PUBLISHED = 200
+"""Problems in a component record: ZooKeeper takes no more than a mebibyte, and ends the connection of who sends more."""
 
 
 def one_line(text: object) -> str:
@@ -31,6 +33,14 @@ class Problem:
     def record(self) -> dict[str, Any]:
         """As the component record of the launcher has it."""
         return {"provider": self.provider, "label": self.label, "problem": self.text}
+
+
+def published(problems: list[Problem]) -> list[dict[str, Any]]:
+    """As the component record has them, not more than it can hold."""
+    shown = [problem.record() for problem in problems[:MOST_PUBLISHED]]
+    if left := len(problems) - len(shown):
+        shown.append(Problem(f"and {left} more; /ready of this launcher has all").record())
+    return shown
 
 
 class LabelProblems:

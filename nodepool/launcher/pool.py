@@ -21,7 +21,7 @@ from nodepool.launcher.minready import MinReady
 from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
-from nodepool.problems import Problem
+from nodepool.problems import Problem, published
 from nodepool.provider_manager import ProviderManager, is_silent, provider_problems
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
@@ -168,7 +168,7 @@ class NodePool(threading.Thread):
     def publish_problems(self) -> None:
         """Tell everybody, in our component record; written only when something has changed."""
         if self._component is not None:
-            self._component.update(problems=[problem.record() for problem in self.problems()])
+            self._component.update(problems=published(self.problems()))
 
     # -- configuration
 
@@ -223,7 +223,8 @@ class NodePool(threading.Thread):
         old = self.config
         if old is not None:
             self._keep_unusable(old, config)
-        ProviderManager.reconfigure(old, config, self.zk)
+        replaced: list[Any] = []
+        ProviderManager.reconfigure(old, config, self.zk, retire=replaced.append)
         config.providers_not_running = []
         for name in list(config.providers):
             if name not in config.provider_managers:
@@ -236,6 +237,9 @@ class NodePool(threading.Thread):
             config.providers_not_running.append(name)
             self.log.error("Provider %s is left out: %s", name, reason)
         self.config = config
+        # Only now: whoever finds one of them ended finds its successor.
+        for manager in replaced:
+            ProviderManager._call(manager, "stop")
         self._update_workers()
         self.assignment.wake(recheck=True)
         self.min_ready.wake()

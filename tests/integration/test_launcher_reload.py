@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nodepool.driver.statemachine.handler import StateMachineHandler
 from tests.conftest import wait_for
 from tests.integration.launcher_bench import CLOUDS, LauncherBench, config, provider
 
@@ -219,3 +220,22 @@ def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
     wait_for(lambda: pool.getProviderManager("fake-provider") is not first, what="a provider with the new user")
     assert pool.getProviderManager("fake-provider").provider.cloud_config.config["auth"]["username"] == "new"
     bench.fulfilled("fake-label")
+
+
+@pytest.mark.spec("launcher.md: a changed provider is replaced; requests under way go on with its successor")
+def test_replaced_between_plan_and_launch(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()))
+    old = pool.getProviderManager("fake-provider")
+    launch = StateMachineHandler.launch
+
+    def late(self: Any, node: Any) -> None:
+        if self.manager is old:
+            bench.config(config(provider(pool={"max-cores": 50})))
+            wait_for(lambda: pool.getProviderManager("fake-provider") is not old, what="the provider to be replaced")
+            wait_for(lambda: not old.create_loop.thread.is_alive(), what="the old one to end")
+        launch(self, node)
+
+    monkeypatch.setattr(StateMachineHandler, "launch", late)
+    _request, (node,) = bench.fulfilled("fake-label")
+    assert old.launchers == []
+    assert [server.id for server in bench.servers("fake-provider")] == [node.external_id]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodepool.cmd import nodepoolcmd
-from nodepool.problems import LONGEST, LabelProblems
+from nodepool.problems import LONGEST, MOST_PUBLISHED, LabelProblems, Problem, published
 from tests.conftest import wait_for
 from tests.integration.launcher_bench import LauncherBench, config, provider
 
@@ -87,6 +87,16 @@ def test_a_provider_that_does_not_start(bench: LauncherBench, monkeypatch: pytes
     monkeypatch.setattr(StateMachineProvider, "start", start)
     bench.config(content)
     wait_for(lambda: pool.getReadiness() == (True, []), what="the provider runs")
+
+
+def test_many() -> None:
+    """What ZooKeeper does not take would cut the launcher off, again and again."""
+    problems = [Problem("\u2026" * LONGEST, f"provider-{number}", "label") for number in range(1000)]
+    found = published(problems)
+    assert len(json.dumps(found)) < 700_000
+    assert found[:-1] == [problem.record() for problem in problems[:MOST_PUBLISHED]]
+    assert found[-1]["problem"].startswith("and 800 more; ")
+    assert published(problems[:3]) == [problem.record() for problem in problems[:3]]
 
 
 def test_texts() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from nodepool.driver.handler import NodeRequestHandler
 from nodepool.driver.resources import QuotaInformation
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
+from nodepool.driver.statemachine.loop import LoopEnded
 from nodepool.zk import zookeeper as zk
 
 
@@ -123,8 +124,15 @@ class StateMachineHandler(NodeRequestHandler):
 
     def launch(self, node: zk.Node) -> None:
         launcher = self._prepared.pop(node.id or "", None) or StateMachineNodeLauncher(self, node, self.provider)
-        self.launchers.append(launcher)
-        launcher.launch()
+        # A request that waits for quota may try again and again.
+        self.launchers = [*(each for each in self.launchers if not each.complete), launcher]
+        try:
+            launcher.launch()
+        except LoopEnded:
+            # Its provider was replaced by a reload since the node was planned.
+            self._refresh()
+            self.launchers[-1] = launcher = StateMachineNodeLauncher(self, node, self.provider)
+            launcher.launch()
 
     def launchesDropped(self) -> None:
         for launcher in self.launchers:

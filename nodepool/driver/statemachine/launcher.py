@@ -113,16 +113,20 @@ class StateMachineNodeLauncher(StatsReporter):
             self.manager.quotaNeededByLabel(node.type[0], self.handler.pool).get_resources())
 
     def launch(self) -> None:
-        """Begin: the (possibly slow) making of the create machine runs on the provider's start threads."""
+        """Begin: the (possibly slow) making of the create machine runs on the provider's start threads.
+
+        :raises LoopEnded: the provider takes no new work any more.
+        """
         self.start_time = time.monotonic()
-        self.manager.launchers.append(self)
-        if self.manager.starts_quickly:
-            self._quick = True
+        with self.manager.create_loop.kept():
+            if self.manager.starts_quickly:
+                self._quick = True
+            else:
+                self.future = self.manager.start_executor(self._timed_start)
+            self.manager.launchers.append(self)
             self.manager.create_loop.add(self)
-            return
-        self.future = self.manager.start_executor(self._timed_start)
-        self.manager.create_loop.add(self)
-        self.future.add_done_callback(lambda _future: self.wake())
+        if self.future is not None:
+            self.future.add_done_callback(lambda _future: self.wake())
 
     def _timed_start(self) -> None:
         started = time.monotonic()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
+
+
+class LoopEnded(RuntimeError):
+    """The provider was replaced, and has finished what it was at: its successor takes new work."""
 
 
 class Advanced(Protocol):
@@ -35,13 +40,34 @@ class MachineLoop:
         self._woken = False
         self._stopping = False
         self._drain = False
+        self._kept = 0
+        self._ended = False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self.thread.start()
 
     def add(self, machine: Advanced) -> None:
-        self.wake(machine, new=True)
+        """:raises LoopEnded: nobody would run it."""
+        with self.kept():
+            self.wake(machine, new=True)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """The thread does not run out of machines in here.
+
+        :raises LoopEnded: it has already.
+        """
+        with self._condition:
+            if self._ended:
+                raise LoopEnded(f"{self.thread.name} has ended")
+            self._kept += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._kept -= 1
+                self._condition.notify()
 
     def wake(self, machine: Advanced, new: bool = False) -> None:
         """Run the next pass of this machine at once; from any thread."""
@@ -73,8 +99,8 @@ class MachineLoop:
                 while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
                     heapq.heappop(self._heap)
                 if not self._heap:
-                    if self._drain:
-                        return None
+                    if self._drain and not self._kept:
+                        break
                     self._condition.wait()
                     continue
                 left = self._heap[0][0] - time.monotonic()
@@ -86,6 +112,7 @@ class MachineLoop:
                 self._working = machine
                 self._woken = False
                 return machine
+            self._ended = True
             return None
 
     def _run(self) -> None:

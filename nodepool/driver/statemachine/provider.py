@@ -132,9 +132,11 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.launchers.remove(launcher)
 
     def startNodeCleanup(self, node: zk.Node) -> StateMachineNodeDeleter:
+        """:raises LoopEnded: the provider takes no new work any more."""
         deleter = StateMachineNodeDeleter(self._zk, self, node)
-        self.deleters.append(deleter)
-        self.delete_loop.add(deleter)
+        with self.delete_loop.kept():
+            self.deleters.append(deleter)
+            self.delete_loop.add(deleter)
         return deleter
 
     def _delete_ended(self, deleter: StateMachineNodeDeleter) -> None:
