@@ -142,9 +142,7 @@ class Transport:
                 proxy = getattr(self.client, name)
                 # A service that is absent says so here.
                 url = proxy.endpoint_override or proxy.get_endpoint() or ""
-                # An address that clouds.yaml gives is taken as it is.
-                given = self.client.config.get_endpoint(proxy.service_type)
-                if not given and not re.search(r"/v\d", urlparse(url).path):
+                if not re.search(r"/v\d", urlparse(url).path):
                     # Its version document could not be read; the SDK would go on for good without the version.
                     self.client._proxies.pop(proxy.service_type, None)
                     raise BadAnswer(f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
