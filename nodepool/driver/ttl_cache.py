@@ -39,11 +39,25 @@ class _CachedCall(Generic[T]):
             now = cache.clock()
             age = now - self._fetched
             error = self._error if age > cache.max_age else None
+            if error is not None and self._refresh is None and now >= self._retry_at:
+                # The error is old news as well.
+                return self._again(args, kw)
             if age >= cache.ttl and self._refresh is None and now >= self._retry_at:
                 self._start_refresh(args, kw)
             if error is not None:
                 raise error
             return value
+
+    def _again(self, args: tuple[Any, ...], kw: dict[str, Any]) -> T:
+        """As the first call; what the function raises is given to others until the next try."""
+        try:
+            value = self._func(*args, **kw)
+        except Exception as error:
+            self._error = error
+            self._retry_at = self._cache.clock() + self._cache.ttl
+            raise
+        self._store(value)
+        return value
 
     def _store(self, value: T) -> None:
         self._value, self._have_value = value, True
@@ -85,7 +99,8 @@ class LazyExecutorTTLCache:
     """Decorator: remembers one value, whatever the arguments, and renews it on ``executor`` when older than ``ttl`` s.
 
     Only the first call waits (and raises what the function raises). A failing renewal is logged and tried again after
-    ``ttl``; callers keep getting the last value until it is older than ``max_age`` s, then they get the error.
+    ``ttl``; callers keep getting the last value until it is older than ``max_age`` s. Then one that comes ``ttl`` or more after
+    the error waits for a new answer, as the first call did; the others get the error.
     """
 
     def __init__(

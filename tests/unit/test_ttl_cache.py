@@ -99,8 +99,24 @@ def test_failed_refresh_keeps_the_value(parts: Any, caplog: pytest.LogCaptureFix
     with pytest.raises(ValueError, match="service unavailable"):
         wrapped()
     source.error = None
+    with pytest.raises(ValueError, match="service unavailable"):
+        wrapped()
+    assert source.calls == 4, "the next try comes after the ttl"
+    now[0] += 10
+    assert wrapped() == 5
+    assert executor.queue == []
+
+
+def test_an_old_error_is_not_told_again(parts: Any) -> None:
+    wrapped, source, executor, now = parts
+    assert wrapped() == 1
+    source.error = ValueError("for a moment")
+    now[0] += 10
+    assert wrapped() == 1
     executor.run()
-    assert wrapped() == 4
+    source.error = None
+    now[0] += 3600
+    assert wrapped() == 3, "it is asked for anew"
 
 
 def test_executor_that_is_down(parts: Any) -> None:
