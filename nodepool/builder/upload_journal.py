@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from nodepool.builder.files import write_json
 from nodepool.builder.retention import UploadKey
-from nodepool.driver.cloud_images import listing_of, properties_of, value_of
+from nodepool.driver.cloud_images import is_snapshot, listing_of, properties_of, value_of
 
 if TYPE_CHECKING:
     from nodepool.builder.builder import NodePoolBuilder
@@ -122,6 +122,8 @@ def discard(manager: Any, name: str, external_id: str) -> None:
 
 def is_of(item: Any, key: UploadKey) -> bool:
     """Whether an image in the cloud was made by this upload."""
+    if is_snapshot(item):
+        return False
     properties = properties_of(item)
     _image, build, provider, number = key
     return all(str(value_of(properties, f"nodepool_{name}")) == value

@@ -29,3 +29,15 @@ def value_of(item: Any, name: str) -> Any:
 def properties_of(image: Any) -> Any:
     """Object or mapping."""
     return value_of(image, "properties") or value_of(image, "metadata") or {}
+
+
+#: What nova notes in an image that it makes of a server; the last ones when the server has a volume.
+SNAPSHOT_PROPERTIES = ("instance_uuid", "base_image_ref", "block_device_mapping", "bdm_v2")
+
+
+def is_snapshot(image: Any) -> bool:
+    """Whether somebody has made the image of a server. It has the marks of the image that the server was made of."""
+    for item in (image, properties_of(image)):
+        if value_of(item, "image_type") == "snapshot" or any(value_of(item, name) is not None for name in SNAPSHOT_PROPERTIES):
+            return True
+    return False

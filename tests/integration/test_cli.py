@@ -431,7 +431,8 @@ def image(number, **properties):
 @pytest.mark.spec("cli-web-metrics.md 9: alien-image-list prints no row when everything is accounted for")
 def test_alien_image_list(run, rows, plain, managers, providers, caplog):
     make_upload(plain, make_build(plain))
-    managers["p"] = FakeManager([image(1, nodepool_build_id="x"), image(2)])
+    snapshot = image(3, nodepool_build_id="x", base_image_ref="ext-1")
+    managers["p"] = FakeManager([image(1, nodepool_build_id="x"), image(2), snapshot])
     managers["q"] = FakeManager(RuntimeError("no credentials"))
     managers["r"] = FakeManager([image(1, nodepool_build_id="x")])
     for name in managers:

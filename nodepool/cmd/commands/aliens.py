@@ -11,7 +11,7 @@ from typing import Any
 from nodepool import status
 from nodepool.cmd.base import describe
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
-from nodepool.driver.cloud_images import listing_of, properties_of, value_of
+from nodepool.driver.cloud_images import is_snapshot, listing_of, properties_of, value_of
 from nodepool.exceptions import TimeoutException
 from nodepool.zk.records import READY
 
@@ -85,7 +85,8 @@ def alien_image_list(context: Context) -> None:
         known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
         rows += [
             {"provider": name, "name": _name(image), "image_id": value_of(image, "id")}
-            for image in listed if value_of(properties_of(image), BUILD_PROPERTY) and value_of(image, "id") not in known
+            for image in listed
+            if value_of(properties_of(image), BUILD_PROPERTY) and value_of(image, "id") not in known and not is_snapshot(image)
         ]  # fmt: skip
     context.show(status.Results(rows, status.ALIEN_COLUMNS))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool.cloud import CallsStopped
+from nodepool.driver.cloud_images import is_snapshot
 from nodepool.driver.openstack.servers import OpenStackResource
 
 IDLE_VOLUME = ("available", "error", "error_deleting")
@@ -71,7 +72,7 @@ class LeakCleaner:
         if not self.provider.diskimages:
             return
         for image in self.adapter._api.list_images(owner=self.adapter._api.project()):
-            if image["properties"].get("nodepool_upload_id") and not image.get("protected"):
+            if image["properties"].get("nodepool_upload_id") and not image.get("protected") and not is_snapshot(image):
                 yield OpenStackResource(image["properties"], "image", image["id"])
 
     def _count(self, what: str, number: int) -> None:
