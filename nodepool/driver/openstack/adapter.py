@@ -214,7 +214,8 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     def deleteResource(self, resource: Any) -> None:
         if resource.type == "instance":
             if getattr(self._api, "watches", False):
-                self._deleteFloatingIpsOf(resource.id)
+                # Loose ones are resources themselves.
+                self._deleteFloatingIpsOf(resource.id, loose=False)
             self._deleteServer(resource.id)
         elif resource.type == "floatingip":
             self._deleteFloatingIp(resource.id)

@@ -184,6 +184,9 @@ class CloudApi(Transport):
     def list_ports(self, filters: dict[str, Any] | None = None) -> list[Record]:
         return self.many("list_ports", "network", "/ports", "ports", {"project_id": self.project(), **(filters or {})})
 
+    def ports_of(self, server_id: str) -> list[Record]:
+        return self.many("find_ports", "network", "/ports", "ports", {"device_id": server_id})
+
     def delete_port(self, port_id: str) -> bool:
         return self._delete("delete_port", "network", f"/ports/{port_id}")
 
@@ -204,7 +207,7 @@ class CloudApi(Transport):
 
     def port_for_floating_ip(self, server: Any, networks: Networks) -> tuple[str, str] | None:
         """Port and its address that the floating IP is for."""
-        ports = self.many("find_ports", "network", "/ports", "ports", {"device_id": server["id"]})
+        ports = self.ports_of(server["id"])
         if networks.rules.nat_destination:
             target = networks.find(networks.rules.nat_destination)
             ports = [port for port in ports if target and port["network_id"] == target["id"]]

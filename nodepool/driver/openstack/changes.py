@@ -142,18 +142,21 @@ class CloudChanges:
     def _deleteFloatingIp(self, floating_ip_id: str) -> None:
         self._api.delete_floating_ip(floating_ip_id, retry=0)
 
-    def _deleteFloatingIpsOf(self, server_id: str) -> None:
-        """Before the server goes. Costs no call for servers that we saw without one."""
+    def _deleteFloatingIpsOf(self, server_id: str, loose: bool = True) -> None:
+        """Before the server goes. Costs no call for servers that we saw without one.
+
+        :param loose: also those of its node that are at no server. Wrong for a server that is not the one in the node's record.
+        """
         with self._attached_lock:
             ids = self._attached.get(server_id)
         if ids is None:
-            ids = self._findFloatingIpsOf(server_id)
+            ids = self._findFloatingIpsOf(server_id, loose)
         for floating_ip_id in ids:
             self._deleteFloatingIp(floating_ip_id)
         with self._attached_lock:
             self._attached.pop(server_id, None)
 
-    def _findFloatingIpsOf(self, server_id: str) -> list[str]:
+    def _findFloatingIpsOf(self, server_id: str, loose: bool) -> list[str]:
         """Those that the server shows, and those that an earlier launcher made for it: it may show them later."""
         from nodepool.driver.openstack.api import floating_ip_metadata
 
@@ -165,8 +168,13 @@ class CloudChanges:
             return []
         wanted = _marks(server.get("metadata") or {})
         try:
-            return [ip["id"] for ip in self._api.list_floating_ips() if ip["floating_ip_address"] in shown or (
-                wanted and _marks(floating_ip_metadata(ip.get("description"))) == wanted)]
+            listed = self._api.list_floating_ips()
+            found = [ip["id"] for ip in listed if ip["floating_ip_address"] in shown]
+            marked = [ip for ip in listed if ip["id"] not in found and wanted
+                      and _marks(floating_ip_metadata(ip.get("description"))) == wanted]
+            # The marks name the node, which may have another server by now.
+            ports = {port["id"] for port in self._api.ports_of(server_id)} if any(ip.get("port_id") for ip in marked) else set()
+            return found + [ip["id"] for ip in marked if (ip["port_id"] in ports if ip.get("port_id") else loose)]
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return []

@@ -152,3 +152,7 @@ class OpenStackResource(statemachine.Resource):
     def __init__(self, metadata: dict[str, Any] | None, type: str, id: Any) -> None:
         super().__init__(metadata, type)
         self.id = id
+
+    def belongs_to(self, external_id: Any) -> bool:
+        # A creation that was not answered may have made a second server. Floating IPs and volumes do not name their server.
+        return self.type != "instance" or external_id == self.id
