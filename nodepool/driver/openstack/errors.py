@@ -25,7 +25,8 @@ TRANSIENT = frozenset((
 ))  # fmt: skip
 #: The volume service does not exist.
 ABSENT_SERVICE = ("EndpointNotFound", "CatalogException", "ServiceDisabledException")
-FULL = ("no valid host", "not enough hosts available", "no more ip addresses available", "insufficient capacity")
+FULL = ("no valid host", "not enough hosts available", "no more ip addresses available", "insufficient capacity",
+        "unable to find any ip address on external network")  # fmt: skip
 LONGEST_WAIT = 120.0
 """Seconds that a cloud can make us wait by Retry-After."""
 
@@ -102,7 +103,7 @@ def _kind_of_status(status: int, message: str, may_retry: bool) -> ErrorKind:
         return ErrorKind.QUOTA
     if status in (413, 429) or (status == 503 and may_retry):
         return ErrorKind.THROTTLED
-    if status == 409 and is_full(message):
+    if status in (400, 409) and is_full(message):
         return ErrorKind.CAPACITY
     if status in (400, 401, 403):
         return ErrorKind.CONFIGURATION
@@ -163,3 +164,30 @@ def given(option: str, label: Any, zone: str | None, image: Mapping[str, Any]) -
     value = values.get(option)
     text = ", ".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value or "")
     return f" ({text})" if text else ""
+
+
+def launch_error(
+    exc: Exception, provider: str, label: Any, zone: str | None, image: Mapping[str, Any], server_id: str | None
+) -> Exception:
+    """What the launcher is told of a call for a server that failed; *exc* itself when it has nothing to tell apart.
+
+    :param server_id: None when it was to be created.
+    """
+    if isinstance(exc, exceptions.QuotaException):
+        return exc
+    message = str(exc)
+    kind = classify(exc)
+    if kind is ErrorKind.QUOTA or "quota exceeded" in message.lower() or "number of ports exceeded" in message.lower():
+        return exceptions.QuotaException(f"Quota exceeded: {message}")
+    if kind is ErrorKind.CAPACITY:
+        return exceptions.CapacityException(message)
+    where = f"provider {provider}, pool {label.pool.name}, label {label.name}"
+    if kind is ErrorKind.CONFIGURATION and sdk_error(exc, "BadRequestException", "ForbiddenException"):
+        if server_id is not None:
+            return RefusedByCloud(f"{where}: the cloud refuses to give server {server_id} an address: {message}")
+        option = suspect(message)
+        about = f", because of option {option}{given(option, label, zone, image)}" if option else ""
+        return RefusedByCloud(f"{where}: the cloud refuses to create the server{about}: {message}")
+    if isinstance(exc, exceptions.RuntimeConfigurationException):
+        return exceptions.LaunchNodepoolException(f"{where}: {message}")
+    return exc

@@ -13,7 +13,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.machines import WatchingMachine
-from nodepool.driver.openstack.errors import RefusedByCloud, classify, given, is_full, is_quota, sdk_error, suspect
+from nodepool.driver.openstack.errors import classify, is_full, is_quota, launch_error, sdk_error
 from nodepool.driver.openstack.networks import FLOATING, has_floating
 from nodepool.driver.openstack.servers import OpenStackInstance, is_deleted, quota_from_flavor
 
@@ -185,6 +185,19 @@ class OpenStackCreateStateMachine(_ApiMachine):
         self.flavor = adapter._findFlavor(label.flavor_name, label.min_ram)
         self.quota = quota_from_flavor(self.flavor, label=label)
 
+    def submit(self, api: Any, *args: Any, **kw: Any) -> None:
+        super().submit(self._translated, api, *args, **kw)
+
+    def _translated(self, api: Any, *args: Any, **kw: Any) -> Any:
+        """On the executor: the call, whatever it is for, with errors that the launcher tells apart."""
+        try:
+            return api(*args, **kw)
+        except Exception as exc:
+            told = self._translate(exc)
+            if told is exc:
+                raise
+            raise told from exc
+
     def _cloudImage(self, cloud_image: Any) -> Any:
         if cloud_image.image_id:
             return {"id": cloud_image.image_id}
@@ -233,7 +246,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
                 # A stale zone, image, flavor or network; the next attempt looks again.
                 self.adapter._forget()
             self._noteFailedServer(exc)
-            raise self._translate(exc) from exc
+            raise
         if not self.watches:
             self._look(server["id"])
         return server
@@ -245,21 +258,9 @@ class OpenStackCreateStateMachine(_ApiMachine):
         return {key: value for key, value in given.items() if value}
 
     def _translate(self, exc: Exception) -> Exception:
-        """What the launcher is told of a creation that failed."""
-        message = str(exc)
-        kind = classify(exc)
-        if kind is ErrorKind.QUOTA or "quota exceeded" in message.lower() or "number of ports exceeded" in message.lower():
-            return exceptions.QuotaException(f"Quota exceeded: {message}")
-        if kind is ErrorKind.CAPACITY:
-            return exceptions.CapacityException(message)
-        where = f"provider {self.provider.name}, pool {self.label.pool.name}, label {self.label.name}"
-        if kind is ErrorKind.CONFIGURATION and sdk_error(exc, "BadRequestException", "ForbiddenException"):
-            option = suspect(message)
-            about = f", because of option {option}{given(option, self.label, self.az, self.image)}" if option else ""
-            return RefusedByCloud(f"{where}: the cloud refuses to create the server{about}: {message}")
-        if isinstance(exc, exceptions.RuntimeConfigurationException):
-            return exceptions.LaunchNodepoolException(f"{where}: {message}")
-        return exc
+        """What the launcher is told of a call that failed."""
+        server_id = self.external_id if self.server is not None else None
+        return launch_error(exc, self.provider.name, self.label, self.az, self.image, server_id)
 
     def _look(self, server_id: str) -> Any:
         """The server as listed. A failing list call does not end a healthy launch; the launch time-out limits it."""
