@@ -7,6 +7,7 @@ import math
 import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,58 @@ class TestLaunch:
         adapter._forget()
         adapter._client._azs = []
         assert adapter.getAZs() == [None]
+
+    def test_a_refusal_makes_nobody_else_ask(self, adapter, label, monkeypatch):
+        """One label is refused again and again; what it is not about is not asked for again, nor anything too often."""
+        cloud, asked, texts = adapter._client, [], ["Invalid key_name provided.", "made up", "made up"]
+
+        def refuse(**kw):
+            raise fakecloud._http_error("BadRequestException", texts.pop(0), 400)
+
+        create(adapter, label)
+        adapter.getAZs()
+        adapter._findImage("other")
+        for name in ("list_flavors", "list_availability_zone_names", "get_image"):
+            original = getattr(cloud, name)
+            monkeypatch.setattr(
+                cloud, name, lambda *a, _name=name, _call=original, **kw: (asked.append(_name), _call(*a, **kw))[1])
+        monkeypatch.setattr(cloud, "create_server", refuse)
+        for wanted in ([], ["list_availability_zone_names", "list_flavors"], []):
+            asked.clear()
+            with pytest.raises(Exception, match="refuses to create"):
+                advance(create(adapter, label))
+            assert sorted(asked) == wanted
+        assert texts == []
+
+    @pytest.mark.spec("launcher.md 10: neither loop may block on slow calls")
+    def test_older_answers_serve_while_a_refused_launch_asks_again(self, adapter, label, monkeypatch):
+        cloud, asked, answered = adapter._client, threading.Event(), threading.Event()
+        zones, flavors = cloud.list_availability_zone_names, cloud.list_flavors
+
+        def slowly(call):
+            def ask(*args, **kw):
+                asked.set()
+                assert answered.wait(20)
+                return call(*args, **kw)
+            return ask
+
+        assert adapter.getAZs() == ["az1", "az2"]
+        refused = create(adapter, label, az="az1")
+        monkeypatch.setattr(cloud, "list_availability_zone_names", slowly(zones))
+        monkeypatch.setattr(cloud, "list_flavors", slowly(flavors))
+        cloud._azs = ["new"]
+        with ThreadPoolExecutor(1) as executor:
+            refusal = executor.submit(refused.advance)
+            assert asked.wait(20)
+            try:
+                # As the pools' threads and the create loop do.
+                assert adapter.getAZs() == ["az1", "az2"]
+                assert create(adapter, label).flavor
+                assert adapter.getQuotaForLabel(label)
+            finally:
+                answered.set()
+            assert "availability-zones" in str(refusal.exception(20))
+        assert adapter.getAZs() == ["new"]
 
     def test_knobs(self, adapter, label):
         cloud = adapter._client

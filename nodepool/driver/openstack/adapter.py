@@ -266,7 +266,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         now = time.monotonic()
         if now - self._last_image_check > self.IMAGE_CHECK_TIMEOUT:
             self._last_image_check = now
-            self._forget("image")
+            self._memo.forget(("image",), absent=True)
         return False
 
     def whyNotReady(self, label: Any) -> str | None:

@@ -149,8 +149,26 @@ _OPTIONS = (
 
 def suspect(message: str) -> str | None:
     """The option of the label that a refusal is about, when it can be told."""
+    return next(iter(_suspects(message)), None)
+
+
+def _suspects(message: str) -> list[str]:
     text = message.lower()
-    return next((option for sign, option in _OPTIONS if sign in text), None)
+    return [option for sign, option in _OPTIONS if sign in text]
+
+
+#: Options whose values are looked up in the cloud and remembered, and as what; of the others nothing is remembered.
+_LOOKUPS = {
+    "availability-zones": ("zones",), "networks": ("networks", "network"), "flavor-name": ("flavors",),
+    "cloud-image/diskimage": ("image",), "boot-from-volume": ("image",), "server-group": ("server-group",),
+    "scheduler-hints": ("server-group",),
+}  # fmt: skip
+
+
+def suspected_lookups(message: str) -> set[str] | None:
+    """Kinds of remembered answers that a refusal may be about; None when that cannot be told: any."""
+    options = _suspects(message)
+    return {kind for option in options for kind in _LOOKUPS.get(option, ())} if options else None
 
 
 def given(option: str, label: Any, zone: str | None, image: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from nodepool import exceptions
 from nodepool.cloud import CallsStopped, CloudCalls
-from nodepool.driver.openstack.errors import ABSENT_SERVICE, sdk_error
+from nodepool.driver.openstack.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
+from nodepool.driver.openstack.memo import Memo
 from nodepool.driver.openstack.networks import Networks, fill_in
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, list_servers, quota_from_flavor
 from nodepool.driver.utils import LazyExecutorTTLCache, QuotaInformation
@@ -69,15 +70,15 @@ class CloudLookups:
     _api: Any
     #: Seconds after which something that was not found may be looked for again.
     ABSENT_TTL: float = 30
+    #: Seconds in which refused servers have the same thing looked at again only once.
+    RENEWAL_PAUSE: float = 10
 
     def _initLookups(self, executor: Any, ttl: float = CACHE_TTL) -> None:
         cache = LazyExecutorTTLCache(ttl, executor)
         self._listServers = cache(self._listServers)  # type: ignore[method-assign]
         self._listVolumes = cache(self._listVolumes)  # type: ignore[method-assign]
         self._listFloatingIps = cache(self._listFloatingIps)  # type: ignore[method-assign]
-        self._memo: dict[tuple[str, str | None], Any] = {}
-        self._memo_times: dict[str, float] = {}
-        self._memo_lock = threading.Lock()
+        self._memo = Memo()
         self._listing_lock = threading.Lock()
         self._listing: tuple[float, list[Any]] = (float("-inf"), [])
         self._listed = 0
@@ -86,30 +87,31 @@ class CloudLookups:
         self._server_index: tuple[Any, dict[str, Any]] = (None, {})
 
     def _remember(self, kind: str, name: str | None, fetch: Callable[[], T]) -> T:
-        key = (kind, name)
-        with self._memo_lock:
-            if key in self._memo:
-                value: T = self._memo[key]
-                return value
-        value = fetch()
-        with self._memo_lock:
-            self._memo[key] = value
-            self._memo_times[kind] = time.monotonic()
+        value: T = self._memo.get(kind, name, fetch)
         return value
 
     def _forget(self, *kinds: str) -> None:
-        """Ask the cloud again about these kinds, or about everything."""
-        with self._memo_lock:
-            for key in [key for key in self._memo if not kinds or key[0] in kinds]:
-                del self._memo[key]
+        """Ask the cloud again about these kinds, or about everything; whoever needs them waits."""
+        self._memo.forget(kinds or None)
 
-    def _forgetOld(self, kind: str) -> bool:
-        """Something was not found in a remembered list: True when the list was old and is forgotten now."""
-        with self._memo_lock:
-            old = time.monotonic() - self._memo_times.get(kind, float("-inf")) > self.ABSENT_TTL
-        if old:
-            self._forget(kind)
-        return old
+    def _renewOld(self, kind: str) -> bool:
+        """Something was not found in a remembered list: True when the list was old and has been asked for again."""
+        if self._memo.age(kind) <= self.ABSENT_TTL:
+            return False
+        self._memo.renew((kind,), ())
+        return True
+
+    def _renewSuspects(self, label: Any, message: str) -> None:
+        """The cloud refuses a server of the label: renew what it may be about, so that the next attempt knows better.
+
+        Who else needs these answers goes on with the older ones meanwhile.
+        """
+        image = getattr(label.cloud_image, "external_name", None)
+        names = {str(name) for name in (image, label.server_group, *(label.networks or ())) if name}
+        try:
+            self._memo.renew(suspected_lookups(message), names, self.RENEWAL_PAUSE)
+        except Exception as error:
+            self.log.warning("Provider %s cannot look again at what label %s uses: %s", self.provider.name, label.name, error)
 
     # -- servers
 
@@ -223,7 +225,7 @@ class CloudLookups:
 
     def _findFlavor(self, flavor_name: str | None, min_ram: int) -> Any:
         flavor = self._matchFlavor(flavor_name, min_ram)
-        if flavor is None and self._forgetOld("flavors"):
+        if flavor is None and self._renewOld("flavors"):
             flavor = self._matchFlavor(flavor_name, min_ram)
         if flavor is None:
             wanted = f"named {flavor_name!r} (option flavor-name)" if flavor_name and not min_ram else (
@@ -256,7 +258,7 @@ class CloudLookups:
         if not hasattr(self._api, "networks") or not getattr(self._api, "watches", False):
             return self._remember("network", name, fetch)
         network = self._networks().find(name)
-        if network is None and self._forgetOld("networks"):
+        if network is None and self._renewOld("networks"):
             network = self._networks().find(name)
         if network is None:
             raise exceptions.RuntimeConfigurationException(

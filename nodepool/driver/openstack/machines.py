@@ -242,10 +242,10 @@ class OpenStackCreateStateMachine(_ApiMachine):
                 **self._extras(),
             )
         except Exception as exc:
-            if sdk_error(exc, "BadRequestException"):
-                # A stale zone, image, flavor or network; the next attempt looks again.
-                self.adapter._forget()
             self._noteFailedServer(exc)
+            if sdk_error(exc, "BadRequestException"):
+                # A stale zone, image, flavor or network. Looked at again here: nobody else has to wait for it.
+                self.adapter._renewSuspects(label, str(exc))
             raise
         if not self.watches:
             self._look(server["id"])

@@ -122,11 +122,14 @@ class StateMachineNodeLauncher(StatsReporter):
             if self.manager.starts_quickly:
                 self._quick = True
             else:
-                self.future = self.manager.start_executor(self._timed_start)
+                self._start_elsewhere()
             self.manager.launchers.append(self)
             self.manager.create_loop.add(self)
-        if self.future is not None:
-            self.future.add_done_callback(lambda _future: self.wake())
+
+    def _start_elsewhere(self) -> None:
+        """On a start thread: the adapter may have to ask the cloud, and the create loop serves all launches."""
+        self.future = self.manager.start_executor(self._timed_start)
+        self.future.add_done_callback(lambda _future: self.wake())
 
     def _timed_start(self) -> None:
         started = time.monotonic()
@@ -208,11 +211,11 @@ class StateMachineNodeLauncher(StatsReporter):
             return min(bound, self._pass_delete() or 0.0)
         machine = self.state_machine
         if machine is None:
-            if self._quick:
-                self._quick = False
-                self._timed_start()
-            else:
-                self._start()  # a further attempt, on this thread
+            quick, self._quick = self._quick, False
+            if not quick:
+                self._start_elsewhere()  # a further attempt
+                return bound
+            self._timed_start()
             machine = self.state_machine
         if self._instance is not None:
             return bound  # waits for the scan
