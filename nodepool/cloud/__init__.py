@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nodepool.cloud.calls import CloudCalls, LastError
 from nodepool.cloud.deletions import DeleteBatches
-from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, translate
+from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of, translate
 from nodepool.cloud.objects import Look, Watch, Watched
 from nodepool.cloud.rates import AdaptiveRate
 from nodepool.cloud.timers import Timers
@@ -25,5 +25,7 @@ __all__ = [
     "Timers",
     "Watch",
     "Watched",
+    "bounded",
+    "message_of",
     "translate",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nodepool import metrics
-from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind
+from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of
 from nodepool.cloud.rates import AdaptiveRate
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class CloudCalls:
         if self.clock() + pause >= call.until:
             raise CallTimeout(
                 f"{call.operation} did not succeed within {call.until - call.started:.0f} s"
-                f" ({call.tries} tries), last error: {error}", kind) from error
+                f" ({call.tries} tries), last error: {bounded(str(error))}", kind) from error
         if self._wait(self._stopped, pause):
             raise CallsStopped(f"{self.name} is stopping") from error
 
@@ -192,8 +192,9 @@ class CloudCalls:
         try:
             kind = self.classify(error)
         except Exception:
-            self._log.exception("Cannot tell the kind of %r:", error)
+            self._log.exception("Cannot tell the kind of %s:", type(error).__name__)
             kind = ErrorKind.OTHER
+        message = message_of(error)
         if kind is not ErrorKind.TRANSIENT:
             self._answered = self.clock()
         if call.rate and (kind is ErrorKind.THROTTLED or self._overload(error)):
@@ -202,11 +203,11 @@ class CloudCalls:
             if call.rate.pace != before:
                 self._log.warning("Provider %s throttles %s: pace is now %s", self.name, call.operation, call.rate.describe())
         self._log.debug("API call %s failed (%s) in %.3f s after %.3f s delay: %s",
-                        call.operation, kind.value, took, delay, error)
+                        call.operation, kind.value, took, delay, message)
         statsd = metrics.shared()
         statsd.timing(self._metric(call), took * 1000)
         statsd.incr(f"{self._metric(call)}.error.{kind.value}")
-        noted = LastError(call.operation, kind, str(error) or repr(error), self._wall())
+        noted = LastError(call.operation, kind, message, self._wall())
         if kind is not ErrorKind.NOT_FOUND:
             self.last_error = noted
         if kind is ErrorKind.NOT_FOUND and (call.missing_ok or call.lane == "delete"):
@@ -215,7 +216,8 @@ class CloudCalls:
             # Once is no news, and what somebody has to mend is told by those who asked.
             if kind is ErrorKind.TRANSIENT and call.operation in self._failing and call.operation not in self._reported:
                 self._reported.add(call.operation)
-                self._log.warning("Provider %s: %s fails again and again (%s): %s", self.name, call.operation, kind.value, error)
+                self._log.warning("Provider %s: %s fails again and again (%s): %s", self.name, call.operation, kind.value,
+                                  message)
             self._failing[call.operation] = noted
         return kind
 

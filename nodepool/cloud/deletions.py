@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind
+from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, message_of
 from nodepool.cloud.timers import Timers
 
 BACKOFF = (1.0, 60.0)
@@ -133,7 +133,8 @@ class DeleteBatches:
         except Exception as error:
             if len(batch) > 1 and self._kind_of(error) not in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT):
                 # One bad id must not keep the others: each by itself from now on.
-                self._log.info("Deleting %s %ss at once failed, trying them singly: %s", len(batch), kind.name, error)
+                self._log.info("Deleting %s %ss at once failed, trying them singly: %s", len(batch), kind.name,
+                               message_of(error))
                 with self._lock:
                     for deletion in reversed(batch):
                         deletion.alone = True
@@ -172,7 +173,7 @@ class DeleteBatches:
         pause = min(longest, first * 2.0 ** min(deletion.tries - 1, 20)) * (0.5 + self._jitter() / 2)
         if self._timers.clock() + pause >= deletion.until:
             return [(deletion, error)]
-        self._log.warning("Deleting %s %s failed, again in %.1f s: %s", kind.name, deletion.key, pause, error)
+        self._log.warning("Deleting %s %s failed, again in %.1f s: %s", kind.name, deletion.key, pause, message_of(error))
         self._timers.after(pause, lambda: self._again(kind, deletion))
         return []
 

@@ -7,6 +7,21 @@ from collections.abc import Callable
 
 from nodepool import exceptions
 
+LONGEST_MESSAGE = 1000
+"""Characters of an error that are logged and kept: some clouds answer with the whole request, or a web page."""
+
+
+def bounded(text: str) -> str:
+    """The text, or its start and length."""
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    return f"{text[:LONGEST_MESSAGE - 40]}... ({len(text)} characters)"
+
+
+def message_of(error: BaseException) -> str:
+    """The error as it is logged and kept; never empty."""
+    return bounded(str(error) or repr(error))
+
 
 class ErrorKind(enum.Enum):
     """Everything a caller may want to treat differently."""
@@ -55,4 +70,4 @@ def translate(error: BaseException, classify: Classifier, *kinds: ErrorKind) -> 
     cls = _EXCEPTIONS.get(kind)
     if cls is None or (kinds and kind not in kinds) or isinstance(error, cls):
         return error
-    return cls(str(error))
+    return cls(bounded(str(error)))

@@ -233,3 +233,14 @@ def test_lasting_failures_are_logged_once(caplog: pytest.LogCaptureFixture) -> N
     calls.call("list", Script(*broken * 4, "ok"))
     calls.call("list", Script("ok"))
     assert caplog.messages == ["Provider p: list fails again and again (transient): made up", "Provider p: list works again"]
+
+
+def test_long_errors_are_kept_and_logged_by_their_start(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    calls, _ = make()
+    with pytest.raises(CallTimeout) as caught:
+        calls.call("describe", Script(*[CloudError(ErrorKind.TRANSIENT, "start " + "x" * 100000)] * 100), deadline=20)
+    assert calls.last_error is not None
+    for text in (str(caught.value), calls.last_error.message, *(record.getMessage() for record in caplog.records)):
+        assert len(text) < 1200
+    assert calls.last_error.message.startswith("start xxx")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud import ErrorKind
+from nodepool.cloud import ErrorKind, bounded
 from nodepool.cloud.errors import CallTimeout
 
 # Names of exception classes of the SDK, keystoneauth and requests.
@@ -63,6 +65,45 @@ def status_of(exc: BaseException) -> int:
         if isinstance(value, int):
             return value
     return 0
+
+
+#: As nova and cinder refuse what does not fit their schema, with all of it; the rest of the text has it once more.
+_REFUSED_VALUE = re.compile(r"Invalid input for (?:field/attribute|query parameters) .{1,300}?\. Value: ", re.DOTALL)
+_WHAT_IS_WRONG = re.compile(
+    r"\b(?:is too (?:long|short)|is not of type [a-z', ]{1,80}|does not match (?:any of the regexes: )?'[^']{1,200}'"
+    r"|is not valid under any of the given schemas|is not one of \[[^\]]{1,200}\]|is not a '[a-z-]{1,30}'"
+    r"|is (?:less|greater) than the (?:minimum|maximum) of \d+|has non-unique elements"
+    r"|Additional properties are not allowed \([^()]{1,200}\))\.?\s*\Z")
+LEFT_OUT = "(left out)"
+
+
+def without_values(text: str, *secrets: str) -> str:
+    """The text of an error as people may see it: userdata and metadata are not for everybody who reads logs and problems.
+
+    :param secrets: to be left out wherever they are.
+    """
+    for secret in secrets:
+        text = text.replace(secret, LEFT_OUT)
+    found = _REFUSED_VALUE.search(text)
+    if found is not None:
+        wrong = _WHAT_IS_WRONG.search(text[max(found.end(), len(text) - 400):])
+        text = text[:found.end()] + LEFT_OUT + (f", {wrong[0]}" if wrong else "")
+    return bounded(text)
+
+
+def tidy(error: BaseException, *secrets: str) -> None:
+    """Make the texts of the error, and of those that it comes from, such as :func:`without_values`: tracebacks show them all."""
+    following: BaseException | None = error
+    seen: set[int] = set()
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        following.args = tuple(without_values(item, *secrets) if isinstance(item, str) else item for item in following.args)
+        for name in ("message", "details"):
+            text = getattr(following, name, None)
+            if isinstance(text, str):
+                with contextlib.suppress(AttributeError, TypeError):
+                    setattr(following, name, without_values(text, *secrets))
+        following = following.__cause__ or following.__context__
 
 
 def is_quota(message: str) -> bool:
@@ -193,7 +234,7 @@ def launch_error(
     """
     if isinstance(exc, exceptions.QuotaException):
         return exc
-    message = str(exc)
+    message = without_values(str(exc))
     kind = classify(exc)
     if kind is ErrorKind.QUOTA or "quota exceeded" in message.lower() or "number of ports exceeded" in message.lower():
         return exceptions.QuotaException(f"Quota exceeded: {message}")

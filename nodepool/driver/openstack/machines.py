@@ -13,9 +13,9 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.machines import WatchingMachine
-from nodepool.driver.openstack.errors import classify, is_full, is_quota, launch_error, sdk_error
+from nodepool.driver.openstack.errors import classify, is_full, is_quota, launch_error, sdk_error, tidy
 from nodepool.driver.openstack.networks import FLOATING, has_floating
-from nodepool.driver.openstack.servers import OpenStackInstance, is_deleted, quota_from_flavor
+from nodepool.driver.openstack.servers import OpenStackInstance, fault_message, is_deleted, quota_from_flavor
 
 FLOATING_IP_TIMEOUT = 60.0
 """Seconds for a floating IP to become active."""
@@ -193,6 +193,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
         try:
             return api(*args, **kw)
         except Exception as exc:
+            tidy(exc)
             told = self._translate(exc)
             if told is exc:
                 raise
@@ -297,7 +298,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
         except Exception as error:
             self.log.warning("The failed server %s cannot be looked at: %s", server_id, error)
             return
-        fault = _fault_message(server)
+        fault = fault_message(server)
         if fault:
             self.log.error("Server %s failed: %s", server_id, fault)
         if "quota" in fault.lower():
@@ -484,18 +485,10 @@ class OpenStackCreateStateMachine(_ApiMachine):
         return now < self._deadline
 
     def _failure(self, status: str) -> Exception:
-        fault = _fault_message(self.server)
+        fault = fault_message(self.server)
         self.log.error("Server %s in error state: %s", self.external_id, fault or "no fault given")
         if is_quota(fault):
             return exceptions.QuotaException(f"Quota exceeded: {fault}")
         if is_full(fault):
             return exceptions.CapacityException(f"No room for the server: {fault}")
         return exceptions.LaunchStatusException("Server in error state" if status == "ERROR" else "Server was deleted")
-
-
-def _fault_message(server: Any) -> str:
-    fault = server.get("fault") if server is not None and hasattr(server, "get") else None
-    if not fault:
-        return ""
-    message = fault.get("message") if hasattr(fault, "get") else getattr(fault, "message", None)
-    return str(message or "")

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from nodepool.driver import statemachine
-from nodepool.driver.openstack.errors import BadAnswer
+from nodepool.driver.openstack.errors import BadAnswer, without_values
 from nodepool.driver.utils import QuotaInformation
 
 COMPUTE_MICROVERSION_HEADERS = {"Accept": "application/json"}
@@ -32,6 +32,15 @@ def is_deleted(server: Any) -> bool:
 def does_not_run(server: Any) -> bool:
     """Whether nobody can log into the server, and nothing that it does by itself changes that."""
     return str(server.get("status") or "").upper() in NOT_RUNNING
+
+
+def fault_message(server: Any) -> str:
+    """Why the server has failed, as the cloud has it; may be empty."""
+    fault = server.get("fault") if server is not None and hasattr(server, "get") else None
+    if not fault:
+        return ""
+    message = fault.get("message") if hasattr(fault, "get") else getattr(fault, "message", None)
+    return without_values(str(message or ""))
 
 
 class NodepoolOpenStackServer(dict[str, Any]):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlparse
 
 from nodepool.cloud import CloudCalls
-from nodepool.driver.openstack.errors import BadAnswer, CredentialsRefused, TokenRefused, sdk_error, status_of
+from nodepool.driver.openstack.errors import BadAnswer, CredentialsRefused, TokenRefused, sdk_error, status_of, tidy
 
 API_TIMEOUT = 60.0
 """Seconds without a byte from the cloud after which a call has failed, unless clouds.yaml has ``api_timeout``."""
@@ -191,8 +191,6 @@ class Transport:
 
     def send(self, service: str, method: str, path: str, wanted: str | None, kw: dict[str, Any]) -> Any:
         """One request, as it is: neither paced nor repeated nor measured."""
-        from openstack import exceptions as sdk
-
         try:
             response = self.service(service).request(path, method, **AS_IT_IS, **kw)
         except Exception as error:
@@ -204,7 +202,7 @@ class Transport:
         if method == "DELETE" and 200 <= response.status_code < 300 and response.status_code not in DELETED:
             raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
         self._check_found(response, method, path)
-        sdk.raise_from_response(response)
+        _check_status(response, kw)
         if response.status_code in (202, 204) and not text and wanted is None:
             return None
         try:
@@ -222,13 +220,11 @@ class Transport:
 
     def get_response(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Any:
         """The response itself, checked; for those who page by headers."""
-        from openstack import exceptions as sdk
-
         def send() -> Any:
             response = self.service(service).request(path, "GET", **AS_IT_IS, **kw)
             self._check_token(response)
             self._check_found(response, "GET", path)
-            sdk.raise_from_response(response)
+            _check_status(response, kw)
             try:
                 there = wanted in response.json()
             except (ValueError, TypeError):
@@ -245,6 +241,23 @@ def _is_valid(auth: Any, refused: str | None) -> bool:
     if known is None or known.auth_token == refused:
         return False
     return not auth.reauthenticate or not known.will_expire_soon(auth.MIN_TOKEN_LIFE_SECONDS)
+
+
+def _check_status(response: Any, kw: dict[str, Any]) -> None:
+    """Raise the SDK's error, with a text for everybody.
+
+    :param kw: of the request.
+    """
+    from openstack import exceptions as sdk
+
+    try:
+        sdk.raise_from_response(response)
+    except Exception as error:
+        body = kw.get("json")
+        server = body.get("server") if isinstance(body, dict) else None
+        secret = server.get("user_data") if isinstance(server, dict) else None
+        tidy(error, *([secret] if secret else ()))
+        raise
 
 
 def _excerpt(response: Any) -> str:
