@@ -280,3 +280,20 @@ def test_upload_to_s3_survives_a_bad_moment(builders: BuilderBench, aws: AwsClou
     other = aws.proxy.fail(lambda r: r.operation == "DescribeImportSnapshotTasks", cut_off())
     build(builders, aws)
     assert (fault.used, other.used) == (1, 1)
+
+
+@pytest.mark.parametrize("size", [100_000, 20_000_000], ids=["whole", "parts"])
+def test_a_throttled_upload_to_s3_begins_anew(bench: LauncherBench, aws: AwsCloud, tmp_path: Any, size: int) -> None:
+    """What the first try has read of the file is sent again."""
+    start(bench, aws, object_storage={"bucket-name": "nodepool"})
+    content = bytes(number % 251 for number in range(1000)) * (size // 1000)
+    path = tmp_path / "image.raw"
+    path.write_bytes(content)
+    slow_down = reply(503, "<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>")
+    # As often as the library itself tries to send one part.
+    fault = aws.proxy.fail(
+        lambda r: r.method == "PUT" and "image.raw" in r.path and ("partNumber=" not in r.path or "partNumber=1" in r.path),
+        slow_down, times=5)
+    adapter(bench).upload_object("nodepool", "image.raw", str(path), "a=b")
+    assert fault.used == 5
+    assert aws.s3.get_object(Bucket="nodepool", Key="image.raw")["Body"].read() == content

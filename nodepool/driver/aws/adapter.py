@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
@@ -147,10 +147,15 @@ class AwsAdapter(statemachine.Adapter):
     def tag(self, ids: list[str], tags: dict[str, str]) -> None:
         self.ec2("create_tags", lane="write", idempotent=True, Resources=ids, Tags=tag_dict_to_list(tags))
 
-    def upload_object(self, bucket: str, key: str, image: BinaryIO, tagging: str) -> None:
+    def upload_object(self, bucket: str, key: str, filename: str, tagging: str) -> None:
         """Send a file to the bucket; ``tagging`` is URL-encoded."""
-        self.calls.call("upload_object", self.s3.Bucket(bucket).upload_fileobj, image, key, lane="upload",
-                        idempotent=False, ExtraArgs={"Tagging": tagging})
+
+        def send() -> None:
+            # Opened by each try: the library leaves a file somewhere in its middle, or closed.
+            with open(filename, "rb") as image:
+                self.s3.Bucket(bucket).upload_fileobj(image, key, ExtraArgs={"Tagging": tagging})
+
+        self.calls.call("upload_object", send, lane="upload", idempotent=False)
 
     def delete_object(self, bucket: str, key: str) -> None:
         self.calls.call("delete_object", self.s3_client.delete_object, lane="delete", Bucket=bucket, Key=key)

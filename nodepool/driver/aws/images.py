@@ -102,8 +102,7 @@ class AwsImages:
             raise exceptions.RuntimeConfigurationException(
                 f"provider {self.provider.name} needs object-storage to import image {name}")
         bucket, key = storage["bucket-name"], f"{name}.{kind}"
-        with open(filename, "rb") as image:
-            self.adapter.upload_object(bucket, key, image, urllib.parse.urlencode(tags))
+        self.adapter.upload_object(bucket, key, filename, urllib.parse.urlencode(tags))
         try:
             task_id = self._start_import(name, lambda: start({"S3Bucket": bucket, "S3Key": key}))
             return self._wait_import(name, task_id, look)
