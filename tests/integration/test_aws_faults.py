@@ -262,6 +262,31 @@ def test_ladder_without_any_capacity(bench: LauncherBench, aws: AwsCloud) -> Non
     assert run_params(aws)[-1]["InstanceType"] == "t3.medium", "all are sold out: the one refused first is tried"
 
 
+def test_ladder_with_types_that_the_zone_does_not_have(bench: LauncherBench, aws: AwsCloud) -> None:
+    start(bench, aws, aws.label(alternatives=[{"instance-type": "t3.large"}]), launch_retries=1)
+
+    def absent(instance_type: str, times: float) -> None:
+        aws.proxy.fail(lambda r: r.operation == "RunInstances" and r.params["InstanceType"] == instance_type,
+                       ec2_error("Unsupported"), times=times)
+
+    absent("t3.medium", float("inf"))
+    one(bench)
+    one(bench)
+    tried = [params["InstanceType"] for params in run_params(aws)]
+    assert tried == ["t3.medium", "t3.large", "t3.large"], "and it is remembered"
+    absent("t3.large", 1)
+    failed(bench)
+    assert len(run_params(aws)) == 4, "the only way left that was not refused before"
+
+
+def test_a_type_that_the_zone_does_not_have(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
+    """Without another way it is what somebody has to mend."""
+    start(bench, aws, aws.label(), launch_retries=1)
+    aws.proxy.fail("RunInstances", ec2_error("Unsupported"))
+    failed(bench)
+    assert "AWS refuses t3.medium" in caplog.text
+
+
 def test_console_log_of_a_failed_scan(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
     import base64
 

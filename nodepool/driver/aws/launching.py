@@ -18,11 +18,18 @@ from nodepool.driver.aws.ladder import Rung, SoldOut
 
 #: Refusals that another way may not share.
 _NEXT = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
+#: What AWS says of an instance type that it does not have in this zone.
+UNSUPPORTED = "Unsupported"
 #: How the codes begin that name a launch template which is not there.
 NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFound", "InvalidLaunchTemplateId.NotFound")
 
 UNCLEAR = 1800.0
 """Seconds that the token of a call without a clear answer is kept."""
+
+
+def _refusal(error: BaseException, single: bool) -> ErrorKind:
+    """The kind of a refused launch; a type that this zone never has is no more than sold out, when there are other ways."""
+    return ErrorKind.CAPACITY if not single and code_of(error) == UNSUPPORTED else classify(error)
 
 
 class FleetError(Exception):
@@ -87,16 +94,17 @@ class Launching:
         image = self.adapter.cloud.image(image_id)
         single = len(label.ladder) == 1
         rungs = label.ladder if single else self.sold_out.order(label.ladder)
-        refusals: list[tuple[Rung, Exception]] = []
+        refusals: list[tuple[Rung, Exception, ErrorKind]] = []
         for rung in rungs:
             try:
                 instance = self._run(label, rung, image_id, image, tags, host_id)
             except Exception as error:
-                if classify(error) not in _NEXT:
+                kind = _refusal(error, single)
+                if kind not in _NEXT:
                     self.log.error("Provider %s, pool %s, label %s: AWS refuses %s: %s", self.adapter.provider.name,
                                    label.pool.name, label.name, rung.describe(), error)
                     raise
-                refusals.append((rung, error))
+                refusals.append((rung, error, kind))
                 if not single:
                     self.sold_out.refused(rung)
                     self.log.info("Label %s: %s is refused (%s)", label.name, rung.describe(), code_of(error))
@@ -105,10 +113,9 @@ class Launching:
                 return instance, rung
         raise self._refused(refusals)
 
-    def _refused(self, refusals: list[tuple[Rung, Exception]]) -> BaseException:
-        text = "; ".join(f"{rung.describe()}: {error}" for rung, error in refusals)
-        kinds = {classify(error) for _, error in refusals}
-        if ErrorKind.CAPACITY in kinds:
+    def _refused(self, refusals: list[tuple[Rung, Exception, ErrorKind]]) -> BaseException:
+        text = "; ".join(f"{rung.describe()}: {error}" for rung, error, _ in refusals)
+        if any(kind is ErrorKind.CAPACITY for _, _, kind in refusals):
             return exceptions.CapacityException(text)
         return exceptions.QuotaException(text)
 
