@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,33 @@ def test_import_that_fails(builders: BuilderBench, aws: AwsCloud) -> None:
     wait_for(lambda: builders.uploads(provider="ec2-us", state="failed"), 20, "a failed upload")
     wait_for(lambda: aws.objects() == [], 10, "object removed")
     assert aws.images() == []
+
+
+@pytest.mark.parametrize("fault", ["ExpiredToken", "Throttling", "drop"])
+def test_an_import_outlives_failed_looks(
+    builders: BuilderBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:  # fmt: skip
+    monkeypatch.setattr("nodepool.driver.aws.adapter.READ_DEADLINE", 0.2)
+    failing = aws.proxy.fail("DescribeImportSnapshotTasks", drop() if fault == "drop" else ec2_error(fault), times=8)
+    build(builders, aws)
+    assert failing.used == 8
+    assert len(aws.proxy.seen("ImportSnapshot")) == 1, "the first upload is the one that succeeds"
+
+
+@pytest.mark.parametrize("method", ["snapshot", "image"])
+def test_an_import_that_cannot_be_seen_at_all(aws: AwsCloud, bench: LauncherBench, tmp_path: Any, method: str,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.driver.aws.images.IMPORT_LIMIT", 0.5)
+    (tmp_path / "image").write_bytes(b"x")
+    start(bench, aws, object_storage={"bucket-name": "nodepool"})
+    options = SimpleNamespace(import_method=method, encrypted=False, kms_key_id=None, architecture="x86_64")
+    for fault, error in (("ExpiredToken", "Timeout importing"), ("UnauthorizedOperation", "UnauthorizedOperation")):
+        kind = "Snapshot" if method == "snapshot" else "Image"
+        aws.proxy.fail(f"DescribeImport{kind}Tasks", ec2_error(fault), times=float("inf"))
+        with pytest.raises(Exception, match=error):
+            adapter(bench).images.upload(options, "image", str(tmp_path / "image"), "raw", {})
+        assert aws.objects() == []
+        aws.proxy.heal()
 
 
 @pytest.mark.spec("driver-aws.md 3.15: image import: AMI and snapshot tagged from both sources")

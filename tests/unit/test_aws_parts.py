@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.cloud import ErrorKind
+from nodepool.cloud import CallsStopped, CallTimeout, ErrorKind
 from nodepool.driver.aws import errors, quota, requests
 from nodepool.driver.aws.adapter import (
     HOST_QUOTA_CODES,
@@ -119,6 +119,21 @@ class NoCredentialsError(Exception):
 ])  # fmt: skip
 def test_kinds_of_errors(error: Exception, kind: ErrorKind) -> None:
     assert errors.classify(error) is kind
+
+
+@pytest.mark.parametrize(("error", "passing"), [
+    (ClientError("RequestLimitExceeded", 503), True),
+    (ClientError("InternalError", 500), True),
+    (ClientError("ExpiredToken"), True),
+    (ConnectionResetError(), True),
+    (CallTimeout("no answer", ErrorKind.TRANSIENT), True),
+    (NoCredentialsError(), True),
+    (ClientError("UnauthorizedOperation", 403), False),
+    (ClientError("InvalidParameterValue"), False),
+    (CallsStopped(), False),
+])  # fmt: skip
+def test_what_passes(error: Exception, passing: bool) -> None:
+    assert errors.passes(error) is passing
 
 
 def label(**values: Any) -> Any:

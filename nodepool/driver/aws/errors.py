@@ -30,6 +30,11 @@ CONFIGURATION = frozenset((
     "UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationToken", "InvalidInstanceType",
     "NoSuchBucket", "PendingVerification", "InvalidParameterValue", "InvalidParameterCombination",
 ))  # fmt: skip
+CREDENTIALS = frozenset((
+    "AuthFailure", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "SignatureDoesNotMatch",
+    "UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationToken",
+))  # fmt: skip
+"""Of those, what renewed credentials mend."""
 NOT_FOUND = frozenset(("NoSuchKey", "NotFound", "404", "ResourceNotFoundException", "InvalidAMIID.Unavailable"))
 UNREACHABLE = frozenset((
     "HTTPClientError", "ConnectionError", "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError",
@@ -41,6 +46,10 @@ BADLY_SET_UP = frozenset((
     "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound", "ConfigNotFound",
     "NoRegionError", "InvalidRegionError", "TokenRetrievalError", "UnauthorizedSSOTokenError", "SSOTokenLoadError",
     "SSLError", "ParamValidationError", "EndpointResolutionError", "UnknownServiceError",
+))  # fmt: skip
+NO_CREDENTIALS = frozenset((
+    "NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError",
+    "UnauthorizedSSOTokenError", "SSOTokenLoadError",
 ))  # fmt: skip
 
 
@@ -95,3 +104,10 @@ def classify(error: BaseException) -> ErrorKind:
     if names & UNREACHABLE or isinstance(error, OSError):
         return ErrorKind.TRANSIENT
     return ErrorKind.OTHER
+
+
+def passes(error: BaseException) -> bool:
+    """Whether the same question may be answered later: AWS is not reached or busy, or the credentials are being renewed."""
+    if classify(error) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT):
+        return True
+    return code_of(error) in CREDENTIALS or any(cls.__name__ in NO_CREDENTIALS for cls in type(error).__mro__)

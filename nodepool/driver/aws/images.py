@@ -11,7 +11,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.driver.aws.ebs import EBSSnapshotUploader
-from nodepool.driver.aws.errors import classify, code_of
+from nodepool.driver.aws.errors import classify, code_of, passes
 from nodepool.driver.aws.objects import tag_dict_to_list
 from nodepool.driver.aws.schema import IMAGE_FORMATS
 
@@ -128,7 +128,15 @@ class AwsImages:
     def _wait_import(self, name: str, task_id: str, look: Callable[[str], Any]) -> Any:
         until = time.monotonic() + IMPORT_LIMIT
         while True:
-            task = look(task_id)
+            task, failure = None, None
+            try:
+                task = look(task_id)
+            except Exception as error:
+                # The import goes on whether we can see it or not, and reads the object that a failed upload removes.
+                if not passes(error):
+                    raise
+                failure = error
+                self.log.warning("Cannot look at import task %s of image %s, will look again: %s", task_id, name, error)
             detail = (task or {}).get("SnapshotTaskDetail") or task or {}
             status = detail.get("Status")
             if status == "completed":
@@ -138,7 +146,7 @@ class AwsImages:
                 raise exceptions.ImageCreateException(
                     f"Error uploading image {name}: import task {task_id} is {status}: {detail.get('StatusMessage')}")
             if time.monotonic() >= until:
-                raise exceptions.ImageCreateException(f"Timeout importing image {name} by task {task_id}")
+                raise exceptions.ImageCreateException(f"Timeout importing image {name} by task {task_id}") from failure
             self.adapter.pause_upload()
 
     def _register(self, image: Any, name: str, tags: dict[str, str], snapshot_id: str, size: int | None) -> str:
