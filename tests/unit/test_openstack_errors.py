@@ -84,7 +84,7 @@ class Adapter:
     def _needsFloatingIp(self, _server: Any) -> bool:
         return True
 
-    def _forget(self, *_kinds: str) -> None:
+    def _renewSuspects(self, _label: Any, _message: str) -> None:
         pass
 
     def _lostServer(self, _name: str, _metadata: Any) -> None:
