@@ -103,6 +103,31 @@ def test_over_quota(bench: LauncherBench, ignore: bool) -> None:
     assert len(bench.servers("fake-provider")) == 1
 
 
+@pytest.mark.spec("driver-api.md 14.11: the cloud refuses a node for a quota of which it does not tell: paused, retried")
+def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a new node each second nor a request that keeps what has failed."""
+    monkeypatch.setattr("nodepool.driver.statemachine.refusals.PAUSE", (0.2, 30.0))
+    pool = bench.start(config(provider()))
+    adapter, tries = bench.adapter("fake-provider"), []
+    original = adapter._createServer
+
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        tries.append(1)
+        raise RuntimeError("Quota exceeded")
+
+    monkeypatch.setattr(adapter, "_createServer", refuse)
+    request_id = bench.submit("fake-label")
+    worker = pool.getPoolWorkers("fake-provider")[0]
+    wait_for(lambda: len(tries) >= 3, what="it is tried again")
+    (handler,) = wait_for(lambda: list(worker.paused_handlers), what="a paused handler")
+    assert len(handler.launchers) <= 1
+    wait_for(lambda: "has just refused a node of label fake-label" in str(handler.shortage), what="the reason")
+    assert bench.zuul.request(request_id)["state"] == "pending"
+    monkeypatch.setattr(adapter, "_createServer", original)
+    bench.wait_request(request_id, "fulfilled", timeout=30)
+    assert not pool.getProviderManager("fake-provider").refusals.rests("fake-label")
+
+
 @pytest.mark.spec("launcher.md 21 test_launcher launchNode_node_fault_message; driver-openstack.md 3.15; "
                   "driver-api.md 14.11: statistics")
 def test_a_quota_fault_pauses(bench: LauncherBench, statsd: Any, monkeypatch: pytest.MonkeyPatch) -> None:

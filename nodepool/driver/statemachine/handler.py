@@ -83,6 +83,8 @@ class StateMachineHandler(NodeRequestHandler):
     def hasRemainingQuota(self, ntype: str) -> bool:
         needed = self.manager.quotaNeededByLabel(ntype, self.pool).get_resources()
         short = self._short(needed, used=True)
+        if short is None and self.manager.refusals.rests(ntype):
+            short = f"provider {self.provider.name}: its cloud has just refused a node of label {ntype} for its quota"
         self.shortage = short
         return short is None
 

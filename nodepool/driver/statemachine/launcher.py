@@ -180,6 +180,7 @@ class StateMachineNodeLauncher(StatsReporter):
         except exceptions.QuotaException:
             self.log.info("Aborting node %s due to quota failure", self.node.id)
             self.manager.invalidateQuotaCache()
+            self.manager.refusals.note(self.node.type[0])
             self.node.external_id = self._external_id()
             self._end(zk.ABORTED, "error.quota", save=True)
             again = None
@@ -278,6 +279,7 @@ class StateMachineNodeLauncher(StatsReporter):
             self.node.host_keys = keys
         self.log.info("Node %s is ready", self.node.id)
         self.manager.label_problems.clear(self.node.type[0], "launch")
+        self.manager.refusals.clear(self.node.type[0])
         self._end(zk.READY, "ready", save=True)
 
     # -- failures

@@ -19,6 +19,7 @@ from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import MachineLoop
+from nodepool.driver.statemachine.refusals import Refusals
 from nodepool.nodescan import NodescanWorker
 from nodepool.problems import LabelProblems
 from nodepool.zk import zookeeper as zk
@@ -49,6 +50,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.error_labels: set[str] = set()
         self._error_since: dict[str, float] = {}
         self.label_problems = LabelProblems(provider.name)
+        self.refusals = Refusals()
         self.label_quota_cache: dict[str, QuotaInformation] = {}
         self.possibly_leaked_nodes: dict[Any, Any] = {}
         self.possibly_leaked_uploads: dict[Any, Any] = {}
