@@ -16,6 +16,7 @@ from kazoo.exceptions import (
 )
 
 from nodepool.driver.handler_base import HandlerBase
+from nodepool.driver.quota import LimitsPending
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
@@ -62,8 +63,22 @@ class RequestEnds(HandlerBase):
             self.log.warning("ZooKeeper failed while working on the request: %r", error)
             self._drop()
             return
+        if isinstance(error, LimitsPending):
+            self._wait_for_limits(error)
+            return
         self.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
         self.declineRequest()
+
+    def _wait_for_limits(self, error: LimitsPending) -> None:
+        """Neither decline nor make room now: the pool comes back to the request when the limits are known."""
+        self.log.debug("Waiting: %s", error)
+        if self.accepted:
+            self.shortage = str(error)
+            self._set_paused(True)
+            self.poll()
+        else:
+            self.pw.withdraw(self, wait_for=str(error))
+        self.manager.when_limits_known(self.pw.limits_known)
 
     def _set_paused(self, paused: bool) -> None:
         if self.paused != paused:

@@ -7,24 +7,43 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodepool.driver.resources import QuotaInformation
 
 
+class LimitsPending(Exception):
+    """The decision needs newer limits than we have; they are being asked for."""
+
+
 class QuotaSupport:
-    """Mix-in for providers.  Uses ``self.log``, ``self.provider`` and ``self._zk``."""
+    """Mix-in for providers.  Uses ``self.log``, ``self.provider`` and ``self._zk``.
+
+    Limits are outdated when they are older than ``MAX_QUOTA_AGE`` or when the cloud has refused something for quota.
+    Outdated ones are kept: they have to do while newer ones cannot be had.
+    """
 
     log: logging.Logger | logging.LoggerAdapter[Any]
     provider: Any
     _zk: Any
     _current_nodepool_quota: tuple[float, QuotaInformation] | None = None
     _monotonic = staticmethod(time.monotonic)
+    #: Seconds before limits that could not be renewed in the background are asked for again.
+    RENEWAL_PAUSE: float = 10.0
+    #: How often the cloud has contradicted the limits, and of these, how often before they were last asked for.
+    _quota_contradicted = 0
+    _quota_considered = 0
+    _quota_renewing = False
+    _quota_renew_after = float("-inf")
+    _renewal_lock = threading.Lock()
+    _quota_waiters: frozenset[Callable[[], Any]] = frozenset()
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(*args, **kw)
         self._current_nodepool_quota = None
+        #: Set: renewals do not rest any more.
+        self._quota_stopping = threading.Event()
 
     # -- to implement
 
@@ -52,35 +71,111 @@ class QuotaSupport:
 
     def _limits(self) -> QuotaInformation:
         """Limits minus unmanaged use; the cached object itself, not to be changed."""
-        from nodepool.driver import utils
-
-        now = self._monotonic()
-        cached = self._current_nodepool_quota
-        if cached is not None and now - cached[0] < utils.MAX_QUOTA_AGE:
+        cached, outdated, _ = self._known_limits()
+        if cached is not None and not outdated:
             return cached[1]
         with self.quota_lock:
-            cached = self._current_nodepool_quota
-            if cached is not None and now - cached[0] < utils.MAX_QUOTA_AGE:
+            cached, outdated, _ = self._known_limits()
+            if cached is not None and not outdated:
                 return cached[1]
+            considered = self._quota_contradicted
             try:
-                limits = self.getProviderLimits().copy()
-                limits.subtract(self.unmanagedQuotaUsed())
+                limits = self._ask_limits()
             except Exception as error:
                 if cached is None:
                     raise
                 self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error)
                 limits = cached[1]
             self._current_nodepool_quota = (self._monotonic(), limits)
-            self.log.debug("Available quota for %s: %s", self.provider.name, limits)
+            self._quota_considered = considered
             return limits
 
+    def _known_limits(self) -> tuple[tuple[float, QuotaInformation] | None, bool, bool]:
+        """Limits as last known, and whether they are outdated, because the cloud has contradicted them."""
+        from nodepool.driver import utils
+
+        # In this order: limits are stored before the contradictions that they consider.
+        contradicted = self._quota_considered != self._quota_contradicted
+        cached = self._current_nodepool_quota
+        old = cached is None or self._monotonic() - cached[0] >= utils.MAX_QUOTA_AGE
+        return cached, old or contradicted, contradicted
+
+    def _ask_limits(self) -> QuotaInformation:
+        limits = self.getProviderLimits().copy()
+        limits.subtract(self.unmanagedQuotaUsed())
+        self.log.debug("Available quota for %s: %s", self.provider.name, limits)
+        return limits
+
+    def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> str | None:
+        """:meth:`fits` with the limits; only the very first time the cloud is waited for.
+
+        Outdated limits are renewed in the background. Meanwhile they are good enough to let something pass, though not
+        to turn it away, nor to launch when the cloud has just refused a launch.
+
+        :raises LimitsPending: the answer has to wait for the renewal.
+        """
+        cached, outdated, contradicted = self._known_limits()
+        if cached is None:
+            return self.fits(needed, self._limits(), parts)
+        short = self.fits(needed, cached[1], parts)
+        if outdated:
+            self._renew_limits()
+            if short is not None or (launch and contradicted):
+                raise LimitsPending(f"the limits of provider {self.provider.name} are being asked for")
+        return short
+
+    def when_limits_known(self, wake: Callable[[], Any]) -> None:
+        """Call this once when the renewal under way has ended, on its thread; or at once when none is."""
+        with self._renewal_lock:
+            if self._quota_renewing:
+                self._quota_waiters |= {wake}
+                return
+        wake()
+
+    def _renew_limits(self) -> None:
+        """In the background, one renewal at a time."""
+        with self._renewal_lock:
+            if self._quota_renewing:
+                return
+            thread = threading.Thread(target=self._renewal, name=f"quota-{self.provider.name}", daemon=True)
+            thread.start()
+            self._quota_renewing = True
+
+    def _renewal(self) -> None:
+        try:
+            # A cloud that refuses launches and does not tell the limits is not asked all the time.
+            self._quota_stopping.wait(max(0.0, self._quota_renew_after - self._monotonic()))
+            self._renew_now()
+        finally:
+            with self._renewal_lock:
+                self._quota_renewing = False
+                waiters, self._quota_waiters = self._quota_waiters, frozenset()
+            for wake in waiters:
+                wake()
+
+    def _renew_now(self) -> None:
+        from nodepool.driver import utils
+
+        cached, considered = self._current_nodepool_quota, self._quota_contradicted
+        assert cached is not None
+        try:
+            limits = self._ask_limits()
+            when = self._monotonic()
+        except Exception as error:
+            self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error)
+            pause = min(self.RENEWAL_PAUSE, utils.MAX_QUOTA_AGE)
+            self._quota_renew_after = self._monotonic() + pause
+            limits, when = cached[1], self._quota_renew_after - utils.MAX_QUOTA_AGE
+        self._current_nodepool_quota = (when, limits)
+        self._quota_considered = considered
+
     def estimatedNodepoolQuota(self) -> QuotaInformation:
-        """Limits minus unmanaged use, at most ``MAX_QUOTA_AGE`` seconds old; a copy."""
+        """Limits minus unmanaged use, at most ``MAX_QUOTA_AGE`` seconds old (older when the cloud does not tell); a copy."""
         return self._limits().copy()
 
     def invalidateQuotaCache(self) -> None:
-        """Fetch the limits again before the next decision."""
-        self._current_nodepool_quota = None
+        """The cloud contradicts the limits: ask for them again before the next decision."""
+        self._quota_contradicted += 1
 
     def estimatedNodepoolQuotaUsed(self, pool: Any = None) -> QuotaInformation:
         """What our nodes use (in one pool): stored resources, estimates for the rest, and promises."""

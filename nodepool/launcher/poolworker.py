@@ -142,7 +142,7 @@ class PoolWorker(threading.Thread):
 
     def withdraw_paused(self, handler: Any) -> None:
         """The handler was not accepted yet, and the pool has paused."""
-        self._withdraw(handler, wait_for=f"{self.label}: paused at quota", checked_by=self.launcher_id)
+        self.withdraw(handler, wait_for=f"{self.label}: paused at quota", checked_by=self.launcher_id)
 
     def end_creation(self, handler: Any) -> None:
         """The new nodes are recorded, or will not be."""
@@ -305,12 +305,12 @@ class PoolWorker(threading.Thread):
             if isinstance(manager, QuotaSupport):
                 shortage = self._tenant_shortage(handler, manager)
                 if shortage is not None:
-                    self._withdraw(handler, wait_for=shortage)
+                    self.withdraw(handler, wait_for=shortage)
                     return
             if check_only or self.paused:
                 reasons = handler.getDeclinedReasons()
                 if not reasons:
-                    self._withdraw(handler, wait_for=f"{self.label}: paused at quota", checked_by=self.launcher_id)
+                    self.withdraw(handler, wait_for=f"{self.label}: paused at quota", checked_by=self.launcher_id)
                     return
                 handler.log.info("Declining node request because: %s", ", ".join(reasons))
                 handler.declineRequest()
@@ -320,7 +320,8 @@ class PoolWorker(threading.Thread):
             return
         handler.run()
 
-    def _withdraw(self, handler: Any, wait_for: str, checked_by: str | None = None) -> None:
+    def withdraw(self, handler: Any, wait_for: str, checked_by: str | None = None) -> None:
+        """The handler has not accepted its request, which waits for a change now."""
         handler.done = True
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
@@ -347,6 +348,11 @@ class PoolWorker(threading.Thread):
         if self.paused_handlers and not self._retry_queued:
             self._retry_queued = True
             self._tasks.put((self._retry_paused, ()))
+
+    def limits_known(self) -> None:
+        """The limits of the provider have been asked for again; from any thread."""
+        self.capacity_changed()
+        self.nodepool.assignment.wake()
 
     def _retry_paused(self) -> None:
         self._retry_queued = False

@@ -320,3 +320,92 @@ def test_max_concurrency_zero(bench: LauncherBench) -> None:
     request_id = bench.submit("fake-label")
     bench.fulfilled("two")
     assert bench.zuul.request(request_id)["state"] == "requested"
+
+
+class SlowLimits:
+    """The cloud tells its limits when it is ``open``, and may fail."""
+
+    def __init__(self, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+        adapter = bench.adapter("fake-provider")
+        self.open, self.fails, self.asked = threading.Event(), False, 0
+        self.original = adapter.getQuotaLimits
+        monkeypatch.setattr(adapter, "getQuotaLimits", self.ask)
+
+    def ask(self) -> Any:
+        self.asked += 1
+        assert self.open.wait(20)
+        if self.fails:
+            raise RuntimeError("induced")
+        return self.original()
+
+
+@pytest.mark.spec("driver-api.md 6.4: if fetching limits fails and an older value exists, use that")
+def test_limits_that_fail_after_a_refusal_fail_no_request(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.quota(instances=2)
+    pool = bench.start(config(provider()))
+    bench.fulfilled("fake-label")
+    limits, manager = SlowLimits(bench, monkeypatch), pool.getProviderManager("fake-provider")
+    limits.open.set()
+    limits.fails = True
+    monkeypatch.setattr(manager, "RENEWAL_PAUSE", 0.1)
+    bench.quota(instances=1)
+    waiting = bench.submit("fake-label")
+    wait_for(lambda: limits.asked >= 2, what="limits asked for after refusals")
+    assert bench.zuul.request(waiting)["declined_by"] == []
+    bench.quota(instances=2)
+    bench.wait_request(waiting, "fulfilled")
+    assert limits.fails
+
+
+@pytest.mark.spec("launcher.md 8.1: limits are asked for again after a refusal, before the next launch")
+def test_a_refused_request_waits_for_the_limits_without_launching(
+        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.quota(instances=2)
+    pool = bench.start(config(provider(labels=["fake-label", "other-label"])))
+    first, _nodes = bench.fulfilled("fake-label")
+    idle = bench.ready_node("fake-provider", "main", "other-label", resources={"instances": 0})
+    cloud, (worker,) = bench.cloud("fake-provider"), pool.getPoolWorkers("fake-provider")
+    limits, creations, ticks = SlowLimits(bench, monkeypatch), [], []
+    create, tick = cloud.create_server, worker._tick
+    monkeypatch.setattr(cloud, "create_server", lambda *a, **kw: (creations.append(a), create(*a, **kw))[1])
+    monkeypatch.setattr(worker, "_tick", lambda: (ticks.append(limits.asked), tick())[1])
+    bench.quota(instances=1)
+    second = bench.submit("fake-label")
+    wait_for(lambda: limits.asked, what="limits asked for after the refusal")
+    wait_for(lambda: ticks.count(1) >= 2, what="further looks at the paused request")
+    assert (len(creations), limits.asked, worker.paused) == (1, 1, True)
+    assert bench.zuul.request(second)["state"] == "pending"
+    assert bench.node(idle.id).state == "ready", "no room is made for what may not be needed"
+    bench.use_up(first)
+    bench.quota(instances=2)
+    limits.open.set()
+    bench.wait_request(second, "fulfilled")
+
+
+def test_old_limits_hold_nobody_up(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the cloud takes its time over the limits, launches go on, and ready nodes are given out."""
+    pool = bench.start(config(provider(labels=["fake-label", "other-label"])))
+    bench.fulfilled("fake-label")
+    manager = pool.getProviderManager("fake-provider")
+    limits = SlowLimits(bench, monkeypatch)
+    manager._current_nodepool_quota = (-math.inf, manager._current_nodepool_quota[1])
+    bench.fulfilled("fake-label")
+    bench.ready_node("fake-provider", "main", "other-label")
+    bench.fulfilled("other-label")
+    assert limits.asked == 1
+    too_big = bench.submit(*["fake-label"] * 200)
+    wait_for(lambda: "are being asked for" in (pool.assignment.reason_for(too_big) or ""), what="a request that waits")
+    bench.fulfilled("fake-label")
+    bench.quota(instances=5)
+    limits.open.set()
+    bench.wait_request(too_big, "failed")
+
+
+def test_raised_limits_are_noticed_before_a_request_is_declined(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.quota(instances=1)
+    pool = bench.start(config(provider()))
+    bench.wait_request(bench.submit("fake-label", "fake-label"), "failed")
+    manager = pool.getProviderManager("fake-provider")
+    bench.quota(instances=2)
+    manager._current_nodepool_quota = (-math.inf, manager._current_nodepool_quota[1])
+    bench.fulfilled("fake-label", "fake-label")

@@ -92,7 +92,7 @@ class StateMachineHandler(NodeRequestHandler):
         manager = self.manager
         if not self.pool.ignore_provider_quota:
             parts = manager._usage_parts() if used else []
-            short = manager.fits(needed, manager._limits(), parts)
+            short = manager.short_of_limits(needed, parts, launch=used)
             if short is not None:
                 return f"provider {self.provider.name}, {short}"
         parts = manager._usage_parts(self.pool) if used else []

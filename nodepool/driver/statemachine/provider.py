@@ -82,6 +82,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.stop_thread.start()
 
     def _stop(self) -> None:
+        self._quota_stopping.set()
         self.create_loop.stop(drain=not self._abandon)
         self.create_loop.thread.join()
         self.delete_loop.stop(drain=not self._abandon)

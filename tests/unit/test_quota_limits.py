@@ -1,0 +1,167 @@
+"""Limits of a provider: how long they count, and how they are renewed (driver-api.md 6.4, launcher.md 8.1)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from nodepool.driver.quota import LimitsPending, QuotaSupport
+from nodepool.driver.utils import QuotaInformation
+from tests.conftest import wait_for
+
+ONE = {"instances": 1}
+
+
+class Provider(QuotaSupport):
+    log = logging.getLogger("test")
+    provider = SimpleNamespace(name="p")
+    now = 1000.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._monotonic = lambda: self.now  # type: ignore[method-assign, assignment, misc]
+        self.instances = 5
+        self.asked = 0
+        self.fails = False
+        #: The cloud answers while this is set.
+        self.answering = threading.Event()
+        self.answering.set()
+
+    def getProviderLimits(self) -> QuotaInformation:
+        self.asked += 1
+        assert self.answering.wait(20)
+        if self.fails:
+            raise TimeoutError("limits did not succeed within 120 s")
+        return QuotaInformation(instances=self.instances, default=math.inf)
+
+    def unmanagedQuotaUsed(self) -> QuotaInformation:
+        return QuotaInformation(instances=1)
+
+    def fits_one(self, used: int = 0, launch: bool = True) -> bool:
+        return self.short_of_limits(ONE, [{"instances": used}], launch) is None
+
+    def settled(self) -> None:
+        wait_for(lambda: not self._quota_renewing, what="the end of the renewal")
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    provider = Provider()
+    assert provider.fits_one()
+    yield provider
+    provider.answering.set()
+    provider.settled()
+
+
+def left(provider: Provider) -> float:
+    return provider.estimatedNodepoolQuota().get_resources()["instances"]
+
+
+@pytest.mark.spec("driver-api.md 6.4: if fetching limits fails and an older value exists, use that")
+def test_older_limits_do_when_the_cloud_does_not_tell(provider: Provider, caplog: pytest.LogCaptureFixture) -> None:
+    assert (left(provider), provider.asked) == (4, 1)
+    provider.instances = 3
+    provider.invalidateQuotaCache()
+    assert (left(provider), provider.asked) == (2, 2)
+    provider.fails = True
+    provider.invalidateQuotaCache()
+    assert (left(provider), provider.asked) == (2, 3)
+    assert "using an older value: limits did not succeed" in caplog.text
+    provider.now += 301
+    assert (left(provider), provider.asked) == (2, 4)
+
+
+def test_the_first_question_fails_as_the_cloud_does() -> None:
+    provider = Provider()
+    provider.fails = True
+    with pytest.raises(TimeoutError):
+        provider.fits_one()
+
+
+def test_nobody_waits_for_a_renewal(provider: Provider) -> None:
+    provider.answering.clear()
+    provider.instances = 8
+    provider.now += 301
+    assert provider.fits_one(used=3), "the older value counts"
+    with pytest.raises(LimitsPending):
+        provider.fits_one(used=4)  # perhaps the cloud would take it now
+    with pytest.raises(LimitsPending):
+        provider.fits_one(used=4, launch=False)
+    woken = threading.Event()
+    provider.when_limits_known(woken.set)
+    wait_for(lambda: provider.asked == 2)
+    assert not woken.is_set()
+    provider.answering.set()
+    assert woken.wait(20)
+    assert provider.fits_one(used=4)
+    assert not provider.fits_one(used=7)
+    assert provider.asked == 2
+
+
+def test_no_launch_after_a_refusal_until_the_limits_are_known(provider: Provider) -> None:
+    provider.answering.clear()
+    provider.invalidateQuotaCache()
+    assert provider.asked == 1, "asked when it matters"
+    for _ in range(3):
+        with pytest.raises(LimitsPending):
+            provider.fits_one()
+    assert provider.fits_one(launch=False), "an old answer does for what needs no launch"
+    wait_for(lambda: provider.asked == 2)
+    provider.instances = 1
+    provider.answering.set()
+    provider.settled()
+    assert not provider.fits_one()
+    assert provider.asked == 2
+
+
+def test_a_refusal_during_a_renewal_counts(provider: Provider) -> None:
+    """The limits under way may be from before it."""
+    provider.answering.clear()
+    provider.invalidateQuotaCache()
+    with pytest.raises(LimitsPending):
+        provider.fits_one()
+    wait_for(lambda: provider.asked == 2)
+    provider.invalidateQuotaCache()
+    provider.answering.set()
+    provider.settled()
+    with pytest.raises(LimitsPending):
+        provider.fits_one()
+    provider.settled()
+    assert provider.fits_one()
+    assert provider.asked == 3
+
+
+def test_a_cloud_that_does_not_tell_is_asked_now_and_then(provider: Provider) -> None:
+    rests: list[float] = []
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        provider.now += seconds
+
+    provider._quota_stopping.wait = rest  # type: ignore[method-assign, assignment]
+    provider.fails = True
+    for expected in (0.0, provider.RENEWAL_PAUSE):
+        provider.invalidateQuotaCache()
+        with pytest.raises(LimitsPending):
+            provider.fits_one()
+        provider.settled()
+        assert provider.fits_one(used=3), "the older value counts"
+        assert not provider.fits_one(used=4)
+        assert rests.pop() == expected
+    provider.fails, provider.instances = False, 8
+    provider.now += provider.RENEWAL_PAUSE
+    with pytest.raises(LimitsPending):
+        provider.fits_one(used=4)
+    provider.settled()
+    assert provider.fits_one(used=4)
+
+
+def test_who_asks_when_no_renewal_is_under_way_is_woken_at_once(provider: Provider) -> None:
+    woken = threading.Event()
+    provider.when_limits_known(woken.set)
+    assert woken.is_set()
