@@ -7,7 +7,7 @@ import pytest
 from tests.aws_cloud import AwsCloud
 from tests.conftest import wait_for
 from tests.fault_proxy import ec2_error
-from tests.integration.aws_bench import failed, one, start
+from tests.integration.aws_bench import adapter, failed, one, start
 from tests.integration.launcher_bench import LauncherBench
 
 
@@ -100,6 +100,37 @@ def test_foreign_instances(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label())
     one(bench)
     waits(bench, "small")
+
+
+def unmanaged(bench: LauncherBench) -> float:
+    quota = bench.pools[0].getProviderManager("ec2-us").unmanagedQuotaUsed()
+    return float(quota.get_resources().get("L-1216C47A", 0))
+
+
+def test_what_others_use_is_asked_for_anew(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer before may be hours old: it shows what is deleted meanwhile."""
+    monkeypatch.setattr("nodepool.driver.aws.lookups.CACHE_TTL", 0)
+    start(bench, aws)
+    assert unmanaged(bench) == 0
+    made = aws.ec2.run_instances(ImageId=aws.ami, MinCount=2, MaxCount=2, InstanceType="t3.medium", SubnetId=aws.subnet)
+    assert unmanaged(bench) == 4
+    aws.ec2.terminate_instances(InstanceIds=[each["InstanceId"] for each in made["Instances"]])
+    assert unmanaged(bench) == 0
+
+
+def test_deleted_nodes_are_not_what_others_use(
+    bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The list of a moment ago has them still, their records are gone."""
+    monkeypatch.setattr("nodepool.driver.aws.lookups.CACHE_TTL", 600)
+    start(bench, aws)
+    request_id, _ = one(bench)
+    adapter(bench).cloud.instances._asked = float("-inf")
+    assert unmanaged(bench) == 0
+    bench.use_up(request_id)
+    wait_for(lambda: not bench.pools[0].zk.getProviderNodes("ec2-us"), 10, "mirrored")
+    assert [each["State"]["Name"] for each in adapter(bench).cloud.instances()] == ["running"], "as it was"
+    assert unmanaged(bench) == 0
 
 
 @pytest.mark.spec("driver-aws.md 2.6: quota errors of the launch abort the node and pause the request")

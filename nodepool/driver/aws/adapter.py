@@ -10,6 +10,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
 from nodepool.cloud.calls import DEADLINE
+from nodepool.cloud.gone import RecentlyGone
 from nodepool.driver import statemachine
 from nodepool.driver.aws import clients, requests
 from nodepool.driver.aws.ebs import EBSSnapshotUploader
@@ -88,6 +89,7 @@ class AwsAdapter(statemachine.Adapter):
         self.deletes.add_kind("instance", self._terminate, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
         self.deletes.add_kind("host", self._release, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
         self.cloud = AwsLookups(self)
+        self.gone = RecentlyGone()
         self.watched_instances: Watched[dict[str, Any]] = Watched(
             f"instances of {provider_config.name}", self.cloud.some_instances, self.calls.run, self.timers,
             batch=WATCH_BATCH, floor=self.LOOK_FLOOR, narrow=True, log=self.log)
@@ -188,8 +190,9 @@ class AwsAdapter(statemachine.Adapter):
 
     def listInstances(self) -> Iterator[AwsInstance]:
         volumes = self.cloud.volumes_by_instance()
-        for instance in self.cloud.instances():
-            if state_of(instance) == "terminated":
+        instances, gone = self.cloud.instances(), self.gone.recent()
+        for instance in instances:
+            if state_of(instance) == "terminated" or instance["InstanceId"] in gone:
                 continue
             try:
                 quota = self.quota.of_instance(instance, volumes.get(instance["InstanceId"], ()))

@@ -36,6 +36,29 @@ class _ReadLane:
         return self._calls.run(lambda: function(*args, **kw), lane="read")
 
 
+class _Listing:
+    """A list that is hardly older than the question: who finds the last one too old waits for a new one.
+
+    For the quota, which is calculated so seldom that the answer before is of no use: with it our own nodes, deleted
+    since, would count as somebody else's.
+    """
+
+    def __init__(self, fetch: Callable[[], list[dict[str, Any]]], ttl: float) -> None:
+        self._fetch = fetch
+        self._ttl = ttl
+        self._lock = threading.Lock()
+        self._asked = float("-inf")
+        self._found: list[dict[str, Any]] = []
+
+    def __call__(self) -> list[dict[str, Any]]:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._asked > self._ttl:
+                self._found = self._fetch()
+                self._asked = now
+            return self._found
+
+
 class AwsLookups:
     """The reading part of an adapter. Lists of the whole region serve quota and clean-up only."""
 
@@ -50,8 +73,8 @@ class AwsLookups:
         executor: Any = _ReadLane(self.calls)
         cache = LazyExecutorTTLCache(CACHE_TTL, executor)
         self.hosts = cache(self.list_hosts)
-        self.instances = cache(self.list_instances)
-        self.volumes = cache(self.list_volumes)
+        self.instances = _Listing(self.list_instances, CACHE_TTL)
+        self.volumes = _Listing(self.list_volumes, CACHE_TTL)
         self.amis = cache(self.list_amis)
         self.snapshots = cache(self.list_snapshots)
         self.objects = cache(self.list_objects)

@@ -68,6 +68,7 @@ class AwsDeleteStateMachine(_AwsMachine):
         if self.state == self.INSTANCE_DELETING:
             if not self._gone(self.adapter.watched_instances, ids["instance"], "instance", ("terminated",)):
                 return
+            self.adapter.gone.add(ids["instance"])
             self.state = self.HOST_RELEASING_START
 
         if self.state == self.HOST_RELEASING_START:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from nodepool import exceptions
 from nodepool.cloud import CallsStopped, CloudCalls
+from nodepool.cloud.gone import RecentlyGone
 from nodepool.driver.openstack.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
 from nodepool.driver.openstack.memo import Memo
 from nodepool.driver.openstack.networks import Networks, fill_in
@@ -37,27 +38,6 @@ def questions_worth_listing(listed: int, pace: float) -> float:
     """
     listing = math.ceil(listed / PAGE) * pace + listed * LISTED
     return max(FEW, listing / max(pace, QUESTION))
-
-
-class RecentlyGone:
-    """Ids of servers whose absence was confirmed: listings show them a little longer, and their records are no more."""
-
-    SECONDS = 60.0
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._when: dict[str, float] = {}
-
-    def add(self, server_id: str) -> None:
-        with self._lock:
-            self._when[server_id] = time.monotonic()
-
-    def recent(self) -> set[str]:
-        now = time.monotonic()
-        with self._lock:
-            for key in [key for key, when in self._when.items() if now - when > self.SECONDS]:
-                del self._when[key]
-            return set(self._when)
 
 
 class CloudLookups:
