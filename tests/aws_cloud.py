@@ -78,6 +78,8 @@ class LookAlike:
             # moto's uploads began in 2010, all of them.
             now = time.strftime("<Initiated>%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()).encode()
             result.body = re.sub(rb"<Initiated>[^<]*", now, result.body)
+        if request.operation == "DescribeHosts":
+            self._show_instances(result)
         if request.operation == "RegisterImage" and result.status == 200:
             self._note_image(request, result)
         for shown, real in list(self._snapshots.items()):
@@ -101,6 +103,36 @@ class LookAlike:
         half = len(quotas) // 2
         answer = {"Quotas": quotas[half:]} if page else {"Quotas": quotas[:half], "NextToken": "more"}
         return Reply(200, json.dumps(answer).encode(), [("Content-Type", "application/x-amz-json-1.1")])
+
+    # -- moto does not care what runs on a host
+
+    def _on_hosts(self) -> dict[str, list[str]]:
+        """Instances by host."""
+        found: dict[str, list[str]] = {}
+        for reservation in self.ec2.describe_instances()["Reservations"]:
+            for instance in reservation["Instances"]:
+                if (host := instance["Placement"].get("HostId")) and instance["State"]["Name"] != "terminated":
+                    found.setdefault(host, []).append(instance["InstanceId"])
+        return found
+
+    def _show_instances(self, result: Reply) -> None:
+        for host, instances in self._on_hosts().items():
+            items = "".join(f"<item><instanceId>{one}</instanceId></item>" for one in instances)
+            shown = f"<hostId>{host}</hostId>"
+            result.body = result.body.replace(shown.encode(), f"{shown}<instances>{items}</instances>".encode())
+
+    def do_ReleaseHosts(self, request: Request) -> Reply:
+        """Refuses those that are occupied, in an answer that is no error."""
+        wanted = [value for key, value in request.params.items() if key.startswith("HostId.")]
+        occupied = self._on_hosts()
+        free = [host for host in wanted if host not in occupied]
+        if free:
+            self.ec2.release_hosts(HostIds=free)
+        released = "".join(f"<item>{host}</item>" for host in free)
+        refused = "".join(
+            "<item><error><code>Client.InvalidHost.Occupied</code><message>occupied</message></error>"
+            f"<resourceId>{host}</resourceId></item>" for host in wanted if host in occupied)
+        return self._xml("ReleaseHosts", f"<successful>{released}</successful><unsuccessful>{refused}</unsuccessful>")
 
     # -- moto makes a snapshot of its own for each image; it takes the place of the one that the image was made of
 

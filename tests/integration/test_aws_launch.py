@@ -10,7 +10,7 @@ import pytest
 
 from tests.aws_cloud import REGION, AwsCloud
 from tests.conftest import wait_for
-from tests.fault_proxy import ec2_error, hang
+from tests.fault_proxy import ec2_error, hang, lose_answer
 from tests.integration.aws_bench import adapter, all_gone, failed, instance, one, run_params, start, tags
 from tests.integration.launcher_bench import LauncherBench
 
@@ -211,6 +211,46 @@ def test_dedicated_host_failure(bench: LauncherBench, aws: AwsCloud, operation: 
     aws.proxy.fail(operation, ec2_error("InsufficientInstanceCapacity", 500))
     failed(bench)
     wait_for(lambda: not aws.hosts() and not aws.instances(), 15, "host and instance gone")
+
+
+def test_dedicated_host_of_an_unclear_launch(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instance is there and no record has its id: the host could never be released."""
+    monkeypatch.setattr("nodepool.driver.aws.adapter.DEADLINE", 0.2)
+    start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": f"{REGION}a"},
+          launch_retries=1)
+    lost = aws.proxy.fail("RunInstances", lose_answer(), times=float("inf"))
+    failed(bench)
+    assert lost.used
+    wait_for(lambda: not aws.hosts() and not aws.instances() and not bench.nodes(), 15, "instance, host and record gone")
+    assert aws.instances("terminated"), "there was one"
+
+
+def test_others_on_a_host_are_left_alone(bench: LauncherBench, aws: AwsCloud) -> None:
+    start(bench, aws)
+
+    def named(provider: str, node: str) -> list[dict[str, str]]:
+        return [{"Key": "nodepool_provider_name", "Value": provider}, {"Key": "nodepool_node_id", "Value": node}]
+
+    def host(with_tags: list[dict[str, str]]) -> str:
+        return str(aws.ec2.allocate_hosts(
+            AvailabilityZone=f"{REGION}a", InstanceType="c5.large", Quantity=1,
+            TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": with_tags}])["HostIds"][0])
+
+    def instance_on(host_id: str, with_tags: list[dict[str, str]]) -> str:
+        made = aws.ec2.run_instances(
+            ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="c5.large", Placement={"Tenancy": "host", "HostId": host_id},
+            TagSpecifications=[{"ResourceType": "instance", "Tags": with_tags}])
+        return str(made["Instances"][0]["InstanceId"])
+
+    ours, other, untagged = host(named("ec2-us", "1")), host(named("other", "1")), host([{"Key": "a", "Value": "b"}])
+    mine = instance_on(ours, named("ec2-us", "1"))
+    for each in (named("ec2-us", "2"), named("other", "1"), [{"Key": "a", "Value": "b"}]):
+        instance_on(ours, each)
+    instance_on(other, named("other", "1"))
+    instance_on(untagged, [{"Key": "c", "Value": "d"}])
+    cloud = adapter(bench).cloud
+    assert cloud.left_on_host(ours) == [mine]
+    assert [cloud.left_on_host(one_host) for one_host in (other, untagged, "h-0123456789abcdef0")] == [[], [], []]
 
 
 def templates(aws: AwsCloud) -> dict[str, str]:

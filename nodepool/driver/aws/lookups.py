@@ -15,7 +15,7 @@ from cachetools import TTLCache
 from nodepool import exceptions
 from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
 from nodepool.driver.aws.errors import classify
-from nodepool.driver.aws.objects import tag_list_to_dict
+from nodepool.driver.aws.objects import state_of, tag_list_to_dict
 from nodepool.driver.utils import LazyExecutorTTLCache
 
 CACHE_TTL = 10
@@ -188,6 +188,16 @@ class AwsLookups:
             return found
         return {host["HostId"]: host for host in answer.get("Hosts") or []}
 
+    def left_on_host(self, host_id: str) -> list[str]:
+        """Ids of the instances on the host that were made for the same node of ours: also those that no record knows."""
+        host = self.some_hosts([host_id]).get(host_id) or {}
+        owner = _made_for(host)
+        ids = [instance["InstanceId"] for instance in host.get("Instances") or [] if instance.get("InstanceId")]
+        if not ids or owner[0] != self.adapter.provider.name or owner[1] is None:
+            return []
+        return [key for key, instance in self.some_instances(ids).items()
+                if _made_for(instance) == owner and state_of(instance) != "terminated"]
+
     # -- facts that do not change
 
     def _remember(self, kind: str, name: str, fetch: Callable[[], Any], memo: MutableMapping[Any, Any] | None = None) -> Any:
@@ -255,6 +265,12 @@ class AwsLookups:
             return str(max(images, key=lambda image: image.get("CreationDate") or "")["ImageId"])
 
         return str(self._remember("filter", key, fetch, self._filters))
+
+
+def _made_for(thing: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Provider and node that the tags name."""
+    tags = tag_list_to_dict(thing.get("Tags"))
+    return tags.get("nodepool_provider_name"), tags.get("nodepool_node_id")
 
 
 def _instances(reservations: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

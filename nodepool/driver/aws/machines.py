@@ -43,6 +43,9 @@ class _AwsMachine(WatchingMachine):
 class AwsDeleteStateMachine(_AwsMachine):
     INSTANCE_DELETING_START = "start deleting instance"
     INSTANCE_DELETING = "deleting instance"
+    HOST_CLEARING_START = "start clearing host"
+    HOST_LOOKING = "looking at host"
+    HOST_CLEARING = "clearing host"
     HOST_RELEASING_START = "start releasing host"
     HOST_RELEASING = "releasing host"
     COMPLETE = "complete"
@@ -52,6 +55,8 @@ class AwsDeleteStateMachine(_AwsMachine):
         # Records of old releases have the instance's id only.
         self.external_id = {"instance": external_id} if isinstance(external_id, str) else external_id
         self._missed: float | None = None
+        #: Instances on the host that the record does not have.
+        self._left: list[str] = []
 
     def advance(self) -> None:
         ids = self.external_id or {}
@@ -63,20 +68,36 @@ class AwsDeleteStateMachine(_AwsMachine):
                 self._submit(self.adapter.deletes.delete("instance", ids["instance"]))
                 self.state = self.INSTANCE_DELETING
             else:
-                self.state = self.HOST_RELEASING_START
+                self.state = self.HOST_CLEARING_START
 
         if self.state == self.INSTANCE_DELETING:
             if not self._gone(self.adapter.watched_instances, ids["instance"], "instance", ("terminated",)):
                 return
             self.adapter.gone.add(ids["instance"])
+            self.state = self.HOST_CLEARING_START
+
+        if self.state == self.HOST_CLEARING_START:
+            if ids.get("host"):
+                self._submit(self.adapter.calls.run(lambda: self.adapter.cloud.left_on_host(ids["host"])))
+                self.state = self.HOST_LOOKING
+            else:
+                self.state = self.COMPLETE
+
+        if self.state == self.HOST_LOOKING:
+            if not self.waiting_future.done():
+                return
+            self._left = self._result()
+            self.state = self.HOST_CLEARING
+            self._clear()
+
+        if self.state == self.HOST_CLEARING:
+            if not self._cleared():
+                return
             self.state = self.HOST_RELEASING_START
 
         if self.state == self.HOST_RELEASING_START:
-            if ids.get("host"):
-                self._submit(self.adapter.deletes.delete("host", ids["host"]))
-                self.state = self.HOST_RELEASING
-            else:
-                self.state = self.COMPLETE
+            self._submit(self.adapter.deletes.delete("host", ids["host"]))
+            self.state = self.HOST_RELEASING
 
         if self.state == self.HOST_RELEASING:
             if not self._gone(self.adapter.watched_hosts, ids["host"], "host", HOST_GONE):
@@ -85,6 +106,24 @@ class AwsDeleteStateMachine(_AwsMachine):
 
         if self.state == self.COMPLETE:
             self.complete = True
+
+    def _clear(self) -> None:
+        """Delete the next of them; a host that is not empty is never released.
+
+        The launch ended before the id of the instance was known, and the search for leaks spares what has a record.
+        """
+        if self._left:
+            self.log.warning("Host %s has an instance that nobody knows of, deleting it: %s",
+                             self.external_id["host"], self._left[0])
+            self._submit(self.adapter.deletes.delete("instance", self._left[0]))
+
+    def _cleared(self) -> bool:
+        while self._left:
+            if not self._gone(self.adapter.watched_instances, self._left[0], "instance", ("terminated",)):
+                return False
+            self.adapter.gone.add(self._left.pop(0))
+            self._clear()
+        return True
 
     def _gone(self, watched: Any, key: str, kind: str, ends: tuple[str, ...]) -> bool:
         """True when AWS itself says, after it took the deletion, that the thing is gone."""
