@@ -24,6 +24,10 @@ DEADLINE = 300.0
 BACKOFF = (0.5, 30.0)
 """First and longest pause between two tries, in seconds, before jitter."""
 
+FADE = 600.0
+"""Seconds after which a failure that may be of a single thing is no trouble any more."""
+
+_FADING = (ErrorKind.OTHER, ErrorKind.NOT_FOUND)
 _NORMAL = (ErrorKind.QUOTA, ErrorKind.CAPACITY)
 """Errors that a healthy provider has, too."""
 
@@ -240,9 +244,13 @@ class CloudCalls:
         }
 
     def troubles(self) -> list[str]:
-        """What is not in order now, a line each: operations whose latest call failed, and slowed lanes."""
+        """What is not in order now, a line each: operations whose latest call failed, and slowed lanes.
+
+        What may have been about a single thing fades: nobody may call that operation again.
+        """
+        faded = self._wall() - FADE
         lines = [f"{error.operation} fails ({error.kind.value}): {' '.join(error.message.split())[:300]}"
-                 for error in list(self._failing.values())]
+                 for error in list(self._failing.values()) if error.kind not in _FADING or error.when > faded]
         lines += [f"throttled: {lane} calls at {rate.describe()}" for lane, rate in self.rates.items() if rate.slowed]
         return lines
 

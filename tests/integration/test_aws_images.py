@@ -285,6 +285,7 @@ def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws)
     assert adapter(bench)._getImportImageTask("test") is None
     assert adapter(bench)._getImportSnapshotTask("test") is None
+    assert adapter(bench).calls.troubles() == []
 
 
 @pytest.mark.parametrize("operation", ["DescribeVolumes", "DescribeImages", "DescribeSnapshots"])

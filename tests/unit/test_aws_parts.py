@@ -108,6 +108,7 @@ class NoCredentialsError(Exception):
     (ClientError("Whatever", 503), ErrorKind.TRANSIENT),
     (ClientError("InvalidInstanceID.NotFound"), ErrorKind.NOT_FOUND),
     (ClientError("NoSuchKey", 404), ErrorKind.NOT_FOUND),
+    (ClientError("InvalidConversionTaskId.Malformed"), ErrorKind.NOT_FOUND),
     (ClientError("AuthFailure", 401), ErrorKind.CONFIGURATION),
     (ClientError("InvalidInstanceType"), ErrorKind.CONFIGURATION),
     (ClientError("InvalidAMIID.Malformed"), ErrorKind.OTHER),

@@ -115,6 +115,23 @@ def test_troubles_are_those_of_the_latest_calls() -> None:
     assert calls.troubles() == ["throttled: read calls at 5.5/s of 10/s (throttled)"]
 
 
+def test_troubles_with_single_things_fade() -> None:
+    now = [1000.0]
+    clock = HandClock()
+    calls = CloudCalls("p", classify, {}, clock=clock, wait=clock.wait, wall=lambda: now[0])
+    for kind in (ErrorKind.CONFIGURATION, ErrorKind.NOT_FOUND, ErrorKind.OTHER, ErrorKind.TRANSIENT):
+        with pytest.raises(CloudError):
+            calls.call(f"get {kind.value}", Script(CloudError(kind, "no")), idempotent=False)
+    assert len(calls.troubles()) == 4
+    now[0] += 599
+    assert len(calls.troubles()) == 4
+    now[0] += 2
+    assert calls.troubles() == ["get configuration fails (configuration): no", "get transient fails (transient): no"]
+    with pytest.raises(CloudError):
+        calls.call("get other", Script(CloudError(ErrorKind.OTHER, "again")))
+    assert "get other fails (other): again" in calls.troubles()
+
+
 def test_calls_are_counted_by_operation_and_kind_of_error() -> None:
     calls = CloudCalls("cloud.x", classify, {})
     before = metrics.shared().snapshot()

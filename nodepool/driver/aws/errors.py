@@ -82,7 +82,8 @@ def kind_of_code(code: str, status: int = 0) -> ErrorKind | None:
             return kind
     if code.startswith("Throttl") or status == 429:
         return ErrorKind.THROTTLED
-    if code.endswith((".NotFound", ".Unknown")):
+    # Of an import task that is gone, its id counts as malformed.
+    if code.endswith((".NotFound", ".Unknown")) or code.startswith("InvalidConversionTaskId"):
         return ErrorKind.NOT_FOUND
     return None
 

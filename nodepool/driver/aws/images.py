@@ -174,9 +174,9 @@ class AwsImages:
 
     def _task(self, method: str, key: str, task_id: str) -> Any:
         try:
-            answer = self.adapter.ec2(method, ImportTaskIds=[task_id])
+            answer = self.adapter.ec2(method, missing_ok=True, ImportTaskIds=[task_id])
         except Exception as error:
-            if code_of(error).startswith("InvalidConversionTaskId") or classify(error) is ErrorKind.NOT_FOUND:
+            if classify(error) is ErrorKind.NOT_FOUND:
                 return None
             raise
         tasks = answer.get(key) or []
@@ -225,7 +225,7 @@ class AwsImages:
         """Deregister the AMI and delete its snapshots; what is not there is fine."""
         snapshots: list[str] = []
         try:
-            snapshots = _snapshots_of(self.adapter.ec2("describe_images", ImageIds=[ami_id]))
+            snapshots = _snapshots_of(self.adapter.ec2("describe_images", missing_ok=True, ImageIds=[ami_id]))
             self.adapter.ec2("deregister_image", lane="delete", ImageId=ami_id)
         except Exception as error:
             if classify(error) is not ErrorKind.NOT_FOUND:

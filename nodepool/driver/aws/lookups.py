@@ -131,7 +131,7 @@ class AwsLookups:
         if known is not None:
             return known
         try:
-            answer = self.calls.call("get_object_tagging", self.adapter.s3_client.get_object_tagging,
+            answer = self.calls.call("get_object_tagging", self.adapter.s3_client.get_object_tagging, missing_ok=True,
                                      Bucket=self.adapter.provider.object_storage["bucket-name"], Key=entry["Key"])
         except Exception as error:
             if classify(error) is ErrorKind.NOT_FOUND:
@@ -176,7 +176,7 @@ class AwsLookups:
     def some_hosts(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """The same for hosts, which cannot be filtered by id: a missing one is found by asking singly."""
         try:
-            answer = self.adapter.ec2("describe_hosts", HostIds=list(ids))
+            answer = self.adapter.ec2("describe_hosts", missing_ok=True, HostIds=list(ids))
         except Exception as error:
             if classify(error) is not ErrorKind.NOT_FOUND:
                 raise
