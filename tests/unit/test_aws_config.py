@@ -189,6 +189,27 @@ def test_imdsv2_and_image_import(conf: Conf) -> None:
         conf.load()
 
 
+ARN = "arn:aws-us-gov:kms:us-gov-west-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
+@pytest.mark.parametrize("key", ["1234abcd-12ab-34cd-56ef-1234567890ab", "alias/images",
+                                 "arn:aws:kms:us-east-1:123456789012:alias/images"])
+def test_blocks_are_encrypted_with_a_key_that_is_named_by_its_arn(conf: Conf, key: str) -> None:
+    """Each upload would fail otherwise."""
+    image = {"name": "image", "kms-key-id": key}
+    conf.provider["diskimages"] = [image]
+    for image["import-method"] in ("snapshot", "image"):
+        assert conf.load().diskimages["image"].kms_key_id == key
+        assert conf.valid()
+    image["import-method"] = "ebs-direct"
+    with pytest.raises(ConfigError, match=r"diskimage image: kms-key-id must be the ARN of a key .*arn:aws:kms:.*" + key):
+        conf.load()
+    assert not conf.valid()
+    image["kms-key-id"] = ARN
+    assert conf.load().diskimages["image"].kms_key_id == ARN
+    assert conf.valid()
+
+
 def test_missing_region_names_the_provider(conf: Conf) -> None:
     del conf.provider["region-name"]
     assert not conf.valid()

@@ -98,6 +98,8 @@ class AwsProviderDiskImage(ConfigValue):
         if self.imds_support == "v2.0" and self.import_method == "image":
             raise ConfigError(
                 f"IMDSv2 requires 'snapshot' or 'ebs-direct' as import-method of diskimage {self.name}")
+        if trouble := schema.key_trouble(image):
+            raise ConfigError(f"diskimage {self.name}: {trouble}", where=("kms-key-id",))
 
     @property
     def external_name(self) -> str:

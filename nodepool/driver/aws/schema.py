@@ -1,7 +1,8 @@
-"""What may be written in the configuration; used by ``nodepool config-validate`` only (driver-aws.md section 1)."""
+"""What may be written in the configuration; used by ``nodepool config-validate`` (driver-aws.md section 1)."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import voluptuous as v
@@ -10,6 +11,9 @@ from nodepool.driver.configuration import ConfigPool
 
 IMAGE_FORMATS = ("ova", "vhd", "vhdx", "vmdk", "raw")
 STRATEGIES = ("prioritized", "price-capacity-optimized", "capacity-optimized", "diversified", "lowest-price")
+
+#: What the API of EBS takes for a key, unlike that of EC2.
+_KEY_ARN = re.compile(r"arn:aws[a-z-]*:kms:[^:]+:[0-9]{12}:key/.+")
 
 
 def _connection() -> dict[Any, Any]:
@@ -39,7 +43,25 @@ def cloud_image() -> Any:
     )
 
 
+def key_trouble(image: dict[str, Any]) -> str | None:
+    """Why the key of a disk image cannot work, which only a failing upload would tell."""
+    key = image.get("kms-key-id")
+    if image.get("import-method") != "ebs-direct" or not key or _KEY_ARN.fullmatch(str(key)):
+        return None
+    return ("kms-key-id must be the ARN of a key (arn:aws:kms:REGION:ACCOUNT:key/ID) when import-method is ebs-direct, "
+            f"which takes no key id and no alias: {key}")
+
+
 def diskimage() -> Any:
+    def key(image: dict[str, Any]) -> dict[str, Any]:
+        if trouble := key_trouble(image):
+            raise v.Invalid(trouble, path=["kms-key-id"])
+        return image
+
+    return v.All(_diskimage(), key)
+
+
+def _diskimage() -> dict[Any, Any]:
     return {
         v.Required("name"): str,
         "username": str,
