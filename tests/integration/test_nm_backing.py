@@ -108,7 +108,8 @@ def test_too_large_for_any(bench: LauncherBench, hosts: BackingHosts, caplog: py
 
 @pytest.mark.spec("nodemanager.md C.8: quota comes from the backing nodes and the pool")
 def test_requests_wait_when_no_more_backing_nodes_may_be_had(bench: LauncherBench, hosts: BackingHosts) -> None:
-    pool = bench.start(hosts.config(config={"max-slivers": 1}, **{"max-backing-nodes": 1}))
+    # A request that was refused is looked at each second or less often: the host must not go before.
+    pool = bench.start(hosts.config(config={"max-slivers": 1}, **{"max-backing-nodes": 1, "grace-time": 10}))
     adapter = bench.adapter("metal", pool)
     assert adapter.getQuotaLimits().get_resources().get("instances") == float("inf")
     node = get(bench)

@@ -393,5 +393,8 @@ def test_two_launchers_register_each_slot_once(bench: DriverBench, monkeypatch: 
     bench.wait_nodes("a", 12)
     assert set(registered.values()) == {rounds + 1}
     assert len(registered) == 12
-    marks = bench.zk.kazoo_client.get_children("/nodepool/elections")
-    assert not [name for name in marks if name.startswith("static")]
+
+    def marks() -> list[str]:
+        return [name for name in bench.zk.kazoo_client.get_children("/nodepool/elections") if name.startswith("static")]
+
+    wait_for(lambda: not marks(), what="the last mark to be dropped")

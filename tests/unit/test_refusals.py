@@ -18,9 +18,9 @@ def test_growing_pause() -> None:
             refusals.note("label")
             refusals.note("label")  # of a launch beside it
         assert not refusals.rests("other")
-        now[0] += 1
+        now[0] += 0.5
     pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
-    assert pauses[:4] == [1, 2, 4, 8]
-    assert set(pauses[4:]) == {PAUSE[1]}
+    assert pauses[:5] == [0.5, 1, 2, 4, 8]
+    assert set(pauses[5:]) == {PAUSE[1]}
     refusals.clear("label")
     assert not refusals.rests("label")

@@ -83,7 +83,10 @@ class StateMachineHandler(NodeRequestHandler):
     def hasRemainingQuota(self, ntype: str) -> bool:
         needed = self.manager.quotaNeededByLabel(ntype, self.pool).get_resources()
         short = self._short(needed, used=True)
-        if short is None and self.manager.refusals.rests(ntype):
+        if short is not None:
+            # The figures tell it by now, so they also tell when there is room.
+            self.manager.refusals.clear(ntype)
+        elif self.manager.refusals.rests(ntype):
             short = f"provider {self.provider.name}: its cloud has just refused a node of label {ntype} for its quota"
         self.shortage = short
         return short is None

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-PAUSE = (1.0, 15.0)
-"""Seconds before such a node is tried again: first, and at most."""
+PAUSE = (0.5, 15.0)
+"""Seconds before such a node is tried again: first (less than the interval at which pools look at it), and at most."""
 
 
 class Refusals:
@@ -29,7 +29,7 @@ class Refusals:
                 self._refused[label] = (count + 1, now + min(longest, first * 2.0 ** min(count, 20)))
 
     def clear(self, label: str) -> None:
-        """A node of it has come into being."""
+        """A node of it has come into being, or the figures have no room for it."""
         with self._lock:
             self._refused.pop(label, None)
 
