@@ -328,8 +328,9 @@ class Cgroups:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def procs_files(self, name: str) -> list[str]:
-        """Where a new process writes "0" to join."""
-        return [str(path / "cgroup.procs") for place in self._places for path in self._existing(place, name)[:1]]
+        """Where a new process writes "0" to join; the group with the controller cpu is the last."""
+        places = sorted(self._places, key=lambda place: "cpu" in place.controllers)
+        return [str(path / "cgroup.procs") for place in places for path in self._existing(place, name)[:1]]
 
     def expect_moves(self) -> None:
         """Processes are going to be moved soon; returns at once."""

@@ -1,29 +1,37 @@
 """Lets SSH connections in: a port per sliver, a server inside the sliver for each connection (nodemanager.md C.4).
 
-No server idles; what a connection costs is charged to its sliver.
+No server idles; what a connection costs is charged to its sliver.  One thread does all of it and waits for nobody: a sliver
+whose servers start slowly, since it is busy or hostile, holds up its own connections only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
+import select
 import selectors
 import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from nodepool.nodemanager.backends.base import BackendError, Handle, Spawned
+from nodepool.nodemanager.backends.base import BackendError, Handle, Spawned, Starting
 
 log = logging.getLogger("nodepool.nodemanager.gate")
 
 BACKLOG = 64
-SPAWNERS = 4
-#: Connections waiting for their server, of all slivers; more are closed at once.
-MAX_WAITING = 256
+#: Servers of one sliver that are being started at one time: what the workers that start them cost is the host's.
+MAX_STARTING = 2
+#: Seconds to wait when the process has no descriptor left.
+SHORTAGE_WAIT = 0.1
+#: Seconds between two lines about refused connections to the same sliver.
+TELL_INTERVAL = 60.0
 
-Serve = Callable[[Handle, int], Spawned]
+Serve = Callable[[Handle, int], Starting]
 
 
 @dataclass
@@ -31,15 +39,23 @@ class _Door:
     name: str
     listener: socket.socket
     handle: Handle
+    #: Accepted, in the order of their coming; no server is being started for them yet.
+    waiting: deque[socket.socket] = field(default_factory=deque)
+    #: By descriptor.
+    starting: dict[int, Starting] = field(default_factory=dict)
     #: Servers that run, by their pidfd.
     sessions: dict[int, Spawned] = field(default_factory=dict)
-    starting: int = 0
+    told: float = -TELL_INTERVAL
+
+    @property
+    def connections(self) -> int:
+        return len(self.waiting) + len(self.starting) + len(self.sessions)
 
 
 class Gate:
-    """One thread that accepts, a few that start servers.
+    """The doors of all slivers, and one thread.
 
-    :param serve: starts the server of a connection (its descriptor) inside a sliver.
+    :param serve: begins the server of a connection (its descriptor) inside a sliver.
     :param limit: connections at one time per sliver.
     """
 
@@ -54,8 +70,6 @@ class Gate:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="Thread-nm-gate", daemon=True)
-        self._spawners = ThreadPoolExecutor(SPAWNERS, thread_name_prefix="Thread-nm-ssh")
-        self._waiting = 0
         self._running = True
 
     def port(self, index: int) -> int:
@@ -78,7 +92,6 @@ class Gate:
         self._thread.join(5)
         for name in list(self._doors):
             self.close(name)
-        self._spawners.shutdown(wait=True, cancel_futures=True)
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -132,10 +145,13 @@ class Gate:
                 return
             self._selector.unregister(door.listener)
             door.listener.close()
-            for pidfd, session in door.sessions.items():
-                self._selector.unregister(pidfd)
-                session.close()
-            door.sessions.clear()
+            for connection in door.waiting:
+                connection.close()
+            for held in (door.starting, door.sessions):
+                for descriptor, process in held.items():
+                    self._selector.unregister(descriptor)
+                    process.close()
+                held.clear()
 
     def sessions(self, name: str) -> int:
         with self._lock:
@@ -143,75 +159,89 @@ class Gate:
             return len(door.sessions) if door is not None else 0
 
     def _wake(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b"x")
-        except BlockingIOError:
-            pass
+
+    # --- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while self._running:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    try:
-                        os.read(self._wake_read, 4096)
-                    except BlockingIOError:
-                        pass
-                elif key.fileobj is key.data.listener:
-                    self._accept(key.data)
-                else:
-                    self._ended(key.data, key.fd)
+            for key, _ in self._selector.select(self._patience()):
+                try:
+                    if key.data is None:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake_read, 4096)
+                    else:
+                        self._look_at(key.data, key.fd)
+                except Exception:
+                    log.exception("Error about a connection to a sliver:")
+            self._drop_late()
+
+    def _patience(self) -> float | None:
+        """Seconds until the first server that is being started is late."""
+        with self._lock:
+            deadlines = [each.deadline for door in self._doors.values() for each in door.starting.values()]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _drop_late(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late = [(door, descriptor) for door in self._doors.values() for descriptor, each in door.starting.items()
+                    if each.deadline <= now]
+        for door, descriptor in late:
+            self._look_at(door, descriptor)
+
+    def _look_at(self, door: _Door, descriptor: int) -> None:
+        with self._lock:
+            if self._doors.get(door.name) is not door:
+                return
+            if descriptor in door.starting:
+                self._started(door, descriptor)
+            elif descriptor in door.sessions:
+                self._selector.unregister(descriptor)
+                session = door.sessions.pop(descriptor)
+                session.wait(0)
+                session.close()
+            elif descriptor == door.listener.fileno():
+                self._accept(door)
+            while door.waiting and len(door.starting) < MAX_STARTING:
+                self._begin(door, door.waiting.popleft())
 
     def _accept(self, door: _Door) -> None:
         try:
             connection, peer = door.listener.accept()
-        except OSError:
-            return  # gone again, or the door was closed
-        with self._lock:
-            full = len(door.sessions) + door.starting >= self._limit or self._waiting >= MAX_WAITING
-            if not full:
-                door.starting += 1
-                self._waiting += 1
-        if full:
-            log.warning("Connection of %s to %s refused: %s sessions", peer[0], door.name, self._limit)
-            connection.close()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                # The listener stays ready: without a pause it would be asked at once again.
+                log.error("Connections to slivers wait: %s", error.strerror)
+                poll = select.poll()
+                poll.register(self._wake_read, select.POLLIN)
+                poll.poll(SHORTAGE_WAIT * 1000)
+            return  # or it is gone again
+        if door.connections < self._limit:
+            door.waiting.append(connection)
             return
-        try:
-            self._spawners.submit(self._begin, door, connection)
-        except RuntimeError:  # stopping
-            connection.close()
+        connection.close()
+        if time.monotonic() >= door.told + TELL_INTERVAL:
+            door.told = time.monotonic()
+            log.warning("Connections to %s, as that of %s, are refused: it has %s already", door.name, peer[0], self._limit)
 
     def _begin(self, door: _Door, connection: socket.socket) -> None:
-        session: Spawned | None = None
-        try:
-            connection.setblocking(True)
-            session = self._serve(door.handle, connection.fileno())
-        except (BackendError, OSError) as error:
-            log.error("Cannot serve a connection to %s: %s", door.name, error)
-        except Exception:
-            log.exception("Cannot serve a connection to %s:", door.name)
-        finally:
-            connection.close()
-            with self._lock:
-                self._waiting -= 1
-                door.starting -= 1
-                if session is not None:
-                    if self._doors.get(door.name) is door:
-                        door.sessions[session.pidfd] = session
-                        self._selector.register(session.pidfd, selectors.EVENT_READ, door)
-                    else:
-                        session.close()
-        self._wake()
-
-    def _ended(self, door: _Door, pidfd: int) -> None:
-        with self._lock:
-            session = door.sessions.pop(pidfd, None)
-            if session is None:
+        with connection:
+            try:
+                starting = self._serve(door.handle, connection.fileno())
+            except (BackendError, OSError) as error:
+                log.error("Cannot serve a connection to %s: %s", door.name, error)
                 return
-            self._selector.unregister(pidfd)
+        door.starting[starting.fileno()] = starting
+        self._selector.register(starting.fileno(), selectors.EVENT_READ, door)
+
+    def _started(self, door: _Door, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
         try:
-            session.wait(0)
-        finally:
-            session.close()
-
-
-
+            session = door.starting.pop(descriptor).process()
+        except BackendError as error:
+            log.error("Cannot serve a connection to %s: %s", door.name, error)
+            return
+        door.sessions[session.pidfd] = session
+        self._selector.register(session.pidfd, selectors.EVENT_READ, door)

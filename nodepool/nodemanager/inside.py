@@ -245,6 +245,22 @@ def confine(filtered: bool, capabilities: bool = True) -> None:
         seccomp.install(seccomp.build(syscalls.machine()))
 
 
+def open_null() -> int:
+    """The sliver's own /dev/null; a file in memory where something else stands there. Raises OSError."""
+    root = _root()
+    try:
+        descriptor = syscalls.openat2(root, "dev/null", os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY, _SAFE)
+        if os.fstat(descriptor).st_rdev == os.makedev(1, 3):
+            os.set_blocking(descriptor, True)
+            return descriptor
+        os.close(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(root)
+    return os.memfd_create("null")
+
+
 def reset_signals(ignore_children: bool = False) -> None:
     """Dispositions as a fresh program expects them; with `ignore_children` the kernel reaps for us."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGXFSZ):

@@ -14,7 +14,7 @@ from typing import Any
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import backends, images, loans, merge, records, sshd
 from nodepool.nodemanager.api import Api, NodeError
-from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Spawned
+from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Starting
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.database import ABANDONED, Database
 from nodepool.nodemanager.gate import Gate
@@ -174,14 +174,9 @@ class NodeManager:
             self.log.warning("Slivers of image host cannot be made: %s", error)
         self._prepared = True
 
-    def _serve_ssh(self, handle: Handle, connection: int) -> Spawned:
+    def _serve_ssh(self, handle: Handle, connection: int) -> Starting:
         """An SSH server for one connection, inside the sliver."""
-        # What the server logs must not get into the connection.
-        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            return self.backend.spawn(handle, SSHD_ARGV, connection, connection, nowhere)
-        finally:
-            os.close(nowhere)
+        return self.backend.serve(handle, SSHD_ARGV, connection)
 
     def _opened(self, name: str, handle: Handle | None) -> float | None:
         again = None

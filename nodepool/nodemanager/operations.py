@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from nodepool.nodemanager import inside, syscalls
+from nodepool.nodemanager import inside, relay, syscalls
 from nodepool.nodemanager.zygote import Operation, StepError
 
 ALL_NAMESPACES = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET
@@ -34,6 +35,18 @@ def join_cgroups(opened: Mapping[str, int], pid: int = 0) -> None:
             raise StepError(f"cannot join the cgroup {path}: {error.strerror}") from error
         finally:
             os.close(descriptor)
+
+
+def join_all_but_cpu(files: Sequence[str]) -> dict[str, int]:
+    """Move this process into the cgroups, but for the last one, which has the controller cpu and is returned open.
+
+    What a worker does before the program runs inside is not done at the sliver's pace: a busy sliver would hold up what
+    the worker holds meanwhile, locks of the kernel among them. Raises StepError.
+    """
+    opened = open_cgroups(files)
+    last = dict([opened.popitem()]) if opened else {}
+    join_cgroups(opened)
+    return last
 
 
 def open_sliver(request: dict[str, Any]) -> int:
@@ -101,25 +114,34 @@ def finish(outcome: int, pid: int, failure: str) -> None:
         raise StepError(f"{failure}: {text.decode(errors='replace')}")
 
 
-def spawn(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """A process inside: namespaces, cgroup, filter, user. Descriptors: stdin, stdout, stderr."""
-    if len(descriptors) != 3:
-        raise StepError("three descriptors are needed")
-    sliver = open_sliver(request)
-    join_cgroups(open_cgroups(request.get("procs", [])))
+def enter(request: dict[str, Any], sliver: int) -> None:
+    """This process into the sliver's namespaces; of the one for processes, its children. Raises StepError."""
     try:
         syscalls.setns(sliver, request.get("namespaces", ALL_NAMESPACES))
     except OSError as error:
         raise StepError(f"cannot enter the sliver: {error.strerror}") from error
 
+
+def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callable[[], Sequence[int | None]]) -> tuple[int, int]:
+    """Run the program of a request in the namespaces that this process has entered; returns (pid, pidfd).
+
+    :param cpu: the cgroup that has the controller cpu.
+    :param streams: called as root of the sliver: stdin, stdout and stderr; None is the sliver's own /dev/null.
+    """
     def work(outcome: int) -> None:
         os.setsid()
-        for target, descriptor in enumerate(descriptors):
-            # Out of the way first: descriptors may themselves be 0, 1 or 2.
-            descriptors[target] = os.dup(descriptor) if descriptor < 3 else descriptor
-        for target, descriptor in enumerate(descriptors):
+        if not request.get("rootless"):
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+        given = streams()
+        null = inside.open_null()
+        # Out of the way first: descriptors may themselves be 0, 1 or 2.
+        high = [os.dup(null if stream is None else stream) for stream in given]
+        while min(high) < 3:
+            high = [os.dup(stream) for stream in high]
+        for target, descriptor in enumerate(high):
             os.dup2(descriptor, target)
-        syscalls.close_from(3, (outcome,))
+        syscalls.close_from(3, (outcome, *cpu.values()))
         inside.reset_signals()
         if request.get("rootless"):
             account = next((a for a in inside.accounts().values() if a.uid == os.getuid()),
@@ -129,21 +151,77 @@ def spawn(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
             syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
             inside.confine(request.get("seccomp", True))
         else:
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
+            with contextlib.suppress(OSError):  # this kernel has no keys
+                syscalls.own_keyring()
             inside.confine(request.get("seccomp", True))
             account = inside.become(request["user"])
         os.umask(0o022)
+        join_cgroups(cpu)
         inside.execute(request["argv"], inside.environment(account, request.get("env")))
 
-    pid, pidfd = child(0, work, "cannot run the program")
+    return child(0, work, "cannot run the program")
+
+
+def relay_uid(request: dict[str, Any]) -> int:
+    """Who carries bytes for a sliver: its last user id, seen from the host; -1 where this process is no root of the host."""
+    ids = syscalls.uid_range(int(request["pid"]))
+    return -1 if os.geteuid() != 0 or ids is None else ids[0] + ids[1] - 1
+
+
+def _fork_relay(request: dict[str, Any], cpu: Mapping[str, int], keep: Sequence[int], work: Callable[[], None]) -> None:
+    relay.start(work, keep, relay_uid(request), lambda: join_cgroups(cpu))
+
+
+def spawn(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """A process inside: namespaces, cgroup, filter, user.
+
+    Descriptors: pipes; `streams` of the request says which of them is stdin, stdout and stderr (None: /dev/null).  With
+    `console` instead, what the program prints is added to that file.
+    """
+    relay.only_pipes(descriptors)
+    sliver = open_sliver(request)
+    cpu = join_all_but_cpu(request.get("procs", []))
+    streams: list[int | None] = [None if place is None else descriptors[place] for place in request.get("streams", ())]
+    if "console" in request:
+        file = os.open(request["console"], os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        _fork_relay(request, cpu, (reading, file), lambda: relay.keep_output(reading, file))
+        os.close(reading)
+        os.close(file)
+        streams = [None, writing, writing]
+    enter(request, sliver)
+    pid, pidfd = run_inside(request, cpu, lambda: streams)
+    return {"pid": pid, "watch": pid}, [pidfd]
+
+
+def serve(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """A process inside whose stdin and stdout are a connection of the host, carried by a relay. Descriptor: the connection."""
+    sliver = open_sliver(request)
+    cpu = join_all_but_cpu(request.get("procs", []))
+    connection = socket.socket(fileno=descriptors[0])
+    relay.prepare(connection)
+    control, control_inside = socket.socketpair()
+    _fork_relay(request, cpu, (connection.fileno(), control.fileno()), lambda: relay.carry(connection, control))
+    connection.close()
+    control.close()
+    enter(request, sliver)
+
+    def streams() -> list[int | None]:
+        # Made here: a pair belongs to the namespaces, and its ends tell the identity, of the process that makes it.
+        ours, theirs = socket.socketpair()
+        socket.send_fds(control_inside, [b"e"], [theirs.fileno()])
+        control_inside.close()
+        end = ours.detach()
+        return [end, end, None]
+
+    pid, pidfd = run_inside(request, cpu, streams)
     return {"pid": pid, "watch": pid}, [pidfd]
 
 
 def furnish(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
     """Write files, keys and accounts of a sliver that runs, as its own root."""
     sliver = open_sliver(request)
-    join_cgroups(open_cgroups(request.get("procs", [])))
+    join_all_but_cpu(request.get("procs", []))
     syscalls.setns(sliver, syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
     if not request.get("rootless"):
         os.setgroups([])
@@ -174,4 +252,4 @@ def ping(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     return {"pid": os.getppid()}, []
 
 
-OPERATIONS: dict[str, Operation] = {"spawn": spawn, "furnish": furnish, "listen": listen, "ping": ping}
+OPERATIONS: dict[str, Operation] = {"spawn": spawn, "serve": serve, "furnish": furnish, "listen": listen, "ping": ping}

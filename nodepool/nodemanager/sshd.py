@@ -132,11 +132,9 @@ class SshServers:
     def _spawn(self, handle: Handle) -> int:
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             try:
-                process = self._backend.spawn(handle, ARGV, null, null, writing)
+                process = self._backend.spawn(handle, ARGV, None, None, writing)
             finally:
-                os.close(null)
                 os.close(writing)
             try:
                 said = self._listening(reading)

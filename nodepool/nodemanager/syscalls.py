@@ -47,12 +47,14 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPGET = {"x86_64": 125, "aarch64": 90}
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
 # From 424 on numbers are the same on all machines.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLOSE_RANGE, _OPENAT2, _MOUNT_SETATTR = 436, 437, 442
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 15, 22, 24
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 1, 4, 15, 22, 24, 28
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+SECBIT_NO_SETUID_FIXUP = 4
 
 
 def machine() -> str:
@@ -194,6 +196,16 @@ def prctl(option: int, argument: int = 0, pointer: object = None) -> int:
     zero = ctypes.c_ulong(0)
     return _checked(f"prctl {option}", _libc.prctl(
         ctypes.c_int(option), ctypes.c_ulong(argument), zero if pointer is None else pointer, zero, zero))
+
+
+def set_name(name: str) -> None:
+    """The name of this process for ps; 15 bytes."""
+    prctl(PR_SET_NAME, ctypes.addressof(ctypes.create_string_buffer(name.encode()[:15])))
+
+
+def own_keyring() -> None:
+    """A new, empty session keyring; the one that was inherited holds keys of whoever started the daemon."""
+    _call("keyctl", _KEYCTL[machine()], 1, None)  # KEYCTL_JOIN_SESSION_KEYRING
 
 
 def close_from(first: int, keep: tuple[int, ...] = ()) -> None:

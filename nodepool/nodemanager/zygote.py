@@ -143,6 +143,53 @@ def _readable(descriptor: int, deadline: float) -> bool:
     return bool(poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))))
 
 
+class Pending:
+    """A process inside a sliver that is being started."""
+
+    def __init__(self, connection: socket.socket, operation: str, timeout: float) -> None:
+        self._connection = connection
+        self._operation = operation
+        self._timeout = timeout
+        # A little more than the worker's own limit: its answer about the time limit is the better text.
+        self.deadline = time.monotonic() + timeout + 2.0
+
+    def fileno(self) -> int:
+        """Readable when there is an answer."""
+        return self._connection.fileno()
+
+    def answer(self) -> tuple[dict[str, Any], list[int], socket.socket]:
+        """Wait for it; the descriptors that came with it and the connection are the caller's. Raises BackendError."""
+        try:
+            if not _readable(self.fileno(), self.deadline):
+                raise BackendError(f"{self._operation}: the helper gave no answer within {self._timeout:g} s", retry=True)
+            self._connection.settimeout(5.0)
+            frame = receive_frame(self._connection)
+            if frame is None:
+                raise BackendError(f"{self._operation}: the worker was killed before it was done (no memory left in the sliver, "
+                                   f"or over {self._timeout:g} s)", retry=True)
+            answer, received = frame
+            if "error" in answer:
+                for descriptor in received:
+                    os.close(descriptor)
+                raise BackendError(str(answer["error"]), retry=bool(answer.get("retry")))
+        except (OSError, ValueError) as error:
+            self.close()
+            raise BackendError(f"{self._operation}: the helper broke off: {error}", retry=True) from error
+        except BaseException:
+            self.close()
+            raise
+        return answer, received, self._connection
+
+    def process(self) -> SpawnedProcess:
+        """The process, when it runs. Raises BackendError."""
+        answer, received, connection = self.answer()
+        return SpawnedProcess(int(answer["pid"]), received[0], connection)
+
+    def close(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._connection.close()
+
+
 class Zygote:
     """The daemon's handle of the helper; safe for many threads. Started at the first use if not before."""
 
@@ -208,46 +255,29 @@ class Zygote:
                         self._process.kill()
                         self._process.wait(5.0)
 
-    def _exchange(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int],
-                  timeout: float) -> tuple[dict[str, Any], list[int], socket.socket]:
+    def begin(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
+              timeout: float = 30.0) -> Pending:
+        """Begin an operation; returns at once. Raises BackendError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
                 self._submit(theirs)
-            # A little more than the worker's own limit: its answer about the time limit is the better text.
-            deadline = time.monotonic() + timeout + 2.0
             ours.settimeout(timeout + 2.0)
-            try:
-                send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
-                if not _readable(ours.fileno(), deadline):
-                    raise BackendError(f"{operation}: the helper gave no answer within {timeout:g} s", retry=True)
-                frame = receive_frame(ours)
-            except (OSError, ValueError) as error:
-                raise BackendError(f"{operation}: the helper broke off: {error}", retry=True) from error
-            if frame is None:
-                raise BackendError(f"{operation}: the worker was killed before it was done (no memory left in the sliver, or "
-                                   f"over {timeout:g} s)", retry=True)
-            answer, received = frame
-            if "error" in answer:
-                for descriptor in received:
-                    os.close(descriptor)
-                raise BackendError(str(answer["error"]), retry=bool(answer.get("retry")))
+            send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
+        except OSError as error:
+            ours.close()
+            raise BackendError(f"{operation}: the helper broke off: {error}", retry=True) from error
         except BaseException:
             ours.close()
             raise
-        return answer, received, ours
+        return Pending(ours, operation, timeout)
 
     def call(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
              timeout: float = 30.0) -> tuple[dict[str, Any], list[int]]:
         """Run an operation; the answer and the descriptors that came with it (the caller closes them). Raises BackendError."""
-        answer, received, connection = self._exchange(operation, arguments, descriptors, timeout)
+        answer, received, connection = self.begin(operation, arguments, descriptors, timeout).answer()
         connection.close()
         return answer, received
-
-    def spawn(self, arguments: Mapping[str, Any], descriptors: Sequence[int], timeout: float = 30.0) -> SpawnedProcess:
-        """Run a process inside a sliver; `descriptors` are its stdin, stdout, stderr. Raises BackendError."""
-        answer, received, connection = self._exchange("spawn", arguments, descriptors, timeout)
-        return SpawnedProcess(int(answer["pid"]), received[0], connection)
 
 
 # --- the helper's side -----------------------------------------------------------------------------------------------

@@ -172,25 +172,18 @@ class Sliver:
         self.keep(self.handle)
 
     def start_program(self, *argv: str, user: str = "root", stdin: int | None = None, output: int | None = None) -> Spawned:
-        null = os.open(os.devnull, os.O_RDWR)
-        try:
-            out = null if output is None else output
-            return self.backend.spawn(self.handle, argv, null if stdin is None else stdin, out, out, user=user)
-        finally:
-            os.close(null)
+        return self.backend.spawn(self.handle, argv, stdin, output, output, user=user)
 
     def run(self, *argv: str, user: str = "root", timeout: float = 30.0, env: Mapping[str, str] | None = None) -> Output:
         """Run to the end; both outputs."""
         reading, writing = os.pipe()
-        null = os.open(os.devnull, os.O_RDONLY)
         try:
-            process = self.backend.spawn(self.handle, argv, null, writing, writing, env=env, user=user)
+            process = self.backend.spawn(self.handle, argv, None, writing, writing, env=env, user=user)
         except BaseException:
             os.close(reading)
             raise
         finally:
             os.close(writing)
-            os.close(null)
         with process:
             text = b""
             deadline = time.monotonic() + timeout

@@ -342,8 +342,8 @@ def connect(sliver: Sliver) -> tuple[object, object]:
     import paramiko
 
     ours, theirs = socket.socketpair()
-    with theirs, open(os.devnull, "wb") as null:  # sshd's log must not get among its packets
-        process = sliver.backend.spawn(sliver.handle, sshfiles.SSHD_ARGV, theirs.fileno(), theirs.fileno(), null.fileno())
+    with theirs:
+        process = sliver.backend.serve(sliver.handle, sshfiles.SSHD_ARGV, theirs.fileno()).process()
     return paramiko.Transport(ours), process
 
 

@@ -35,9 +35,8 @@ handles = {}
 
 def run(name, argv):
     reading, writing = os.pipe()
-    null = os.open(os.devnull, os.O_RDWR)
     try:
-        process = backend.spawn(handles[name], argv, null, writing, writing)
+        process = backend.spawn(handles[name], argv, None, writing, writing)
     finally:
         os.close(writing)
     with process:

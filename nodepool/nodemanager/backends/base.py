@@ -82,6 +82,25 @@ class Spawned(Protocol):
     def close(self) -> None: ...
 
 
+class Starting(Protocol):
+    """A process inside a sliver that is being started."""
+
+    deadline: float
+    """Of the monotonic clock: by then there is an answer."""
+
+    def fileno(self) -> int:
+        """Readable when there is an answer."""
+        ...
+
+    def process(self) -> Spawned:
+        """The process; waits for the answer. Raises BackendError."""
+        ...
+
+    def close(self) -> None:
+        """Nobody waits for the answer any more."""
+        ...
+
+
 class CgroupService(Protocol):
     """The part of `Cgroups` that backends use."""
 
@@ -89,7 +108,9 @@ class CgroupService(Protocol):
 
     def apply(self, name: str, rspec: Mapping[str, Any]) -> None: ...
 
-    def procs_files(self, name: str) -> list[str]: ...
+    def procs_files(self, name: str) -> list[str]:
+        """Where a new process writes "0" to join; the group with the controller cpu is the last."""
+        ...
 
     def expect_moves(self) -> None: ...
 
@@ -142,9 +163,8 @@ class ZygoteService(Protocol):
     def call(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
              timeout: float = 30.0) -> tuple[dict[str, Any], list[int]]: ...
 
-    def post(self, operation: str, arguments: Mapping[str, Any]) -> None: ...
-
-    def spawn(self, arguments: Mapping[str, Any], descriptors: Sequence[int], timeout: float = 30.0) -> Spawned: ...
+    def begin(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
+              timeout: float = 30.0) -> Starting: ...
 
 
 @dataclass
@@ -218,9 +238,21 @@ class Backend(ABC):
         """cpu_usec, memory_bytes, memory_peak, pids, disk_bytes, net_tx_bytes, net_rx_bytes; what is unknown is absent."""
 
     @abstractmethod
-    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int, stdout: int, stderr: int,
+    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int | None, stdout: int | None, stderr: int | None,
               env: Mapping[str, str] | None = None, user: str = "root") -> Spawned:
-        """A process inside all namespaces and the cgroup (sshd -i, exec, init script)."""
+        """A process inside all namespaces and the cgroup.
+
+        Its streams are pipes, or None for the sliver's own /dev/null: nothing else of the host may be open inside.
+        Raises BackendError.
+        """
+
+    @abstractmethod
+    def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Starting:
+        """Begin a process as :meth:`spawn` does whose stdin and stdout are a connection of the host (sshd -i).
+
+        The connection itself must not be open inside, since root inside could connect it anew in the host's network: its
+        bytes are carried. The caller may close it at once. Raises BackendError.
+        """
 
     @abstractmethod
     def console(self, spec: SliverSpec) -> bytes:

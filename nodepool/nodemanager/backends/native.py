@@ -24,6 +24,7 @@ from nodepool.nodemanager.backends.base import (
     Services,
     SliverSpec,
     Spawned,
+    Starting,
 )
 from nodepool.nodemanager.rootfs import RootStore, RootTree, check_sliver_name
 
@@ -223,25 +224,19 @@ class NativeBackend(Backend):
     def _initscript(self, spec: SliverSpec, handle: Handle) -> None:
         if spec.initscript is None:
             return
-        with self._console_file(spec.name) as console, open(os.devnull, "rb") as null:
-            argv = [INITSCRIPT_PATH] if spec.initscript.startswith(b"#!") else ["/bin/sh", INITSCRIPT_PATH]
-            try:
-                self.spawn(handle, argv, null.fileno(), console.fileno(), console.fileno()).close()
-            except BackendError as error:
-                # The owner's script is the owner's matter; the sliver runs without it.
+        argv = [INITSCRIPT_PATH] if spec.initscript.startswith(b"#!") else ["/bin/sh", INITSCRIPT_PATH]
+        path = self._console_path(spec.name)
+        try:
+            self.services.zygote.begin("spawn", self._program(handle, argv) | {"console": str(path)}).process().close()
+        except BackendError as error:
+            # The owner's script is the owner's matter; the sliver runs without it.
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "ab") as console, contextlib.suppress(OSError):
                 console.write(f"init script: {error}\n".encode())
 
     def _console_path(self, name: str) -> Path:
         """On the sliver's own disk, so that its quota holds; beside its trees, so that no name inside leads to it."""
         return self._writable(name) / "console"
-
-    def _console_file(self, name: str) -> Any:
-        path = self._console_path(name)
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_size > 16 * CONSOLE_LIMIT:
-                path.replace(path.with_suffix(".old"))
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        return os.fdopen(descriptor, "ab", buffering=0)
 
     # --- while it lives ----------------------------------------------------------------------------------------------
 
@@ -305,10 +300,20 @@ class NativeBackend(Backend):
             numbers.update(self.services.net.usage(spec.name))
         return numbers
 
-    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int, stdout: int, stderr: int,
+    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int | None, stdout: int | None, stderr: int | None,
               env: Mapping[str, str] | None = None, user: str = "root") -> Spawned:
-        return self.services.zygote.spawn({**self._identity(handle), "argv": list(argv), "env": dict(env or {}), "user": user,
-                                           "seccomp": handle.get("seccomp", True)}, [stdin, stdout, stderr])
+        pipes = list(dict.fromkeys(stream for stream in (stdin, stdout, stderr) if stream is not None))
+        streams = [None if stream is None else pipes.index(stream) for stream in (stdin, stdout, stderr)]
+        request = self._program(handle, argv, env, user) | {"streams": streams}
+        return self.services.zygote.begin("spawn", request, pipes).process()
+
+    def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Starting:
+        return self.services.zygote.begin("serve", self._program(handle, argv), [connection])
+
+    def _program(self, handle: Handle, argv: Sequence[str], env: Mapping[str, str] | None = None,
+                 user: str = "root") -> dict[str, Any]:
+        return {**self._identity(handle), "argv": list(argv), "env": dict(env or {}), "user": user,
+                "seccomp": handle.get("seccomp", True)}
 
     def listen(self, handle: Handle, port: int, address: str = "127.0.0.1") -> int:
         """A listening socket inside the sliver's network namespace; the caller closes it. Raises BackendError."""

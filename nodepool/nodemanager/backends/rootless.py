@@ -6,11 +6,11 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec, Spawned
+from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec
 from nodepool.nodemanager.backends.native import NativeBackend
 from nodepool.nodemanager.operations import ALL_NAMESPACES
 from nodepool.nodemanager.rootless_setup import MARK
@@ -114,8 +114,3 @@ class RootlessBackend(NativeBackend):
             for path in (self.directory(name) / "mnt").glob("*-work/work"):
                 path.chmod(0o700)
         super().destroy(name, index, handle)
-
-    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int, stdout: int, stderr: int,
-              env: Mapping[str, str] | None = None, user: str = "root") -> Spawned:
-        """`user` is not looked at: there is only one."""
-        return super().spawn(handle, argv, stdin, stdout, stderr, env, user)

@@ -1,0 +1,71 @@
+"""A node manager with a sliver that attacks and one that is attacked."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.attacks.library import ATTEMPTS
+from tests.integration.nm_bench import NmDaemon, run_daemon
+
+HERE = pathlib.Path(__file__).parent
+ATTACKER, VICTIM = "mallory", "victim"
+
+
+def program(*modules: str, tail: str = "run_all()") -> str:
+    """The text of a program that makes all attempts of these modules."""
+    parts = [(HERE / "library.py").read_text(), *((HERE / "attempts" / f"{module}.py").read_text() for module in modules)]
+    lines = [line for part in parts for line in part.splitlines() if not line.startswith(("from __future__", "from tests."))]
+    return "\n".join(["from __future__ import annotations", *lines, tail, ""])
+
+
+def attempts_of(module: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """Name -> what it tries, and which outcomes are all right."""
+    before = set(ATTEMPTS)
+    importlib.import_module(f"tests.attacks.attempts.{module}")
+    del before
+    return {name: (what, frozenset(may)) for name, (what, function, may) in ATTEMPTS.items()
+            if function.__module__ == f"tests.attacks.attempts.{module}"}
+
+
+def results(text: str) -> dict[str, dict[str, Any]]:
+    return {line["attempt"]: line for line in (json.loads(each) for each in text.splitlines() if each.startswith("{"))}
+
+
+def judge(module: str, found: dict[str, dict[str, Any]]) -> list[str]:
+    """What has gone wrong, in words."""
+    wrong = []
+    for name, (what, may) in attempts_of(module).items():
+        result = found.get(name, {"error": "it did not end"})
+        if result.get("outcome") not in may:
+            wrong.append(f"{name} ({what}): {result.get('escape') or result.get('outcome') or result.get('error')}")
+    return wrong
+
+
+def attack(daemon: NmDaemon, name: str, *modules: str, user: str = "root", timeout: float = 90,
+           tail: str = "run_all()") -> dict[str, dict[str, Any]]:
+    """Run the attempts in a sliver, over SSH."""
+    found = daemon.client.call("GetRecord", name)
+    done = subprocess.run(
+        ["ssh", "-i", str(daemon.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
+         "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", f"{user}@{found['ssh_address']}",
+         "exec python3 -I -"], input=program(*modules, tail=tail), capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+    return results(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NmDaemon]:
+    if os.geteuid() != 0:
+        pytest.skip("native slivers need root")
+    for daemon in run_daemon(NmDaemon(tmp_path_factory.mktemp("host"), number=5)):
+        for name in (ATTACKER, VICTIM):
+            daemon.put(name, rspec={"nm_mem_limit": 256, "nm_pids_max": 300, "nm_disk_quota": 102400})
+        yield daemon
