@@ -61,7 +61,7 @@ def begin(flags: int, request: Mapping[str, Any], before: Callable[[], None], af
             os.dup2(null, target)
         syscalls.close_from(3, (pipe,))
         inside.reset_signals(ignore_children=True)
-        inside.confine(request["seccomp"])
+        inside.confine(request["privileges"])
         inside.execute(INIT, {"PATH": inside.PATH, **(environment or {})})
 
     try:

@@ -224,7 +224,7 @@ class Gate:
         connection.close()
         if time.monotonic() >= door.told + TELL_INTERVAL:
             door.told = time.monotonic()
-            log.warning("Connections to %s, as that of %s, are refused: it has %s already", door.name, peer[0], self._limit)
+            log.warning("Connection of %s to %s refused: %s sessions", peer[0], door.name, self._limit)
 
     def _begin(self, door: _Door, connection: socket.socket) -> None:
         with connection:

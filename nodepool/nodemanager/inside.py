@@ -15,37 +15,18 @@ import posixpath
 import resource
 import signal
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodepool.nodemanager import seccomp, syscalls
+from nodepool.nodemanager import privileges, seccomp, syscalls
 
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 MAX_TABLE = 4 * 1024 * 1024
 """Bytes of /etc/passwd and the like that are read."""
 
-DROPPED_CAPABILITIES = (
-    9,    # LINUX_IMMUTABLE
-    14,   # IPC_LOCK: memory that cannot be reclaimed
-    16,   # SYS_MODULE
-    17,   # SYS_RAWIO
-    20,   # SYS_PACCT
-    22,   # SYS_BOOT
-    24,   # SYS_RESOURCE: own limits
-    25,   # SYS_TIME
-    27,   # MKNOD
-    30,   # AUDIT_CONTROL
-    32,   # MAC_OVERRIDE
-    33,   # MAC_ADMIN
-    34,   # SYSLOG
-    35,   # WAKE_ALARM
-    36,   # BLOCK_SUSPEND
-    37,   # AUDIT_READ
-    38,   # PERFMON
-    39,   # BPF
-    40,   # CHECKPOINT_RESTORE
-)
+#: Open files of a process: what systemd gives its services. Programs that use select() break above the first.
+SOFT_FILES, MAX_FILES = 1024, 524288
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -236,13 +217,27 @@ def limit(limits: Mapping[str, int]) -> None:
         resource.setrlimit(number, (value, value))
 
 
-def confine(filtered: bool, capabilities: bool = True) -> None:
-    """Bounded capabilities and the filter of system calls, for this process and all that come of it."""
-    if capabilities:
-        syscalls.drop_bounding(DROPPED_CAPABILITIES)
-        syscalls.drop_effective(DROPPED_CAPABILITIES)
-    if filtered:
-        seccomp.install(seccomp.build(syscalls.machine()))
+def ordinary_limits(core: bool = False) -> None:
+    """Limits as programs expect them, whatever the daemon has for itself.
+
+    :param core: whether dumps of memory may be written. The host's pattern for them may name a program, which then runs
+        outside as root and reads what a sliver has made; a limit of 1 is the one at which the kernel does not start it.
+    """
+    limit({} if core else {"CORE": 1})
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(SOFT_FILES, hard), hard))
+
+
+def confine(given: Collection[str]) -> None:
+    """Limits, capabilities and the filter of system calls, for this process and all that come of it.
+
+    :param given: privileges of the sliver.
+    """
+    given = privileges.expand(given)
+    ordinary_limits(core="debug" in given)
+    syscalls.keep_capabilities(privileges.capabilities(given), lambda: seccomp.install(
+        seccomp.build(syscalls.machine(), given)))
 
 
 def open_null() -> int:

@@ -7,11 +7,12 @@ masks of /proc, nor make /sys writable, nor allow device nodes on the root again
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from nodepool.nodemanager import first, syscalls
@@ -37,6 +38,13 @@ MASKED = (
 )
 PRIVATE = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
 TTY_GROUP = 5
+#: Terminals of one sliver, of the few thousand that a host has.
+TERMINALS = 256
+#: What one sliver may have of objects that the kernel counts by user namespace.  Each kind costs memory of the kernel of which
+#: only a part is charged to the cgroup (a network namespace: some 200 KiB), or is counted for all users of the host together.
+OBJECTS = {"net_namespaces": 32, "mnt_namespaces": 256, "pid_namespaces": 256, "ipc_namespaces": 256, "uts_namespaces": 256,
+           "cgroup_namespaces": 256, "time_namespaces": 256, "user_namespaces": 0, "inotify_instances": 512,
+           "inotify_watches": 65536, "fanotify_groups": 16, "fanotify_marks": 8192}
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 NEW = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
 
@@ -143,8 +151,9 @@ def build_devices(root: int, base: int, request: dict[str, Any]) -> None:
     for name in ("pts", "shm"):
         os.mkdir(name, 0o755, dir_fd=dev)
     attach(dev, root, "dev")
-    attach(syscalls.new_mount("devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0620", "gid": str(base + TTY_GROUP)},
-                              MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), root, "dev/pts", make=False)
+    terminals: dict[str, str | None] = {"newinstance": None, "ptmxmode": "0666", "mode": "0620", "gid": str(base + TTY_GROUP),
+                                        "max": str(TERMINALS)}
+    attach(syscalls.new_mount("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), root, "dev/pts", make=False)
     attach(syscalls.new_mount("tmpfs", {**owner, "mode": "1777", **tmpfs_size(request, 2)}, PRIVATE & ~MOUNT_ATTR_NOEXEC),
            root, "dev/shm", make=False)
 
@@ -191,19 +200,18 @@ def process_view(one: first.First) -> int:
         return socket.recv_fds(ours, 1, 1)[1][0]
 
 
-def mount_process_views(root: int, one: first.First, base: int) -> None:
+def mount_process_views(root: int, one: first.First, base: int, given: Collection[str]) -> None:
     """/proc and /sys as the sliver sees them; this process goes to the sliver's network for it."""
     syscalls.setns(one.pidfd, syscalls.CLONE_NEWNET)
     attach(process_view(one), root, "proc")
-    proc = place(root, "proc")
-    try:
-        control = os.open("sys/net/ipv4/ping_group_range", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
-        os.write(control, f"{base} {base + 65535}".encode())
-        os.close(control)
-    except OSError:
-        pass  # comfort only: ping without a capability
-    finally:
-        os.close(proc)
+    if "ping" in given:
+        proc = place(root, "proc")
+        try:
+            control = os.open("sys/net/ipv4/ping_group_range", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+            os.write(control, f"{base} {base + 65535}".encode())
+            os.close(control)
+        finally:
+            os.close(proc)
     attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, "sys")
     for path in READ_ONLY:
         cover(root, path, None)
@@ -245,6 +253,32 @@ def write_maps(pid: int, base: int, count: int) -> None:
             os.close(descriptor)
 
 
+@contextlib.contextmanager
+def as_owner(base: int) -> Iterator[None]:
+    """What this process makes meanwhile belongs to the sliver's first id, with all capabilities of root.
+
+    The kernel counts inotify instances, namespaces, message queues, pending signals and the like of a user namespace for its
+    owner as well: with root of the host as the owner of all, one sliver could use up the host's, and all slivers'.
+    """
+    syscalls.prctl(syscalls.PR_SET_SECUREBITS, syscalls.SECBIT_NO_SETUID_FIXUP)
+    os.setresgid(base, base, base)
+    os.setresuid(base, base, base)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+        os.setresgid(0, 0, 0)
+        syscalls.prctl(syscalls.PR_SET_SECUREBITS, 0)
+
+
+def limit_objects() -> None:
+    """Limits of this user namespace; root inside has no right to raise them (CAP_SYS_RESOURCE). By its first process."""
+    for name, value in OBJECTS.items():
+        # Kernels without this kind, and containers whose /proc is read-only: the limits of the host hold.
+        with contextlib.suppress(OSError), open(f"/proc/sys/user/max_{name}", "w", encoding="ascii") as file:
+            file.write(str(value))
+
+
 def lock_in() -> None:
     """Process 1 takes its own copy of the mounts and becomes root of the sliver."""
     syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP)
@@ -269,7 +303,7 @@ def stand(request: dict[str, Any], one: first.First) -> None:
     except OSError as error:
         raise StepError(f"cannot build /dev and /run: {error.strerror}") from error
     try:
-        mount_process_views(root, one, base)
+        mount_process_views(root, one, base, request["privileges"])
     except OSError as error:
         raise StepError(f"cannot mount /proc and /sys: {error.strerror}") from error
     os.fchdir(root)
@@ -289,16 +323,16 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
         lock_in()
         first.settle(request)
 
-    # Moving between cgroups waits for all processors of the host, up to 15 ms; meanwhile the tree is built.
-    one = first.begin(NEW, request, lambda: join_cgroups(cgroups), after)
+    def before() -> None:
+        # Moving between cgroups waits for all processors of the host, up to 15 ms; meanwhile the tree is built.
+        join_cgroups(cgroups)
+        limit_objects()
+
+    with as_owner(base):
+        one = first.begin(NEW, request, before, after)
     for descriptor in cgroups.values():
         os.close(descriptor)
     write_maps(one.pid, base, count)
-    try:
-        with open(f"/proc/{one.pid}/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("-900")  # a sliver short of memory loses a program, not itself
-    except OSError:
-        pass  # a host without CAP_SYS_RESOURCE; process 1 is small and thus seldom chosen
     started = syscalls.start_time(one.pid)
     try:
         stand(request, one)
@@ -315,7 +349,9 @@ def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
     syscalls.machine()
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-    with first.held_namespaces(NEW) as pid:
+    with contextlib.ExitStack() as held:
+        with as_owner(base):
+            pid = held.enter_context(first.held_namespaces(NEW))
         write_maps(pid, base, request["count"])
         userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         for name in ("lower", "writable", "stage"):

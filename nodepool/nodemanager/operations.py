@@ -149,11 +149,11 @@ def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callabl
             os.chdir(account.home if os.path.isdir(account.home) else "/")
             inside.limit(request.get("limits", {}))
             syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-            inside.confine(request.get("seccomp", True))
+            inside.confine(request["privileges"])
         else:
             with contextlib.suppress(OSError):  # this kernel has no keys
                 syscalls.own_keyring()
-            inside.confine(request.get("seccomp", True))
+            inside.confine(request["privileges"])
             account = inside.become(request["user"])
         os.umask(0o022)
         join_cgroups(cpu)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nodepool.nodemanager import rspec
+from nodepool.nodemanager import privileges, rspec
 from nodepool.nodemanager.rspec import check_name
 
 SLIVER, DELEGATE = "sliver", "delegate"
@@ -156,6 +156,10 @@ def _account(record: dict[str, Any], account_type: Any) -> dict[str, Any]:
             raise RecordError(f"{field}: {str(value)[:60]!r} is not possible here")
         if value is not None:
             record[field] = value
+    try:
+        record["privileges"] = privileges.check(record.get("privileges") or [])
+    except ValueError as error:
+        raise RecordError(f"privileges: {error}") from None
     kind, _, path = record["image"].partition(":")
     if kind in ("dir", "tar") and (posixpath.normpath(path) in ("/", "//") or ".." in path.split("/")):
         raise RecordError("image: the root directory, or a path with .., is not possible")

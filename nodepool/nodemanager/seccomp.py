@@ -1,7 +1,9 @@
-"""The filter on system calls of slivers: a deny-list, built here as classic BPF (nodemanager.md C.2, isolation).
+"""The filter on system calls of slivers: an allow-list, built here as classic BPF (nodemanager.md C.2, isolation).
 
-What a program of a sliver has no use for and a kernel has had holes in answers ENOSYS or EPERM. Nested user namespaces are
-refused: they would give back the capabilities taken from the sliver.
+Which calls, and why, is in :mod:`system_calls`; what more a label may ask for, in :mod:`privileges`.  Of some calls only certain
+arguments are let through: new namespaces only with the privilege (user namespaces never: they would give back the capabilities
+taken from the sliver), sockets only of the families and protocols that jobs use, since each other one is code of the kernel
+that a hostile program could try.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import ctypes
 import errno
 import functools
 import struct
+from collections.abc import Collection, Iterable, Iterator
 
-from nodepool.nodemanager import syscalls
+from nodepool.nodemanager import privileges, syscalls, system_calls
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
@@ -19,37 +22,25 @@ _ALLOW = 0x7FFF0000
 _ERRNO = 0x00050000
 _SECCOMP_MODE_FILTER = 2
 
-_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 _NR, _ARCH = 0, 4
-_ARGUMENT = 16
-"""Offset of the first argument; 8 bytes each, low half first (both machines are little-endian)."""
 
-_EPERM: dict[str, tuple[int | None, int | None]] = {
-    # name: (x86_64, aarch64)
-    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "create_module": (174, None), "init_module": (175, 105),
-    "delete_module": (176, 106), "query_module": (178, None), "finit_module": (313, 273), "bpf": (321, 280),
-    "perf_event_open": (298, 241), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    "userfaultfd": (323, 282), "open_by_handle_at": (304, 265), "reboot": (169, 142), "swapon": (167, 224),
-    "swapoff": (168, 225), "acct": (163, 89), "quotactl": (179, 60), "quotactl_fd": (443, 443), "settimeofday": (164, 170),
-    "adjtimex": (159, 171), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "iopl": (172, None),
-    "ioperm": (173, None), "lookup_dcookie": (212, 18), "nfsservctl": (180, 42), "_sysctl": (156, None), "uselib": (134, None),
-    "ustat": (136, None), "sysfs": (139, None), "syslog": (103, 116), "vhangup": (153, 58), "get_kernel_syms": (177, None),
-}
-# ENOSYS: programs then fall back to older calls, which obey the limits of the sliver.
-_ENOSYS: dict[str, tuple[int | None, int | None]] = {
-    "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "open_tree": (428, 428),
-    "move_mount": (429, 429), "mount_setattr": (442, 442), "open_tree_attr": (467, 467), "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "clone3": (435, 435),
-}
-_SOCKET = (41, 198)
-_SOCKETPAIR = (53, 199)
-_CLONE = (56, 220)
-_UNSHARE = (272, 97)
-_IOCTL = (16, 29)
-_FAMILIES = (1, 2, 10, 16, 17)
-"""unix, inet, inet6, netlink, packet. Not vsock (reaches the hypervisor), not alg and the rare protocols (holes in kernels)."""
-_TERMINAL_INJECTION = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX type into the terminal of whoever looks in from the host."""
+_NAMESPACES = (syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC
+               | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET)
+#: Only unshare knows it; the same bit belongs to the signal in the flags of clone.
+_CLONE_NEWTIME = 0x80
+_UNIX, _INET, _INET6, _NETLINK, _PACKET = 1, 2, 10, 16, 17
+#: Of Internet sockets: any (0), ICMP, TCP, UDP, ICMPv6, MPTCP. Not SCTP, DCCP, UDP-Lite and the rest.
+_PROTOCOLS = (0, 1, 6, 17, 58, 262)
+_RAW = 3
+#: Of netlink: routes and addresses, sockets (ss), audit (which sudo and sshd try), devices (udev's library).
+_NETLINK_PROTOCOLS = (0, 4, 9, 15)
+#: TIOCSTI and TIOCLINUX type into the terminal of whoever looks in from the host; TIOCSETD loads line disciplines.
+_TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)
+#: PER_LINUX, PER_LINUX32, both with UNAME26, and the question what it is. Not READ_IMPLIES_EXEC or old memory layouts.
+_PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
+#: SECCOMP_FILTER_FLAG_NEW_LISTENER: answers system calls of others, as no job needs.
+_NEW_LISTENER = 8
 
 
 def _statement(code: int, value: int) -> bytes:
@@ -64,10 +55,78 @@ def _refuse(code: int) -> bytes:
     return _statement(_RETURN, _ERRNO | code)
 
 
+def _argument(number: int) -> bytes:
+    """Load the low half of an argument: both machines are little-endian, and the calls checked here ignore the high one."""
+    return _statement(_LOAD, 16 + 8 * number)
+
+
+def _one_of(values: Iterable[int]) -> list[bytes]:
+    """Allow if what is loaded is one of these; else go on."""
+    return [part for value in values for part in (_jump(_JEQ, value, 0, 1), _statement(_RETURN, _ALLOW))]
+
+
+def _none_of(bits: int, refusal: bytes) -> list[bytes]:
+    """Refuse if what is loaded has one of these bits; else allow."""
+    return [_jump(_JSET, bits, 0, 1), refusal, _statement(_RETURN, _ALLOW)]
+
+
+def _sockets(given: Collection[str]) -> list[bytes]:
+    raw, administer = "tcpdump" in given, "network-admin" in given
+
+    def case(family: int, rules: list[bytes]) -> list[bytes]:
+        return [_jump(_JEQ, family, 0, len(rules)), *rules]
+
+    internet = [_argument(2), *_one_of(_PROTOCOLS)]
+    if raw:
+        internet += [_argument(1), _statement(_AND, 0xF), *_one_of((_RAW,))]
+    internet.append(_refuse(errno.EPROTONOSUPPORT))
+    netlink = [_statement(_RETURN, _ALLOW)] if administer else [
+        _argument(2), *_one_of(_NETLINK_PROTOCOLS), _refuse(errno.EPROTONOSUPPORT)]
+    return [_argument(0), *_one_of((_UNIX, *((_PACKET,) if raw else ()))), *case(_INET, internet), *case(_INET6, internet),
+            *case(_NETLINK, netlink), _refuse(errno.EAFNOSUPPORT)]
+
+
+def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
+    """Calls whose arguments are looked at -> what is then done; each ends in an answer."""
+    eperm = _refuse(errno.EPERM)
+    spaces = syscalls.CLONE_NEWUSER if "mount" in given else _NAMESPACES
+    return {
+        "clone": [_argument(0), *_none_of(spaces, eperm)],
+        "unshare": [_argument(0), *_none_of(spaces if "mount" in given else spaces | _CLONE_NEWTIME, eperm)],
+        "socket": _sockets(given),
+        "socketpair": [_argument(0), *_one_of((_UNIX,)), _refuse(errno.EAFNOSUPPORT)],
+        "ioctl": [_argument(1), *(part for value in _TERMINAL_TRICKS for part in (_jump(_JEQ, value, 0, 1), eperm)),
+                  _statement(_RETURN, _ALLOW)],
+        "personality": [_argument(0), *_one_of(_PERSONALITIES), eperm],
+        "seccomp": [_argument(1), *_none_of(_NEW_LISTENER, eperm)],
+    }
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of numbers that follow each other."""
+    first = last = None
+    for number in sorted(numbers):
+        if last is not None and first is not None and number != last + 1:
+            yield first, last
+            first = None
+        first, last = number if first is None else first, number
+    if first is not None and last is not None:
+        yield first, last
+
+
+def allowed(given: Collection[str]) -> system_calls.Calls:
+    """The calls of slivers with these privileges, whatever their arguments."""
+    given = privileges.expand(given)
+    found = {name: numbers for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
+    return {**found, **(system_calls.NAMESPACES if "mount" in given else {}), **(system_calls.DEBUG if "debug" in given else {})}
+
+
 @functools.cache
-def build(machine: str) -> bytes:
-    """The filter's program for a machine. Raises KeyError for machines without a table of numbers."""
+def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
+    """The filter's program for a machine and privileges. Raises KeyError for machines without a table of numbers."""
     column = list(_ARCHITECTURES).index(machine)
+    let_through = allowed(given)
+    given = privileges.expand(given)
     program = [
         # Calls of another kind (32 bit on 64) have other numbers: none of them is let through.
         _statement(_LOAD, _ARCH), _jump(_JEQ, _ARCHITECTURES[machine], 1, 0), _refuse(errno.ENOSYS),
@@ -75,22 +134,18 @@ def build(machine: str) -> bytes:
     ]
     if machine == "x86_64":
         program += [_jump(_JGE, _X32_BIT, 0, 1), _refuse(errno.ENOSYS)]
-    for table, code in ((_EPERM, errno.EPERM), (_ENOSYS, errno.ENOSYS)):
-        for numbers in table.values():
-            number = numbers[column]
-            if number is not None:
-                program += [_jump(_JEQ, number, 0, 1), _refuse(code)]
-    for numbers in (_CLONE, _UNSHARE):
-        program += [_jump(_JEQ, numbers[column], 0, 4), _statement(_LOAD, _ARGUMENT),
-                    _jump(_JSET, syscalls.CLONE_NEWUSER, 0, 1), _refuse(errno.EPERM), _statement(_RETURN, _ALLOW)]
-    for numbers in (_SOCKET, _SOCKETPAIR):
-        program += [_jump(_JEQ, numbers[column], 0, len(_FAMILIES) + 3), _statement(_LOAD, _ARGUMENT)]
-        program += [_jump(_JEQ, family, len(_FAMILIES) - place, 0) for place, family in enumerate(_FAMILIES)]
-        program += [_refuse(errno.EAFNOSUPPORT), _statement(_RETURN, _ALLOW)]
-    program += [_jump(_JEQ, _IOCTL[column], 0, 5), _statement(_LOAD, _ARGUMENT + 8)]
-    program += [_jump(_JEQ, _TERMINAL_INJECTION[0], 1, 0), _jump(_JEQ, _TERMINAL_INJECTION[1], 0, 1), _refuse(errno.EPERM),
-                _statement(_RETURN, _ALLOW)]
-    program.append(_statement(_RETURN, _ALLOW))
+    checked = _checked(given)
+    for name, rules in checked.items():
+        number = let_through[name][column]
+        assert number is not None
+        program += [_jump(_JEQ, number, 0, len(rules)), *rules]
+    forbidden = {name: numbers for name, numbers in system_calls.FORBIDDEN.items() if name not in let_through}
+    for table, answer in ((let_through, _statement(_RETURN, _ALLOW)), (forbidden, _refuse(errno.EPERM)),
+                          (system_calls.WITHOUT_EFFECT, _refuse(0))):
+        numbers = [numbers[column] for name, numbers in table.items() if name not in checked]
+        for first, last in _ranges(number for number in numbers if number is not None):
+            program += [_jump(_JGE, first, 0, 2), _jump(_JGT, last, 1, 0), answer]
+    program.append(_refuse(errno.ENOSYS))
     return b"".join(program)
 
 

@@ -148,7 +148,7 @@ class Slivers:
             name=name, index=index, image=record.get("image", "host"), rspec=effective,
             ssh_keys=record.get("ssh_keys", ""), initscript=records.decode_initscript(record.get("initscript")),
             network=record.get("network", self._config.network), username=self.username(record),
-            hostname=record.get("hostname") or name.replace("_", "-"),
+            privileges=tuple(record.get("privileges") or ()), hostname=record.get("hostname") or name.replace("_", "-"),
             api_socket=os.path.dirname(self._config.unix_socket) if self._config.unix_socket and self.backend.shares_socket
             else None)
 
@@ -158,7 +158,8 @@ class Slivers:
 
     @staticmethod
     def _fingerprint(spec: SliverSpec) -> str:
-        values = json.dumps([dict(spec.rspec), spec.ssh_keys, (spec.initscript or b"").hex(), spec.network, spec.username],
+        values = json.dumps([dict(spec.rspec), spec.ssh_keys, (spec.initscript or b"").hex(), spec.network, spec.username,
+                             *([list(spec.privileges)] if spec.privileges else [])],
                             sort_keys=True)
         return hashlib.sha256(values.encode()).hexdigest()
 
@@ -195,6 +196,9 @@ class Slivers:
                 index = self._database.allocate_index(name, self._config.max_slivers, self._usable)
                 local = self._database.update_local(key, index=index)
         spec = self.spec(name, record, int(index), effective)
+        if refused := sorted(set(spec.privileges) - self.backend.privileges):
+            raise BackendError(f"privileges: backend {self.backend.name} cannot give {', '.join(refused)}; it has "
+                               f"{', '.join(sorted(self.backend.privileges)) or 'none'}")
         handle = local.get("handle")
         image = local.get("image")
         if handle is not None and image is not None and image != spec.image:

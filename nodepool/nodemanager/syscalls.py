@@ -12,6 +12,7 @@ import os
 import platform
 import socket
 import struct
+from collections.abc import Callable, Collection
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # The lock of the interpreter is kept: after a raw clone the child goes on in the middle of this call.
@@ -217,27 +218,38 @@ def close_from(first: int, keep: tuple[int, ...] = ()) -> None:
     _call("close_range", _CLOSE_RANGE, first, 0xFFFFFFFF, 0)
 
 
-def drop_bounding(capabilities: tuple[int, ...]) -> None:
-    """Take capabilities out of the bounding set, and with it out of reach of every later exec."""
-    for capability in capabilities:
-        try:
-            prctl(PR_CAPBSET_DROP, capability)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # unknown to this kernel
-                raise
+def keep_capabilities(kept: Collection[int], meanwhile: Callable[[], None]) -> None:
+    """Take all other capabilities from this process, and out of reach of every later exec.
+
+    :param meanwhile: called when later execs are bound and this process still has them.
+    """
+    # Up to the first that this kernel does not know; /proc may be the sliver's, and lie.
+    for capability in range(64):
+        if capability not in kept:
+            try:
+                prctl(PR_CAPBSET_DROP, capability)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                break
+    meanwhile()
+    effective, permitted, inheritable = _capabilities()
+    mask = sum(1 << capability for capability in kept)
+    _set_capabilities(effective & mask, permitted & mask, inheritable & mask)
 
 
-def drop_effective(capabilities: tuple[int, ...]) -> None:
-    """Take capabilities out of the effective, permitted and inheritable sets of this process."""
-    header = ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0))
+def _capabilities() -> tuple[int, int, int]:
+    """Effective, permitted and inheritable, as bits."""
     data = ctypes.create_string_buffer(24)
-    _call("capget", _CAPGET[machine()], header, data)
-    words = list(struct.unpack("=6I", data.raw))
-    for capability in capabilities:
-        half, bit = divmod(capability, 32)
-        for kind in range(3):
-            words[half * 3 + kind] &= ~(1 << bit) & 0xFFFFFFFF
-    _call("capset", _CAPSET[machine()], header, ctypes.create_string_buffer(struct.pack("=6I", *words)))
+    _call("capget", _CAPGET[machine()], ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0)), data)
+    words = struct.unpack("=6I", data.raw)
+    return words[0] | words[3] << 32, words[1] | words[4] << 32, words[2] | words[5] << 32
+
+
+def _set_capabilities(*sets: int) -> None:
+    words = [value & 0xFFFFFFFF for value in sets] + [value >> 32 for value in sets]
+    _call("capset", _CAPSET[machine()], ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0)),
+          ctypes.create_string_buffer(struct.pack("=6I", *words)))
 
 
 def loopback_up() -> None:

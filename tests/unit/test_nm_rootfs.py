@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nodepool.nodemanager import hostimage, seccomp, sshfiles, tarimage
+from nodepool.nodemanager import hostimage, privileges, records, seccomp, sshfiles, system_calls, tarimage
 from nodepool.nodemanager.backends.base import BackendError
 from nodepool.nodemanager.rootfs import RootStore, check_sliver_name
 from nodepool.nodemanager.tarimage import Limits, TarError, extract
@@ -304,9 +304,9 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW = 0x7FFF0000
 
 
-def decide(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
-    """What the kernel would make of the filter: 0 for allowed, else the error number."""
-    program = seccomp.build(machine)
+def decide(machine: str, number: int, *arguments: int, architecture: int | None = None, given: tuple[str, ...] = ()) -> int:
+    """What the kernel would make of the filter: 0 for allowed, else the error number (-1: success without effect)."""
+    program = seccomp.build(machine, frozenset(given))
     values = list(arguments) + [0] * (6 - len(arguments))
     data = struct.pack("=iIQ6Q", number, architecture or ARCHITECTURES[machine], 0, *values)
     place, register = 0, 0
@@ -315,32 +315,74 @@ def decide(machine: str, number: int, *arguments: int, architecture: int | None 
         place += 1
         if code == 0x20:
             register = struct.unpack_from("=I", data, value)[0]
+        elif code == 0x54:
+            register &= value
         elif code == 0x06:
-            return 0 if value == ALLOW else value & 0xFFFF
+            return 0 if value == ALLOW else (value & 0xFFFF) or -1
         else:
-            hit = {0x15: register == value, 0x35: register >= value, 0x45: bool(register & value)}[code]
+            hit = {0x15: register == value, 0x25: register > value, 0x35: register >= value, 0x45: bool(register & value)}[code]
             place += yes if hit else no
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-@pytest.mark.spec("nodemanager.md C.2: seccomp by default")
+@pytest.mark.spec("issue 10, 3: seccomp lists written as allow-lists; nodemanager.md C.2: seccomp by default")
 def test_filter(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
-    for number in ((0, 63), (1, 64), (59, 221), (101, 117), (165, 40), (270, 72)):  # read write execve ptrace mount pselect6
-        assert decide(machine, number[column]) == 0
-    for table, error in ((seccomp._EPERM, 1), (seccomp._ENOSYS, 38)):
-        for numbers in table.values():
-            number = numbers[column]
-            assert number is None or decide(machine, number) == error
-    clone, unshare, create, ioctl = (56, 220)[column], (272, 97)[column], (41, 198)[column], (16, 29)[column]
-    assert [decide(machine, clone, flags) for flags in (17, 0x20000011, 0x10000011, 0x30000000)] == [0, 0, 1, 1]
-    assert [decide(machine, unshare, flags) for flags in (0x20000, 0x10000000)] == [0, 1]
-    assert [decide(machine, create, family) for family in (1, 2, 10, 16, 17, 0, 3, 38, 40, 44)] == [0] * 5 + [97] * 5
-    assert [decide(machine, ioctl, 0, request) for request in (0x5401, 0x5412, 0x541C, 0xFFFFFFFF00005412)] == [0, 1, 1, 1]
+    named = {name: numbers[column] for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
+    checked = {"clone", "unshare", "socket", "socketpair", "ioctl", "personality", "seccomp"}
+    let_through = {number for name, number in named.items() if number is not None and name not in checked}
+    for number in let_through:
+        assert decide(machine, number) == 0
+    forbidden = {numbers[column] for numbers in system_calls.FORBIDDEN.values()} - {None}
+    special = {named[name] for name in checked} | {system_calls.WITHOUT_EFFECT["sync"][column]}
+    for number in range(600):
+        if number not in let_through | special:
+            assert decide(machine, number) == (1 if number in forbidden else 38), number
+    assert decide(machine, system_calls.WITHOUT_EFFECT["sync"][column]) == -1
     assert decide(machine, 1, architecture=0x40000003) == 38
     if machine == "x86_64":
         assert decide(machine, 0x40000001) == 38
     assert len(seccomp.build(machine)) // 8 < 4096
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.spec("issue 10, 3: arguments that open what no job needs")
+def test_filter_of_arguments(machine: str) -> None:
+    column = list(ARCHITECTURES).index(machine)
+    named = {name: numbers[column] for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
+
+    def answers(name: str, *calls: tuple[int, ...], given: tuple[str, ...] = ()) -> list[int]:
+        number = named[name]
+        assert number is not None
+        return [decide(machine, number, *call, given=given) for call in calls]
+
+    assert answers("clone", (17,), (0x01200011,), (0x20000011,), (0x10000011,), (0x00020011,)) == [0, 0, 1, 1, 1]
+    assert answers("clone", (17,), (0x20000011,), (0x10000011,), given=("mount",)) == [0, 0, 1]
+    assert answers("unshare", (0x200,), (0x20000,), (0x80,), (0x10000000,)) == [0, 1, 1, 1]
+    assert answers("unshare", (0x20000,), (0x80,), (0x10000000,), given=("docker",)) == [0, 0, 1]
+    assert answers("socket", (1, 1, 0), (2, 1, 6), (2, 0x80802, 17), (10, 1, 0), (16, 3, 0)) == [0] * 5
+    assert answers("socket", (2, 1, 132), (2, 6, 33), (2, 2, 136), (2, 3, 255), (16, 3, 12), (16, 3, 16)) == [93] * 6
+    assert answers("socket", (17, 3, 0), (0, 1, 0), (3, 1, 0), (38, 5, 0), (40, 1, 0), (44, 1, 0)) == [97] * 6
+    assert answers("socket", (17, 3, 0), (2, 3, 255), (2, 0x80003, 89), given=("tcpdump",)) == [0, 0, 0]
+    assert answers("socket", (2, 1, 132), given=("docker",)) == [93]
+    assert answers("socket", (16, 3, 12), (16, 3, 16), given=("network-admin",)) == [0, 0]
+    assert answers("socketpair", (1, 1, 0), (40, 1, 0)) == [0, 97]
+    assert answers("ioctl", (0, 0x5401), (0, 0x5412), (0, 0x541C), (0, 0x5423), (0, 0xFFFFFFFF00005412)) == [0, 1, 1, 1, 1]
+    assert answers("personality", (0,), (0xFFFFFFFF,), (0x0400000,), (0x8,)) == [0, 0, 1, 0]
+    assert answers("seccomp", (1, 0), (1, 1), (1, 8), (1, 9)) == [0, 0, 1, 1]
+
+
+@pytest.mark.spec("issue 10, 3: the capability sets are as small as real jobs allow; privileges are named")
+def test_privileges() -> None:
+    assert sorted(privileges.capabilities(())) == [0, 1, 3, 4, 5, 6, 7, 10, 18]
+    assert privileges.capabilities(("docker",)) == privileges.capabilities(("apt", "mount", "network-admin", "tcpdump"))
+    assert privileges.capabilities(("ping",)) == privileges.capabilities(())
+    assert privileges.check(["ping", "apt", "ping"]) == ["apt", "ping"]
+    for wrong in ("ping", ["root"], [7], [["ping"]], None, {"ping": 1}):
+        with pytest.raises(ValueError, match="apt, debug, docker"):
+            privileges.check(wrong)
+    with pytest.raises(records.RecordError, match="privileges: 'root' is no privilege; there are apt"):
+        records.parse_record({"account_type": "sliver", "name": "a", "privileges": ["root"]})
 
 
 def test_extraction_has_bounds_by_default() -> None:

@@ -110,7 +110,8 @@ class NodeManagerAdapter(statemachine.Adapter):
             "account_type": "sliver", "name": name, "image": image, "rspec": rspec_of(label, host.cores),
             "ssh_keys": label.ssh_keys, "metadata": dict(metadata), "username": source.username or "root",
             "expiry": int(time.time()) + self.provider.lease_time, "plc_instantiated": True, "hostname": name,
-            **({"network": label.network} if label.network else {})}
+            **({"network": label.network} if label.network else {}),
+            **({"privileges": list(label.privileges)} if label.privileges else {})}
 
     def wait_for_hosts(self, machine: CreateMachine) -> None:
         """Have this machine woken when a host can be used."""

@@ -12,6 +12,7 @@ from nodepool.config.errors import ConfigError
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.nodemanager import backing_config
 from nodepool.driver.nodemanager.backing_config import BackingOptions
+from nodepool.nodemanager import privileges
 
 _RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
@@ -73,6 +74,7 @@ class NodeManagerLabel(ConfigValue):
         self.net_max: int | None = None
         self.net_min: int | None = None
         self.network: str | None = None
+        self.privileges: list[str] = []
         self.ssh_keys: str = ""
         self.rspec: dict[str, Any] = {}
         #: What its hosts are asked for with; None: there are hosts.
@@ -126,6 +128,10 @@ class NodeManagerPool(ConfigPool):
         label.disk = options.get("disk", 0)
         label.pids = options.get("pids")
         label.network = options.get("network")
+        try:
+            label.privileges = privileges.check(options.get("privileges") or [])
+        except ValueError as error:
+            raise ConfigError(f"label {label.name}: privileges: {error}", where=(*where, "privileges")) from None
         label.rspec = dict(options.get("rspec") or {})
         label.backing_label = options.get("backing-label")
         if provider.backing is None and label.backing_label:
@@ -280,7 +286,8 @@ class NodeManagerProviderConfig(ProviderConfig):
                  "meta": dict, "pause": bool}
         number = v.Any(int, float)
         label = {v.Required("name"): str, "cloud-image": str, "diskimage": str, "cpus": number, "cpu-limit": number, "ram": int,
-                 "disk": int, "pids": int, "net-max": v.Any(int, str), "net-min": v.Any(int, str), "network": str,
+                 "disk": int, "pids": int, "net-max": v.Any(int, str), "net-min": v.Any(int, str),
+                 "network": str, "privileges": [str],
                  "host-key-checking": bool, "ssh-keys": keys, "rspec": dict, "backing-label": str}
         pool = {**ConfigPool.getCommonSchemaDict(), v.Required("name"): str, v.Required("labels"): [label], "max-cores": number,
                 "max-ram": int, "availability-zones": [str]}

@@ -10,9 +10,11 @@ from logging import Logger, getLogger
 from pathlib import Path
 from typing import Any, Protocol
 
+from nodepool.nodemanager.privileges import PRIVILEGES
+
 Handle = dict[str, Any]
 """JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
-address, generation, template, host_key, seccomp. Without pid it is stopped."""
+address, generation, template, host_key, privileges. Without pid it is stopped."""
 
 DEFAULT_ID_BASE = 2_000_000
 IDS_PER_SLIVER = 65536
@@ -55,7 +57,8 @@ class SliverSpec:
     api_socket: str | None = None
     """Path on the host. A directory is mounted at /run/nodepool inside (a socket made anew by the next daemon is then
     seen at once); a socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
-    seccomp: bool = True
+    privileges: tuple[str, ...] = ()
+    """Names, see :mod:`nodepool.nodemanager.privileges`."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,9 @@ class Backend(ABC):
     """Who logs in when the record does not say."""
     shares_socket: bool = True
     """Whether the kernel tells callers inside from the daemon's own user: only then they may have its Unix socket."""
+
+    #: What a label may ask for here.
+    privileges: frozenset[str] = frozenset(PRIVILEGES) - {"systemd"}
 
     @property
     def freezes(self) -> bool:

@@ -121,7 +121,7 @@ class NativeBackend(Backend):
         self._claim(spec.name, spec.index)
         tree = self._tree(spec)
         handle: Handle = {"backend": self.name, "name": spec.name, "index": spec.index, "generation": 0, "template": tree.key,
-                          "seccomp": spec.seccomp}
+                          "privileges": list(spec.privileges)}
         if self.services.cgroups is not None:
             handle["cgroups"] = self.services.cgroups.create(spec.name, spec.rspec)
         # A sliver that runs without a record of it: made by a daemon that was killed before it could note it.
@@ -161,7 +161,7 @@ class NativeBackend(Backend):
         request = {
             "base": self.base(spec.index), "count": self.ids, "writable": str(self._writable(spec.name)),
             "stage": str(self.state_dir / "stage"), "layers": layers, "procs": self._procs(spec.name),
-            "hostname": spec.hostname or spec.name, "api": spec.api_socket, "seccomp": spec.seccomp,
+            "hostname": spec.hostname or spec.name, "api": spec.api_socket, "privileges": list(spec.privileges),
             "memory": int(spec.rspec.get("nm_mem_limit", 0)),
             "present": ["/var/log/lastlog", "/var/log/wtmp"], **self._furnishing(spec), **self._extra(spec),
         }
@@ -247,6 +247,7 @@ class NativeBackend(Backend):
             self.services.cgroups.apply(spec.name, spec.rspec)
         if self.services.net is not None and handle.get("veth"):
             self.services.net.apply(spec.name, spec.rspec)
+        handle = {**handle, "privileges": list(spec.privileges)}  # of programs from now on; process 1 keeps its own
         if self._alive(handle):
             self.services.zygote.call("furnish", {**self._identity(handle), **self._furnishing(spec)}, timeout=MAKE_TIMEOUT)
         return handle
@@ -274,7 +275,7 @@ class NativeBackend(Backend):
         self._ensure_disk(spec)
         if self.services.cgroups is not None:
             handle = {**handle, "cgroups": self.services.cgroups.create(spec.name, spec.rspec)}
-        return self._run(spec, {**handle, "template": tree.key, "seccomp": spec.seccomp}, tree.layers)
+        return self._run(spec, {**handle, "template": tree.key, "privileges": list(spec.privileges)}, tree.layers)
 
     def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
         if self.services.cgroups is None:
@@ -313,7 +314,7 @@ class NativeBackend(Backend):
     def _program(self, handle: Handle, argv: Sequence[str], env: Mapping[str, str] | None = None,
                  user: str = "root") -> dict[str, Any]:
         return {**self._identity(handle), "argv": list(argv), "env": dict(env or {}), "user": user,
-                "seccomp": handle.get("seccomp", True)}
+                "privileges": handle.get("privileges", [])}
 
     def listen(self, handle: Handle, port: int, address: str = "127.0.0.1") -> int:
         """A listening socket inside the sliver's network namespace; the caller closes it. Raises BackendError."""

@@ -20,6 +20,7 @@ from typing import Any
 from nodepool.nodemanager import commands, syscalls
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
+from nodepool.nodemanager.privileges import PRIVILEGES
 from nodepool.nodemanager.rootfs import RootTree
 
 COMMAND_TIMEOUT = 30.0
@@ -63,6 +64,7 @@ class NspawnBackend(MountedTreeBackend):
     """As root, with systemd."""
 
     name = "nspawn"
+    privileges = frozenset(PRIVILEGES)
 
     def __init__(self, state_dir: str | os.PathLike[str], services: Services) -> None:
         # systemd owns the cgroups of its units: ours would only be in the way.

@@ -28,6 +28,7 @@ class RootlessBackend(NativeBackend):
     shares_socket = False
     operation = "make_rootless"
     ids = 1
+    privileges = frozenset()
 
     def check(self) -> list[Problem]:
         problems = [Problem("limits", False, "rlimits only (processes, memory of each process, size of a file); root can more"),

@@ -1,0 +1,64 @@
+"""What a sliver may do beyond the least that jobs need: named, and asked for by each label (nodemanager.md C.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID = 0, 1, 3, 4, 5, 6, 7
+NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SETFCAP = 10, 12, 13, 18, 19, 21, 31
+#: Capabilities of root in every sliver: owner of its files, any of its users (sudo, sshd), low ports.
+LEAST = frozenset((CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE, SYS_CHROOT))
+
+
+@dataclass(frozen=True)
+class Privilege:
+    #: For people: what works with it, and what it opens.
+    opens: str
+    capabilities: frozenset[int] = frozenset()
+    #: Other privileges that it includes.
+    includes: tuple[str, ...] = field(default=())
+
+
+PRIVILEGES: dict[str, Privilege] = {
+    "apt": Privilege("packages whose files carry capabilities can be installed (CAP_SETFCAP)", frozenset((SETFCAP,))),
+    "ping": Privilege("ping for all users, by ICMP datagram sockets; no capability"),
+    "tcpdump": Privilege("raw and packet sockets: the packets of the sliver's own network are seen and forged (CAP_NET_RAW)",
+                         frozenset((NET_RAW,))),
+    "network-admin": Privilege("interfaces, routes, packet filters of the sliver's own network (CAP_NET_ADMIN); much code of the "
+                               "kernel that has had holes", frozenset((NET_ADMIN,))),
+    "mount": Privilege("mounts and namespaces inside, but user namespaces: chroots, image builds (CAP_SYS_ADMIN in the sliver); "
+                       "much code of the kernel that has had holes", frozenset((SYS_ADMIN,))),
+    "debug": Privilege("debuggers reach processes of other users inside; core dumps (CAP_SYS_PTRACE)", frozenset((SYS_PTRACE,))),
+    "docker": Privilege("containers inside: a whole /proc and /sys beside the masked ones, and what it includes",
+                        includes=("apt", "mount", "network-admin", "tcpdump")),
+    "systemd": Privilege("systemd as process 1, with the capabilities that systemd-nspawn gives: backend nspawn only",
+                         includes=("mount",)),
+}
+
+
+def expand(names: Collection[str]) -> frozenset[str]:
+    """These and all that they include."""
+    found: set[str] = set()
+    for name in names:
+        found |= {name, *expand(PRIVILEGES[name].includes)}
+    return frozenset(found)
+
+
+def capabilities(names: Collection[str]) -> frozenset[int]:
+    """All capabilities of a sliver with these privileges."""
+    return LEAST.union(*(PRIVILEGES[name].capabilities for name in expand(names)))
+
+
+def check(names: object) -> list[str]:
+    """Sorted, each once.
+
+    :raises ValueError: no list of names of privileges.
+    """
+    known = ", ".join(sorted(PRIVILEGES))
+    if not isinstance(names, (list, tuple)):
+        raise ValueError(f"a list of privileges is wanted; there are {known}")
+    unknown = [name for name in names if not isinstance(name, str) or name not in PRIVILEGES]
+    if unknown:
+        raise ValueError(f"{str(unknown[0])[:40]!r} is no privilege; there are {known}")
+    return sorted(set(names))
