@@ -45,6 +45,8 @@ TERMINALS = 256
 OBJECTS = {"net_namespaces": 32, "mnt_namespaces": 256, "pid_namespaces": 256, "ipc_namespaces": 256, "uts_namespaces": 256,
            "cgroup_namespaces": 256, "time_namespaces": 256, "user_namespaces": 0, "inotify_instances": 512,
            "inotify_watches": 65536, "fanotify_groups": 16, "fanotify_marks": 8192}
+#: Where /proc and /sys are without masks, for containers inside.
+WHOLE = "run/nodepool-whole"
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 NEW = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
 
@@ -163,7 +165,9 @@ def build_run(root: int, base: int, request: dict[str, Any]) -> None:
     api = request.get("api")
     run = syscalls.new_mount("tmpfs", {"uid": str(base), "gid": str(base), "mode": "755", **tmpfs_size(request, 5)},
                              MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
-    for name, mode in (("lock", 0o1777), ("sshd", 0o755), ("nodepool", 0o755)):
+    whole = os.path.basename(WHOLE)
+    below = ((whole, 0o755), (f"{whole}/proc", 0o755), (f"{whole}/sys", 0o755)) if "docker" in request["privileges"] else ()
+    for name, mode in (("lock", 0o1777), ("sshd", 0o755), ("nodepool", 0o755), *below):
         os.mkdir(name, mode, dir_fd=run)
         os.chmod(name, mode, dir_fd=run)
         os.chown(name, base, base, dir_fd=run)
@@ -214,9 +218,15 @@ def mount_process_views(root: int, one: first.First, base: int, given: Collectio
             os.close(proc)
     attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, "sys")
     for path in READ_ONLY:
-        cover(root, path, None)
+        if path != "proc/sys" or "docker" not in given:
+            cover(root, path, None)
     for path in MASKED:
         cover(root, path, "dev/null")
+    if "docker" in given:
+        # The kernel mounts these for containers inside only where they are whole somewhere; what they show of the host is
+        # guarded by the owner of the files, root of the host.
+        attach(process_view(one), root, f"{WHOLE}/proc", make=False)
+        attach(syscalls.new_mount("sysfs", {}, PRIVATE | MOUNT_ATTR_RDONLY), root, f"{WHOLE}/sys", make=False)
 
 
 def cover(root: int, path: str, mask: str | None) -> None:
@@ -321,6 +331,9 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
 
     def after() -> None:
         lock_in()
+        if "docker" in request["privileges"]:
+            # Its own part, and nothing in it is its to write; runtimes look for the file system there.
+            syscalls.mount("cgroup2", "/sys/fs/cgroup", "cgroup2", syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC)
         first.settle(request)
 
     def before() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID = 0, 1, 3, 4, 5, 6, 7
-NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SETFCAP = 10, 12, 13, 18, 19, 21, 31
+SETPCAP, NET_BIND_SERVICE, NET_ADMIN, NET_RAW, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN, SETFCAP = 8, 10, 12, 13, 18, 19, 21, 31
 #: Capabilities of root in every sliver: owner of its files, any of its users (sudo, sshd), low ports.
 LEAST = frozenset((CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE, SYS_CHROOT))
 
@@ -30,7 +30,8 @@ PRIVILEGES: dict[str, Privilege] = {
     "mount": Privilege("mounts and namespaces inside, but user namespaces: chroots, image builds (CAP_SYS_ADMIN in the sliver); "
                        "much code of the kernel that has had holes", frozenset((SYS_ADMIN,))),
     "debug": Privilege("debuggers reach processes of other users inside; core dumps (CAP_SYS_PTRACE)", frozenset((SYS_PTRACE,))),
-    "docker": Privilege("containers inside: a whole /proc and /sys beside the masked ones, and what it includes",
+    "docker": Privilege("containers inside, without cgroups of their own: a whole /proc and /sys beside the masked ones, sysctls "
+                        "of the sliver's own network (CAP_SETPCAP), and what it includes", frozenset((SETPCAP,)),
                         includes=("apt", "mount", "network-admin", "tcpdump")),
     "systemd": Privilege("systemd as process 1, with the capabilities that systemd-nspawn gives: backend nspawn only",
                          includes=("mount",)),

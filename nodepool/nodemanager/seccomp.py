@@ -35,6 +35,8 @@ _PROTOCOLS = (0, 1, 6, 17, 58, 262)
 _RAW = 3
 #: Of netlink: routes and addresses, sockets (ss), audit (which sudo and sshd try), devices (udev's library).
 _NETLINK_PROTOCOLS = (0, 4, 9, 15)
+#: More for who may administer the network: IPsec, packet filters, generic kinds.
+_NETLINK_ADMINISTRATION = (6, 12, 16)
 #: TIOCSTI and TIOCLINUX type into the terminal of whoever looks in from the host; TIOCSETD loads line disciplines.
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)
 #: PER_LINUX, PER_LINUX32, both with UNAME26, and the question what it is. Not READ_IMPLIES_EXEC or old memory layouts.
@@ -80,8 +82,8 @@ def _sockets(given: Collection[str]) -> list[bytes]:
     if raw:
         internet += [_argument(1), _statement(_AND, 0xF), *_one_of((_RAW,))]
     internet.append(_refuse(errno.EPROTONOSUPPORT))
-    netlink = [_statement(_RETURN, _ALLOW)] if administer else [
-        _argument(2), *_one_of(_NETLINK_PROTOCOLS), _refuse(errno.EPROTONOSUPPORT)]
+    netlink = [_argument(2), *_one_of((*_NETLINK_PROTOCOLS, *(_NETLINK_ADMINISTRATION if administer else ()))),
+               _refuse(errno.EPROTONOSUPPORT)]
     return [_argument(0), *_one_of((_UNIX, *((_PACKET,) if raw else ()))), *case(_INET, internet), *case(_INET6, internet),
             *case(_NETLINK, netlink), _refuse(errno.EAFNOSUPPORT)]
 
@@ -118,7 +120,11 @@ def allowed(given: Collection[str]) -> system_calls.Calls:
     """The calls of slivers with these privileges, whatever their arguments."""
     given = privileges.expand(given)
     found = {name: numbers for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
-    return {**found, **(system_calls.NAMESPACES if "mount" in given else {}), **(system_calls.DEBUG if "debug" in given else {})}
+    for privilege, calls in (("mount", system_calls.NAMESPACES), ("docker", system_calls.CONTAINERS),
+                             ("debug", system_calls.DEBUG)):
+        if privilege in given:
+            found |= calls
+    return found
 
 
 @functools.cache
@@ -139,7 +145,9 @@ def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
         number = let_through[name][column]
         assert number is not None
         program += [_jump(_JEQ, number, 0, len(rules)), *rules]
-    forbidden = {name: numbers for name, numbers in system_calls.FORBIDDEN.items() if name not in let_through}
+    # Runtimes of containers do without keys on kernels that have none.
+    unknown = {"add_key", "keyctl", "request_key"} if "docker" in given else set()
+    forbidden = {name: numbers for name, numbers in system_calls.FORBIDDEN.items() if name not in let_through.keys() | unknown}
     for table, answer in ((let_through, _statement(_RETURN, _ALLOW)), (forbidden, _refuse(errno.EPERM)),
                           (system_calls.WITHOUT_EFFECT, _refuse(0))):
         numbers = [numbers[column] for name, numbers in table.items() if name not in checked]

@@ -115,6 +115,11 @@ WITHOUT_EFFECT: Calls = {"sync": (162, 81)}
 NAMESPACES: Calls = {
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "setns": (308, 268),
 }
+#: Mounts by descriptor, without which runtimes of containers do not work; others fall back to mount(2).
+CONTAINERS: Calls = {
+    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432),
+    "fspick": (433, 433), "mount_setattr": (442, 442),
+}
 #: For debuggers that look into processes of other users.
 DEBUG: Calls = {
     "kcmp": (312, 272), "pidfd_getfd": (438, 438),
@@ -131,5 +136,6 @@ FORBIDDEN: Calls = {
     "ioperm": (173, None), "modify_ldt": (154, None), "lookup_dcookie": (212, 18), "nfsservctl": (180, 42),
     "_sysctl": (156, None), "uselib": (134, None), "ustat": (136, None), "sysfs": (139, None), "syslog": (103, 116),
     "vhangup": (153, 58), "get_kernel_syms": (177, None), "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
-    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "move_pages": (279, 239), "migrate_pages": (256, 238),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "setns": (308, 268), "move_pages": (279, 239),
+    "migrate_pages": (256, 238),
 }

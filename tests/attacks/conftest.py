@@ -26,37 +26,59 @@ def program(*modules: str, tail: str = "run_all()") -> str:
     return "\n".join(["from __future__ import annotations", *lines, tail, ""])
 
 
-def attempts_of(module: str) -> dict[str, tuple[str, frozenset[str]]]:
+def attempts_of(module: str, privileged: bool = False) -> dict[str, tuple[str, frozenset[str]]]:
     """Name -> what it tries, and which outcomes are all right."""
-    before = set(ATTEMPTS)
-    importlib.import_module(f"tests.attacks.attempts.{module}")
-    del before
-    return {name: (what, frozenset(may)) for name, (what, function, may) in ATTEMPTS.items()
-            if function.__module__ == f"tests.attacks.attempts.{module}"}
+    ATTEMPTS.clear()
+    importlib.reload(importlib.import_module(f"tests.attacks.attempts.{module}"))
+    return {
+        name: (what, frozenset(may) | (frozenset(more) if privileged else frozenset()))
+        for name, (what, _function, may, more) in ATTEMPTS.items()
+    }
 
 
 def results(text: str) -> dict[str, dict[str, Any]]:
     return {line["attempt"]: line for line in (json.loads(each) for each in text.splitlines() if each.startswith("{"))}
 
 
-def judge(module: str, found: dict[str, dict[str, Any]]) -> list[str]:
+def judge(module: str, found: dict[str, dict[str, Any]], privileged: bool = False) -> list[str]:
     """What has gone wrong, in words."""
     wrong = []
-    for name, (what, may) in attempts_of(module).items():
+    for name, (what, may) in attempts_of(module, privileged).items():
         result = found.get(name, {"error": "it did not end"})
         if result.get("outcome") not in may:
             wrong.append(f"{name} ({what}): {result.get('escape') or result.get('outcome') or result.get('error')}")
     return wrong
 
 
-def attack(daemon: NmDaemon, name: str, *modules: str, user: str = "root", timeout: float = 90,
-           tail: str = "run_all()") -> dict[str, dict[str, Any]]:
+def attack(
+    daemon: NmDaemon, name: str, *modules: str, user: str = "root", timeout: float = 90, tail: str = "run_all()"
+) -> dict[str, dict[str, Any]]:
     """Run the attempts in a sliver, over SSH."""
     found = daemon.client.call("GetRecord", name)
     done = subprocess.run(
-        ["ssh", "-i", str(daemon.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
-         "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", f"{user}@{found['ssh_address']}",
-         "exec python3 -I -"], input=program(*modules, tail=tail), capture_output=True, text=True, timeout=timeout, check=False)
+        [
+            "ssh",
+            "-i",
+            str(daemon.key),
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            f"UserKnownHostsFile={os.devnull}",
+            "-o",
+            "LogLevel=ERROR",
+            f"{user}@{found['ssh_address']}",
+            "exec python3 -I -",
+        ],
+        input=program(*modules, tail=tail),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
     return results(done.stdout)
 

@@ -25,9 +25,26 @@ def ssh(host: NmDaemon) -> Iterator[None]:
 def terminal(host: NmDaemon) -> Iterator[None]:
     found = host.client.call("GetRecord", ATTACKER)
     with subprocess.Popen(
-            ["ssh", "-tt", "-i", str(host.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o",
-             "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "root@127.0.0.1", "echo begun; read line"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as session:
+        [
+            "ssh",
+            "-tt",
+            "-i",
+            str(host.key),
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+            "root@127.0.0.1",
+            "echo begun; read line",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as session:
         assert session.stdout is not None
         assert session.stdout.readline().strip() == b"begun"
         yield
@@ -38,9 +55,28 @@ def terminal(host: NmDaemon) -> Iterator[None]:
 def sftp(host: NmDaemon) -> Iterator[None]:
     found = host.client.call("GetRecord", ATTACKER)
     with subprocess.Popen(
-            ["sftp", "-q", "-b", "-", "-i", str(host.key), "-P", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o",
-             "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "root@127.0.0.1"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0) as session:
+        [
+            "sftp",
+            "-q",
+            "-b",
+            "-",
+            "-i",
+            str(host.key),
+            "-P",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+            "root@127.0.0.1",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+    ) as session:
         assert session.stdin is not None and session.stdout is not None
         session.stdin.write(b"pwd\n")
         while b"Remote working directory" not in session.stdout.readline():
@@ -66,12 +102,30 @@ def init_script(host: NmDaemon) -> Iterator[None]:
 def api(host: NmDaemon) -> Iterator[None]:
     """Keys are changed while it runs, and the sliver waits for an answer of the API."""
     found = host.client.call("GetRecord", ATTACKER)
-    ask = ("import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('/run/nodepool/nodemanager.api')\n"
-           "print('begun', flush=True)\ninput()\n")
+    ask = (
+        "import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect('/run/nodepool/nodemanager.api')\n"
+        "print('begun', flush=True)\ninput()\n"
+    )
     with subprocess.Popen(
-            ["ssh", "-i", str(host.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o",
-             "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "root@127.0.0.1", f'python3 -c "{ask}"'],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as session:
+        [
+            "ssh",
+            "-i",
+            str(host.key),
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+            "root@127.0.0.1",
+            f'python3 -c "{ask}"',
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as session:
         assert session.stdout is not None
         assert session.stdout.readline().strip() == b"begun"
         yield

@@ -65,7 +65,7 @@ def interfaces(end: socket.socket) -> list[str]:
     room = ctypes.create_string_buffer(8192)
     request = struct.pack("iP", len(room), ctypes.addressof(room))
     size, _ = struct.unpack("iP", fcntl.ioctl(end, SIOCGIFCONF, request))
-    return sorted({room.raw[place:place + 16].split(b"\0")[0].decode() for place in range(0, size, 40)})
+    return sorted({room.raw[place : place + 16].split(b"\0")[0].decode() for place in range(0, size, 40)})
 
 
 @attempt("1 a descriptor of a session is a socket of the host's network", {"none"})
@@ -137,12 +137,18 @@ def pidfd_of_the_daemon() -> str:
     with socket.socket(socket.AF_UNIX) as end:
         end.connect(API)
         pidfd = end.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-    tries = {"signal 0": (424, pidfd, 0, 0, 0), "SIGSTOP": (424, pidfd, 19, 0, 0), "SIGKILL": (424, pidfd, 9, 0, 4),
-             "setns net": (308, pidfd, 0x40000000), "setns mnt": (308, pidfd, 0x20000),
-             "process_mrelease": (448, pidfd, 0), "process_madvise": (440, pidfd, 0, 0, 21, 0),
-             **{f"descriptor {number}": (PIDFD_GETFD, pidfd, number, 0) for number in range(64)},
-             # PIDFD_GET_CGROUP_NAMESPACE to PIDFD_GET_UTS_NAMESPACE
-             **{f"namespace {number}": (16, pidfd, 0xFF00 | number, 0) for number in range(1, 11)}}
+    tries = {
+        "signal 0": (424, pidfd, 0, 0, 0),
+        "SIGSTOP": (424, pidfd, 19, 0, 0),
+        "SIGKILL": (424, pidfd, 9, 0, 4),
+        "setns net": (308, pidfd, 0x40000000),
+        "setns mnt": (308, pidfd, 0x20000),
+        "process_mrelease": (448, pidfd, 0),
+        "process_madvise": (440, pidfd, 0, 0, 21, 0),
+        **{f"descriptor {number}": (PIDFD_GETFD, pidfd, number, 0) for number in range(64)},
+        # PIDFD_GET_CGROUP_NAMESPACE to PIDFD_GET_UTS_NAMESPACE
+        **{f"namespace {number}": (16, pidfd, 0xFF00 | number, 0) for number in range(1, 11)},
+    }
     for what, words in tries.items():
         if call(*words) >= 0:
             raise Escape(what)
