@@ -281,12 +281,19 @@ def as_owner(base: int) -> Iterator[None]:
         syscalls.prctl(syscalls.PR_SET_SECUREBITS, 0)
 
 
-def limit_objects() -> None:
-    """Limits of this user namespace; root inside has no right to raise them (CAP_SYS_RESOURCE). By its first process."""
+def limit_objects(proc: int) -> None:
+    """Limits of this user namespace; root inside has no right to raise them (CAP_SYS_RESOURCE). By its first process.
+
+    :param proc: a /proc in which sysctls can be written; what stands at that path changes while the tree is built.
+    """
     for name, value in OBJECTS.items():
         # Kernels without this kind, and containers whose /proc is read-only: the limits of the host hold.
-        with contextlib.suppress(OSError), open(f"/proc/sys/user/max_{name}", "w", encoding="ascii") as file:
-            file.write(str(value))
+        with contextlib.suppress(OSError):
+            descriptor = os.open(f"sys/user/max_{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
+            try:
+                os.write(descriptor, str(value).encode())
+            finally:
+                os.close(descriptor)
 
 
 def lock_in() -> None:
@@ -328,6 +335,7 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     # Opened by root of the host: whoever writes to them, it is with root's rights.
     cgroups = open_cgroups(request["procs"])
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def after() -> None:
         lock_in()
@@ -339,11 +347,12 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     def before() -> None:
         # Moving between cgroups waits for all processors of the host, up to 15 ms; meanwhile the tree is built.
         join_cgroups(cgroups)
-        limit_objects()
+        limit_objects(proc)
+        os.close(proc)
 
     with as_owner(base):
         one = first.begin(NEW, request, before, after)
-    for descriptor in cgroups.values():
+    for descriptor in (*cgroups.values(), proc):
         os.close(descriptor)
     write_maps(one.pid, base, count)
     started = syscalls.start_time(one.pid)
