@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nodepool.nodemanager import loans, records, rspec
+from nodepool.nodemanager.texts import clean
 
 log = logging.getLogger("nodepool.nodemanager.api")
 
@@ -23,6 +24,7 @@ class Fault(Exception):
     """An answer that is an error: number and text of the XML-RPC fault."""
 
     def __init__(self, code: int, text: str) -> None:
+        text = clean(text)
         super().__init__(text)
         self.code = code
         self.text = text
@@ -44,9 +46,24 @@ class Caller:
     name: str = ""
     #: What a delegate may call for every sliver.
     methods: frozenset[str] = frozenset()
+    #: What to do when something is refused.
+    advice: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A call whose answer is waited for by nobody: the connection is kept until there is one, or no time left."""
+
+    sliver: str
+    #: Seconds.
+    timeout: float
+    #: The answer, or None: not yet. To be asked at each change of the sliver.
+    check: Callable[[], Any]
+    #: The answer when there is no time left.
+    late: Any
 
 
 class Node(Protocol):
@@ -66,7 +83,8 @@ class Node(Protocol):
     def put_record(self, caller: str, record: dict[str, Any]) -> dict[str, Any]: ...
     def renew(self, name: str, expiry: float) -> None: ...
     def ticket(self, signed: str) -> list[str]: ...
-    def wait_sliver(self, name: str, state: str, timeout: float) -> dict[str, Any] | None: ...
+    def is_delegate(self, name: str) -> bool: ...
+    def reached(self, name: str, state: str) -> dict[str, Any] | None: ...
     def describe(self, name: str) -> dict[str, Any]: ...
     def describe_all(self) -> list[dict[str, Any]]: ...
     def capacity(self) -> dict[str, Any]: ...
@@ -118,12 +136,16 @@ def _seconds(value: Any, what: str) -> float:
     return float(value)
 
 
-def _wait(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]:
+def _wait(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any] | Parked:
     name, state, timeout = arguments
     if state not in ("ready", "stopped", "gone"):
         raise Fault(BAD_ARGUMENT, f"state must be ready, stopped or gone, not {str(state)[:40]!r}")
     seconds = min(MAX_WAIT, _seconds(timeout, "timeout"))
-    return node.wait_sliver(name, state, seconds) or {"name": name, "state": "waiting"}
+    late = {"name": name, "state": "waiting"}
+    found = node.reached(name, state)
+    if found is None and seconds:
+        return Parked(name, seconds, lambda: node.reached(name, state), late)
+    return found or late
 
 
 def _renew(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
@@ -237,8 +259,7 @@ class Api:
             raise Fault(BAD_ARGUMENT, "Invalid argument: the first argument must be a sliver name.")
         return record
 
-    @staticmethod
-    def _permit(caller: Caller, method: Method, arguments: Sequence[Any], record: dict[str, Any] | None) -> None:
+    def _permit(self, caller: Caller, method: Method, arguments: Sequence[Any], record: dict[str, Any] | None) -> None:
         if method.who == "anyone" or caller.kind == ROOT:
             return
         if caller.kind == CONTROLLER and method.who != "root":
@@ -248,8 +269,23 @@ class Api:
                 return
             if caller.kind == DELEGATE and method.name in {canonical(name) for name in caller.methods}:
                 return
-            for name, allowed in (record or {}).get("delegations", []):
-                if name == caller.name and canonical(allowed) == method.name:
-                    return
+            if self._delegated(caller, method, record or {}):
+                return
         raise Fault(DENIED, f"Permission denied: {caller} may not call {method.name}"
-                    + (f" for {arguments[0]}" if method.who == "target" else ""))
+                    + (f" for {arguments[0]}" if method.who == "target" else "")
+                    + (f" ({caller.advice})" if caller.advice else ""))
+
+    def _delegated(self, caller: Caller, method: Method, record: Mapping[str, Any]) -> bool:
+        """Whether the record names this caller for this method.
+
+        A name means the delegate of that name; if there is none, the sliver; else whoever a certificate names so.  Accounts of
+        the host have names that others chose for other reasons.
+        """
+        if not any(name == caller.name and canonical(allowed) == method.name for name, allowed in record.get("delegations", [])):
+            return False
+        if caller.kind == DELEGATE:
+            return True
+        if caller.kind not in (SLIVER, CERTIFICATE) or self._node.is_delegate(caller.name):
+            return False
+        return caller.kind == SLIVER or self._node.sliver_record(caller.name) is None
+

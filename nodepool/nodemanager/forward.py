@@ -19,7 +19,8 @@ MAX_HEAD = 64 * 1024
 #: Seconds for everything.
 TIME_LIMIT = 120
 SOCKET = "/run/nodepool/nodemanager.api"
-#: Header by which the shell of the shared account names its delegate; the server takes it from that account only.
+#: Header by which the shell of the shared account names its delegate; the server takes it from that account only. Empty: the
+#: delegate has an account of its own.
 FORWARD_HEADER = "x-nodepool-delegate"
 
 
@@ -60,8 +61,8 @@ def _answer(connection: socket.socket) -> tuple[bytes, bytes]:
 
 
 def _exchange(path: str, delegate: str | None, request: bytes) -> None:
-    header = f"{FORWARD_HEADER}: {delegate}\r\n" if delegate else ""
-    head = f"POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: {len(request)}\r\n{header}\r\n".encode("ascii")
+    head = (f"POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: {len(request)}\r\n"
+            f"{FORWARD_HEADER}: {delegate or ''}\r\n\r\n").encode("ascii")
     step = "connect"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:

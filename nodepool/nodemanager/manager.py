@@ -93,7 +93,7 @@ class NodeManager:
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
         self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit,
-                               usable=self.gate.free)
+                               usable=self.gate.free, told=self._told)
         self.startup = Startup(self.database, self.slivers, self.start_sliver)
         self.api = Api(self)
         self.servers: Any = None
@@ -204,6 +204,10 @@ class NodeManager:
             with contextlib.suppress(RuntimeError):  # stopping
                 self._listening.submit(self.servers.sliver_changed, name, handle)
         return again
+
+    def _told(self, name: str) -> None:
+        if self.servers is not None:
+            self.servers.connections.look_again(name)
 
     def _ssh_place(self, handle: Handle, index: int | None) -> tuple[str, int]:
         """Address and port for logins: the sliver's own, where it has a server and an address."""
@@ -416,22 +420,16 @@ class NodeManager:
                 self.create_sliver(name)
         return names
 
-    def wait_sliver(self, name: str, state: str, timeout: float) -> dict[str, Any] | None:
+    def is_delegate(self, name: str) -> bool:
+        return self.database.get(records.record_key(records.DELEGATE, name)) is not None
+
+    def reached(self, name: str, state: str) -> dict[str, Any] | None:
+        """The sliver, when it is ready, stopped or gone as it is wanted, or cannot get there; else None."""
         ends = {"ready": (READY, FAILED, DISABLED, ABSENT), "stopped": (STOPPED, FAILED, ABSENT, DISABLED),
                 "gone": (ABSENT,)}[state]
+        found = self.slivers.status(name).state
         # A record that was only just put has not been looked at yet.
-        known = state == "gone" or self.sliver_record(name) is None
-
-        def done(status: Any) -> bool:
-            if status.state == ABSENT and not known:
-                return self.sliver_record(name) is None
-            if status.state == ABSENT and state == "gone":
-                return self.sliver_record(name) is None
-            return status.state in ends
-
-        if self.slivers.wait(name, done, timeout) is None:
-            return None
-        return self.describe(name)
+        return self.describe(name) if found in ends and (found != ABSENT or self.sliver_record(name) is None) else None
 
     def describe_all(self) -> list[dict[str, Any]]:
         """All slivers that have a record."""

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import ssl
+import struct
 import threading
 import xmlrpc.client
 from collections.abc import Callable
@@ -54,9 +55,12 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         """Within CONNECT_TIMEOUT, whatever the call may take."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(CONNECT_TIMEOUT)
+        # One that does not block would be refused when others wait to be let in; so it waits its turn.
+        seconds = int(CONNECT_TIMEOUT)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, 0))
         try:
             sock.connect(self._path)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
         except BaseException:
             sock.close()
             raise

@@ -22,6 +22,7 @@ from nodepool.nodemanager.backends.base import Backend, BackendError, Handle, Sl
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.copies import Copies
 from nodepool.nodemanager.database import Database, DatabaseError
+from nodepool.nodemanager.texts import clean
 from nodepool.workqueue import Reconciler
 
 CREATING, READY, STOPPED, DISABLED, FAILED, DELETING, ABSENT = (
@@ -52,14 +53,17 @@ class Slivers:
     :param opened: called with (name, handle or None) when connections are to be let in, or refused; returns after how many
         seconds it wants to be called again, or None.
     :param usable: whether a number can be given to a new sliver; see :meth:`Database.allocate_index`.
+    :param told: called with the name of a sliver whose state may have changed.
     """
 
     def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
                  opened: Callable[[str, Handle | None], float | None],
                  admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
-                 now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True) -> None:
+                 now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True,
+                 told: Callable[[str], None] = lambda name: None) -> None:
         self._config = config
         self._usable = usable
+        self._told = told
         self._database = database
         self.backend = backend
         self._opened = opened
@@ -114,6 +118,7 @@ class Slivers:
             return self._status.get(name, Status(ABSENT))
 
     def _set(self, name: str, state: str, error: str = "") -> None:
+        error = clean(error)  # it may name what is inside
         with self.changed:
             before = self._status.get(name)
             if state == ABSENT:
@@ -121,6 +126,7 @@ class Slivers:
             else:
                 self._status[name] = Status(state, error, self._now())
             self.changed.notify_all()
+        self._told(name)
         if before is None or (before.state, before.error) != (state, error):
             log.info("Sliver %s: %s%s", name, state, f" ({error})" if error else "")
 
@@ -149,7 +155,7 @@ class Slivers:
             ssh_keys=record.get("ssh_keys", ""), initscript=records.decode_initscript(record.get("initscript")),
             network=record.get("network", self._config.network), username=self.username(record),
             hostname=record.get("hostname") or name.replace("_", "-"),
-            api_socket=os.path.dirname(self._config.unix_socket) if self._config.unix_socket and self.backend.shares_socket
+            api_socket=os.path.dirname(self._config.sliver_socket) if self._config.sliver_socket and self.backend.shares_socket
             else None)
 
     def username(self, record: Mapping[str, Any]) -> str:

@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import http_exchange, server, xml_rpc
+from nodepool.nodemanager import connections, handshakes, http_exchange, listener, shares, xml_rpc
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault, Tls
 from tests.conftest import wait_for
 from tests.nm_node import Authority, Running, delegate, sliver
 
 SLIVER_UID = 3_000_000
+CONTROLLER_UID = 4_000_000_777
 TRIPLE = ["b", "nm_cpu_guaranteed_share", 200]
 
 
@@ -87,20 +88,42 @@ def test_both_sockets(running: Running) -> None:
     for url in (f"unix:{running.socket}", f"http://127.0.0.1:{running.servers.tcp_port}"):
         client = Client(url)
         assert "SetLoans" in client.call("Help")
-        assert client.call("GetRSpec", "a")["nm_net_max_rate"] == 10**12, "more than 32 bits"
         with pytest.raises(RpcFault) as caught:
             client.call("Nonsense")
         assert caught.value.code == 100
+    client = Client(f"unix:{running.socket}")
+    assert client.call("GetRSpec", "a")["nm_net_max_rate"] == 10**12, "more than 32 bits"
     assert os.stat(running.socket).st_mode & 0o777 == 0o666
+
+
+@pytest.mark.spec("issue 10, F15: the API's TCP port gives nobody root by uid")
+def test_root_by_tcp(running: Running) -> None:
+    """Nor what a controller may; the text says where it may."""
+    running.servers.identity._controllers = frozenset({CONTROLLER_UID})
+    url = f"http://127.0.0.1:{running.servers.tcp_port}"
+    for method, arguments in (("GetRSpec", ["a"]), ("DumpDatabase", []), ("ListSlivers", []), ("PutRecord", [sliver("c")])):
+        with pytest.raises(RpcFault, match=r"Permission denied: other root may not .*use the Unix socket"):
+            Client(url).call(method, *arguments)
+    code = """
+try:
+    client.call("ListSlivers")
+except RpcFault as fault:
+    print(fault.text)
+"""
+    assert "use the Unix socket" in as_user(CONTROLLER_UID, url, code)
+    assert as_user(CONTROLLER_UID, f"unix:{running.socket}", "print(len(client.call('ListSlivers')))") == "2"
 
 
 @pytest.mark.spec("nodemanager.md C.9.1: README walk with the standard library's client")
 def test_standard_client(running: Running) -> None:
-    with xmlrpc.client.ServerProxy(f"http://127.0.0.1:{running.servers.tcp_port}/") as proxy:
-        assert "GetRSpec" in str(proxy.Help())
-        assert proxy.SetLoans("a", [TRIPLE]) == 1
-    with xmlrpc.client.ServerProxy(f"http://127.0.0.1:{running.servers.tcp_port}/") as proxy:
-        assert proxy.GetEffectiveRSpec("b")["nm_cpu_guaranteed_share"] == 200  # type: ignore[index, call-overload]
+    code = """
+for method, arguments in (("Help", ()), ("SetLoans", (["b", "nm_cpu_guaranteed_share", 200],)), ("GetEffectiveRSpec", ("a",))):
+    with xmlrpc.client.ServerProxy(client.url) as proxy:
+        print(getattr(proxy, method)(*arguments))
+"""
+    text = as_user(SLIVER_UID, f"http://127.0.0.1:{running.servers.tcp_port}", code)
+    assert "GetRSpec(sliver)" in text
+    assert "'nm_cpu_guaranteed_share': 200" in text
 
 
 @pytest.mark.spec("nodemanager.md A.8, C.5: a sliver is known by its uid, on the Unix socket and on TCP")
@@ -113,9 +136,10 @@ try:
 except RpcFault as fault:
     print(fault.code)
 """
+        root = Client(f"unix:{running.socket}")
         assert as_user(SLIVER_UID, url, code).split() == ["1", "108"]
-        assert Client(url).call("GetLoans", "a") == [TRIPLE]
-        Client(url).call("SetLoans", "a", [])
+        assert root.call("GetLoans", "a") == [TRIPLE]
+        root.call("SetLoans", "a", [])
 
 
 @pytest.mark.spec("nodemanager.md A.8: unknown caller id must be a clean refusal")
@@ -203,7 +227,7 @@ def test_not_http(running: Running, request_: bytes, status: int) -> None:
 
 @pytest.mark.spec("nodemanager.md issue: slow requests are cut off")
 def test_slow(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_exchange, "REQUEST_TIMEOUT", 0.5)
+    monkeypatch.setattr(connections, "REQUEST_TIMEOUT", 0.5)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20)
         connection.connect(running.socket)
@@ -240,11 +264,11 @@ sys.stdin.read()
     text = AS.format(uid=SLIVER_UID, url=f"unix:{running.socket}", repository=repository) + code
     with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
         assert flood.stdout is not None
-        assert int(flood.stdout.readline()) == 120 - server.MAX_PER_CALLER
+        assert int(flood.stdout.readline()) == 120 - shares.MAX_PER_CALLER
         started = time.monotonic()
         assert Client(f"unix:{running.socket}").call("GetRSpec", "b")
         assert time.monotonic() - started < 2
-    wait_for(lambda: not running.servers._open, what="all places are free again")
+    wait_for(lambda: not running.servers.connections.counts(), what="all places are free again")
 
 
 @pytest.mark.spec("nodemanager.md C.5: WaitSliver holds nobody up")
@@ -254,7 +278,8 @@ def test_wait(running: Running) -> None:
     threads = [threading.Thread(target=lambda: answers.append(client.call("WaitSliver", "late", "ready", 20))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: sum(running.servers._open.values()) == 20, what="twenty wait")
+    wait_for(lambda: running.servers.connections.counts() == {"parked": 20}, what="twenty wait")
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("Thread-nm-api")][20:]
     client.call("PutRecord", sliver("late"))
     for thread in threads:
         thread.join(10)
@@ -300,7 +325,7 @@ def test_port_in_use(folder: pathlib.Path) -> None:
 def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
                                   ) -> None:
     """The pause when the process has no descriptor left ends with the server."""
-    monkeypatch.setattr(server, "SHORTAGE_WAIT", 60.0)
+    monkeypatch.setattr(listener, "SHORTAGE_WAIT", 60.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as connection:
@@ -314,7 +339,7 @@ def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.Monk
             started = time.monotonic()
             running.servers.stop()
             assert time.monotonic() - started < 2
-            assert not running.servers._thread.is_alive()
+            assert "Thread-nm-connections" not in [thread.name for thread in threading.enumerate()]
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for number in taken:
@@ -324,7 +349,7 @@ def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.Monk
 def test_stop_cuts_off(folder: pathlib.Path) -> None:
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as idle:
         idle.connect(running.socket)
-        wait_for(lambda: running.servers._open, what="it is counted")
+        wait_for(running.servers.connections.counts, what="it is counted")
         started = time.monotonic()
         running.servers.stop()
         assert time.monotonic() - started < 3
@@ -349,17 +374,22 @@ class Backend:
 def test_listener_of_a_sliver(running: Running) -> None:
     backend = running.node.backend = Backend()
     for pid in (5, 5, 6):
-        running.servers.sliver_changed("b", {"pid": pid, "start_time": 1})
+        running.servers.sliver_changed("b", {"pid": pid, "start_time": 1, "index": 7})
     assert len(backend.ports) == 2, "a new one only for a new life"
     client = Client(f"http://127.0.0.1:{backend.ports[1]}")
     assert client.call("SetLoans", ["a", "nm_cpu_share", 3]) == 1
     with pytest.raises(RpcFault, match="Permission denied: sliver b"):
         client.call("Stop", "a")
-    with pytest.raises(RpcError):
-        Client(f"http://127.0.0.1:{backend.ports[0]}").call("Help")
-    running.servers.sliver_changed("b", None)
-    with pytest.raises(RpcError):
-        client.call("Help")
+    for url in (f"http://127.0.0.1:{backend.ports[0]}", client.url):
+        running.servers.sliver_changed("b", {"pid": 6, "start_time": 1} if url != client.url else None)
+
+        def refused(url: str = url) -> bool:
+            try:
+                return not Client(url).call("Help")
+            except RpcError:
+                return True
+
+        wait_for(refused, what="nobody listens there")
 
 
 # -- TLS
@@ -430,15 +460,25 @@ def test_tls_refused(tls: Running, authority: Authority, folder: pathlib.Path) -
 
 @pytest.mark.spec("nodemanager.md issue: connection floods: before the handshake nobody takes all places")
 def test_tls_flood(tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = [socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10) for _ in range(100)]
+    launcher = tls_client(tls, authority, "nl01")
+    most = handshakes.MAX_PER_ADDRESS
+    idle = [socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10) for _ in range(most + 50)]
     try:
-        wait_for(lambda: sum(tls.servers._open.values()) == server.MAX_HANDSHAKES, what="the places are taken")
+        wait_for(lambda: len(tls.servers.connections.handshakes) == most, what="the places are taken")
         assert Client(f"unix:{tls.socket}").call("Help")
+        # The oldest of them gives up its place.
+        for _ in range(20):
+            assert launcher.call("ListSlivers")
+        monkeypatch.setattr(handshakes, "MAX_HANDSHAKES", most)
+        monkeypatch.setattr(handshakes, "MAX_PER_ADDRESS", 2 * most)
+        for _ in range(20):
+            assert launcher.call("ListSlivers")
+        assert len([thread for thread in threading.enumerate() if thread.name.startswith("Thread-nm-tls")]) <= handshakes.THREADS
     finally:
         for connection in idle:
             connection.close()
-    wait_for(lambda: not tls.servers._open, what="the places are free again")
-    assert tls_client(tls, authority, "nl01").call("Help")
+    wait_for(lambda: not len(tls.servers.connections.handshakes), what="the places are free again")
+    assert launcher.call("Help")
 
 
 @pytest.mark.spec("nodemanager.md C.8: uploadImage = stream tar to hosts, checksum; deleteImage")

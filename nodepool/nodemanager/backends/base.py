@@ -10,6 +10,8 @@ from logging import Logger, getLogger
 from pathlib import Path
 from typing import Any, Protocol
 
+from nodepool.nodemanager.texts import clean
+
 Handle = dict[str, Any]
 """JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
 address, generation, template, host_key, seccomp. Without pid it is stopped."""
@@ -22,7 +24,8 @@ class BackendError(Exception):
     """Text for people; `retry` says whether the same call may succeed later without a change by the operator."""
 
     def __init__(self, message: str, retry: bool = False) -> None:
-        super().__init__(message)
+        # It may hold names and output from inside.
+        super().__init__(clean(message))
         self.retry = retry
 
 
