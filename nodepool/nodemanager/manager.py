@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import backends, images, loans, merge, records, sshd
+from nodepool.nodemanager import backends, descriptors, images, loans, merge, records, sshd
 from nodepool.nodemanager.api import Api, NodeError
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Spawned
 from nodepool.nodemanager.config import NodeManagerConfig
@@ -58,6 +58,7 @@ class NodeManager:
     def __init__(self, config: NodeManagerConfig, startup: bool = False) -> None:
         self.config = config
         self._start_stopped = startup
+        descriptors.raise_limit()
         for directory in (config.state_dir, config.run_dir):
             try:
                 os.makedirs(directory, mode=0o755 if directory == config.run_dir else 0o700, exist_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import select
 import shutil
 import signal
 import threading
@@ -25,6 +24,7 @@ from nodepool.nodemanager.backends.base import (
     SliverSpec,
     Spawned,
 )
+from nodepool.nodemanager.descriptors import readable
 from nodepool.nodemanager.rootfs import RootStore, RootTree, check_sliver_name
 
 INITSCRIPT_PATH = "/etc/rc.vinit"
@@ -361,7 +361,7 @@ class NativeBackend(Backend):
                     try:
                         if pid in members():
                             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                            select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+                            readable([pidfd], deadline - time.monotonic())
                     finally:
                         os.close(pidfd)
 
@@ -376,7 +376,7 @@ class NativeBackend(Backend):
             try:
                 if syscalls.start_time(int(handle["pid"])) == handle["start_time"]:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+                    readable([pidfd], deadline - time.monotonic())
             finally:
                 os.close(pidfd)
 
