@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from nodepool.nodemanager.api import OTHER, SLIVER, Caller, Parked
+from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.eventloop import IN, OUT, EventLoop, Waiter, Workers
 from nodepool.nodemanager.forward import FORWARD_HEADER
 from nodepool.nodemanager.handshakes import Handshakes
@@ -30,7 +31,7 @@ from nodepool.nodemanager.http_exchange import (
     refusal,
 )
 from nodepool.nodemanager.listener import SILENCE, Listener, Peer
-from nodepool.nodemanager.shares import ALL_SAVED, ALL_TIME, CONCURRENCY, MAX_PER_CALLER, PLACES, Bucket, Share
+from nodepool.nodemanager.shares import ALL_SAVED, ALL_TIME, CONCURRENCY, MAX_PER_CALLER, PLACES, Share
 
 log = logging.getLogger("nodepool.nodemanager.server")
 

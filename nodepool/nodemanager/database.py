@@ -194,6 +194,13 @@ class Database:
             cursor.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", (
                 record.key, record.source, record.serial, record.timestamp, record.expiry, json.dumps(record.content)))
 
+    def set_expiry(self, key: str, expiry: float) -> bool:
+        """Let a record live until then (Unix seconds); False when there is none (any more)."""
+        with self._transaction() as cursor:
+            cursor.execute("UPDATE records SET expiry = ?, json = json_set(json, '$.expiry', ?) WHERE record_key = ?",
+                           (expiry, expiry, key))
+            return cursor.rowcount == 1
+
     def delete(self, key: str) -> None:
         """What this host keeps to take the sliver apart stays, see :meth:`delete_local`; loans go with the record."""
         with self._transaction() as cursor:
@@ -247,8 +254,10 @@ class Database:
     def update_local(self, key: str, **values: Any) -> dict[str, Any]:
         """Set these values (None removes one); returns all."""
         with self._transaction() as cursor:
-            content = {**self.local(key), **values}
-            content = {name: value for name, value in content.items() if value is not None}
+            before = self.local(key)
+            content = {name: value for name, value in {**before, **values}.items() if value is not None}
+            if content == before:
+                return content  # what a caller repeats costs no write
             cursor.execute("INSERT OR REPLACE INTO local VALUES (?, ?)", (key, json.dumps(content)))
             return content
 

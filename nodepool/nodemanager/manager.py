@@ -330,47 +330,51 @@ class NodeManager:
     def set_loans(self, name: str, given: list[loans.Loan]) -> None:
         with self._delivery:
             before = self.slivers.effective()
-            self.database.update_local(key_of(name), loans=[list(loan) for loan in given])
+            self._note(name, loans=[list(loan) for loan in given])
             self._follow(merge.Changes(), before)
 
+    def _note(self, name: str, **values: Any) -> None:
+        """Keep values of a sliver, as long as there is a record of it: the next one of that name must not inherit them."""
+        with self.database.transaction():
+            record = self._record(name)
+            if CREATED in values and record.get("plc_instantiated"):
+                raise NodeError(f"sliver {name} is kept by its authority: "
+                                + ("it exists already, or will soon" if values[CREATED] else "it cannot be deleted here"))
+            self.database.update_local(key_of(name), **values)
+
     def create_sliver(self, name: str) -> None:
-        if self._record(name).get("plc_instantiated"):
-            raise NodeError(f"sliver {name} is kept by its authority: it exists already, or will soon")
-        self.database.update_local(key_of(name), **{CREATED: True, RUNNING: True})
+        self._note(name, **{CREATED: True, RUNNING: True})
         self.slivers.look_at(name)
 
     def delete_sliver(self, name: str) -> None:
         key = key_of(name)
-        stored = self.database.get(key)
-        if stored is None:
-            return
-        if stored.source in (DRIVER_SOURCE, TICKET_SOURCE, ABANDONED):
-            with self._delivery:
+        with self._delivery:
+            stored = self.database.get(key)
+            if stored is None:
+                return
+            if stored.source in (DRIVER_SOURCE, TICKET_SOURCE, ABANDONED):
                 before = self.slivers.effective()
                 self.database.delete(key)
                 self._follow(merge.Changes(deleted={key}), before)
-            return
-        if stored.content.get("plc_instantiated"):
-            raise NodeError(f"sliver {name} is kept by its authority and cannot be deleted here")
-        self.database.update_local(key, **{CREATED: None})
+                return
+            self._note(name, **{CREATED: None})
         self.slivers.look_at(name)
 
     def start_sliver(self, name: str) -> None:
         if not self.effective(name)["nm_enabled"]:
             raise NodeError(f"sliver {name} is not enabled (nm_enabled is 0)")
-        self.database.update_local(key_of(name), **{RUNNING: True})
+        self._note(name, **{RUNNING: True})
         self.slivers.look_at(name)
 
     def stop_sliver(self, name: str) -> None:
-        self.database.update_local(key_of(name), **{RUNNING: False})
+        self._note(name, **{RUNNING: False})
         self.slivers.look_at(name)
 
     def recreate_sliver(self, name: str) -> None:
         self.stop_sliver(name)
         if self.slivers.wait(name, lambda s: s.state in (STOPPED, ABSENT, FAILED), 30) is None:
             raise NodeError(f"sliver {name} does not stop")
-        if not self._record(name).get("plc_instantiated"):
-            self.database.update_local(key_of(name), **{CREATED: True})
+        self._note(name, **({} if self._record(name).get("plc_instantiated") else {CREATED: True}))
         self.start_sliver(name)
 
     def put_record(self, caller: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -396,12 +400,8 @@ class NodeManager:
         return self.describe(name)
 
     def renew(self, name: str, expiry: float) -> None:
-        stored = self.database.get(key_of(name))
-        if stored is None:
+        if not self.database.set_expiry(key_of(name), expiry):
             raise NodeError(f"there is no sliver {name}")
-        stored.expiry = expiry
-        stored.content["expiry"] = expiry
-        self.database.put(stored)
         self._wake_expiry.set()
         self.slivers.look_at(name)
 
@@ -409,16 +409,22 @@ class NodeManager:
         from nodepool.nodemanager import tickets
 
         try:
-            contained = tickets.verify(signed, self.config.tickets, self.config.host_name, self.database.use_ticket)
+            contained, jti, expiry = tickets.read(signed, self.config.tickets, self.config.host_name)
         except tickets.TicketError as error:
             raise NodeError(f"ticket refused: {error}") from None
-        changes = self.deliver(TICKET_SOURCE, time.time(), contained, complete=False)
         names = [str(item.get("name")) for item in contained if item.get("account_type") == records.SLIVER]
-        if changes.refused:
-            raise NodeError("; ".join(changes.refused.values()))
-        for name in names[:1]:
-            if not self._record(name).get("plc_instantiated"):
-                self.create_sliver(name)
+        with self._delivery:
+            before = self.slivers.effective()
+            # All of it or nothing: what is refused for another reason may be handed in again.
+            with self.database.transaction():
+                if not self.database.use_ticket(jti, expiry):
+                    raise NodeError("ticket refused: it was used before")
+                changes = merge.deliver(self.database, TICKET_SOURCE, time.time(), contained, False)
+                if changes.refused:
+                    raise NodeError("; ".join(changes.refused.values()))
+                if names and not self._record(names[0]).get("plc_instantiated"):
+                    self._note(names[0], **{CREATED: True, RUNNING: True})
+            self._follow(changes, before)
         return names
 
     def is_delegate(self, name: str) -> bool:

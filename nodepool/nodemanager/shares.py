@@ -6,12 +6,12 @@ them, and each shares one interpreter with the launchers that ask for this host'
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from nodepool.nodemanager.api import CONTROLLER, OTHER, ROOT
+from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.eventloop import Waiter
 
 #: Connections by kind of caller: places that nobody of another kind can take.
@@ -23,38 +23,6 @@ CONCURRENCY = {ROOT: 32, CONTROLLER: 96, OTHER: 64}
 #: Processor seconds of the daemon per second, and how many may be saved up: for one such caller, and for all of them.
 CALLER_TIME, CALLER_SAVED = 0.05, 0.5
 ALL_TIME, ALL_SAVED = 0.25, 1.0
-
-
-class Bucket:
-    """``rate`` per second, of which ``saved`` may be saved up.  Who has some left may begin, whatever it will cost: the next one
-    waits until the debt is paid."""
-
-    def __init__(self, rate: float, saved: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._rate = rate
-        self._saved = saved
-        self._now = now
-        self._level = saved
-        self._since = now()
-
-    def use(self, amount: float) -> None:
-        self._fill()
-        self._level -= amount
-
-    def wait(self) -> float:
-        """Seconds until it may be used; 0: now."""
-        self._fill()
-        # A little above nothing, or whoever waits so long might find it just not there.
-        return 0.0 if self._level > 0 else -self._level / self._rate + 0.001
-
-    @property
-    def full(self) -> bool:
-        self._fill()
-        return self._level >= self._saved
-
-    def _fill(self) -> None:
-        now = self._now()
-        self._level = min(self._saved, self._level + (now - self._since) * self._rate)
-        self._since = now
 
 
 class Share(Waiter):

@@ -134,6 +134,18 @@ def verify(
     return _verify_jws(text, options, host, use_once)
 
 
+def read(signed: str, options: Mapping[str, Any], host: str) -> tuple[list[dict[str, Any]], str, float]:
+    """As :func:`verify`, for who sees to it that it is used once: its records, its id, and when that may be forgotten."""
+    found: list[tuple[str, float]] = []
+
+    def remember(jti: str, expiry: float) -> bool:
+        found.append((jti, expiry))
+        return True
+
+    records = verify(signed, options, host, remember)
+    return records, *found[0]
+
+
 def _read(paths: Sequence[str]) -> list[bytes]:
     found = []
     for path in paths:
@@ -171,7 +183,7 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseO
 
 
 def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: UseOnce) -> list[dict[str, Any]]:
-    """What both forms have in common, after signature, host and time.  The id is used up only when all else is right."""
+    """What both forms have in common, after signature, host and time.  The id comes last: when all else is right."""
     issuer, jti, issued, expiry = (claims.get(name) for name in ("iss", "jti", "iat", "exp"))
     if not isinstance(issuer, str) or not isinstance(jti, str) or not 0 < len(jti) <= MAX_ID:
         raise TicketError("it has no issuer (iss), or no usable id (jti)")
@@ -251,4 +263,4 @@ def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
     return claims
 
 
-__all__ = ["TicketError", "sign", "sign_xml", "verify"]
+__all__ = ["TicketError", "read", "sign", "sign_xml", "verify"]

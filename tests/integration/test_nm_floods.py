@@ -77,6 +77,8 @@ for _ in range(64):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(3600)
 """
+#: Seconds; a launcher gives up after 5. On a machine that does nothing else: 0.05.
+LIMIT = float(os.environ.get("NM_FLOOD_LIMIT", "1"))
 KINDS = ["xml", "small", "wait", "usage", "loans", "keys", "storm", "loris"]
 
 
@@ -135,7 +137,7 @@ def test_flood(nm: NmDaemon, kind: str, where: str) -> None:
         threads = len(os.listdir(f"/proc/{nm.process.pid}/task"))  # type: ignore[union-attr]
         print(f"{kind} {where}: median {statistics.median(found) * 1000:.1f} ms, 95 % {sorted(found)[94] * 1000:.1f} ms, "
               f"most {max(found) * 1000:.1f} ms; daemon {used:.2f} cores, {threads} threads")
-        assert sorted(found)[94] < 0.05 * SLOW, f"95 % of {kind}"
+        assert sorted(found)[94] < LIMIT, f"95 % of {kind}"
         # No thread for each of its connections.
         assert threads < 60
         # And a neighbour is answered, too.
@@ -143,7 +145,3 @@ def test_flood(nm: NmDaemon, kind: str, where: str) -> None:
         assert "GetRSpec" in nm.ssh("quiet", "python3 -c 'import xmlrpc.client; "
                                     "print(xmlrpc.client.ServerProxy(\"http://127.0.0.1:812/\").Help())'")
         assert time.monotonic() - begun < 10
-
-
-#: Other tests may run at the same time; alone on two processors it is 1.
-SLOW = float(os.environ.get("NM_SLOW", "4"))
