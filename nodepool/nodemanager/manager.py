@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import backends, descriptors, images, loans, merge, records, sshd
+from nodepool.nodemanager import backends, descriptors, images, loans, merge, records, sshd, tickets
 from nodepool.nodemanager.api import Api, NodeError
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Spawned
 from nodepool.nodemanager.config import NodeManagerConfig
@@ -74,6 +74,8 @@ class NodeManager:
 
     def _make(self) -> None:
         config = self.config
+        if (missing := tickets.missing(config.tickets)) is not None:
+            raise ConfigurationError(missing)
         self.services: Services = make_services(config, self._zygote)
         name = config.backend if config.backend != "auto" else "native" if os.geteuid() == 0 else "rootless"
         try:
@@ -406,8 +408,6 @@ class NodeManager:
         self.slivers.look_at(name)
 
     def ticket(self, signed: str) -> list[str]:
-        from nodepool.nodemanager import tickets
-
         try:
             contained, jti, expiry = tickets.read(signed, self.config.tickets, self.config.host_name)
         except tickets.TicketError as error:

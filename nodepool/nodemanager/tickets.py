@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nodepool.nodemanager import safe_xml
 from nodepool.nodemanager.records import SLIVER, RecordError, parse_record
 
 ALGORITHMS = ("EdDSA", "ES256")
@@ -29,6 +31,14 @@ class TicketError(Exception):
 
 
 UseOnce = Callable[[str, float], bool]
+
+
+def missing(options: Mapping[str, Any]) -> str | None:
+    """What this machine lacks for tickets with these options; None: nothing."""
+    wanted = {"keys": ("jwt", "cryptography"), "xml-keys": ("signxml", "lxml", "cryptography")}
+    absent = sorted({name for option, names in wanted.items() if options.get(option)
+                     for name in names if importlib.util.find_spec(name) is None})
+    return f"tickets need {', '.join(absent)}, not installed here; install nodepool[nodemanager]" if absent else None
 
 
 def _check_records(slivers: Any) -> list[dict[str, Any]]:
@@ -208,8 +218,6 @@ def _time(value: Any) -> float:
 def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float) -> list[dict[str, Any]]:
     """The enveloped signature of the original; only what the signature covers is looked at."""
     from cryptography.exceptions import InvalidSignature
-    from defusedxml import ElementTree
-    from defusedxml.common import DefusedXmlException
     from lxml.etree import LxmlError
     from signxml.algorithms import DigestAlgorithm, SignatureMethod
     from signxml.exceptions import SignXMLException
@@ -219,9 +227,9 @@ def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once
     if not certificates:
         raise TicketError("this node has no certificates for XML tickets (tickets.xml-keys)")
     try:
-        ElementTree.fromstring(document, forbid_dtd=True)
-    except (DefusedXmlException, ElementTree.ParseError) as error:
-        raise TicketError(f"not acceptable XML: {error!r}") from None
+        safe_xml.check(document)
+    except safe_xml.UnsafeXml as error:
+        raise TicketError(f"not acceptable XML: {error}") from None
     sha1 = bool(options.get("allow-sha1"))
     settings = SignatureConfiguration(
         expect_references=1, location="./",

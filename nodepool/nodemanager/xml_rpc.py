@@ -6,10 +6,11 @@ What XML cannot carry (control characters, as consoles print them) is replaced; 
 from __future__ import annotations
 
 import re
-import xml.parsers.expat
 import xmlrpc.client
 from collections.abc import Sequence
 from typing import Any
+
+from nodepool.nodemanager import safe_xml
 
 #: Levels of arrays and structs in a call.
 MAX_DEPTH = 32
@@ -70,10 +71,6 @@ class _Unmarshaller(xmlrpc.client.Unmarshaller):
         self._data: list[str] = []
 
 
-def _no_type(*_: object) -> None:
-    raise ValueError("a document type or entities are refused")
-
-
 def _values(values: Sequence[Any]) -> str:
     text: str = _Marshaller("utf-8", True).dumps(tuple(values))
     return text
@@ -109,8 +106,7 @@ def parse_call(body: bytes) -> tuple[str, tuple[Any, ...]]:
     """
     target = _Unmarshaller(MIN_ELEMENTS + len(body) // BYTES_PER_ELEMENT)
     target.xml("", None)  # expat has decoded it
-    parser = xml.parsers.expat.ParserCreate()
-    parser.StartDoctypeDeclHandler = _no_type
+    parser = safe_xml.parser()
     parser.StartElementHandler = target.start
     parser.EndElementHandler = target.end
     parser.CharacterDataHandler = target.data
