@@ -6,6 +6,7 @@ which sliver to look at.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -29,6 +30,8 @@ CREATING, READY, STOPPED, DISABLED, FAILED, DELETING, ABSENT = (
     "creating", "ready", "stopped", "disabled", "failed", "deleting", "absent")
 #: Seconds after which a sliver that failed for a reason that may pass is tried again.
 RETRY = 30.0
+#: The same for one that runs, but not as its record says; doubled each time, up to the second.
+CONFIGURE_RETRY = RETRY, 3600.0
 CREATED, RUNNING = "created", "running"
 
 log = logging.getLogger("nodepool.nodemanager.slivers")
@@ -78,6 +81,8 @@ class Slivers:
         self._copies = Copies(os.path.join(config.state_dir, "records"))
         #: Every admission asks for all of them; few change.
         self._grant = functools.lru_cache(maxsize=2 * config.max_slivers)(self._granted_by)
+        #: Slivers that run, but not as their record says: when to try again after the next failure (seconds).
+        self._pace: dict[str, float] = {}
         self._running = True
 
     def start(self) -> None:
@@ -123,6 +128,7 @@ class Slivers:
             before = self._status.get(name)
             if state == ABSENT:
                 self._status.pop(name, None)
+                self._pace.pop(name, None)
             else:
                 self._status[name] = Status(state, error, self._now())
             self.changed.notify_all()
@@ -230,16 +236,42 @@ class Slivers:
         if local.get("frozen"):
             self.backend.freeze(spec, handle, False)
             self._database.update_local(key, frozen=False)
+        problem = ""
         if local.get("halted") or not self.backend.adopt(spec, handle):
-            handle = self.backend.start(spec, handle)
-            self._database.update_local(key, handle=handle, halted=False, applied=self._fingerprint(spec))
+            handle, problem = self._start(spec, handle)
         elif local.get("applied") != self._fingerprint(spec):
-            handle = self.backend.configure(spec, handle)
-            self._database.update_local(key, handle=handle, applied=self._fingerprint(spec))
+            handle, problem = self._configure(spec, handle)
+        self._database.update_local(key, handle=handle, halted=False, applied=None if problem else self._fingerprint(spec))
         self._copies.keep(self._database.get(key), self._database.local(key))
         again = self._opened(name, handle)
-        self._set(name, READY)
-        return again
+        self._set(name, READY, problem)
+        if not problem:
+            self._pace.pop(name, None)
+            return again
+        pace = self._pace.get(name, CONFIGURE_RETRY[0])
+        self._pace[name] = min(2 * pace, CONFIGURE_RETRY[1])
+        return pace if again is None else min(again, pace)
+
+    def _start(self, spec: SliverSpec, handle: Handle) -> tuple[Handle, str]:
+        """And what was left as it is."""
+        try:
+            return self.backend.start(spec, handle), ""
+        except BackendError as error:
+            # Whoever has keys gets in again, whatever a job has made of the place where they are kept.
+            try:
+                return self.backend.start(dataclasses.replace(spec, ssh_keys=None), handle), str(error)
+            except BackendError:
+                raise error from None
+
+    def _configure(self, spec: SliverSpec, handle: Handle) -> tuple[Handle, str]:
+        """And what was left as it is: that a change is impossible ends no job, nor the sliver for those who use it."""
+        try:
+            return self.backend.configure(spec, handle), ""
+        except BackendError as error:
+            return handle, str(error)
+        except Exception as error:
+            log.exception("Sliver %s cannot be changed:", spec.name)
+            return handle, f"internal error: {type(error).__name__}: {error}"
 
     def _halt(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle,
               enabled: bool) -> float | None:

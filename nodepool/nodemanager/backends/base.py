@@ -48,8 +48,8 @@ class SliverSpec:
     """"host", "dir:/path", "tar:/path", "image:<name>" (uploaded: <state>/images/<name>.tar), "oci:<reference>" (podman)."""
     rspec: Mapping[str, Any]
     """Effective."""
-    ssh_keys: str = ""
-    """Newline-joined public keys for `username` and root."""
+    ssh_keys: str | None = ""
+    """Newline-joined public keys for `username` and root; None: those that are there stay."""
     initscript: bytes | None = None
     network: str = "none"
     """"none", "nat" or "bridge:<interface>"."""
