@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
 from nodepool.nodemanager import xml_rpc
+from nodepool.nodemanager.texts import clean
 
 CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0
@@ -33,6 +34,7 @@ class RpcFault(Exception):
     """The node manager refused; ``code`` as in nodemanager.md A.8."""
 
     def __init__(self, code: int, text: str) -> None:
+        text = clean(text)
         super().__init__(text)
         self.code = code
         self.text = text
@@ -79,7 +81,11 @@ class _TcpConnection(http.client.HTTPConnection):
 class _TlsConnection(http.client.HTTPSConnection):
     def connect(self) -> None:
         timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
-        super().connect()
+        try:
+            super().connect()
+        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
+            self.close()
+            raise OSError("the other end closed the connection before it was secured; too many there at one time?") from error
         self.timeout = timeout
         self.sock.settimeout(timeout)
 
@@ -127,7 +133,7 @@ class Client:
         body = xml_rpc.call(method, arguments)
         status, answer = self._request("POST", "/", body, {"Content-Type": "text/xml"}, timeout)
         if status != 200:
-            text = answer[:200].decode(errors="replace").strip()
+            text = clean(answer[:200].decode(errors="replace").strip())
             raise RpcError(f"{self.url}: {method}: HTTP status {status}: {text}")
         try:
             (result,), _ = xmlrpc.client.loads(answer, use_builtin_types=True)

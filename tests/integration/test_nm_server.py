@@ -22,6 +22,7 @@ import pytest
 
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import connections, handshakes, http_exchange, listener, shares, xml_rpc
+from nodepool.nodemanager.api import OTHER
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault, Tls
 from tests.conftest import wait_for
 from tests.nm_node import Authority, Running, delegate, sliver
@@ -510,6 +511,44 @@ def test_images(tls: Running, authority: Authority, folder: pathlib.Path) -> Non
     assert os.listdir(folder / "images") == []
 
 
+@pytest.mark.spec("issue 10, F8: calls that wait take no place that others need: launchers, a sliver's, and other slivers'")
+def test_many_wait(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 slivers with 32 WaitSliver each, more than all places of that kind; the 17th is let in at the cost of who has most."""
+    monkeypatch.setitem(shares.PLACES, OTHER, 60)
+    running.add(*[sliver(f"s{number}") for number in range(3)])
+    for number in range(3):
+        running.node.uids[running.config.id_base + (number + 1) * 65536] = f"s{number}"
+    backend = running.node.backend = Backend()
+    waiting: list[socket.socket] = []
+    counts = running.servers.connections.counts
+
+    def places() -> dict[Any, int]:
+        return {share.key[1]: len(share.connections) for share in list(running.servers.connections._shares.values())
+                if isinstance(share.key, tuple)}
+
+    try:
+        for number in range(3):
+            running.servers.sliver_changed(f"s{number}", {"pid": number + 1, "start_time": 1, "index": number + 1})
+            question = post(xml_rpc.call("WaitSliver", [f"s{number}", "gone", 300]))
+            for _ in range(30 if number < 2 else 10):
+                connection = socket.create_connection(("127.0.0.1", backend.ports[number]), 10)
+                connection.sendall(question)
+                waiting.append(connection)
+            wanted = ({1: 30}, {1: 30, 2: 30}, {1: 25, 2: 25, 3: 10})[number]
+            wait_for(lambda wanted=wanted: places() == wanted and set(counts()) == {"parked"}, what="they wait")  # type: ignore[misc]
+        assert Client(f"unix:{running.socket}").call("GetRSpec", "s1")
+        assert len([thread for thread in threading.enumerate() if thread.name.startswith("Thread-nm-api")]) < 20
+        # One change, and all of that sliver are answered.
+        running.node.database.delete("sliver_s2")
+        running.node.changed("s2")
+        for connection in waiting[60:]:
+            connection.settimeout(20)
+            assert b"methodResponse" in b"".join(iter(lambda connection=connection: connection.recv(65536), b""))  # type: ignore[misc]
+    finally:
+        for connection in waiting:
+            connection.close()
+
+
 def test_cut_off_upload(running: Running, folder: pathlib.Path) -> None:
     head = b"PUT /images/x HTTP/1.0\r\nContent-Length: 1000000\r\n\r\n"
     assert b"too early" in raw(running, head + b"x" * 1000, half_close=True)
@@ -524,3 +563,21 @@ def test_client_of_wrong_addresses(folder: pathlib.Path) -> None:
         Client("https://x", Tls("/nowhere", "/nowhere", "/nowhere"))
     with pytest.raises(RpcError):
         Client(f"unix:{folder}/nobody").call("Help")
+
+
+@pytest.mark.spec("issue 10, F8: no texts such as \"Bad file descriptor\" for who is sent away")
+@pytest.mark.parametrize("reads", [False, True])
+def test_client_that_is_sent_away(folder: pathlib.Path, authority: Authority, reads: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def send_away() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                if reads:
+                    connection.recv(10)
+
+        thread = threading.Thread(target=send_away)
+        thread.start()
+        client = Client(f"https://127.0.0.1:{listener.getsockname()[1]}", Tls(authority.cert, *authority.issue("nl01")))
+        with pytest.raises(RpcError, match="closed the connection before it was secured"):
+            client.call("Help")
+        thread.join(10)
