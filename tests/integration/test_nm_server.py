@@ -393,6 +393,74 @@ def test_listener_of_a_sliver(running: Running) -> None:
         wait_for(refused, what="nobody listens there")
 
 
+@pytest.mark.spec("issue 10, F16: the link at the old path has no name that others know before; links are not followed")
+def test_old_link(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, precious = folder / "node_mgr_api", folder / "precious"
+    precious.write_text("mine")
+    (folder / "node_mgr_api.new").symlink_to(precious)
+    old.symlink_to(precious)
+    with Running(folder, api={"old-unix": str(old)}) as running:
+        assert os.readlink(old) == running.socket
+    assert precious.read_text() == "mine"
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith("node_mgr_api")) == ["node_mgr_api.new"]
+    old.write_text("a file")
+    with Running(folder, api={"old-unix": str(old)}):
+        assert old.read_text() == "a file"
+    assert "is no link; it is left alone" in caplog.text
+
+
+@pytest.mark.spec("issue 10, F5: bodies of slivers and strangers are small, of root and controllers 1 MiB")
+def test_small_bodies(running: Running) -> None:
+    code = """
+for size in (60_000, 70_000):
+    try:
+        client.call("Help", "x" * size)
+    except (RpcError, RpcFault) as error:
+        print(getattr(error, "code", error))
+connection = client._connection(10)
+connection.request("POST", "/", xml_rpc.call("Help", ["x" * 70_000]), {"X-Nodepool-Delegate": ""})
+print(connection.getresponse().status)
+connection.close()
+"""
+    lines = as_user(SLIVER_UID, f"unix:{running.socket}", code).splitlines()
+    assert lines[0] == "101"
+    assert "HTTP status 413: a request may have at most 65536 bytes" in lines[1]
+    assert lines[2] == "413", "who says that it is the forwarder, and is no delegate"
+    with pytest.raises(RpcFault, match="argument count"):
+        Client(f"unix:{running.socket}").call("Help", "x" * 900_000)
+
+
+@pytest.mark.spec("issue 10, F5: one request of a caller at a time; others are answered meanwhile")
+def test_one_at_a_time(running: Running) -> None:
+    node, busy, most, go = running.node, [0], [0], threading.Event()
+
+    def slow(name: str) -> str:
+        busy[0] += 1
+        most[0] = max(most[0], busy[0])
+        go.wait(20)
+        busy[0] -= 1
+        return "done"
+
+    node.console = slow  # type: ignore[method-assign]
+    code = """
+import threading
+def ask():
+    print(client.call("GetConsole", "a"), flush=True)
+threads = [threading.Thread(target=ask) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(as_user(SLIVER_UID, f"unix:{running.socket}", code)))
+    thread.start()
+    wait_for(lambda: busy[0] and running.servers.connections.counts()["waiting"] == 5, what="the others wait")
+    assert Client(f"unix:{running.socket}").call("GetRSpec", "b")
+    go.set()
+    thread.join(30)
+    assert answers[0].split() == ["done"] * 6
+    assert most[0] == 1
+
+
 # -- TLS
 
 
