@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import identity as module
 from nodepool.nodemanager.api import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
+from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.identity import Identity, socket_owner
 
 WHO = Identity({3_000_000: "a"}.get, {"nobody": ["GetUsage"], "del_snoop": []}.get)
@@ -168,3 +170,12 @@ def test_unix(tmp_path: object) -> None:
             connection, _ = server.accept()
             with connection:
                 assert WHO.of_unix(connection).kind == ROOT
+
+
+@pytest.mark.spec("issue 10, F15: controllers must be named")
+@pytest.mark.parametrize("controllers", [None, []])
+def test_controllers_are_named(controllers: list[str] | None) -> None:
+    tls = {"cert": "c", "key": "k", "ca": "a", **({} if controllers is None else {"controllers": controllers})}
+    with pytest.raises(ConfigurationError, match=r"test: api\.tls\.controllers: the names .* \[launcher1\.example\.org\]"):
+        parse({"api": {"tls": tls}}, "test")
+    assert parse({"api": {"tls": {**tls, "controllers": ["nl01"]}}}, "test").tls is not None
