@@ -69,6 +69,7 @@ class Database:
         self._now = now
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._version = 0
         #: Where a file that could not be used was moved to, by this start.
         self.moved_aside: str | None = None
 
@@ -154,16 +155,26 @@ class Database:
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 yield cursor
+                cursor.execute("COMMIT")
             except BaseException:
-                cursor.execute("ROLLBACK")
+                # Also of a commit that has failed: what follows would be part of it, and never written.
+                if self._connection.in_transaction:
+                    cursor.execute("ROLLBACK")
                 raise
-            cursor.execute("COMMIT")
+            finally:
+                self._version += 1
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing of what is written in the block."""
         with self._transaction():
             yield
+
+    @property
+    def version(self) -> int | None:
+        """Another number after each change; None: something is being changed."""
+        connection = self._connection
+        return None if connection is None or connection.in_transaction else self._version
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:

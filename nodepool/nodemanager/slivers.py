@@ -80,6 +80,7 @@ class Slivers:
             "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency)
         self._copies = Copies(os.path.join(config.state_dir, "records"))
         #: Every admission asks for all of them; few change.
+        self._effective: tuple[int | None, dict[str, dict[str, int]]] = None, {}
         self._grant = functools.lru_cache(maxsize=2 * config.max_slivers)(self._granted_by)
         #: Slivers that run, but not as their record says: when to try again after the next failure (seconds).
         self._pace: dict[str, float] = {}
@@ -143,7 +144,16 @@ class Slivers:
         return rspec.with_defaults({**self._config.default_rspec, **(record.get("rspec") or {})})
 
     def effective(self) -> dict[str, dict[str, int]]:
-        """Name -> RSpec with loans, of all slivers with a record."""
+        """Name -> RSpec with loans, of all slivers with a record; not to be changed."""
+        version = self._database.version
+        known, result = self._effective
+        if version is not None and known == version:
+            return result
+        result = self._calculate()
+        self._effective = version, result
+        return result
+
+    def _calculate(self) -> dict[str, dict[str, int]]:
         given: dict[str, tuple[dict[str, int], list[loans.Loan]]] = {}
         for text, local in self._database.texts("sliver_"):
             name, granted = self._grant(text)
