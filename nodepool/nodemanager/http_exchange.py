@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from nodepool.nodemanager import xml_rpc
 from nodepool.nodemanager.api import BAD_ARGUMENT, CONTROLLER, DELEGATE, DENIED, INTERNAL, ROOT, Api, Caller, Fault, Parked
-from nodepool.nodemanager.forward import FORWARD_HEADER
+from nodepool.nodemanager.forward import FORWARD_HEADER, SMALL_REQUEST
 from nodepool.nodemanager.identity import Identity
 from nodepool.nodemanager.images import ImageError, Images
 
@@ -26,7 +26,7 @@ log = logging.getLogger("nodepool.nodemanager.api")
 MAX_HEAD = 16 * 1024
 #: Bytes of a call: of root, controllers and delegates, and of everybody else.
 MAX_BODY = 1 << 20
-SMALL_BODY = 64 * 1024
+SMALL_BODY = SMALL_REQUEST
 #: Seconds for the whole head and body of a call, and for one piece of an image.
 REQUEST_TIMEOUT = 30.0
 PIECE_TIMEOUT = 60.0
