@@ -116,25 +116,28 @@ class EventLoop:
 
     def _run(self) -> None:
         while self._running:
-            while self._times and self._times[0][2].due != self._times[0][0]:
-                heapq.heappop(self._times)
-            events = self._poll.poll(max(0.0, self._times[0][0] - time.monotonic()) if self._times else None)
-            ready = [self._waiters[number] for number, _ in events if number in self._waiters]
-            if len(ready) < len(events):
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, 4096)
-            for waiter in sorted(ready, key=lambda waiter: waiter.rank):
-                if waiter.mask is not None:
-                    self._do(waiter.ready)
-            for _ in range(len(self._posted)):
-                self._do(self._posted.popleft())
-            now = time.monotonic()
-            while self._times and self._times[0][0] <= now:
-                when, _, waiter = heapq.heappop(self._times)
-                if waiter.due == when:
-                    waiter.due = None
-                    self._do(waiter.late)
-            self._do(self.afterwards)
+            self._do(self._round)
+
+    def _round(self) -> None:
+        while self._times and self._times[0][2].due != self._times[0][0]:
+            heapq.heappop(self._times)
+        events = self._poll.poll(max(0.0, self._times[0][0] - time.monotonic()) if self._times else None)
+        ready = [self._waiters[number] for number, _ in events if number in self._waiters]
+        if len(ready) < len(events):
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+        for waiter in sorted(ready, key=lambda waiter: waiter.rank):
+            if waiter.mask is not None:
+                self._do(waiter.ready)
+        for _ in range(len(self._posted)):
+            self._do(self._posted.popleft())
+        now = time.monotonic()
+        while self._times and self._times[0][0] <= now:
+            when, _, waiter = heapq.heappop(self._times)
+            if waiter.due == when:
+                waiter.due = None
+                self._do(waiter.late)
+        self._do(self.afterwards)
 
     @staticmethod
     def _do(step: Callable[[], None]) -> None:

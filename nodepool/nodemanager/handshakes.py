@@ -113,7 +113,11 @@ class Handshakes(Generic[P]):
             self._loop.watch(handshake, mask)
         else:
             self._forget(handshake)
-            self._done(handshake.stream, peer)
+            try:
+                self._done(handshake.stream, peer)
+            except OSError as error:
+                log.debug("Handshake with %s: %s", handshake.address, error)
+                handshake.stream.close()
 
     def _forget(self, handshake: _Handshake) -> None:
         self._loop.at(handshake, None)

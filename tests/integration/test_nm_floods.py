@@ -57,6 +57,9 @@ bodies = {
 def storm():
     connect().close()
 
+def spin():
+    sum(range(10000))
+
 def loris():
     s = connect()
     for byte in b"POST / HTTP/1.0\r\nX: " + b"y" * 8000:
@@ -69,7 +72,7 @@ def work():
         if kind == "loans":
             bodies["loans"] = call("SetLoans", ["quiet", "nm_cpu_share", 1 + n % 7])
         try:
-            {"storm": storm, "loris": loris}.get(kind, lambda: post(bodies[kind]))()
+            {"storm": storm, "loris": loris, "spin": spin}.get(kind, lambda: post(bodies[kind]))()
         except OSError:
             pass
 
@@ -79,7 +82,8 @@ time.sleep(3600)
 """
 #: Seconds; a launcher gives up after 5. On a machine that does nothing else: 0.05.
 LIMIT = float(os.environ.get("NM_FLOOD_LIMIT", "1"))
-KINDS = ["xml", "small", "wait", "usage", "loans", "keys", "storm", "loris"]
+#: spin: a busy sliver that leaves the API alone, for comparison.
+KINDS = ["spin", "xml", "small", "wait", "usage", "loans", "keys", "storm", "loris"]
 
 
 @pytest.fixture

@@ -445,7 +445,7 @@ def test_one_at_a_time(running: Running) -> None:
     code = """
 import threading
 def ask():
-    print(client.call("GetConsole", "a"), flush=True)
+    sys.stdout.write(client.call("GetConsole", "a") + "\\n")
 threads = [threading.Thread(target=ask) for _ in range(6)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
