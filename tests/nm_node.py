@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import subprocess
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodepool.nodemanager import loans, merge, records, rspec, tickets
@@ -38,13 +37,9 @@ class MemoryNode:
         self.backend: Any = None
         self.commands: list[tuple[str, str]] = []
         self.uids: dict[int, str] = {}
-        self.changed = threading.Condition()
-        self.closing = False
+        self.changed: Callable[[str], None] = lambda name: None
 
     def close(self) -> None:
-        with self.changed:
-            self.closing = True
-            self.changed.notify_all()
         self.database.close()
 
     def sliver_of_uid(self, uid: int) -> str | None:
@@ -52,8 +47,8 @@ class MemoryNode:
 
     def deliver(self, source: str, serial: float | None, given: Any, complete: bool) -> merge.Changes:
         changes = merge.deliver(self.database, source, serial, given, complete)
-        with self.changed:
-            self.changed.notify_all()
+        for key in changes.changed | changes.deleted:
+            self.changed(key.removeprefix("sliver_"))
         return changes
 
     def sliver_record(self, name: str) -> dict[str, Any] | None:
@@ -109,10 +104,11 @@ class MemoryNode:
         self.deliver("ticket", None, given, False)
         return [str(item["name"]) for item in given]
 
-    def wait_sliver(self, name: str, state: str, timeout: float) -> dict[str, Any] | None:
-        with self.changed:
-            self.changed.wait_for(lambda: self.closing or (self.sliver_record(name) is None) == (state == "gone"), timeout)
-        return self.describe(name)
+    def is_delegate(self, name: str) -> bool:
+        return self.database.get(records.record_key("delegate", name)) is not None
+
+    def reached(self, name: str, state: str) -> dict[str, Any] | None:
+        return self.describe(name) if (self.sliver_record(name) is None) == (state == "gone") else None
 
     def describe(self, name: str) -> dict[str, Any]:
         return {"name": name, "metadata": (self.sliver_record(name) or {}).get("metadata") or {}}
@@ -151,15 +147,13 @@ class Running:
             {"state-dir": str(folder), "run-dir": str(folder), "host-name": "here", "api": api, **options}, "test")
         self.node = MemoryNode(self.config)
         self.servers = Servers(self.node.api, self.config, self.node)
+        self.node.changed = self.servers.connections.look_again
 
     def __enter__(self) -> Running:
         self.servers.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self.node.changed:
-            self.node.closing = True
-            self.node.changed.notify_all()
         self.servers.stop()
         self.node.close()
 

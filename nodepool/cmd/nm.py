@@ -13,6 +13,7 @@ from typing import Any
 from nodepool import status
 from nodepool.cmd.base import absolute_path, arguments, run_console
 from nodepool.nodemanager.rpc_client import Client, RpcFault, Tls
+from nodepool.nodemanager.texts import clean
 from nodepool.version import get_version_string
 
 PROG = "nodepool-nm"
@@ -65,7 +66,7 @@ def create_parser() -> argparse.ArgumentParser:
                                ("recreate", "ReCreate", "stop and start a sliver")):
         sub = command(name, act, text)
         sub.set_defaults(method=method)
-    command("console", lambda client, args: print(client.call("GetConsole", args.sliver), end=""), "what the sliver printed")
+    command("console", show_console, "what the sliver printed")
     lend = command("loans", show_or_set_loans, "show what a sliver lends; with loans, replace all of them")
     lend.add_argument("loans", nargs="*", metavar="RECIPIENT:RESOURCE:AMOUNT", help="'none' for no loans")
     command("capacity", lambda client, args: _print(client.call("GetCapacity")), "what the node has", False)
@@ -131,6 +132,12 @@ def list_slivers(client: Client, args: argparse.Namespace) -> None:
 
 def show(client: Client, args: argparse.Namespace) -> None:
     _print(client.call("GetRecord", args.sliver))
+
+
+def show_console(client: Client, args: argparse.Namespace) -> None:
+    text = client.call("GetConsole", args.sliver)
+    # A terminal would obey what was printed inside; a file gets it as it is.
+    print("\n".join(map(clean, text.split("\n"))) if sys.stdout.isatty() else text, end="")
 
 
 def create_sliver(client: Client, args: argparse.Namespace) -> int:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nodepool.nodemanager import loans, records, rspec
+from nodepool.nodemanager.bucket import Bucket
+from nodepool.nodemanager.texts import clean
 
 log = logging.getLogger("nodepool.nodemanager.api")
 
 UNKNOWN_METHOD, WRONG_COUNT, BAD_ARGUMENT, INTERNAL, DENIED = 100, 101, 102, 104, 108
+#: Changes of one sliver that a caller other than root and controllers may make in a second, and how many may be saved up.
+CHANGES, CHANGES_SAVED = 0.5, 20
 #: Seconds that WaitSliver may be asked to wait.
 MAX_WAIT = 300.0
 
@@ -23,6 +28,7 @@ class Fault(Exception):
     """An answer that is an error: number and text of the XML-RPC fault."""
 
     def __init__(self, code: int, text: str) -> None:
+        text = clean(text)
         super().__init__(text)
         self.code = code
         self.text = text
@@ -44,9 +50,24 @@ class Caller:
     name: str = ""
     #: What a delegate may call for every sliver.
     methods: frozenset[str] = frozenset()
+    #: What to do when something is refused.
+    advice: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}".strip()
+
+
+@dataclass(frozen=True)
+class Parked:
+    """A call whose answer is waited for by nobody: the connection is kept until there is one, or no time left."""
+
+    sliver: str
+    #: Seconds.
+    timeout: float
+    #: The answer, or None: not yet. To be asked at each change of the sliver.
+    check: Callable[[], Any]
+    #: The answer when there is no time left.
+    late: Any
 
 
 class Node(Protocol):
@@ -66,7 +87,8 @@ class Node(Protocol):
     def put_record(self, caller: str, record: dict[str, Any]) -> dict[str, Any]: ...
     def renew(self, name: str, expiry: float) -> None: ...
     def ticket(self, signed: str) -> list[str]: ...
-    def wait_sliver(self, name: str, state: str, timeout: float) -> dict[str, Any] | None: ...
+    def is_delegate(self, name: str) -> bool: ...
+    def reached(self, name: str, state: str) -> dict[str, Any] | None: ...
     def describe(self, name: str) -> dict[str, Any]: ...
     def describe_all(self) -> list[dict[str, Any]]: ...
     def capacity(self) -> dict[str, Any]: ...
@@ -86,6 +108,8 @@ class Method:
     #: whom the sliver's record names.
     who: str
     call: Callable[[Node, Caller, Sequence[Any]], Any]
+    #: It is written down, and work for this host follows.
+    changes: bool = False
 
     @property
     def signature(self) -> str:
@@ -118,12 +142,16 @@ def _seconds(value: Any, what: str) -> float:
     return float(value)
 
 
-def _wait(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]:
+def _wait(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any] | Parked:
     name, state, timeout = arguments
     if state not in ("ready", "stopped", "gone"):
         raise Fault(BAD_ARGUMENT, f"state must be ready, stopped or gone, not {str(state)[:40]!r}")
     seconds = min(MAX_WAIT, _seconds(timeout, "timeout"))
-    return node.wait_sliver(name, state, seconds) or {"name": name, "state": "waiting"}
+    late = {"name": name, "state": "waiting"}
+    found = node.reached(name, state)
+    if found is None and seconds:
+        return Parked(name, seconds, lambda: node.reached(name, state), late)
+    return found or late
 
 
 def _renew(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
@@ -143,14 +171,14 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("Help", (), "this text", "anyone", lambda node, caller, a: help_text()),
     Method("DumpDatabase", (), "all that is known, as JSON text", "root", lambda node, caller, a: node.dump()),
     Method("CreateSliver", ("sliver",), "make a sliver that is not kept by its authority", "target",
-           lambda node, caller, a: node.create_sliver(a[0])),
+           lambda node, caller, a: node.create_sliver(a[0]), True),
     Method("DeleteSliver", ("sliver",), "remove a sliver that is not kept by its authority", "target",
-           lambda node, caller, a: node.delete_sliver(a[0])),
+           lambda node, caller, a: node.delete_sliver(a[0]), True),
     Method("Start", ("sliver",), "run the start scripts of a sliver", "target",
-           lambda node, caller, a: node.start_sliver(a[0])),
-    Method("Stop", ("sliver",), "end all processes of a sliver", "target", lambda node, caller, a: node.stop_sliver(a[0])),
+           lambda node, caller, a: node.start_sliver(a[0]), True),
+    Method("Stop", ("sliver",), "end all processes of a sliver", "target", lambda node, caller, a: node.stop_sliver(a[0]), True),
     Method("ReCreate", ("sliver",), "stop a sliver, make sure that it exists, start it", "target",
-           lambda node, caller, a: node.recreate_sliver(a[0])),
+           lambda node, caller, a: node.recreate_sliver(a[0]), True),
     Method("GetRSpec", ("sliver",), "resources granted to a sliver, without loans", "target",
            lambda node, caller, a: node.granted(a[0])),
     Method("GetEffectiveRSpec", ("sliver",), "resources of a sliver with loans", "target",
@@ -158,7 +186,7 @@ METHODS: dict[str, Method] = {method.name: method for method in (
     Method("GetLoans", ("sliver",), "loans that a sliver makes: [recipient, resource, amount]", "target",
            lambda node, caller, a: [list(loan) for loan in node.loans_of(a[0])]),
     Method("SetLoans", ("sliver", "loans"), "replace all loans of a sliver (the caller's, when the first argument is left "
-           "out); one [recipient, resource, amount], or a list of them", "target", _loans),
+           "out); one [recipient, resource, amount], or a list of them", "target", _loans, True),
     Method("GetRecord", ("sliver",), "all that is known of a sliver", "target",
            lambda node, caller, a: node.describe(a[0])),
     Method("GetUsage", ("sliver",), "what a sliver uses at present", "target", lambda node, caller, a: node.usage(a[0])),
@@ -194,6 +222,8 @@ class Api:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._lock = threading.Lock()
+        self._changes: dict[tuple[str, str], Bucket] = {}
 
     def call(self, caller: Caller, name: str, arguments: Sequence[Any]) -> Any:
         """The result; None is given as 1 (A.8).
@@ -212,6 +242,8 @@ class Api:
                         f"({', '.join(method.arguments) or 'none'})")
         record = self._target(method, arguments)
         self._permit(caller, method, arguments, record)
+        if method.changes:
+            self._not_too_often(caller, method, str(arguments[0]))
         try:
             result = method.call(self._node, caller, arguments)
         except Fault:
@@ -223,6 +255,20 @@ class Api:
             log.exception("Error in %s of %s:", method.name, caller)
             raise Fault(INTERNAL, "internal error; see the log of the node manager") from None
         return 1 if result is None else result
+
+    def _not_too_often(self, caller: Caller, method: Method, sliver: str) -> None:
+        """Root and launchers know what they do; programs in slivers may repeat themselves without end."""
+        if caller.kind in (ROOT, CONTROLLER):
+            return
+        with self._lock:
+            if len(self._changes) > 1000:
+                self._changes = {key: bucket for key, bucket in self._changes.items() if not bucket.full}
+            bucket = self._changes.setdefault((str(caller), sliver), Bucket(CHANGES, CHANGES_SAVED))
+            wait = bucket.wait()
+            if not wait:
+                bucket.use(1)
+        if wait:
+            raise Fault(INTERNAL, f"too many changes of {sliver} by {caller}: {method.name} is possible in {wait + 0.05:.1f} s")
 
     def _target(self, method: Method, arguments: Sequence[Any]) -> dict[str, Any] | None:
         if not method.arguments or method.arguments[0] != "sliver":
@@ -237,8 +283,7 @@ class Api:
             raise Fault(BAD_ARGUMENT, "Invalid argument: the first argument must be a sliver name.")
         return record
 
-    @staticmethod
-    def _permit(caller: Caller, method: Method, arguments: Sequence[Any], record: dict[str, Any] | None) -> None:
+    def _permit(self, caller: Caller, method: Method, arguments: Sequence[Any], record: dict[str, Any] | None) -> None:
         if method.who == "anyone" or caller.kind == ROOT:
             return
         if caller.kind == CONTROLLER and method.who != "root":
@@ -248,8 +293,23 @@ class Api:
                 return
             if caller.kind == DELEGATE and method.name in {canonical(name) for name in caller.methods}:
                 return
-            for name, allowed in (record or {}).get("delegations", []):
-                if name == caller.name and canonical(allowed) == method.name:
-                    return
+            if self._delegated(caller, method, record or {}):
+                return
         raise Fault(DENIED, f"Permission denied: {caller} may not call {method.name}"
-                    + (f" for {arguments[0]}" if method.who == "target" else ""))
+                    + (f" for {arguments[0]}" if method.who == "target" else "")
+                    + (f" ({caller.advice})" if caller.advice else ""))
+
+    def _delegated(self, caller: Caller, method: Method, record: Mapping[str, Any]) -> bool:
+        """Whether the record names this caller for this method.
+
+        A name means the delegate of that name; if there is none, the sliver; else whoever a certificate names so.  Accounts of
+        the host have names that others chose for other reasons.
+        """
+        if not any(name == caller.name and canonical(allowed) == method.name for name, allowed in record.get("delegations", [])):
+            return False
+        if caller.kind == DELEGATE:
+            return True
+        if caller.kind not in (SLIVER, CERTIFICATE) or self._node.is_delegate(caller.name):
+            return False
+        return caller.kind == SLIVER or self._node.sliver_record(caller.name) is None
+

@@ -101,6 +101,8 @@ class NodeManagerConfig:
     ssh_connections: int = 20
     unix_socket: str | None = None
     old_unix_socket: str | None = None
+    #: What slivers are given instead: with the one above they could keep others out.
+    sliver_socket: str | None = None
     #: Users of this machine who may do what launchers may.
     controller_uids: tuple[int, ...] = ()
     #: -1: none.
@@ -190,6 +192,7 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         ssh_connections=ssh.get("connections", 20),
         unix_socket=unix or None,
         old_unix_socket=api.get("old-unix") or None,
+        sliver_socket=os.path.join(run_dir, "slivers", "nodemanager.api") if unix else None,
         controller_uids=tuple(api.get("controller-uids", ())),
         tcp_port=api.get("tcp", API_SERVER_PORT if root else -1),
         tls=_tls(api.get("tls")),
@@ -230,6 +233,10 @@ def _check(given: Mapping[str, Any], path: str) -> None:
     if given.get("id-base", 2_000_000) + (given.get("max-slivers", 1000) + 1) * 65536 > 2**32:
         raise ConfigurationError(f"{path}: id-base: there is no room for {given.get('max-slivers', 1000)} slivers of 65536 ids; "
                                  "lower id-base or max-slivers")
+    tls = given.get("api", {}).get("tls")
+    if tls is not None and not tls.get("controllers"):
+        raise ConfigurationError(f"{path}: api.tls.controllers: the names in the certificates of the launchers are wanted, "
+                                 "such as [launcher1.example.org]; nobody else of that CA may do what they may")
     for number, entry in enumerate(given.get("delegates", ())):
         keys = entry.get("ssh-keys", "")
         try:
@@ -247,4 +254,4 @@ def _tls(given: dict[str, Any] | None) -> TlsConfig | None:
     if given is None:
         return None
     return TlsConfig(given.get("address", "0.0.0.0"), given.get("port", TLS_PORT), given["cert"], given["key"], given["ca"],
-                     tuple(given.get("controllers", ())))
+                     tuple(given["controllers"]))

@@ -69,6 +69,7 @@ class Database:
         self._now = now
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._version = 0
         #: Where a file that could not be used was moved to, by this start.
         self.moved_aside: str | None = None
 
@@ -154,16 +155,26 @@ class Database:
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 yield cursor
+                cursor.execute("COMMIT")
             except BaseException:
-                cursor.execute("ROLLBACK")
+                # Also of a commit that has failed: what follows would be part of it, and never written.
+                if self._connection.in_transaction:
+                    cursor.execute("ROLLBACK")
                 raise
-            cursor.execute("COMMIT")
+            finally:
+                self._version += 1
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing of what is written in the block."""
         with self._transaction():
             yield
+
+    @property
+    def version(self) -> int | None:
+        """Another number after each change; None: something is being changed."""
+        connection = self._connection
+        return None if connection is None or connection.in_transaction else self._version
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -193,6 +204,13 @@ class Database:
         with self._transaction() as cursor:
             cursor.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", (
                 record.key, record.source, record.serial, record.timestamp, record.expiry, json.dumps(record.content)))
+
+    def set_expiry(self, key: str, expiry: float) -> bool:
+        """Let a record live until then (Unix seconds); False when there is none (any more)."""
+        with self._transaction() as cursor:
+            cursor.execute("UPDATE records SET expiry = ?, json = json_set(json, '$.expiry', ?) WHERE record_key = ?",
+                           (expiry, expiry, key))
+            return cursor.rowcount == 1
 
     def delete(self, key: str) -> None:
         """What this host keeps to take the sliver apart stays, see :meth:`delete_local`; loans go with the record."""
@@ -247,8 +265,10 @@ class Database:
     def update_local(self, key: str, **values: Any) -> dict[str, Any]:
         """Set these values (None removes one); returns all."""
         with self._transaction() as cursor:
-            content = {**self.local(key), **values}
-            content = {name: value for name, value in content.items() if value is not None}
+            before = self.local(key)
+            content = {name: value for name, value in {**before, **values}.items() if value is not None}
+            if content == before:
+                return content  # what a caller repeats costs no write
             cursor.execute("INSERT OR REPLACE INTO local VALUES (?, ?)", (key, json.dumps(content)))
             return content
 

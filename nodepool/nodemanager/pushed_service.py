@@ -86,6 +86,7 @@ RestartSec=2
 Delegate=yes
 KillMode=process
 TimeoutStopSec=30
+LimitNOFILE=65536
 """
 
 

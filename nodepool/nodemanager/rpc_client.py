@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import ssl
+import struct
 import threading
 import xmlrpc.client
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
 
 from nodepool.nodemanager import xml_rpc
+from nodepool.nodemanager.texts import clean
 
 CONNECT_TIMEOUT = 5.0
 CALL_TIMEOUT = 30.0
@@ -32,6 +34,7 @@ class RpcFault(Exception):
     """The node manager refused; ``code`` as in nodemanager.md A.8."""
 
     def __init__(self, code: int, text: str) -> None:
+        text = clean(text)
         super().__init__(text)
         self.code = code
         self.text = text
@@ -54,9 +57,12 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         """Within CONNECT_TIMEOUT, whatever the call may take."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(CONNECT_TIMEOUT)
+        # One that does not block would be refused when others wait to be let in; so it waits its turn.
+        seconds = int(CONNECT_TIMEOUT)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, 0))
         try:
             sock.connect(self._path)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
         except BaseException:
             sock.close()
             raise
@@ -75,7 +81,11 @@ class _TcpConnection(http.client.HTTPConnection):
 class _TlsConnection(http.client.HTTPSConnection):
     def connect(self) -> None:
         timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
-        super().connect()
+        try:
+            super().connect()
+        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
+            self.close()
+            raise OSError("the other end closed the connection before it was secured; too many there at one time?") from error
         self.timeout = timeout
         self.sock.settimeout(timeout)
 
@@ -123,7 +133,7 @@ class Client:
         body = xml_rpc.call(method, arguments)
         status, answer = self._request("POST", "/", body, {"Content-Type": "text/xml"}, timeout)
         if status != 200:
-            text = answer[:200].decode(errors="replace").strip()
+            text = clean(answer[:200].decode(errors="replace").strip())
             raise RpcError(f"{self.url}: {method}: HTTP status {status}: {text}")
         try:
             (result,), _ = xmlrpc.client.loads(answer, use_builtin_types=True)

@@ -3,68 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
-import select
+import secrets
 import socket
 import ssl
 import stat
 import threading
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import records
-from nodepool.nodemanager.api import CONTROLLER, ROOT, SLIVER, Api, Caller
+from nodepool.nodemanager import delegates, records
+from nodepool.nodemanager.api import CONTROLLER, OTHER, SLIVER, Api, Caller
 from nodepool.nodemanager.config import API_SERVER_PORT, NodeManagerConfig
-from nodepool.nodemanager.http_exchange import Exchange
+from nodepool.nodemanager.connections import Connections
+from nodepool.nodemanager.http_exchange import Desk
 from nodepool.nodemanager.identity import Identity
+from nodepool.nodemanager.listener import Listener, Peer
 
 log = logging.getLogger("nodepool.nodemanager.server")
 
-#: Calls at one time, over all transports; WaitSliver keeps its place while it waits.
-MAX_CONNECTIONS = 512
-#: Of these kept for root, who must get in when all others are taken.
-RESERVED = 32
-#: Of these for one sliver or other user of the host, so that none can shut the others out; and for all launchers.
-MAX_PER_CALLER = 32
-MAX_CONTROLLERS = 384
-#: TLS connections that have not shown their certificate yet: anybody in the network can make them.
-MAX_HANDSHAKES = 64
-#: Seconds to wait when the process has no descriptor left.
-SHORTAGE_WAIT = 0.1
-BACKLOG = 128
-HANDSHAKE_TIMEOUT = 10.0
+#: Connections that wait to be taken; the kernel has a limit of its own.
+BACKLOG = 4096
 STOP_TIMEOUT = 5.0
-
-Identify = Callable[[socket.socket], "Caller | None"]
 
 
 class Servers:
-    """Listening sockets, one thread that accepts, a bounded pool that answers."""
+    """Listening sockets, and whose the connections are that come there."""
 
     def __init__(self, api: Api, config: NodeManagerConfig, manager: Any) -> None:
-        self._api = api
         self._config = config
         self._manager = manager
-        self.identity = Identity(manager.sliver_of_uid, self._delegate_methods, controllers=config.controller_uids)
+        if config.sliver_socket:
+            # Before the first sliver, where it is mounted.
+            os.makedirs(os.path.dirname(config.sliver_socket), mode=0o755, exist_ok=True)
+        self.identity = Identity(
+            manager.sliver_of_uid, self._delegate_methods, controllers=config.controller_uids,
+            delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None)
+        self.connections = Connections(Desk(api, manager.images, self.identity), self._of_certificate)
         self._lock = threading.Lock()
-        self._listeners: dict[int, tuple[socket.socket, Identify, ssl.SSLContext | None]] = {}
+        self._listeners: list[Listener] = []
         #: Listener inside, and which process 1 it belongs to.
-        self._slivers: dict[str, tuple[socket.socket, tuple[Any, ...]]] = {}
-        self._open: dict[str, int] = {}
-        #: When a refusal was last told in the log, by caller.
-        self._told: dict[str, float] = {}
-        self._connections: set[socket.socket] = set()
-        #: Those whose caller is a sliver, by its name.
-        self._of_slivers: dict[str, set[socket.socket]] = {}
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._threads: set[threading.Thread] = set()
-        self._socket_file: tuple[int, int] | None = None
-        self._thread = threading.Thread(target=self._run, name="Thread-nm-accept", daemon=True)
-        self._running = False
+        self._slivers: dict[str, tuple[Listener, tuple[Any, ...]]] = {}
+        self._socket_files: dict[str, tuple[int, int]] = {}
         #: Port of the TLS server, when it was to be any.
         self.tls_port = 0
         self.tcp_port = 0
@@ -83,87 +65,84 @@ class Servers:
         config = self._config
         try:
             if config.unix_socket:
-                self._add(self._unix(config.unix_socket), self.identity.of_unix)
-                status = os.stat(config.unix_socket)
-                self._socket_file = status.st_dev, status.st_ino
+                self._add(Listener(self._unix(config.unix_socket), self._of_unix))
+            if config.sliver_socket:
+                self._add(Listener(self._unix(config.sliver_socket), self._of_sliver))
             if config.old_unix_socket and config.unix_socket:
                 self._link(config.unix_socket, config.old_unix_socket)
             if config.tcp_port >= 0:
                 listener = self._tcp("127.0.0.1", config.tcp_port, "api.tcp")
                 self.tcp_port = listener.getsockname()[1]
-                self._add(listener, self.identity.of_tcp)
+                self._add(Listener(listener, self._of_tcp))
             if config.tls is not None:
+                context = self._context()
                 listener = self._tcp(config.tls.address, config.tls.port, "api.tls.port")
                 self.tls_port = listener.getsockname()[1]
-                self._add(listener, lambda connection: None, self._context())
+                self._add(Listener(listener, lambda connection: None, context))
         except BaseException:
-            self._close_all()
+            for place in self._listeners:
+                place.socket.close()
+            self._listeners.clear()
             self._unlink()
             raise
-        with self._lock:
-            self._running = True
-        self._thread.start()
+        self.connections.start()
 
     def stop(self) -> None:
         """Close all; calls that wait are cut off."""
+        self.connections.stop(STOP_TIMEOUT)
         with self._lock:
-            if self._wake_write < 0:
-                return
-            self._running = False
-            write, self._wake_write = self._wake_write, -1
-            os.write(write, b"x")
-        deadline = time.monotonic() + STOP_TIMEOUT
-        if self._thread.ident is not None:
-            self._thread.join(STOP_TIMEOUT)
-        self._close_all()
-        with self._lock:
-            open_now, threads = list(self._connections), list(self._threads)
-        for connection in open_now:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        os.close(write)
-        if not self._thread.is_alive():
-            os.close(self._wake_read)
+            places = self._listeners + [listener for listener, _ in self._slivers.values()]
+            self._listeners, self._slivers = [], {}
+        for place in places:
+            place.socket.close()
         self._unlink()
 
+    def _add(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+        self.connections.add(listener)
+
     def _unlink(self) -> None:
-        """Remove the socket, unless another node manager has put its own there meanwhile."""
-        path = self._config.unix_socket
-        if not path or self._socket_file is None:
-            return
-        with contextlib.suppress(OSError):
-            status = os.lstat(path)
-            if (status.st_dev, status.st_ino) == self._socket_file:
-                os.unlink(path)
+        """Remove the sockets, unless another node manager has put its own there meanwhile."""
+        for path, known in self._socket_files.items():
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                if (status.st_dev, status.st_ino) == known:
+                    os.unlink(path)
         old = self._config.old_unix_socket
         with contextlib.suppress(OSError):
-            if old and os.readlink(old) == path:
+            if old and self._socket_files and os.readlink(old) == self._config.unix_socket:
                 os.unlink(old)
 
-    def _close_all(self) -> None:
-        with self._lock:
-            listeners, self._listeners = list(self._listeners.values()), {}
-            self._slivers.clear()
-        for listener, _, _ in listeners:
-            listener.close()
+    # -- who it is
 
-    def _wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):
-            if self._wake_write >= 0:
-                os.write(self._wake_write, b"x")
+    def _peer(self, uid: int, trust: bool) -> Peer:
+        found = self.identity.trusted(uid) if trust else None
+        if found is not None:
+            return Peer(str(found), found.kind, lambda: found)
+        number = (uid - self._config.id_base) // 65536
+        key = (SLIVER, number) if 0 < number <= self._config.max_slivers else ("uid", uid)
+        return Peer(key, OTHER, lambda: self.identity.of_uid(uid, trust))
+
+    def _of_unix(self, connection: socket.socket) -> Peer:
+        return self._peer(self.identity.unix_uid(connection), trust=True)
+
+    def _of_sliver(self, connection: socket.socket) -> Peer:
+        return self._peer(self.identity.unix_uid(connection), trust=False)
+
+    def _of_tcp(self, connection: socket.socket) -> Peer | None:
+        uid = self.identity.tcp_uid(connection)
+        return None if uid is None else self._peer(uid, trust=False)
+
+    def _of_certificate(self, connection: ssl.SSLSocket) -> Peer | None:
+        assert self._config.tls is not None
+        caller = self.identity.of_certificate(connection.getpeercert(), self._config.tls.controllers)
+        if caller is None:
+            return None
+        return Peer(str(caller), CONTROLLER if caller.kind == CONTROLLER else OTHER, lambda: caller)
 
     # -- places
 
-    def _add(self, listener: socket.socket, identify: Identify, context: ssl.SSLContext | None = None) -> None:
-        listener.setblocking(False)
-        with self._lock:
-            self._listeners[listener.fileno()] = listener, identify, context
-        self._wake()
-
-    @staticmethod
-    def _unix(path: str) -> socket.socket:
+    def _unix(self, path: str) -> socket.socket:
         try:
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -189,6 +168,8 @@ class Servers:
             # Everybody may connect: the kernel says who it is.
             os.chmod(path, 0o666)
             listener.listen(BACKLOG)
+            status = os.lstat(path)
+            self._socket_files[path] = status.st_dev, status.st_ino
         except OSError as error:
             listener.close()
             raise ConfigurationError(f"api.unix: cannot listen at {path}: {error.strerror or error}") from error
@@ -198,14 +179,17 @@ class Servers:
     def _link(path: str, old: str) -> None:
         """The place where programs of the original look."""
         try:
-            if os.path.islink(old) or not os.path.lexists(old):
-                temporary = f"{old}.new"
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
-                os.symlink(path, temporary)
-                os.replace(temporary, old)
-            else:
+            if not os.path.islink(old) and os.path.lexists(old):
                 log.warning("api.old-unix: %s exists and is no link; it is left alone", old)
+                return
+            # Anybody may write to /tmp: a name that nobody knows before, and none that exists.
+            temporary = f"{old}.{secrets.token_hex(8)}"
+            os.symlink(path, temporary)
+            try:
+                os.replace(temporary, old)
+            except BaseException:
+                os.unlink(temporary)
+                raise
         except OSError as error:
             log.warning("api.old-unix: cannot make the link %s: %s", old, error.strerror)
 
@@ -248,168 +232,26 @@ class Servers:
                 return
             self._slivers.pop(name, None)
         if known is not None:
-            self._remove(known[0])  # its network is gone, or will be
+            self.connections.remove(known[0])  # its network is gone, or will be
         if handle is None or self._config.tcp_port < 0:
             return
         listen = getattr(self._manager.backend, "listen", None)
         if listen is None:
             return
         try:
-            listener = socket.socket(fileno=listen(handle, API_SERVER_PORT))
+            stream = socket.socket(fileno=listen(handle, API_SERVER_PORT))
         except Exception as error:
             log.warning("Sliver %s has no API on port %s: %s", name, API_SERVER_PORT, error)
             return
+        # The network namespace is the identity: nobody else is in it.
+        caller = Caller(SLIVER, name)
+        peer = Peer((SLIVER, handle.get("index", name)), OTHER, lambda: caller)
+        listener = Listener(stream, lambda _connection: peer, whose=peer.key)
         with self._lock:
             self._slivers[name] = listener, life
-        # The network namespace is the identity: nobody else is in it.
-        self._add(listener, lambda _connection: Caller(SLIVER, name))
+        self.connections.add(listener)
 
     def cut_off(self, name: str) -> None:
         """Nothing that a sliver has begun to ask counts any more: it has ended, and its name and ids may be given to another."""
-        with self._lock:
-            for connection in self._of_slivers.get(name, ()):
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def _remove(self, listener: socket.socket) -> None:
-        with self._lock:
-            self._listeners.pop(listener.fileno(), None)
-        listener.close()
-        self._wake()
-
-    # -- connections
-
-    def _run(self) -> None:
-        while self._running:
-            with self._lock:
-                numbers = list(self._listeners)
-            poll = select.poll()
-            poll.register(self._wake_read, select.POLLIN)
-            for number in numbers:
-                poll.register(number, select.POLLIN)
-            for number, _ in poll.poll():
-                if number == self._wake_read:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake_read, 4096)
-                else:
-                    self._accept(number)
-
-    def _accept(self, number: int) -> None:
-        with self._lock:
-            entry = self._listeners.get(number)
-        if entry is None:
-            return
-        listener, identify, context = entry
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                log.error("Connections wait: %s", error.strerror)
-                self._wait_for_descriptors()
-            return
-        connection.setblocking(True)
-        caller: Caller | None = None
-        if context is None:
-            try:
-                caller = identify(connection)
-            except OSError:
-                caller = None
-            except Exception:
-                log.exception("Cannot tell who connects:")
-            if caller is None:
-                connection.close()
-                return
-        key = self._enter(caller)
-        if key is None:
-            connection.close()
-            return
-        thread = threading.Thread(target=self._serve, args=(connection, caller, context, key), name="Thread-nm-api", daemon=True)
-        with self._lock:
-            self._connections.add(connection)
-            self._threads.add(thread)
-            if caller is not None and caller.kind == SLIVER:
-                self._of_slivers.setdefault(caller.name, set()).add(connection)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            log.error("Connection of %s refused: %s", key, error)
-            with self._lock:
-                self._forget(connection, caller)
-                self._threads.discard(thread)
-            self._leave(key)
-            connection.close()
-
-    def _forget(self, connection: socket.socket, caller: Caller | None) -> None:
-        """With the lock."""
-        self._connections.discard(connection)
-        if caller is not None and caller.kind == SLIVER and (known := self._of_slivers.get(caller.name)) is not None:
-            known.discard(connection)
-            if not known:
-                del self._of_slivers[caller.name]
-
-    def _wait_for_descriptors(self) -> None:
-        """The listener stays ready: without a pause it would be asked at once again.  A stop ends it at once."""
-        poll = select.poll()
-        poll.register(self._wake_read, select.POLLIN)
-        poll.poll(SHORTAGE_WAIT * 1000)  # what woke us is left to the loop
-
-    def _enter(self, caller: Caller | None) -> str | None:
-        """A place; None when there is none for this caller (None: not known yet)."""
-        key = str(caller) if caller is not None else "TLS clients before their certificate"
-        if caller is not None and caller.kind == CONTROLLER:
-            key = "controllers"
-        limit = (MAX_HANDSHAKES if caller is None else MAX_CONNECTIONS if caller.kind == ROOT
-                 else MAX_CONTROLLERS if caller.kind == CONTROLLER else MAX_PER_CALLER)
-        places = MAX_CONNECTIONS - (0 if caller is not None and caller.kind == ROOT else RESERVED)
-        with self._lock:
-            if not self._running:
-                return None
-            if sum(self._open.values()) < places and self._open.get(key, 0) < limit:
-                self._open[key] = self._open.get(key, 0) + 1
-                return key
-            known = time.monotonic() - self._told.get(key, -1e9) < 60
-            self._told[key] = time.monotonic()
-        if not known:
-            log.warning("Connections of %s are refused: too many at one time", key)
-        return None
-
-    def _leave(self, key: str) -> None:
-        with self._lock:
-            left = self._open.get(key, 1) - 1
-            if left > 0:
-                self._open[key] = left
-            else:
-                self._open.pop(key, None)
-
-    def _serve(self, connection: socket.socket, caller: Caller | None, context: ssl.SSLContext | None, key: str | None) -> None:
-        stream: socket.socket = connection
-        try:
-            if context is not None:
-                connection.settimeout(HANDSHAKE_TIMEOUT)
-                stream = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-                with self._lock:
-                    self._connections.discard(connection)
-                    self._connections.add(stream)
-                assert isinstance(stream, ssl.SSLSocket)
-                stream.do_handshake()
-                tls = self._config.tls
-                assert tls is not None
-                caller = self.identity.of_certificate(stream.getpeercert(), tls.controllers)
-                if key is not None:
-                    self._leave(key)
-                key = self._enter(caller) if caller is not None else None
-            if caller is not None and key is not None:
-                Exchange(stream, caller, self._api, self._manager.images, self.identity).run()
-        except (OSError, ssl.SSLError) as error:
-            log.debug("Connection of %s: %s", key, error)
-        except Exception:
-            log.exception("Error in a connection of %s:", key)
-        finally:
-            with contextlib.suppress(OSError):
-                stream.close()
-            if key is not None:
-                self._leave(key)
-            with self._lock:
-                self._forget(connection, caller)
-                self._connections.discard(stream)
-                self._threads.discard(threading.current_thread())
+        index = self._manager.database.local(records.record_key(records.SLIVER, name)).get("index", name)
+        self.connections.cut_off((SLIVER, index))

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from xml.etree import ElementTree
 
-from nodepool.nodemanager import rspec
+from nodepool.nodemanager import rspec, safe_xml
 from nodepool.nodemanager.records import RecordError, clean_keys
 from nodepool.nodemanager.rspec import RESOURCES, SYNONYMS
 
@@ -107,15 +108,13 @@ def parse(
         counts when it is on our node, or on none in particular. None: there is no such slice.
     :raises SlicesXmlError: not well-formed, too large, with entities, or another document.
     """
-    from defusedxml import ElementTree
-    from defusedxml.common import DefusedXmlException
-
     if len(document) > MAX_SIZE:
         raise SlicesXmlError(f"slices.xml has more than {MAX_SIZE} bytes")
     reader = _Reader(str(node_id))
     depth = 0
     root: Any = None
     try:
+        safe_xml.check(document, types=True)
         for event, element in ElementTree.iterparse(io.BytesIO(document), events=("start", "end")):
             tag = element.tag.rpartition("}")[2]
             if event == "start":
@@ -129,10 +128,8 @@ def parse(
                 element.clear()
             elif depth == 1:
                 root.clear()  # memory for one slice at a time, not for all
-    except DefusedXmlException as error:
-        raise SlicesXmlError(f"slices.xml has entities, which are refused: {error!r}") from None
-    except ElementTree.ParseError as error:
-        raise SlicesXmlError(f"slices.xml is not well-formed: {error}") from None
+    except (safe_xml.UnsafeXml, ElementTree.ParseError) as error:
+        raise SlicesXmlError(f"slices.xml: {error}") from None
     # An empty list removes every sliver: it must at least look like one.
     if not reader.slices and not any(word in (reader.root or "").lower() for word in ("slice", "planetlab")):
         raise SlicesXmlError(f"slices.xml has no slices, and its root is {str(reader.root)[:40]!r}; is it another document?")

@@ -6,6 +6,7 @@ which sliver to look at.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -22,12 +23,15 @@ from nodepool.nodemanager.backends.base import Backend, BackendError, Handle, Sl
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.copies import Copies
 from nodepool.nodemanager.database import Database, DatabaseError
+from nodepool.nodemanager.texts import clean
 from nodepool.workqueue import Reconciler
 
 CREATING, READY, STOPPED, DISABLED, FAILED, DELETING, ABSENT = (
     "creating", "ready", "stopped", "disabled", "failed", "deleting", "absent")
 #: Seconds after which a sliver that failed for a reason that may pass is tried again.
 RETRY = 30.0
+#: The same for one that runs, but not as its record says; doubled each time, up to the second.
+CONFIGURE_RETRY = RETRY, 3600.0
 CREATED, RUNNING = "created", "running"
 
 log = logging.getLogger("nodepool.nodemanager.slivers")
@@ -52,14 +56,17 @@ class Slivers:
     :param opened: called with (name, handle or None) when connections are to be let in, or refused; returns after how many
         seconds it wants to be called again, or None.
     :param usable: whether a number can be given to a new sliver; see :meth:`Database.allocate_index`.
+    :param told: called with the name of a sliver whose state may have changed.
     """
 
     def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
                  opened: Callable[[str, Handle | None], float | None],
                  admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
-                 now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True) -> None:
+                 now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True,
+                 told: Callable[[str], None] = lambda name: None) -> None:
         self._config = config
         self._usable = usable
+        self._told = told
         self._database = database
         self.backend = backend
         self._opened = opened
@@ -73,7 +80,10 @@ class Slivers:
             "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency)
         self._copies = Copies(os.path.join(config.state_dir, "records"))
         #: Every admission asks for all of them; few change.
+        self._effective: tuple[int | None, dict[str, dict[str, int]]] = None, {}
         self._grant = functools.lru_cache(maxsize=2 * config.max_slivers)(self._granted_by)
+        #: Slivers that run, but not as their record says: when to try again after the next failure (seconds).
+        self._pace: dict[str, float] = {}
         self._running = True
 
     def start(self) -> None:
@@ -114,13 +124,16 @@ class Slivers:
             return self._status.get(name, Status(ABSENT))
 
     def _set(self, name: str, state: str, error: str = "") -> None:
+        error = clean(error)  # it may name what is inside
         with self.changed:
             before = self._status.get(name)
             if state == ABSENT:
                 self._status.pop(name, None)
+                self._pace.pop(name, None)
             else:
                 self._status[name] = Status(state, error, self._now())
             self.changed.notify_all()
+        self._told(name)
         if before is None or (before.state, before.error) != (state, error):
             log.info("Sliver %s: %s%s", name, state, f" ({error})" if error else "")
 
@@ -131,7 +144,16 @@ class Slivers:
         return rspec.with_defaults({**self._config.default_rspec, **(record.get("rspec") or {})})
 
     def effective(self) -> dict[str, dict[str, int]]:
-        """Name -> RSpec with loans, of all slivers with a record."""
+        """Name -> RSpec with loans, of all slivers with a record; not to be changed."""
+        version = self._database.version
+        known, result = self._effective
+        if version is not None and known == version:
+            return result
+        result = self._calculate()
+        self._effective = version, result
+        return result
+
+    def _calculate(self) -> dict[str, dict[str, int]]:
         given: dict[str, tuple[dict[str, int], list[loans.Loan]]] = {}
         for text, local in self._database.texts("sliver_"):
             name, granted = self._grant(text)
@@ -149,7 +171,7 @@ class Slivers:
             ssh_keys=record.get("ssh_keys", ""), initscript=records.decode_initscript(record.get("initscript")),
             network=record.get("network", self._config.network), username=self.username(record),
             privileges=tuple(record.get("privileges") or ()), hostname=record.get("hostname") or name.replace("_", "-"),
-            api_socket=os.path.dirname(self._config.unix_socket) if self._config.unix_socket and self.backend.shares_socket
+            api_socket=os.path.dirname(self._config.sliver_socket) if self._config.sliver_socket and self.backend.shares_socket
             else None)
 
     def username(self, record: Mapping[str, Any]) -> str:
@@ -228,16 +250,42 @@ class Slivers:
         if local.get("frozen"):
             self.backend.freeze(spec, handle, False)
             self._database.update_local(key, frozen=False)
+        problem = ""
         if local.get("halted") or not self.backend.adopt(spec, handle):
-            handle = self.backend.start(spec, handle)
-            self._database.update_local(key, handle=handle, halted=False, applied=self._fingerprint(spec))
+            handle, problem = self._start(spec, handle)
         elif local.get("applied") != self._fingerprint(spec):
-            handle = self.backend.configure(spec, handle)
-            self._database.update_local(key, handle=handle, applied=self._fingerprint(spec))
+            handle, problem = self._configure(spec, handle)
+        self._database.update_local(key, handle=handle, halted=False, applied=None if problem else self._fingerprint(spec))
         self._copies.keep(self._database.get(key), self._database.local(key))
         again = self._opened(name, handle)
-        self._set(name, READY)
-        return again
+        self._set(name, READY, problem)
+        if not problem:
+            self._pace.pop(name, None)
+            return again
+        pace = self._pace.get(name, CONFIGURE_RETRY[0])
+        self._pace[name] = min(2 * pace, CONFIGURE_RETRY[1])
+        return pace if again is None else min(again, pace)
+
+    def _start(self, spec: SliverSpec, handle: Handle) -> tuple[Handle, str]:
+        """And what was left as it is."""
+        try:
+            return self.backend.start(spec, handle), ""
+        except BackendError as error:
+            # Whoever has keys gets in again, whatever a job has made of the place where they are kept.
+            try:
+                return self.backend.start(dataclasses.replace(spec, ssh_keys=None), handle), str(error)
+            except BackendError:
+                raise error from None
+
+    def _configure(self, spec: SliverSpec, handle: Handle) -> tuple[Handle, str]:
+        """And what was left as it is: that a change is impossible ends no job, nor the sliver for those who use it."""
+        try:
+            return self.backend.configure(spec, handle), ""
+        except BackendError as error:
+            return handle, str(error)
+        except Exception as error:
+            log.exception("Sliver %s cannot be changed:", spec.name)
+            return handle, f"internal error: {type(error).__name__}: {error}"
 
     def _halt(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle,
               enabled: bool) -> float | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.nodemanager.backends.base import Backend, BackendError, Handle
+from nodepool.nodemanager.descriptors import readable
 from nodepool.nodemanager.sshfiles import CONFIG_PATH
 from nodepool.nodemanager.watch import ProcessWatch, start_time
 
@@ -153,7 +153,7 @@ class SshServers:
         deadline = time.monotonic() + START_TIMEOUT
         text = b""
         while _LISTENING not in text:
-            if not select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not readable([reading], deadline - time.monotonic()):
                 return f"nothing in {START_TIMEOUT:g} s {text[-200:]!r}"
             data = os.read(reading, 4096)
             if not data or len(text) > 65536:

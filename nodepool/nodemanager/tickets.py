@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nodepool.nodemanager import safe_xml
 from nodepool.nodemanager.records import SLIVER, RecordError, parse_record
 
 ALGORITHMS = ("EdDSA", "ES256")
@@ -29,6 +31,14 @@ class TicketError(Exception):
 
 
 UseOnce = Callable[[str, float], bool]
+
+
+def missing(options: Mapping[str, Any]) -> str | None:
+    """What this machine lacks for tickets with these options; None: nothing."""
+    wanted = {"keys": ("jwt", "cryptography"), "xml-keys": ("signxml", "lxml", "cryptography")}
+    absent = sorted({name for option, names in wanted.items() if options.get(option)
+                     for name in names if importlib.util.find_spec(name) is None})
+    return f"tickets need {', '.join(absent)}, not installed here; install nodepool[nodemanager]" if absent else None
 
 
 def _check_records(slivers: Any) -> list[dict[str, Any]]:
@@ -134,6 +144,18 @@ def verify(
     return _verify_jws(text, options, host, use_once)
 
 
+def read(signed: str, options: Mapping[str, Any], host: str) -> tuple[list[dict[str, Any]], str, float]:
+    """As :func:`verify`, for who sees to it that it is used once: its records, its id, and when that may be forgotten."""
+    found: list[tuple[str, float]] = []
+
+    def remember(jti: str, expiry: float) -> bool:
+        found.append((jti, expiry))
+        return True
+
+    records = verify(signed, options, host, remember)
+    return records, *found[0]
+
+
 def _read(paths: Sequence[str]) -> list[bytes]:
     found = []
     for path in paths:
@@ -171,7 +193,7 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseO
 
 
 def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: UseOnce) -> list[dict[str, Any]]:
-    """What both forms have in common, after signature, host and time.  The id is used up only when all else is right."""
+    """What both forms have in common, after signature, host and time.  The id comes last: when all else is right."""
     issuer, jti, issued, expiry = (claims.get(name) for name in ("iss", "jti", "iat", "exp"))
     if not isinstance(issuer, str) or not isinstance(jti, str) or not 0 < len(jti) <= MAX_ID:
         raise TicketError("it has no issuer (iss), or no usable id (jti)")
@@ -196,8 +218,6 @@ def _time(value: Any) -> float:
 def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float) -> list[dict[str, Any]]:
     """The enveloped signature of the original; only what the signature covers is looked at."""
     from cryptography.exceptions import InvalidSignature
-    from defusedxml import ElementTree
-    from defusedxml.common import DefusedXmlException
     from lxml.etree import LxmlError
     from signxml.algorithms import DigestAlgorithm, SignatureMethod
     from signxml.exceptions import SignXMLException
@@ -207,9 +227,9 @@ def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once
     if not certificates:
         raise TicketError("this node has no certificates for XML tickets (tickets.xml-keys)")
     try:
-        ElementTree.fromstring(document, forbid_dtd=True)
-    except (DefusedXmlException, ElementTree.ParseError) as error:
-        raise TicketError(f"not acceptable XML: {error!r}") from None
+        safe_xml.check(document)
+    except safe_xml.UnsafeXml as error:
+        raise TicketError(f"not acceptable XML: {error}") from None
     sha1 = bool(options.get("allow-sha1"))
     settings = SignatureConfiguration(
         expect_references=1, location="./",
@@ -251,4 +271,4 @@ def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
     return claims
 
 
-__all__ = ["TicketError", "sign", "sign_xml", "verify"]
+__all__ = ["TicketError", "read", "sign", "sign_xml", "verify"]

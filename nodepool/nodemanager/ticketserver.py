@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
+import pwd
 import socket
 import sys
 import time
@@ -15,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager.api import ROOT
 from nodepool.nodemanager.identity import Identity
 from nodepool.nodemanager.tickets import MAX_SIZE, TicketError
 
@@ -47,15 +48,21 @@ def listen(address: str, port: int) -> socket.socket:
 
 def serve(listener: socket.socket, sign: Sign) -> None:
     """Answer one client after the other, until the process is ended."""
-    identity = Identity(lambda uid: None, lambda name: None)
     while True:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
-            caller = identity.of_tcp(connection)
-            if caller is None or caller.kind != ROOT:
-                print(f"refused: {caller.name if caller is not None else 'somebody unknown'}", file=sys.stderr, flush=True)
+            uid = Identity.tcp_uid(connection)
+            if uid not in (0, os.geteuid()):
+                print(f"refused: {'somebody unknown' if uid is None else _account(uid)}", file=sys.stderr, flush=True)
                 continue
             answer(connection, sign)
+
+
+def _account(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def answer(connection: socket.socket, sign: Sign) -> None:

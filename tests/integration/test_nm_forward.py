@@ -112,6 +112,7 @@ def test_unix_accounts(running: Running, program: str, folder: pathlib.Path, cap
     shells.write_text("/bin/sh")
     # sshd asks /etc/shells itself, through PAM only; this server has none.
     accounts = UnixAccounts(program, str(shells))
+    running.servers.identity._delegate_shell = program  # delegate-accounts: unix
     with account(accounts, name), ssh_server(kinds=["ed25519"]) as server:
         public = (server.folder / "authorized_keys").read_text().strip()
         running.add(delegate(name, ssh_keys=public, methods=["GetUsage"]))
@@ -132,6 +133,7 @@ def test_unix_accounts(running: Running, program: str, folder: pathlib.Path, cap
         assert answer(call(server, xml_rpc.call("GetUsage", ["a"]), name)[1])["memory_bytes"] == 2**40
         assert fault(call(server, xml_rpc.call("GetRSpec", ["a"]), name, "sh", "-c", "id")[1]).faultCode == 108
         assert fault(call(server, xml_rpc.call("Stop", ["a"]), name, "--", "--as", "root")[1]).faultCode == 108
+        assert fault(call(server, xml_rpc.call("Help", ["x" * 500_000]), name)[1]).faultCode == 101, "1 MiB, as other delegates"
 
         accounts.update({name: {"ssh_keys": KEY}})
         assert keys.read_text() == f"{KEY}\n"

@@ -21,12 +21,14 @@ from typing import Any
 import pytest
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import http_exchange, server, xml_rpc
+from nodepool.nodemanager import connections, handshakes, http_exchange, listener, shares, xml_rpc
+from nodepool.nodemanager.api import OTHER
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault, Tls
 from tests.conftest import wait_for
 from tests.nm_node import Authority, Running, delegate, sliver
 
 SLIVER_UID = 3_000_000
+CONTROLLER_UID = 4_000_000_777
 TRIPLE = ["b", "nm_cpu_guaranteed_share", 200]
 
 
@@ -87,20 +89,42 @@ def test_both_sockets(running: Running) -> None:
     for url in (f"unix:{running.socket}", f"http://127.0.0.1:{running.servers.tcp_port}"):
         client = Client(url)
         assert "SetLoans" in client.call("Help")
-        assert client.call("GetRSpec", "a")["nm_net_max_rate"] == 10**12, "more than 32 bits"
         with pytest.raises(RpcFault) as caught:
             client.call("Nonsense")
         assert caught.value.code == 100
+    client = Client(f"unix:{running.socket}")
+    assert client.call("GetRSpec", "a")["nm_net_max_rate"] == 10**12, "more than 32 bits"
     assert os.stat(running.socket).st_mode & 0o777 == 0o666
+
+
+@pytest.mark.spec("issue 10, F15: the API's TCP port gives nobody root by uid")
+def test_root_by_tcp(running: Running) -> None:
+    """Nor what a controller may; the text says where it may."""
+    running.servers.identity._controllers = frozenset({CONTROLLER_UID})
+    url = f"http://127.0.0.1:{running.servers.tcp_port}"
+    for method, arguments in (("GetRSpec", ["a"]), ("DumpDatabase", []), ("ListSlivers", []), ("PutRecord", [sliver("c")])):
+        with pytest.raises(RpcFault, match=r"Permission denied: other root may not .*use the Unix socket"):
+            Client(url).call(method, *arguments)
+    code = """
+try:
+    client.call("ListSlivers")
+except RpcFault as fault:
+    print(fault.text)
+"""
+    assert "use the Unix socket" in as_user(CONTROLLER_UID, url, code)
+    assert as_user(CONTROLLER_UID, f"unix:{running.socket}", "print(len(client.call('ListSlivers')))") == "2"
 
 
 @pytest.mark.spec("nodemanager.md C.9.1: README walk with the standard library's client")
 def test_standard_client(running: Running) -> None:
-    with xmlrpc.client.ServerProxy(f"http://127.0.0.1:{running.servers.tcp_port}/") as proxy:
-        assert "GetRSpec" in str(proxy.Help())
-        assert proxy.SetLoans("a", [TRIPLE]) == 1
-    with xmlrpc.client.ServerProxy(f"http://127.0.0.1:{running.servers.tcp_port}/") as proxy:
-        assert proxy.GetEffectiveRSpec("b")["nm_cpu_guaranteed_share"] == 200  # type: ignore[index, call-overload]
+    code = """
+for method, arguments in (("Help", ()), ("SetLoans", (["b", "nm_cpu_guaranteed_share", 200],)), ("GetEffectiveRSpec", ("a",))):
+    with xmlrpc.client.ServerProxy(client.url) as proxy:
+        print(getattr(proxy, method)(*arguments))
+"""
+    text = as_user(SLIVER_UID, f"http://127.0.0.1:{running.servers.tcp_port}", code)
+    assert "GetRSpec(sliver)" in text
+    assert "'nm_cpu_guaranteed_share': 200" in text
 
 
 @pytest.mark.spec("nodemanager.md A.8, C.5: a sliver is known by its uid, on the Unix socket and on TCP")
@@ -113,9 +137,10 @@ try:
 except RpcFault as fault:
     print(fault.code)
 """
+        root = Client(f"unix:{running.socket}")
         assert as_user(SLIVER_UID, url, code).split() == ["1", "108"]
-        assert Client(url).call("GetLoans", "a") == [TRIPLE]
-        Client(url).call("SetLoans", "a", [])
+        assert root.call("GetLoans", "a") == [TRIPLE]
+        root.call("SetLoans", "a", [])
 
 
 @pytest.mark.spec("nodemanager.md A.8: unknown caller id must be a clean refusal")
@@ -203,7 +228,7 @@ def test_not_http(running: Running, request_: bytes, status: int) -> None:
 
 @pytest.mark.spec("nodemanager.md issue: slow requests are cut off")
 def test_slow(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_exchange, "REQUEST_TIMEOUT", 0.5)
+    monkeypatch.setattr(connections, "REQUEST_TIMEOUT", 0.5)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(20)
         connection.connect(running.socket)
@@ -240,11 +265,11 @@ sys.stdin.read()
     text = AS.format(uid=SLIVER_UID, url=f"unix:{running.socket}", repository=repository) + code
     with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
         assert flood.stdout is not None
-        assert int(flood.stdout.readline()) == 120 - server.MAX_PER_CALLER
+        assert int(flood.stdout.readline()) == 120 - shares.MAX_PER_CALLER
         started = time.monotonic()
         assert Client(f"unix:{running.socket}").call("GetRSpec", "b")
         assert time.monotonic() - started < 2
-    wait_for(lambda: not running.servers._open, what="all places are free again")
+    wait_for(lambda: not running.servers.connections.counts(), what="all places are free again")
 
 
 @pytest.mark.spec("nodemanager.md C.5: WaitSliver holds nobody up")
@@ -254,7 +279,8 @@ def test_wait(running: Running) -> None:
     threads = [threading.Thread(target=lambda: answers.append(client.call("WaitSliver", "late", "ready", 20))) for _ in range(20)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: sum(running.servers._open.values()) == 20, what="twenty wait")
+    wait_for(lambda: running.servers.connections.counts() == {"parked": 20}, what="twenty wait")
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("Thread-nm-api")][20:]
     client.call("PutRecord", sliver("late"))
     for thread in threads:
         thread.join(10)
@@ -300,7 +326,7 @@ def test_port_in_use(folder: pathlib.Path) -> None:
 def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
                                   ) -> None:
     """The pause when the process has no descriptor left ends with the server."""
-    monkeypatch.setattr(server, "SHORTAGE_WAIT", 60.0)
+    monkeypatch.setattr(listener, "SHORTAGE_WAIT", 60.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as connection:
@@ -314,7 +340,7 @@ def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.Monk
             started = time.monotonic()
             running.servers.stop()
             assert time.monotonic() - started < 2
-            assert not running.servers._thread.is_alive()
+            assert "Thread-nm-connections" not in [thread.name for thread in threading.enumerate()]
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for number in taken:
@@ -324,7 +350,7 @@ def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.Monk
 def test_stop_cuts_off(folder: pathlib.Path) -> None:
     with Running(folder) as running, socket.socket(socket.AF_UNIX) as idle:
         idle.connect(running.socket)
-        wait_for(lambda: running.servers._open, what="it is counted")
+        wait_for(running.servers.connections.counts, what="it is counted")
         started = time.monotonic()
         running.servers.stop()
         assert time.monotonic() - started < 3
@@ -349,17 +375,90 @@ class Backend:
 def test_listener_of_a_sliver(running: Running) -> None:
     backend = running.node.backend = Backend()
     for pid in (5, 5, 6):
-        running.servers.sliver_changed("b", {"pid": pid, "start_time": 1})
+        running.servers.sliver_changed("b", {"pid": pid, "start_time": 1, "index": 7})
     assert len(backend.ports) == 2, "a new one only for a new life"
     client = Client(f"http://127.0.0.1:{backend.ports[1]}")
     assert client.call("SetLoans", ["a", "nm_cpu_share", 3]) == 1
     with pytest.raises(RpcFault, match="Permission denied: sliver b"):
         client.call("Stop", "a")
-    with pytest.raises(RpcError):
-        Client(f"http://127.0.0.1:{backend.ports[0]}").call("Help")
-    running.servers.sliver_changed("b", None)
-    with pytest.raises(RpcError):
-        client.call("Help")
+    for url in (f"http://127.0.0.1:{backend.ports[0]}", client.url):
+        running.servers.sliver_changed("b", {"pid": 6, "start_time": 1} if url != client.url else None)
+
+        def refused(url: str = url) -> bool:
+            try:
+                return not Client(url).call("Help")
+            except RpcError:
+                return True
+
+        wait_for(refused, what="nobody listens there")
+
+
+@pytest.mark.spec("issue 10, F16: the link at the old path has no name that others know before; links are not followed")
+def test_old_link(folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, precious = folder / "node_mgr_api", folder / "precious"
+    precious.write_text("mine")
+    (folder / "node_mgr_api.new").symlink_to(precious)
+    old.symlink_to(precious)
+    with Running(folder, api={"old-unix": str(old)}) as running:
+        assert os.readlink(old) == running.socket
+    assert precious.read_text() == "mine"
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith("node_mgr_api")) == ["node_mgr_api.new"]
+    old.write_text("a file")
+    with Running(folder, api={"old-unix": str(old)}):
+        assert old.read_text() == "a file"
+    assert "is no link; it is left alone" in caplog.text
+
+
+@pytest.mark.spec("issue 10, F5: bodies of slivers and strangers are small, of root and controllers 1 MiB")
+def test_small_bodies(running: Running) -> None:
+    code = """
+for size in (60_000, 70_000):
+    try:
+        client.call("Help", "x" * size)
+    except (RpcError, RpcFault) as error:
+        print(getattr(error, "code", error))
+connection = client._connection(10)
+connection.request("POST", "/", xml_rpc.call("Help", ["x" * 70_000]), {"X-Nodepool-Delegate": ""})
+print(connection.getresponse().status)
+connection.close()
+"""
+    lines = as_user(SLIVER_UID, f"unix:{running.socket}", code).splitlines()
+    assert lines[0] == "101"
+    assert "HTTP status 413: a request may have at most 65536 bytes" in lines[1]
+    assert lines[2] == "413", "who says that it is the forwarder, and is no delegate"
+    with pytest.raises(RpcFault, match="argument count"):
+        Client(f"unix:{running.socket}").call("Help", "x" * 900_000)
+
+
+@pytest.mark.spec("issue 10, F5: one request of a caller at a time; others are answered meanwhile")
+def test_one_at_a_time(running: Running) -> None:
+    node, busy, most, go = running.node, [0], [0], threading.Event()
+
+    def slow(name: str) -> str:
+        busy[0] += 1
+        most[0] = max(most[0], busy[0])
+        go.wait(20)
+        busy[0] -= 1
+        return "done"
+
+    node.console = slow  # type: ignore[method-assign]
+    code = """
+import threading
+def ask():
+    sys.stdout.write(client.call("GetConsole", "a") + "\\n")
+threads = [threading.Thread(target=ask) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(as_user(SLIVER_UID, f"unix:{running.socket}", code)))
+    thread.start()
+    wait_for(lambda: busy[0] and running.servers.connections.counts()["waiting"] == 5, what="the others wait")
+    assert Client(f"unix:{running.socket}").call("GetRSpec", "b")
+    go.set()
+    thread.join(30)
+    assert answers[0].split() == ["done"] * 6
+    assert most[0] == 1
 
 
 # -- TLS
@@ -430,15 +529,25 @@ def test_tls_refused(tls: Running, authority: Authority, folder: pathlib.Path) -
 
 @pytest.mark.spec("nodemanager.md issue: connection floods: before the handshake nobody takes all places")
 def test_tls_flood(tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = [socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10) for _ in range(100)]
+    launcher = tls_client(tls, authority, "nl01")
+    most = handshakes.MAX_PER_ADDRESS
+    idle = [socket.create_connection(("127.0.0.1", tls.servers.tls_port), timeout=10) for _ in range(most + 50)]
     try:
-        wait_for(lambda: sum(tls.servers._open.values()) == server.MAX_HANDSHAKES, what="the places are taken")
+        wait_for(lambda: len(tls.servers.connections.handshakes) == most, what="the places are taken")
         assert Client(f"unix:{tls.socket}").call("Help")
+        # The oldest of them gives up its place.
+        for _ in range(20):
+            assert launcher.call("ListSlivers")
+        monkeypatch.setattr(handshakes, "MAX_HANDSHAKES", most)
+        monkeypatch.setattr(handshakes, "MAX_PER_ADDRESS", 2 * most)
+        for _ in range(20):
+            assert launcher.call("ListSlivers")
+        assert len([thread for thread in threading.enumerate() if thread.name.startswith("Thread-nm-tls")]) <= handshakes.THREADS
     finally:
         for connection in idle:
             connection.close()
-    wait_for(lambda: not tls.servers._open, what="the places are free again")
-    assert tls_client(tls, authority, "nl01").call("Help")
+    wait_for(lambda: not len(tls.servers.connections.handshakes), what="the places are free again")
+    assert launcher.call("Help")
 
 
 @pytest.mark.spec("nodemanager.md C.8: uploadImage = stream tar to hosts, checksum; deleteImage")
@@ -470,6 +579,44 @@ def test_images(tls: Running, authority: Authority, folder: pathlib.Path) -> Non
     assert os.listdir(folder / "images") == []
 
 
+@pytest.mark.spec("issue 10, F8: calls that wait take no place that others need: launchers, a sliver's, and other slivers'")
+def test_many_wait(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 slivers with 32 WaitSliver each, more than all places of that kind; the 17th is let in at the cost of who has most."""
+    monkeypatch.setitem(shares.PLACES, OTHER, 60)
+    running.add(*[sliver(f"s{number}") for number in range(3)])
+    for number in range(3):
+        running.node.uids[running.config.id_base + (number + 1) * 65536] = f"s{number}"
+    backend = running.node.backend = Backend()
+    waiting: list[socket.socket] = []
+    counts = running.servers.connections.counts
+
+    def places() -> dict[Any, int]:
+        return {share.key[1]: len(share.connections) for share in list(running.servers.connections._shares.values())
+                if isinstance(share.key, tuple)}
+
+    try:
+        for number in range(3):
+            running.servers.sliver_changed(f"s{number}", {"pid": number + 1, "start_time": 1, "index": number + 1})
+            question = post(xml_rpc.call("WaitSliver", [f"s{number}", "gone", 300]))
+            for _ in range(30 if number < 2 else 10):
+                connection = socket.create_connection(("127.0.0.1", backend.ports[number]), 10)
+                connection.sendall(question)
+                waiting.append(connection)
+            wanted = ({1: 30}, {1: 30, 2: 30}, {1: 25, 2: 25, 3: 10})[number]
+            wait_for(lambda wanted=wanted: places() == wanted and set(counts()) == {"parked"}, what="they wait")  # type: ignore[misc]
+        assert Client(f"unix:{running.socket}").call("GetRSpec", "s1")
+        assert len([thread for thread in threading.enumerate() if thread.name.startswith("Thread-nm-api")]) < 20
+        # One change, and all of that sliver are answered.
+        running.node.database.delete("sliver_s2")
+        running.node.changed("s2")
+        for connection in waiting[60:]:
+            connection.settimeout(20)
+            assert b"methodResponse" in b"".join(iter(lambda connection=connection: connection.recv(65536), b""))  # type: ignore[misc]
+    finally:
+        for connection in waiting:
+            connection.close()
+
+
 def test_cut_off_upload(running: Running, folder: pathlib.Path) -> None:
     head = b"PUT /images/x HTTP/1.0\r\nContent-Length: 1000000\r\n\r\n"
     assert b"too early" in raw(running, head + b"x" * 1000, half_close=True)
@@ -484,3 +631,21 @@ def test_client_of_wrong_addresses(folder: pathlib.Path) -> None:
         Client("https://x", Tls("/nowhere", "/nowhere", "/nowhere"))
     with pytest.raises(RpcError):
         Client(f"unix:{folder}/nobody").call("Help")
+
+
+@pytest.mark.spec("issue 10, F8: no texts such as \"Bad file descriptor\" for who is sent away")
+@pytest.mark.parametrize("reads", [False, True])
+def test_client_that_is_sent_away(folder: pathlib.Path, authority: Authority, reads: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def send_away() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                if reads:
+                    connection.recv(10)
+
+        thread = threading.Thread(target=send_away)
+        thread.start()
+        client = Client(f"https://127.0.0.1:{listener.getsockname()[1]}", Tls(authority.cert, *authority.issue("nl01")))
+        with pytest.raises(RpcError, match="closed the connection before it was secured"):
+            client.call("Help")
+        thread.join(10)

@@ -13,6 +13,7 @@ import pytest
 from nodepool.nodemanager import api
 from nodepool.nodemanager.api import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller, Fault
 from nodepool.nodemanager.config import parse
+from nodepool.nodemanager.texts import clean
 from tests.nm_node import MemoryNode, delegate, sliver
 
 A, B = Caller(SLIVER, "a"), Caller(SLIVER, "b")
@@ -156,3 +157,46 @@ def test_renew_and_wait(node: MemoryNode) -> None:
     assert node.api.call(LAUNCHER, "WaitSliver", ("gone", "gone", 5))["name"] == "gone"
     assert fault(node, LAUNCHER, "WaitSliver", "a", "happy", 5).code == 102
     assert fault(node, B, "WaitSliver", "a", "ready", 5).code == 108
+
+
+@pytest.mark.spec("issue 10, F16: delegations compare kind as well as name")
+def test_delegations_by_kind(node: MemoryNode) -> None:
+    node.deliver("test", None, [sliver("del_snoop"), sliver("watched", delegations=[
+        ("del_snoop", "GetRSpec"), ("b", "GetRSpec"), ("monitor", "GetRSpec"), ("lazy", "GetRSpec")])], False)
+    for caller in (SNOOP, B, Caller(CERTIFICATE, "monitor")):
+        assert node.api.call(caller, "GetRSpec", ("watched",))
+    for kind in (SLIVER, OTHER, CERTIFICATE):
+        assert fault(node, Caller(kind, "del_snoop"), "GetRSpec", "watched").code == 108, "it is the delegate's name"
+    assert fault(node, Caller(OTHER, "monitor"), "GetRSpec", "watched").code == 108, "an account of the host"
+    for kind in (OTHER, CERTIFICATE):
+        assert fault(node, Caller(kind, "lazy"), "GetRSpec", "watched").code == 108, "it is the sliver's name"
+
+
+@pytest.mark.spec("issue 10, F16: changes of callers that are neither root nor controller are limited")
+def test_too_many_changes(node: MemoryNode) -> None:
+    for _ in range(api.CHANGES_SAVED + 1):
+        node.api.call(A, "SetLoans", ([],))
+    found = fault(node, A, "SetLoans", [])
+    assert found.code == 104
+    assert found.text.startswith("too many changes of a by sliver a: SetLoans is possible in ")
+    assert fault(node, A, "Stop", "a").code == 104
+    assert node.api.call(A, "GetLoans", ("a",)) == []
+    assert node.api.call(B, "DeleteSliver", ("a",)) == 1, "another caller's"
+    for caller in (THE_ROOT, LAUNCHER):
+        for _ in range(2 * api.CHANGES_SAVED):
+            node.api.call(caller, "SetLoans", ("a", []))
+
+
+@pytest.mark.spec("issue 10, F16: texts chosen by others are cleaned before they get into faults")
+def test_clean() -> None:
+    assert str(Fault(104, "a\x1b[2J\x9bb\r\nforged line\u202e\x00")) == "a\ufffd[2J\ufffdb forged line\ufffd\ufffd"
+    assert clean("two  spaces, umlauts: ü") == "two  spaces, umlauts: ü"
+
+
+def test_wait_is_parked(node: MemoryNode) -> None:
+    found = node.api.call(LAUNCHER, "WaitSliver", ("late", "ready", 1000))
+    assert isinstance(found, api.Parked)
+    assert (found.sliver, found.timeout, found.check()) == ("late", api.MAX_WAIT, None)
+    assert node.api.call(LAUNCHER, "WaitSliver", ("late", "ready", 0)) == found.late == {"name": "late", "state": "waiting"}
+    node.deliver("test", None, [sliver("late")], False)
+    assert found.check()["name"] == "late"

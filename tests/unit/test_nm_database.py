@@ -10,10 +10,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from unittest.mock import Mock
 
 import pytest
 
+from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.database import Database, DatabaseError, Record
+from nodepool.nodemanager.slivers import Slivers
 
 
 def opened(path: pathlib.Path) -> Database:
@@ -218,3 +221,30 @@ def test_tickets_once(tmp_path: pathlib.Path) -> None:
     assert database.use_ticket("y", 400)
     assert database._rows("SELECT jti FROM used_tickets") == [("y",)]
     database.close()
+
+
+@pytest.mark.spec("issue 10, F5: GetCapacity is cheap: what has not changed is not calculated again")
+def test_effective_is_remembered(tmp_path: pathlib.Path) -> None:
+    config = parse({"state-dir": str(tmp_path), "run-dir": str(tmp_path)}, "test")
+    database = Database(str(tmp_path / "db"))
+    database.open()
+    try:
+        found = Slivers(config, database, Mock(), Mock(), Mock())
+        assert found.effective() == {}
+        for name in ("a", "b"):
+            database.put(Record(f"sliver_{name}", "test", 1, 1, None,
+                                {"account_type": "sliver", "name": name, "rspec": {"nm_cpu_guaranteed_share": 100}}))
+        before = found.effective()
+        assert found.effective() is before
+        assert before["b"]["nm_cpu_guaranteed_share"] == 100
+        with pytest.raises(ZeroDivisionError), database.transaction():
+            database.update_local("sliver_a", loans=[["b", "nm_cpu_guaranteed_share", 30]])
+            assert found.effective()["b"]["nm_cpu_guaranteed_share"] == 130, "its own transaction's"
+            raise ZeroDivisionError
+        assert found.effective() == before
+        database.update_local("sliver_a", loans=[["b", "nm_cpu_guaranteed_share", 20]])
+        assert found.effective()["b"]["nm_cpu_guaranteed_share"] == 120
+        database.delete("sliver_b")
+        assert set(found.effective()) == {"a"}
+    finally:
+        database.close()

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import identity as module
 from nodepool.nodemanager.api import CERTIFICATE, CONTROLLER, DELEGATE, OTHER, ROOT, SLIVER, Caller
+from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.identity import Identity, socket_owner
 
 WHO = Identity({3_000_000: "a"}.get, {"nobody": ["GetUsage"], "del_snoop": []}.get)
@@ -23,10 +25,28 @@ WHO = Identity({3_000_000: "a"}.get, {"nobody": ["GetUsage"], "del_snoop": []}.g
 def test_of_uid() -> None:
     assert WHO.of_uid(0).kind == ROOT
     assert WHO.of_uid(3_000_000) == Caller(SLIVER, "a")
-    assert WHO.of_uid(pwd.getpwnam("nobody").pw_uid) == Caller(DELEGATE, "nobody", frozenset({"GetUsage"}))
+    assert WHO.of_uid(pwd.getpwnam("nobody").pw_uid) == Caller(OTHER, "nobody"), "delegates share one account"
     assert WHO.of_uid(pwd.getpwnam("daemon").pw_uid) == Caller(OTHER, "daemon")
     assert WHO.of_uid(4_123_456_789).kind == OTHER
     assert Identity({}.get, {}.get, own_uid=1234).of_uid(1234).kind == ROOT
+
+
+@pytest.mark.spec("issue 10, F15: nobody is root, or a controller, by TCP; a sliver is who it is")
+def test_without_trust() -> None:
+    who = Identity({3_000_000: "a", 0: "evil"}.get, {}.get, own_uid=1, controllers=[2])
+    for uid in (0, 1, 2):
+        found = who.of_uid(uid, trust=False)
+        assert found.kind == OTHER
+        assert "Unix socket" in found.advice
+    assert who.of_uid(3_000_000, trust=False) == Caller(SLIVER, "a")
+
+
+@pytest.mark.spec("issue 10, F16: an account of the host that is named like a delegate is not that delegate")
+def test_accounts_of_delegates() -> None:
+    nobody = pwd.getpwnam("nobody")
+    for shell, kind in ((None, OTHER), ("/usr/bin/nodepool-nm-forward", OTHER), (nobody.pw_shell, DELEGATE)):
+        who = Identity({}.get, {"nobody": ["GetUsage"]}.get, delegate_shell=shell)
+        assert who.of_uid(nobody.pw_uid).kind == kind
 
 
 @pytest.mark.spec("nodemanager.md C.5: only root and the shared account may speak for a delegate")
@@ -44,7 +64,7 @@ def test_forwarding() -> None:
 def test_certificates() -> None:
     certificate = {"subject": ((("organizationName", "x"),), (("commonName", "nl01"),)),
                    "subjectAltName": (("DNS", "nl01.example.com"), ("IP Address", "1.2.3.4"))}
-    assert WHO.of_certificate(certificate, ()) == Caller(CONTROLLER, "nl01")
+    assert WHO.of_certificate(certificate, ()) == Caller(CERTIFICATE, "nl01")
     assert WHO.of_certificate(certificate, ("nl01.example.com",)) == Caller(CONTROLLER, "nl01.example.com")
     assert WHO.of_certificate(certificate, ("nl02", "1.2.3.4")) == Caller(CERTIFICATE, "nl01")
     assert WHO.of_certificate({}, ()) is None
@@ -76,7 +96,7 @@ def test_owner(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatc
             raise OSError("no such protocol")
 
         monkeypatch.setattr(module, "_diagnose", refuse)
-    for uid, expected in ((0, Caller(ROOT, "root")), (3_000_000, Caller(SLIVER, "a"))):
+    for uid, expected in ((0, Caller(OTHER, "root")), (3_000_000, Caller(SLIVER, "a"))):
         with connect_as(uid, listener):
             connection, _ = listener.accept()
             with connection:
@@ -150,3 +170,12 @@ def test_unix(tmp_path: object) -> None:
             connection, _ = server.accept()
             with connection:
                 assert WHO.of_unix(connection).kind == ROOT
+
+
+@pytest.mark.spec("issue 10, F15: controllers must be named")
+@pytest.mark.parametrize("controllers", [None, []])
+def test_controllers_are_named(controllers: list[str] | None) -> None:
+    tls = {"cert": "c", "key": "k", "ca": "a", **({} if controllers is None else {"controllers": controllers})}
+    with pytest.raises(ConfigurationError, match=r"test: api\.tls\.controllers: the names .* \[launcher1\.example\.org\]"):
+        parse({"api": {"tls": tls}}, "test")
+    assert parse({"api": {"tls": {**tls, "controllers": ["nl01"]}}}, "test").tls is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
 import xmlrpc.client
 from typing import Any
 
@@ -45,3 +47,27 @@ def test_large_numbers() -> None:
     assert b"<int>5</int>" in xml_rpc.response(5)
     with pytest.raises(OverflowError):
         xml_rpc.response(2**63)
+
+
+@pytest.mark.spec("issue 10, F5: elements and copies of texts are bounded while a call is read")
+@pytest.mark.parametrize("body", [
+    b"<methodCall><methodName>Help</methodName><params>" + b"<value/>" * 120_000,
+    b"<methodCall><methodName>Help</methodName><params>" + b"<string>" * 20_000 + b"x\n" * 100_000 + b"</string>" * 20_000
+    + b"</params></methodCall>"])
+def test_costly_calls(body: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ValueError):
+            xml_rpc.parse_call(body)
+        assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(ValueError, match="too many elements"):
+        xml_rpc.parse_call(b"<a>" + b"<value/>" * 8000 + b"</a>")
+
+
+def test_many_small_values() -> None:
+    """What our own client makes of the smallest values is no attack."""
+    for value in (None, "", 0, [], {}, True):
+        arguments = [[value] * 5000]
+        assert xml_rpc.parse_call(xml_rpc.call("M", arguments)) == ("M", tuple(arguments))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nodepool.nodemanager.privileges import PRIVILEGES
+from nodepool.nodemanager.texts import clean
 
 Handle = dict[str, Any]
 """JSON-able; kept in the database: backend, name, index, pid, start_time, boot_id, cgroups, veth (dict: veth, address, gateway),
@@ -24,7 +25,8 @@ class BackendError(Exception):
     """Text for people; `retry` says whether the same call may succeed later without a change by the operator."""
 
     def __init__(self, message: str, retry: bool = False) -> None:
-        super().__init__(message)
+        # It may hold names and output from inside.
+        super().__init__(clean(message))
         self.retry = retry
 
 
@@ -47,8 +49,8 @@ class SliverSpec:
     """"host", "dir:/path", "tar:/path", "image:<name>" (uploaded: <state>/images/<name>.tar), "oci:<reference>" (podman)."""
     rspec: Mapping[str, Any]
     """Effective."""
-    ssh_keys: str = ""
-    """Newline-joined public keys for `username` and root."""
+    ssh_keys: str | None = ""
+    """Newline-joined public keys for `username` and root; None: those that are there stay."""
     initscript: bytes | None = None
     network: str = "none"
     """"none", "nat" or "bridge:<interface>"."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import select
 import shutil
 import signal
 import threading
@@ -26,6 +25,7 @@ from nodepool.nodemanager.backends.base import (
     Spawned,
     Starting,
 )
+from nodepool.nodemanager.descriptors import readable
 from nodepool.nodemanager.rootfs import RootStore, RootTree, check_sliver_name
 
 INITSCRIPT_PATH = "/etc/rc.vinit"
@@ -367,7 +367,7 @@ class NativeBackend(Backend):
                     try:
                         if pid in members():
                             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                            select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+                            readable([pidfd], deadline - time.monotonic())
                     finally:
                         os.close(pidfd)
 
@@ -382,7 +382,7 @@ class NativeBackend(Backend):
             try:
                 if syscalls.start_time(int(handle["pid"])) == handle["start_time"]:
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+                    readable([pidfd], deadline - time.monotonic())
             finally:
                 os.close(pidfd)
 

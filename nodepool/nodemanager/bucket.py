@@ -1,0 +1,38 @@
+"""How much of something may be used in a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Bucket:
+    """``rate`` per second, of which ``saved`` may be saved up.  Who has some left may begin, whatever it will cost: the next one
+    waits until the debt is paid."""
+
+    def __init__(self, rate: float, saved: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._saved = saved
+        self._now = now
+        self._level = saved
+        self._since = now()
+
+    def use(self, amount: float) -> None:
+        self._fill()
+        self._level -= amount
+
+    def wait(self) -> float:
+        """Seconds until it may be used; 0: now."""
+        self._fill()
+        # A little above nothing, or whoever waits so long might find it just not there.
+        return 0.0 if self._level > 0 else -self._level / self._rate + 0.001
+
+    @property
+    def full(self) -> bool:
+        self._fill()
+        return self._level >= self._saved
+
+    def _fill(self) -> None:
+        now = self._now()
+        self._level = min(self._saved, self._level + (now - self._since) * self._rate)
+        self._since = now

@@ -1,0 +1,12 @@
+"""Texts that somebody inside a sliver, or at the other end of a line, may have chosen."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """In one line, and without what a terminal would obey or show in another order than it is."""
+    return _CONTROL.sub("\ufffd", " ".join(text.split()) if _CONTROL.search(text) else text)
