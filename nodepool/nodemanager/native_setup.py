@@ -318,10 +318,11 @@ def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
     with first.held_namespaces(NEW) as pid:
         write_maps(pid, base, request["count"])
         userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        for name in ("lower", "writable", "stage"):
-            os.makedirs(os.path.join(scratch, name), exist_ok=True)
+        syscalls.mount("tmpfs", scratch, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
+        for name in ("writable", "stage"):
+            os.mkdir(os.path.join(scratch, name))
         build_tree({"base": base, "writable": os.path.join(scratch, "writable"), "stage": os.path.join(scratch, "stage"),
-                    "layers": {"root": [os.path.join(scratch, "lower")]}}, userns)
+                    "layers": {"root": [request["layer"]]}}, userns)
     return {}, []
 
 

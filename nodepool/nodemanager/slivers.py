@@ -52,14 +52,17 @@ class Slivers:
     :param opened: called with (name, handle or None) when connections are to be let in, or refused; returns after how many
         seconds it wants to be called again, or None.
     :param usable: whether a number can be given to a new sliver; see :meth:`Database.allocate_index`.
+    :param removed: called when what a sliver took of the host is free again.
     """
 
     def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
                  opened: Callable[[str, Handle | None], float | None],
                  admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
-                 now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True) -> None:
+                 now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True,
+                 removed: Callable[[], object] = lambda: None) -> None:
         self._config = config
         self._usable = usable
+        self._removed = removed
         self._database = database
         self.backend = backend
         self._opened = opened
@@ -265,6 +268,7 @@ class Slivers:
         self._opened(name, None)
         with self._deleting:
             self.backend.destroy(name, int(local["index"]), local.get("handle"))
+        self._removed()
         self._copies.forget(key)
         self._database.update_local(key, handle=None, applied=None, image=None, halted=None, frozen=None, index=None)
         self._database.free_index(name)

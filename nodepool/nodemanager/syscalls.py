@@ -148,6 +148,12 @@ def _context_messages(context: int) -> str:
     return "; ".join(lines)
 
 
+def fallocate(descriptor: int, start: int, length: int, keep_size: bool = False) -> None:
+    """Take room for a part of a file. Raises OSError; EOPNOTSUPP: this file system cannot."""
+    _checked("fallocate", _libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(1 if keep_size else 0), ctypes.c_int64(start),
+                                          ctypes.c_int64(length)))
+
+
 def pivot_root(new: str, old: str) -> None:
     """pivot_root(2)."""
     _call("pivot_root", _PIVOT_ROOT[machine()], os.fsencode(new), os.fsencode(old))
