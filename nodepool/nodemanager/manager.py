@@ -301,9 +301,10 @@ class NodeManager:
         roots = getattr(self.backend, "roots", None)
         if roots is None:
             return
+        asked = time.time()
         alive = set(self.backend.found()) | self.slivers.names()
         try:
-            roots.prune(alive, TEMPLATE_IDLE)
+            roots.prune(alive, TEMPLATE_IDLE, asked)
         except OSError as error:
             self.log.warning("Root trees that nobody uses cannot be removed: %s", error)
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
+import tarfile
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from nodepool.nodemanager import room
 from nodepool.nodemanager.room import Room
-from nodepool.nodemanager.rpc_client import RpcFault
+from nodepool.nodemanager.rpc_client import Client, RpcFault
 from tests.conftest import wait_for
 from tests.integration.nm_bench import NmDaemon, run_daemon
 
@@ -227,3 +232,67 @@ def test_memory_of_those_that_say_nothing(bare: NmDaemon) -> None:
     bare.put("unlimited", rspec={"nm_mem_limit": 0})
     with pytest.raises(RpcFault, match="quota: memory"):
         bare.put("alpha")
+
+
+def make_image(path: pathlib.Path, files: int, size: int) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name in ("bin", "proc", "sys", "dev", "run", "data"):
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(info)
+        for name, length in (("bin/sh", 10), *((f"data/f{number}", size) for number in range(files))):
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = length, 0o755
+            tar.addfile(info, io.BytesIO(b"x" * length))
+
+
+@pytest.fixture
+def roomy(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
+    yield from run_daemon(NmDaemon(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.spec("issue 10, F3a: an image that is unpacked holds up no sliver of another image")
+def test_slivers_while_an_image_is_unpacked(roomy: NmDaemon, tmp_path: pathlib.Path) -> None:
+    roomy.put("first")
+    make_image(tmp_path / "large.tar", 20000, 8000)
+    templates = roomy.tmp / "state/templates"
+    done = threading.Event()
+
+    def upload() -> None:
+        with open(tmp_path / "large.tar", "rb") as file:
+            Client(f"unix:{roomy.tmp}/run/nodemanager.api").put_image("large", file)
+        done.set()
+
+    thread = threading.Thread(target=upload, name="Thread-test-upload")
+    thread.start()
+    took = []
+    try:
+        wait_for(lambda: list(templates.glob("tar-*.new/root/data")), 30, "the image being unpacked")
+        while not done.is_set() and len(took) < 20:
+            begin = time.monotonic()
+            roomy.put("meanwhile")
+            if not done.is_set():
+                took.append(time.monotonic() - begin)
+            roomy.delete("meanwhile")
+    finally:
+        thread.join(60)
+    print(f"slivers made while an image is unpacked: {[round(each * 1000) for each in took]} ms")
+    assert took, "the image was unpacked before a sliver could be made"
+    assert statistics.median(took) < 0.5
+    roomy.client.delete_image("large")
+
+
+@pytest.mark.spec("issue 10, F2: an upload and its tree take only room that is promised to nobody")
+def test_an_upload_leaves_what_is_promised(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+    wait_for(lambda: nm.client.call("GetCapacity")["prepared"], 60, "the template of image host")
+    make_image(tmp_path / "image.tar", 60, MIB)
+    left = nm.client.call("GetCapacity")["disk_free"]
+    # Room for the file, not for its tree as well.
+    nm.put("large", rspec={"nm_disk_quota": left - 90 * 1024})
+    with open(tmp_path / "image.tar", "rb") as file, pytest.raises(RpcFault, match=r"no root tree can be made.*larger than"):
+        nm.client.put_image("image", file)
+    assert nm.client.call("GetCapacity")["images"] == []
+    nm.put("large", rspec={"nm_disk_quota": left - 50 * 1024})
+    with open(tmp_path / "image.tar", "rb") as file, pytest.raises(RpcFault, match="not enough space for 60 MiB"):
+        nm.client.put_image("image", file)
