@@ -67,6 +67,8 @@ class Host:
     def prepare(self) -> None:
         if self._services.cgroups is not None:
             self._services.cgroups.prepare(self._config.host_reserve)  # type: ignore[attr-defined]
+            helper = getattr(self._services.zygote, "pid", None)
+            self._services.cgroups.shelter([os.getpid(), *([helper] if helper else [])])  # type: ignore[attr-defined]
         if self._services.disks is not None:
             # On a full file system what is left is for the database.
             self._services.disks.prepare(4 if self._room.free() > 0 else 0)  # type: ignore[attr-defined]
@@ -77,6 +79,13 @@ class Host:
                 self.cap(stored.content["cap"], stored.content["exempt_ips"])
             else:
                 self.cap(self._config.network_cap, self._config.exempt_ips)
+
+    def rebalance(self, effective: Mapping[str, Mapping[str, int]]) -> None:
+        """Weights of the slivers that are there; they alone do not tell guarantees from shares."""
+        if self._services.cgroups is not None:
+            there = set(self._services.cgroups.names())
+            self._services.cgroups.rebalance(  # type: ignore[attr-defined]
+                {name: spec for name, spec in effective.items() if name in there})
 
     def problems(self) -> list[Problem]:
         """What this machine lacks for limits, disks and networks."""

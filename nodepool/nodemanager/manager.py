@@ -136,6 +136,7 @@ class NodeManager:
             self.sshd.start()
         self.servers = server.Servers(self.api, self.config, self)
         self.slivers.recover()
+        self.host.rebalance(self.slivers.effective())
         threading.Thread(target=self._prepare_host, name="Thread-nm-prepare", daemon=True).start()
         self.slivers.start()
         self._expiry.start()

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import pytest
 
 from nodepool.nodemanager import room
+from nodepool.nodemanager.host import group_name
 from nodepool.nodemanager.room import Room
 from nodepool.nodemanager.rpc_client import Client, RpcFault
 from tests.conftest import wait_for
@@ -293,6 +294,28 @@ def test_an_upload_leaves_what_is_promised(nm: NmDaemon, tmp_path: pathlib.Path)
     with open(tmp_path / "image.tar", "rb") as file, pytest.raises(RpcFault, match=r"no root tree can be made.*larger than"):
         nm.client.put_image("image", file)
     assert nm.client.call("GetCapacity")["images"] == []
-    nm.put("large", rspec={"nm_disk_quota": left - 50 * 1024})
+    nm.put("more", rspec={"nm_disk_quota": 40 * 1024})
     with open(tmp_path / "image.tar", "rb") as file, pytest.raises(RpcFault, match="not enough space for 60 MiB"):
         nm.client.put_image("image", file)
+
+
+@pytest.mark.spec("issue 10, F13a: the daemon and its helper have a group of their own, and leave none behind")
+def test_the_daemon_has_a_group_of_its_own(roomy: NmDaemon) -> None:
+    def groups() -> list[pathlib.Path]:
+        return list(pathlib.Path("/sys/fs/cgroup").glob(f"**/{group_name(str(roomy.tmp / 'state'))}-daemon"))
+
+    assert roomy.process is not None
+    found = groups()
+    if not found:
+        pytest.skip("a service manager has given it one, or this host has no cgroup controller for CPU")
+    assert str(roomy.process.pid) in (found[0] / "cgroup.procs").read_text().split()
+    assert len((found[0] / "cgroup.procs").read_text().split()) >= 2
+    roomy.put("alpha")
+    inside = roomy.ssh("alpha", "cat /proc/self/cgroup")
+    assert "-daemon" not in inside
+    roomy.stop(signal.SIGKILL)
+    roomy.start()
+    assert str(roomy.process.pid) in (found[0] / "cgroup.procs").read_text().split()
+    roomy.stop()
+    assert groups() == []
+    roomy.start()
