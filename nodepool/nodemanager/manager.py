@@ -20,17 +20,7 @@ from nodepool.nodemanager.database import ABANDONED, Database
 from nodepool.nodemanager.gate import Gate
 from nodepool.nodemanager.host import Host, make_services
 from nodepool.nodemanager.room import Room
-from nodepool.nodemanager.slivers import (
-    ABSENT,
-    CREATED,
-    DISABLED,
-    FAILED,
-    READY,
-    RUNNING,
-    STOPPED,
-    Slivers,
-    key_of,
-)
+from nodepool.nodemanager.slivers import ABSENT, CREATED, DISABLED, FAILED, READY, RUNNING, STOPPED, Slivers, key_of
 from nodepool.nodemanager.sshd import SshServers
 from nodepool.nodemanager.sshfiles import SSHD_ARGV
 from nodepool.nodemanager.startup import Startup
@@ -90,11 +80,7 @@ class NodeManager:
         self.host = Host(config, self.database, self.services, self.room)
         self.problems += self.host.problems()
         self.images = images.Images(
-            os.path.join(config.state_dir, "images"), lambda name: self._prepare_root(f"image:{name}"),
-            self._room_left)
-        roots = getattr(self.backend, "roots", None)
-        if roots is not None:
-            roots.room = self._room_left
+            os.path.join(config.state_dir, "images"), lambda name: self._prepare_root(f"image:{name}"), self._room_left)
         self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
@@ -175,6 +161,7 @@ class NodeManager:
         """Make the root tree of an image before a sliver waits for it."""
         roots = getattr(self.backend, "roots", None)
         if roots is not None:
+            roots.room = self._room_left
             roots.tree(image, PREPARING)
             roots.release(PREPARING)
         self._announce()

@@ -70,6 +70,8 @@ class Slivers:
         self._now = now
         self.changed = threading.Condition()
         self._status: dict[str, Status] = {}
+        self._admitting = threading.Lock()
+        self._being_made: set[str] = set()
         self._creating = threading.BoundedSemaphore(config.create_concurrency)
         self._deleting = threading.BoundedSemaphore(config.delete_concurrency)
         self._reconciler: Reconciler[str] = Reconciler(
@@ -212,11 +214,17 @@ class Slivers:
 
     def _create(self, name: str, key: str, spec: SliverSpec, everybody: Mapping[str, Mapping[str, int]]) -> Handle:
         self._set(name, CREATING)
-        made = self._made()
-        self._admit(name, spec.rspec, {other: rspec for other, rspec in everybody.items() if other in made})
-        with self._creating:
-            handle = self.backend.create(spec)
-        self._database.update_local(key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False)
+        with self._admitting:  # two that are made at the same time must not get the same room
+            made = self._made() | self._being_made
+            self._admit(name, spec.rspec, {other: rspec for other, rspec in everybody.items() if other in made})
+            self._being_made.add(name)
+        try:
+            with self._creating:
+                handle = self.backend.create(spec)
+            self._database.update_local(key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False)
+        finally:
+            with self._admitting:
+                self._being_made.discard(name)
         return handle
 
     def _made(self) -> set[str]:
