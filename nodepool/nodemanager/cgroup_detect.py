@@ -56,10 +56,10 @@ def make_moves_quick(place: Place) -> None:
     This process "moves" to the group in which it is. Done beside other work, the wait is out of the way of other moves.
     """
     with contextlib.suppress(OSError):
-        (_own_group(place.mount, place.controllers if place.kind == "v1" else ()) / "cgroup.procs").write_text(str(os.getpid()))
+        (own_group(place.mount, place.controllers if place.kind == "v1" else ()) / "cgroup.procs").write_text(str(os.getpid()))
 
 
-def _own_group(mount: Path, controllers: Collection[str] = ()) -> Path:
+def own_group(mount: Path, controllers: Collection[str] = ()) -> Path:
     """The group of this process: of version 1 with these controllers, or of version 2."""
     wanted = {"blkio" if name == "io" else name for name in controllers}
     with open("/proc/self/cgroup") as file:
@@ -72,7 +72,7 @@ def _own_group(mount: Path, controllers: Collection[str] = ()) -> Path:
 
 def _delegated(mount: Path) -> Path:
     """Our own group, or the one above it, if systemd delegated it to us; else the root."""
-    group = _own_group(mount)
+    group = own_group(mount)
     for candidate in (group, group.parent):
         if candidate == mount or not candidate.is_relative_to(mount):
             break

@@ -2,13 +2,14 @@
 
 Our tree, in every hierarchy that holds a controller we need::
 
-    nodepool-nm/                     weight: all of the host but its reserve
+    nodepool-nm/                     weight: what is guaranteed, and best effort as much as one other group of the host
         <name>.sliver/               slivers with a guarantee: weight ~ guarantee
-        besteffort/                  weight ~ 1000 - host reserve - sum of guarantees
+        besteffort/                  weight ~ its part of what nobody is guaranteed
             <name>.sliver/           weight ~ nm_cpu_share
+    nodepool-nm-daemon/              the daemon and its helper (controller ``cpu``): logins and calls work beside busy slivers
 
-Our root is sure of 1000 - host reserve per mille only, so that a guarantee counts against that: with 1000 in its place a
-guarantee would shrink as soon as the host uses its reserve.
+Best effort must not outrank the host's own services; see :mod:`cgroup_weights`. A guarantee only adds: who would get more by its
+nm_cpu_share weighs as much as that gives.
 
 Hierarchies without the controller ``cpu`` know no such difference: there all slivers are directly below our root.
 """
@@ -25,26 +26,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager import cgroup_v1, cgroup_v2
+from nodepool.nodemanager import cgroup_v1, cgroup_v2, cgroup_weights
 from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places, make_moves_quick
 from nodepool.nodemanager.cgroup_files import CgroupError, Place, format_list, parse_list, processes, read, walk, write
+from nodepool.nodemanager.cgroup_weights import BESTEFFORT, DAEMON, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.cores import Cores, topology
 from nodepool.nodemanager.rspec import DEFAULT_RSPEC, check_name
 
 __all__ = ["CgroupError", "Cgroups", "admit"]
 
-ROOT_NAME = "nodepool-nm"
-BESTEFFORT = "besteffort"
-#: A dot cannot be in a sliver's name, so that no sliver is mixed up with a file of the kernel or with another group.
-SUFFIX = ".sliver"
-#: Group for the daemon itself where a group with processes may have no children (version 2, delegated by systemd).
-DAEMON = "daemon"
 REMOVE_TIMEOUT = 10.0
 MOVE_TIMEOUT = 10.0
 HOST_RESERVE = 50
-#: What those without a guarantee weigh at least, per mille, so that they do not stand still.
-LEAST_BESTEFFORT = 10
 
 _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 #: What a host cannot do without: resource, remedy.
@@ -72,6 +66,8 @@ class Cgroups:
         self._processors = processors or os.cpu_count() or 1
         self._lock = threading.RLock()
         self._guarantees: dict[str, int] = {}
+        #: nm_cpu_share of each sliver.
+        self._shares: dict[str, int] = {}
         self._cores: Cores | None = None
         self._prepared = False
         self._reserve = HOST_RESERVE
@@ -123,7 +119,7 @@ class Cgroups:
             self._reserve = host_reserve
             try:
                 for place in self._places:
-                    self._prepare(place, host_reserve)
+                    self._prepare(place)
             except OSError as error:
                 raise CgroupError(f"cgroups: cannot make the group {self._root_name} ({error}); run as root, or let systemd "
                                   "delegate a group (Delegate=yes)") from error
@@ -131,7 +127,7 @@ class Cgroups:
             self._prepared = True
             self._balance()
 
-    def _prepare(self, place: Place, host_reserve: int) -> None:
+    def _prepare(self, place: Place) -> None:
         files = _FILES[place.kind]
         root = self._root(place)
         if place.kind == "v2":
@@ -140,8 +136,6 @@ class Cgroups:
             files.delegate(place.base, place.controllers)
         self._mkdir(place, root)
         files.delegate(root, place.controllers)
-        if "cpu" in place.controllers:
-            files.cpu_weight(root, 100 * (1000 - host_reserve) // max(host_reserve, 10))
         if "cpu" in place.controllers or "cpuset" in place.controllers:
             self._mkdir(place, root / BESTEFFORT)
             files.delegate(root / BESTEFFORT, place.controllers)
@@ -165,11 +159,14 @@ class Cgroups:
     def _load(self) -> None:
         """What slivers that are there already were given."""
         self._guarantees.clear()
+        self._shares.clear()
         place = self._where.get("cpu")
         if place is not None:
             for name, group in self._groups(place):
+                weight = _FILES[place.kind].get_cpu_weight(group) or 0
                 if group.parent == self._root(place):
-                    self._guarantees[name] = (_FILES[place.kind].get_cpu_weight(group) or 0) // 10
+                    self._guarantees[name] = weight // 10
+                self._shares[name] = weight if group.parent != self._root(place) else DEFAULT_RSPEC["nm_cpu_share"]
         place = self._where.get("cpuset")
         if place is not None:
             files, root = _FILES[place.kind], self._root(place)
@@ -263,6 +260,7 @@ class Cgroups:
             self._guarantees[name] = guarantee
         else:
             self._guarantees.pop(name, None)
+        self._shares[name] = int(given["nm_cpu_share"])
         self._balance()
 
     def _limit(self, place: Place, group: Path, name: str, given: Mapping[str, Any]) -> None:
@@ -294,8 +292,9 @@ class Cgroups:
         self._rmdir(place, old, deadline)
 
     def rebalance(self, specs: Mapping[str, Mapping[str, Any]]) -> None:
-        """Weight of those without a guarantee = what the guarantees of these effective RSpecs leave."""
+        """Weights by these effective RSpecs; after a start, when only weights were known."""
         with self._lock:
+            self._shares = {name: int(spec.get("nm_cpu_share", DEFAULT_RSPEC["nm_cpu_share"])) for name, spec in specs.items()}
             self._guarantees = {name: int(spec["nm_cpu_guaranteed_share"]) for name, spec in specs.items()
                                 if int(spec.get("nm_cpu_guaranteed_share", 0)) > 0}
             self._balance()
@@ -303,9 +302,7 @@ class Cgroups:
     def _balance(self) -> None:
         place = self._where.get("cpu")
         if place is not None:
-            with contextlib.suppress(FileNotFoundError):
-                left = 1000 - self._reserve - sum(self._guarantees.values())
-                _FILES[place.kind].cpu_weight(self._root(place) / BESTEFFORT, max(LEAST_BESTEFFORT, left) * 10)
+            cgroup_weights.balance(place, self._root(place), self._guarantees, self._shares, self._reserve)
 
     def _write_cores(self) -> None:
         """Reserved cores to their slivers, the rest to everybody else; those that lose some first."""
@@ -427,6 +424,7 @@ class Cgroups:
                 for group in self._existing(place, name):
                     self._rmdir(place, group, deadline)
             self._guarantees.pop(name, None)
+            self._shares.pop(name, None)
             if self._cores is not None and self._cores.release(name):
                 self._write_cores()
             self._balance()
@@ -447,8 +445,17 @@ class Cgroups:
                         raise CgroupError(f"cgroup {each} cannot be removed: {error.strerror}", retry=True) from error
                     time.sleep(0.001)
 
+    def shelter(self, pids: Iterable[int]) -> None:
+        """Give the daemon's processes a group of their own; see :func:`cgroup_weights.shelter`."""
+        place = self._where.get("cpu")
+        if place is not None:
+            cgroup_weights.shelter(place, self._root(place), pids)
+
     def stop(self) -> None:
         """The daemon ends: without slivers nothing of ours stays behind."""
+        place = self._where.get("cpu")
+        if place is not None:
+            cgroup_weights.unshelter(place, self._root(place))
         if not self.names():
             with contextlib.suppress(CgroupError):
                 self.destroy_tree()

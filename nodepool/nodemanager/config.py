@@ -19,6 +19,10 @@ from nodepool.nodemanager.records import DEFAULT_CAP, DEFAULT_EXEMPT
 
 DEFAULT_PATH = "/etc/nodepool/nodemanager.yaml"
 API_SERVER_PORT = 812
+#: MiB that the host keeps for itself when slivers get limits.
+MEMORY_RESERVE = 512
+#: MiB: between them is what a sliver gets that does not say how much memory it wants.
+LEAST_MEMORY, MOST_MEMORY = 256, 2048
 TLS_PORT = 8120
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _PORTS = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
@@ -41,6 +45,7 @@ def _port(value: Any) -> int:
 
 
 _SECONDS = vol.All(vol.Any(int, float), vol.Range(min=0.1))
+_FACTOR = vol.All(vol.Any(int, float), vol.Range(min=1, max=1000))
 _SCHEMA = vol.Schema({
     "state-dir": str, "run-dir": str, "log-file": str, "backend": str, "host-name": str, "host-group": str,
     "id-base": vol.All(int, vol.Range(min=65536, max=4_000_000_000)),
@@ -49,6 +54,7 @@ _SCHEMA = vol.Schema({
     "create-concurrency": vol.All(int, vol.Range(min=1, max=256)),
     "delete-concurrency": vol.All(int, vol.Range(min=1, max=256)),
     "default-rspec": {str: vol.Any(int, str)},
+    "overcommit": {"disk": _FACTOR, "memory": _FACTOR},
     "ssh": {"address": str, "listen-address": str, "ports": _ports, "mode": vol.Any("connection", "sshd"),
             "connections": vol.All(int, vol.Range(min=1, max=10_000))},
     "api": {"unix": vol.Any(str, False), "old-unix": vol.Any(str, False), "tcp": _port, "controller-uids": [int],
@@ -94,6 +100,9 @@ class NodeManagerConfig:
     create_concurrency: int = 2
     delete_concurrency: int = 2
     default_rspec: Mapping[str, int] = field(default_factory=dict)
+    #: How many times disk and memory may be promised to slivers.
+    overcommit_disk: float = 1.0
+    overcommit_memory: float = 1.0
     ssh_address: str = "127.0.0.1"
     ssh_listen_address: str = "127.0.0.1"
     ssh_ports: tuple[int, int] = (22000, 22999)
@@ -159,6 +168,8 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         raise ConfigurationError(f"{path}: default-rspec: {error}") from None
     _check(given, path)
     root = os.geteuid() == 0
+    if root:  # an ordinary user's slivers have no limit together, only one for each process
+        defaults.setdefault("nm_mem_limit", default_memory(total_memory()))
     home = os.path.expanduser("~/.local/state/nodepool-nodemanager")
     runtime = os.environ.get("XDG_RUNTIME_DIR") or home
     run_dir = os.path.abspath(given.get("run-dir", "/run/nodepool" if root else os.path.join(runtime, "nodepool")))
@@ -185,6 +196,8 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         create_concurrency=given.get("create-concurrency", processors),
         delete_concurrency=given.get("delete-concurrency", processors),
         default_rspec=defaults,
+        overcommit_disk=given.get("overcommit", {}).get("disk", 1.0),
+        overcommit_memory=given.get("overcommit", {}).get("memory", 1.0),
         ssh_address=address,
         ssh_listen_address=ssh.get("listen-address", address),
         ssh_ports=ssh.get("ports", (22000, 22999)),
@@ -208,6 +221,17 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         delegate_accounts=given.get("delegate-accounts", "shared"),
         node_id=str(given.get("node-id", "")),
         log_file=given.get("log-file", ""))
+
+
+def total_memory() -> int:
+    """MiB of this machine."""
+    with open("/proc/meminfo") as file:
+        return int(file.readline().split()[1]) // 1024
+
+
+def default_memory(total: int) -> int:
+    """MiB of a sliver that says nothing: a quarter of the host at most, so that one job never takes the memory of all."""
+    return max(LEAST_MEMORY, min(MOST_MEMORY, (total - MEMORY_RESERVE) // 4))
 
 
 def _check(given: Mapping[str, Any], path: str) -> None:

@@ -62,9 +62,13 @@ class Record:
 
 
 class Database:
-    """Thread-safe; one connection, one lock.  ``now`` (Unix seconds) is injected."""
+    """Thread-safe; one connection, one lock.  ``now`` (Unix seconds) is injected.
 
-    def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
+    :param make_room: called before anything is written: on a full file system it gives up what is kept for that.
+    """
+
+    def __init__(self, path: str, now: Callable[[], float] = time.time, make_room: Callable[[], object] = lambda: None) -> None:
+        self._make_room = make_room
         self.path = path
         self._now = now
         self._lock = threading.RLock()
@@ -80,6 +84,7 @@ class Database:
 
         :raises DatabaseError: no file can be made, or it is sound but not ours to use.
         """
+        self._make_room()
         try:
             self._open()
         except (sqlite3.Error, OSError, ValueError, DatabaseError) as error:
@@ -152,6 +157,7 @@ class Database:
             if self._connection.in_transaction:  # part of a larger one
                 yield cursor
                 return
+            self._make_room()
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 yield cursor

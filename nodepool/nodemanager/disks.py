@@ -2,6 +2,10 @@
 
 Works on any file system of the host, binds root inside the sliver too, and is deleted with one unlink.  Images are copies of
 a sparse template of the same size, so that a new disk costs no mkfs: a template of some GiB holds only a few MiB of data.
+
+What was promised is then taken from the host's file system (fallocate), beside the making of the sliver: some ms for some GiB.
+So no file system of a sliver runs out of blocks below its quota, whatever else fills the host.  It stays taken: the kernel is not
+told of blocks that become free inside.  Where more is promised than there is (overcommit), images stay sparse.
 """
 
 from __future__ import annotations
@@ -9,17 +13,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import struct
 import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodepool.nodemanager import commands, syscalls
+from nodepool.nodemanager import commands, loopdev, syscalls
 from nodepool.nodemanager.backends.base import BackendError, Problem
 from nodepool.nodemanager.rspec import DEFAULT_RSPEC, check_name
+
+log = logging.getLogger("nodepool.nodemanager.disks")
 
 KIB = 1024
 BLOCK = 4096
@@ -35,14 +42,8 @@ TEMPLATE = "template-1"
 TEMPLATES = 8
 DEFAULT_KIB = DEFAULT_RSPEC["nm_disk_quota"]
 
-_LOOP_SET_CAPACITY = 0x4C07
-_LOOP_CONFIGURE = 0x4C0A
-_LOOP_CTL_GET_FREE = 0x4C82
-_LO_FLAGS_AUTOCLEAR = 4
-_LOOP_MAJOR = 7
 #: _IOW('f', 16, __u64)
 _EXT4_IOC_RESIZE_FS = 0x40086610
-_LOOP_CONFIG_SIZE = 304
 _MS_NOATIME = 1024
 _SEEK_STEP = 1 << 20
 
@@ -61,13 +62,17 @@ class Disk:
 
 
 class Disks:
-    """The disks below one state directory: ``<state>/slivers/<name>/disk.img``."""
+    """The disks below one state directory: ``<state>/slivers/<name>/disk.img``.
 
-    def __init__(self, state_dir: str | os.PathLike[str]) -> None:
+    :param sparse: images take room only as they are filled.
+    """
+
+    def __init__(self, state_dir: str | os.PathLike[str], sparse: bool = False) -> None:
+        self._sparse = sparse
+        self._backing = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-disk")
         # As /proc/self/mountinfo spells it.
         self._state = Path(os.path.realpath(state_dir))
         self._template_lock = threading.Lock()
-        self._loop_lock = threading.Lock()
 
     # --- the host ----------------------------------------------------------------------------------------------------
 
@@ -80,14 +85,54 @@ class Disks:
         return found
 
     def prepare(self, count: int = 1) -> None:
-        """Make the template of the usual size, and remove what an interrupted creation left.
+        """Make the template of the usual size, and finish or remove what an interrupted creation left.
 
         The number is the number of disks wanted soon; a copy is so cheap that none is kept in stock.
         """
+        for name in self.allocated():
+            self._back_soon(name)
         for leftover in (*self._state.glob("slivers/*/disk.img.new"), *self._state.glob("disks/*.new")):
             leftover.unlink(missing_ok=True)
         if count > 0 and not self.problems():
-            self._template(DEFAULT_KIB)
+            try:
+                self._template(DEFAULT_KIB)
+            except (DiskError, OSError) as error:
+                log.warning("No template of a disk can be made now: %s", error)
+
+    def stop(self) -> None:
+        self._backing.shutdown(wait=True, cancel_futures=True)
+
+    def allocated(self) -> dict[str, int]:
+        """Sliver -> bytes of the host's file system that its image occupies."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError):
+            for entry in os.scandir(self._state / "slivers"):
+                with contextlib.suppress(OSError):
+                    found[entry.name] = os.stat(f"{entry.path}/disk.img").st_blocks * 512
+        return found
+
+    def _back_soon(self, name: str) -> None:
+        if not self._sparse:
+            with contextlib.suppress(RuntimeError):  # stopping: the next start does it
+                self._backing.submit(self._back, name)
+
+    def _back(self, name: str) -> None:
+        """Take what the image still lacks of its size."""
+        try:
+            descriptor = os.open(self.image(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except (OSError, ValueError):
+            return  # deleted meanwhile
+        try:
+            found = os.fstat(descriptor)
+            if found.st_blocks * 512 < found.st_size:
+                syscalls.fallocate(descriptor, 0, found.st_size)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return  # what was promised is counted, that must do
+            log.error("The disk of sliver %s cannot have all of its room on the host (%s): it may run full below its quota", name,
+                      error.strerror)
+        finally:
+            os.close(descriptor)
 
     def _template(self, kib: int) -> Path:
         """A formatted image of that size that is never mounted itself."""
@@ -156,6 +201,7 @@ class Disks:
         finally:
             new.unlink(missing_ok=True)
         self._quota_file(name).unlink(missing_ok=True)
+        self._back_soon(name)
         return Disk(str(path), kib)
 
     def mount(self, name: str, target: str) -> None:
@@ -169,10 +215,10 @@ class Disks:
             if grow and not _may_grow_mounted():
                 self._grow_unmounted(path)
                 grow = False
-            device = self._attach(path)
+            device = loopdev.attach(path)
             try:
                 syscalls.mount(device.path, target, "ext4", syscalls.MS_NOSUID | syscalls.MS_NODEV | _MS_NOATIME,
-                               "discard,noinit_itable")
+                               "discard,noinit_itable" if self._sparse else "noinit_itable")
                 if grow:
                     _grow(target, path.stat().st_size)
                 self._apply_quota(name, target)
@@ -185,30 +231,6 @@ class Disks:
                 device.close()
         except OSError as error:
             raise DiskError(f"disk of sliver {name}: cannot mount {path}: {error.strerror or error}", retry=True) from error
-
-    def _attach(self, path: Path) -> _Loop:
-        """A loop device over the image, freed by its last user. Raises OSError."""
-        backing = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                deadline = time.monotonic() + 10.0
-                while True:
-                    # Between asking for a free number and taking it, another process may take it.
-                    with self._loop_lock:
-                        number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
-                        device = _Loop.open(number)
-                        try:
-                            device.configure(backing)
-                            return device
-                        except OSError as error:
-                            device.close()
-                            if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                                raise
-            finally:
-                os.close(control)
-        finally:
-            os.close(backing)
 
     def resize(self, name: str, kib: int) -> None:
         """A new quota, in KiB, at once. What is in use is never cut off.
@@ -231,10 +253,10 @@ class Disks:
                 if target is not None and not _may_grow_mounted():
                     raise DiskError(f"disk of sliver {name}: this host lets nobody grow a mounted disk (CAP_SYS_RESOURCE is "
                                     "missing); stop the sliver first")
-                os.truncate(path, kib * KIB // BLOCK * BLOCK)
+                self._enlarge(path, kib * KIB // BLOCK * BLOCK)
                 device = self._device(name)
                 if device is not None and target is not None:
-                    with _Loop.open(int(device.removeprefix("/dev/loop"))) as loop:
+                    with loopdev.Loop.open(int(device.removeprefix("/dev/loop"))) as loop:
                         loop.refresh()
                     _grow(target, path.stat().st_size)
             # ext4 cannot shrink while it is mounted: the room between quota and size is reserved instead.
@@ -246,6 +268,21 @@ class Disks:
                 self._apply_quota(name, target)
         except OSError as error:
             raise DiskError(f"disk of sliver {name}: cannot resize to {kib} KiB: {error.strerror}", retry=True) from error
+
+    def _enlarge(self, path: Path, size: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            before = os.fstat(descriptor).st_size
+            if not self._sparse:
+                try:
+                    syscalls.fallocate(descriptor, before, size - before, keep_size=True)
+                except OSError as error:
+                    if error.errno != errno.EOPNOTSUPP:
+                        os.ftruncate(descriptor, before)  # what was taken of it
+                        raise
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
 
     @staticmethod
     def _grow_unmounted(path: Path) -> None:
@@ -276,11 +313,11 @@ class Disks:
             file.write(str(surplus + reserve))
 
     def usage(self, name: str) -> int:
-        """Bytes in use inside; of a disk that is not mounted, what its image takes from the host."""
+        """Bytes in use inside."""
         target = self._target(name)
         if target is None:
             with contextlib.suppress(FileNotFoundError):
-                return self.image(name).stat().st_blocks * 512
+                return _used_size(self.image(name))
             return 0
         numbers = os.statvfs(target)
         return (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
@@ -314,7 +351,7 @@ class Disks:
     def devices(self, name: str) -> list[str]:
         """"major:minor" of the mounted disk, for limits on I/O."""
         device = self._device(name)
-        return [f"{_LOOP_MAJOR}:{device.removeprefix('/dev/loop')}"] if device is not None else []
+        return [f"{loopdev.MAJOR}:{device.removeprefix('/dev/loop')}"] if device is not None else []
 
     def _targets(self, name: str) -> list[str]:
         """Where the disk is mounted: everything from a loop device below the sliver's directory, deepest first."""
@@ -333,44 +370,6 @@ class Disks:
         return next((device for place, device, _ in _mounts() if place == target), None)
 
 
-class _Loop:
-    """An open loop device."""
-
-    def __init__(self, number: int, descriptor: int) -> None:
-        self.path = f"/dev/loop{number}"
-        self._descriptor = descriptor
-
-    @classmethod
-    def open(cls, number: int) -> _Loop:
-        path = f"/dev/loop{number}"
-        if not os.path.exists(path):
-            # No udev on this host.
-            with contextlib.suppress(FileExistsError):
-                os.mknod(path, 0o600 | 0o060000, os.makedev(_LOOP_MAJOR, number))
-        return cls(number, os.open(path, os.O_RDWR | os.O_CLOEXEC))
-
-    def configure(self, backing: int) -> None:
-        """Attach the open file. Raises OSError; EBUSY: somebody else took the device."""
-        config = bytearray(_LOOP_CONFIG_SIZE)
-        struct.pack_into("=II", config, 0, backing, BLOCK)
-        # struct loop_info64 begins at 8; its lo_flags at 52.
-        struct.pack_into("=I", config, 8 + 52, _LO_FLAGS_AUTOCLEAR)
-        fcntl.ioctl(self._descriptor, _LOOP_CONFIGURE, bytes(config))
-
-    def refresh(self) -> None:
-        """The file has another size now."""
-        fcntl.ioctl(self._descriptor, _LOOP_SET_CAPACITY)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def __enter__(self) -> _Loop:
-        return self
-
-    def __exit__(self, *_unused: object) -> None:
-        self.close()
-
-
 def _may_grow_mounted() -> bool:
     """CAP_SYS_RESOURCE (24); containers often lack it."""
     with open("/proc/self/status") as file:
@@ -379,11 +378,20 @@ def _may_grow_mounted() -> bool:
 
 
 def _formatted_size(path: Path) -> int:
-    """Bytes that the ext4 file system in the image spans, from its superblock at 1024."""
+    """Bytes that the ext4 file system in the image spans."""
+    return _blocks(path, 4, 0x150) * BLOCK
+
+
+def _used_size(path: Path) -> int:
+    """Bytes in use in the ext4 file system in an image that is not mounted."""
+    return (_blocks(path, 4, 0x150) - _blocks(path, 0xC, 0x158)) * BLOCK
+
+
+def _blocks(path: Path, low: int, high: int) -> int:
+    """A number of the superblock, which is at 1024, from the places of its halves."""
     with open(path, "rb") as file:
         block = os.pread(file.fileno(), 1024, 1024)
-    low, high = struct.unpack_from("<I", block, 4)[0], struct.unpack_from("<I", block, 0x150)[0]
-    return ((high << 32) + low) * BLOCK
+    return int((struct.unpack_from("<I", block, high)[0] << 32) + struct.unpack_from("<I", block, low)[0])
 
 
 def _grow(target: str, size: int) -> None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nodepool.nodemanager.accounting import Accounting, DailyLimits
 from nodepool.nodemanager.api import NodeError
 from nodepool.nodemanager.backends.base import BackendError, Problem, Services
-from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.config import MEMORY_RESERVE, NodeManagerConfig, total_memory
 from nodepool.nodemanager.database import Database
+from nodepool.nodemanager.room import Room
+from nodepool.nodemanager.rspec import with_defaults
 
 log = logging.getLogger("nodepool.nodemanager.host")
 
 UNLIMITED = 2**62
-#: MiB that the host keeps for itself when slivers get limits.
-MEMORY_RESERVE = 512
 
 
 def make_services(config: NodeManagerConfig, zygote: Any) -> Services:
@@ -31,7 +30,7 @@ def make_services(config: NodeManagerConfig, zygote: Any) -> Services:
     from nodepool.nodemanager.disks import Disks
 
     services.cgroups = Cgroups.detect(group_name(config.state_dir))
-    services.disks = Disks(config.state_dir)
+    services.disks = Disks(config.state_dir, sparse=config.overcommit_disk > 1)
     services.cgroups.io_devices = services.disks.devices
     try:
         from nodepool.nodemanager.net import Network
@@ -49,20 +48,18 @@ def group_name(state_dir: str) -> str:
     return f"nodepool-nm-{hashlib.sha256(os.path.realpath(state_dir).encode()).hexdigest()[:10]}"
 
 
-def total_memory() -> int:
-    """MiB."""
-    with open("/proc/meminfo") as file:
-        return int(file.readline().split()[1]) // 1024
-
-
 class Host:
     """Capacity, admission, the node's bandwidth cap and delegates."""
 
-    def __init__(self, config: NodeManagerConfig, database: Database, services: Services) -> None:
+    def __init__(self, config: NodeManagerConfig, database: Database, services: Services, room: Room) -> None:
+        self._room = room
         self._config = config
         self._database = database
         self._services = services
-        self._memory = total_memory()
+        total = total_memory() - MEMORY_RESERVE
+        self._memory = int(total * config.overcommit_memory)
+        #: Without cgroups nothing is limited, so that nothing is promised to the one that has no limit.
+        self._unlimited = total if services.cgroups is not None else 0
         self._accounts: Accounting | None = None
         #: Sliver -> rates that it has now instead of its own.
         self._cut: dict[str, dict[str, int]] = {}
@@ -70,8 +67,11 @@ class Host:
     def prepare(self) -> None:
         if self._services.cgroups is not None:
             self._services.cgroups.prepare(self._config.host_reserve)  # type: ignore[attr-defined]
+            helper = getattr(self._services.zygote, "pid", None)
+            self._services.cgroups.shelter([os.getpid(), *([helper] if helper else [])])  # type: ignore[attr-defined]
         if self._services.disks is not None:
-            self._services.disks.prepare(4)  # type: ignore[attr-defined]
+            # On a full file system what is left is for the database.
+            self._services.disks.prepare(4 if self._room.free() > 0 else 0)  # type: ignore[attr-defined]
         if self._services.net is not None:
             self._services.net.prepare()  # type: ignore[attr-defined]
             stored = self._database.get("bwcap")
@@ -79,6 +79,13 @@ class Host:
                 self.cap(stored.content["cap"], stored.content["exempt_ips"])
             else:
                 self.cap(self._config.network_cap, self._config.exempt_ips)
+
+    def rebalance(self, effective: Mapping[str, Mapping[str, int]]) -> None:
+        """Weights of the slivers that are there; they alone do not tell guarantees from shares."""
+        if self._services.cgroups is not None:
+            there = set(self._services.cgroups.names())
+            self._services.cgroups.rebalance(  # type: ignore[attr-defined]
+                {name: spec for name, spec in effective.items() if name in there})
 
     def problems(self) -> list[Problem]:
         """What this machine lacks for limits, disks and networks."""
@@ -165,24 +172,49 @@ class Host:
         if share > 1000 - self._config.host_reserve:
             raise NodeError(f"quota: guaranteed CPU of {share} per mille is more than "
                             f"{1000 - self._config.host_reserve} (host-reserve {self._config.host_reserve})")
-        memory = sum(spec["nm_mem_limit"] for spec in rest) + wanted["nm_mem_limit"]
-        if memory > self._memory - MEMORY_RESERVE:
-            raise NodeError(f"quota: memory of {memory} MiB is more than the host's {self._memory - MEMORY_RESERVE}")
+        memory = self._memory_of(rest) + self._memory_of([wanted])
+        if memory > self._memory:
+            raise NodeError(f"quota: memory of {memory} MiB is more than the host's {self._memory}"
+                            + (" (nm_mem_limit 0, no limit, counts as all of it)" if not wanted["nm_mem_limit"] else ""))
+        disk, promised = self._disk({**others, name: wanted})
+        if promised > disk:
+            raise NodeError(f"quota: disks of {promised} KiB are more than the {disk} KiB that this host can give to slivers "
+                            "(nm_disk_quota)")
+
+    def _memory_of(self, specs: Iterable[Mapping[str, int]]) -> int:
+        return sum(spec["nm_mem_limit"] or self._unlimited for spec in specs)
+
+    def _disk(self, effective: Mapping[str, Mapping[str, int]]) -> tuple[int, int]:
+        """What slivers may have in all, and what is promised to these (KiB).  Without disks of their own nothing is promised."""
+        if self._services.disks is None:
+            return self._room.total(0) // 1024, 0
+        taken: dict[str, int] = self._services.disks.allocated()  # type: ignore[attr-defined]
+        promised = sum(max(spec["nm_disk_quota"], taken.get(name, 0) // 1024) for name, spec in effective.items())
+        return self._room.total(sum(taken.values())) // 1024, promised
+
+    def left(self, effective: Mapping[str, Mapping[str, int]]) -> int:
+        """Bytes that others than slivers may take: what nobody was promised."""
+        disk, promised = self._disk(effective)
+        return max(0, min(self._room.free(), (disk - promised) * 1024))
 
     def capacity(self, effective: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         """Totals, and what is given away; memory in MiB, disk in KiB, CPU in per mille of the host."""
-        disk = shutil.disk_usage(self._config.state_dir)
+        disk, promised = self._disk(effective)
+        default = with_defaults(self._config.default_rspec)
         return {
             "host": self._config.host_name, "group": self._config.host_group, "cores": os.cpu_count() or 1,
-            "memory": self._memory - MEMORY_RESERVE, "disk": disk.total // 1024, "disk_free": disk.free // 1024,
+            "memory": self._memory, "disk": disk, "disk_free": max(0, disk - promised),
             "slivers": self._config.max_slivers, "cpu": 1000 - self._config.host_reserve,
             "ssh_address": self._config.ssh_address,
             "allocated": {
                 "slivers": len(effective),
                 "cpu": sum(s["nm_cpu_guaranteed_share"] for s in effective.values()),
-                "memory": sum(s["nm_mem_limit"] for s in effective.values()),
-                "disk": sum(s["nm_disk_quota"] for s in effective.values()),
+                "memory": self._memory_of(effective.values()),
+                "disk": promised,
             },
+            # What a sliver counts as that says nothing about it.
+            "default": {"memory": default["nm_mem_limit"],
+                        "disk": default["nm_disk_quota"] if self._services.disks is not None else 0},
         }
 
 

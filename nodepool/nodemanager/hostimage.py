@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nodepool.nodemanager import syscalls
 
-VERSION = 3
+VERSION = 4
 """Raise when the tree is built differently: templates of older versions are then unused and go."""
 
 ETC_FILES = (
@@ -216,9 +216,10 @@ def _own(target: Path, found: os.stat_result) -> None:
 
 
 def build_mask(source: Path, mask: Path) -> None:
-    """A layer that hides from /usr what not everybody may read, and the directories of local settings.
+    """A layer that hides from /usr the directories of local settings, and what not everybody may read.
 
-    Root inside would be the owner of these files; on the host only root may look at them.
+    The latter could not be read in any case (native_setup.only_public); hidden, it is not in the way of packages that are
+    installed inside.
     """
     mask.mkdir()
     _like(source, mask)
@@ -232,7 +233,8 @@ def build_mask(source: Path, mask: Path) -> None:
                     if entry.is_symlink():
                         continue
                     found = entry.stat(follow_symlinks=False)
-                    if not found.st_mode & 0o005:
+                    needed = 0o005 if stat.S_ISDIR(found.st_mode) else 0o004
+                    if found.st_mode & needed != needed:
                         hidden.append(Path(entry.path))
                     elif stat.S_ISDIR(found.st_mode):
                         pending.append(Path(entry.path))

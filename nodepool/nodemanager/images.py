@@ -20,8 +20,6 @@ _SUFFIX = ".tar"
 _CHUNK = 1 << 20
 #: Bytes; a larger upload is refused.
 MAX_SIZE = 64 << 30
-#: Bytes that stay free on the file system of the images.
-RESERVE = 256 << 20
 
 
 class ImageError(Exception):
@@ -32,9 +30,12 @@ class Images:
     """Files ``<name>.tar`` in a directory of our own; complete, or not there.
 
     :param stored: called with the name of a new image; an exception refuses it.
+    :param room: bytes that are promised to nobody.
     """
 
-    def __init__(self, directory: str, stored: Callable[[str], Any] = lambda name: None) -> None:
+    def __init__(self, directory: str, stored: Callable[[str], Any] = lambda name: None,
+                 room: Callable[[], int] = lambda: MAX_SIZE) -> None:
+        self._room = room
         self.directory = directory
         self._stored = stored
         os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -80,13 +81,15 @@ class Images:
             raise ImageError("sha256 must have 64 hexadecimal digits")
         if not 0 < length <= MAX_SIZE:
             raise ImageError(f"an image must have a length of 1 to {MAX_SIZE} bytes")
-        state = os.statvfs(self.directory)
-        if state.f_bavail * state.f_frsize < length + RESERVE:
-            raise ImageError(f"not enough space for {length >> 20} MiB on the node")
+        room = self._room()
+        if room < length:
+            raise ImageError(f"not enough space for {length >> 20} MiB on the node: {room >> 20} MiB are promised to nobody")
         handle, temporary = tempfile.mkstemp(dir=self.directory, prefix=".new-")
         digest = hashlib.sha256()
         try:
             with os.fdopen(handle, "wb") as stream:
+                # Taken now: the upload may take long, and the room is promised to slivers meanwhile.
+                os.posix_fallocate(handle, 0, length)
                 left = length
                 while left:
                     data = body.read(min(_CHUNK, left))

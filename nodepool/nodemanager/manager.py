@@ -19,17 +19,8 @@ from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.database import ABANDONED, Database
 from nodepool.nodemanager.gate import Gate
 from nodepool.nodemanager.host import Host, make_services
-from nodepool.nodemanager.slivers import (
-    ABSENT,
-    CREATED,
-    DISABLED,
-    FAILED,
-    READY,
-    RUNNING,
-    STOPPED,
-    Slivers,
-    key_of,
-)
+from nodepool.nodemanager.room import Room
+from nodepool.nodemanager.slivers import ABSENT, CREATED, DISABLED, FAILED, READY, RUNNING, STOPPED, Slivers, key_of
 from nodepool.nodemanager.sshd import SshServers
 from nodepool.nodemanager.sshfiles import SSHD_ARGV
 from nodepool.nodemanager.startup import Startup
@@ -87,16 +78,17 @@ class NodeManager:
         if fatal:
             raise ConfigurationError(
                 f"backend {self.backend.name} cannot work here: " + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal))
-        self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"))
-        self.host = Host(config, self.database, self.services)
+        self.room = Room(config.state_dir, config.overcommit_disk)
+        self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"), make_room=self.room.ensure)
+        self.host = Host(config, self.database, self.services, self.room)
         self.problems += self.host.problems()
         self.images = images.Images(
-            os.path.join(config.state_dir, "images"), lambda name: self._prepare_root(f"image:{name}"))
+            os.path.join(config.state_dir, "images"), lambda name: self._prepare_root(f"image:{name}"), self._room_left)
         self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
         self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit,
-                               usable=self.gate.free, told=self._told)
+                               usable=self.gate.free, told=self._told, removed=self.room.keep)
         self.startup = Startup(self.database, self.slivers, self.start_sliver)
         self.api = Api(self)
         self.servers: Any = None
@@ -109,6 +101,10 @@ class NodeManager:
         self._prepared = False
         self._delivery = threading.RLock()
 
+    def _room_left(self) -> int:
+        """Bytes for images and their root trees."""
+        return self.host.left(self.slivers.effective())
+
     # -- life
 
     def start(self) -> None:
@@ -118,6 +114,7 @@ class NodeManager:
         for problem in self.problems:
             self.log.warning("%s: %s", problem.feature, problem.remedy)
         self._running = True
+        self.room.keep()
         self.database.open()
         # What they log in with is below the run directory, which a reboot empties.
         self.host.delegates_changed(self._delegate_records())
@@ -128,6 +125,7 @@ class NodeManager:
             self.sshd.start()
         self.servers = server.Servers(self.api, self.config, self)
         self.slivers.recover()
+        self.host.rebalance(self.slivers.effective())
         threading.Thread(target=self._prepare_host, name="Thread-nm-prepare", daemon=True).start()
         self.slivers.start()
         self._expiry.start()
@@ -166,6 +164,7 @@ class NodeManager:
         """Make the root tree of an image before a sliver waits for it."""
         roots = getattr(self.backend, "roots", None)
         if roots is not None:
+            roots.room = self._room_left
             roots.tree(image, PREPARING)
             roots.release(PREPARING)
         self._announce()
@@ -273,6 +272,7 @@ class NodeManager:
                 if time.monotonic() >= checked + EXPIRY_CHECK:
                     checked = time.monotonic()
                     self._prune_templates()
+                    self.room.keep()
                     self.host.account(self.slivers.effective())
                 self._expire()
             except Exception:
@@ -291,9 +291,10 @@ class NodeManager:
         roots = getattr(self.backend, "roots", None)
         if roots is None:
             return
+        asked = time.time()
         alive = set(self.backend.found()) | self.slivers.names()
         try:
-            roots.prune(alive, TEMPLATE_IDLE)
+            roots.prune(alive, TEMPLATE_IDLE, asked)
         except OSError as error:
             self.log.warning("Root trees that nobody uses cannot be removed: %s", error)
 

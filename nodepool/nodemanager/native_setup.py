@@ -47,6 +47,8 @@ OBJECTS = {"net_namespaces": 32, "mnt_namespaces": 256, "pid_namespaces": 256, "
            "inotify_watches": 65536, "fanotify_groups": 16, "fanotify_marks": 8192}
 #: Where /proc and /sys are without masks, for containers inside.
 WHOLE = "run/nodepool-whole"
+#: Owns nothing in a layer: layers are mapped to ids of slivers, which are higher.
+NOBODY = 65534
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
 NEW = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
 
@@ -84,6 +86,21 @@ def overlay(layers: Sequence[str], upper: str, work: str) -> int:
                                           "redirect_dir": "on", "metacopy": "off", "index": "off"}, MOUNT_ATTR_NODEV)
 
 
+def only_public(layers: Sequence[str]) -> int:
+    """A detached, read-only overlay in which nobody, not even root, reads what not everybody may read.
+
+    The kernel opens a file of a layer as whoever mounted the overlay, each time, after it has asked for the caller's own rights.
+    Here that is nobody, without the capabilities that override modes: it holds too for files that appear, or change their mode,
+    while slivers run. Each process of the host's other users may read the rest as well.
+    """
+    os.setgroups([])
+    syscalls.file_user(NOBODY, NOBODY)
+    try:
+        return syscalls.new_mount("overlay", {"lowerdir": ":".join([*layers, "empty"])}, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV)
+    finally:
+        syscalls.file_user(0, 0)
+
+
 def make_upper(writable: str, name: str, owner: int) -> None:
     """Upper and work directory of one overlay on the sliver's disk."""
     for directory in (name, f"{name}-work"):
@@ -100,10 +117,11 @@ def build_tree(request: dict[str, Any], userns: int) -> int:
     """Stage and overlays in this private mount namespace; returns a descriptor of the new root."""
     base = request["base"]
     writable = request["writable"]
-    syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
+    syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=711")
     os.chdir(request["stage"])
     for directory in ("root", "upper", "empty"):
-        os.mkdir(directory, 0o755)
+        os.mkdir(directory)
+        os.chmod(directory, 0o755)
     writable_fd = syscalls.open_tree(writable)
     syscalls.move_mount(writable_fd, "upper")
     os.close(writable_fd)
@@ -124,6 +142,12 @@ def build_tree(request: dict[str, Any], userns: int) -> int:
             os.close(layer_fd)
             names.append(f"l{number}")
             number += 1
+        if place_name != "root":  # a directory of the host itself, as it is now
+            os.mkdir(f"public-{place_name}")
+            public_fd = only_public(names)
+            syscalls.move_mount(public_fd, f"public-{place_name}")
+            os.close(public_fd)
+            names = [f"public-{place_name}"]
         mounts[place_name] = overlay(names, f"upper/{place_name}", f"upper/{place_name}-work")
     syscalls.move_mount(mounts.pop("root"), "root")
     root = os.open("root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -366,7 +390,10 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
 
 
 def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:
-    """Try on a scratch directory what a sliver needs; answers with the first thing that fails."""
+    """Try what a sliver needs; answers with the first thing that fails.
+
+    The layer is on the file system of the state directory, all else in memory: no room on a disk is needed.
+    """
     base, scratch = request["base"], request["scratch"]
     syscalls.machine()
     syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -376,10 +403,11 @@ def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
             pid = held.enter_context(first.held_namespaces(NEW))
         write_maps(pid, base, request["count"])
         userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        for name in ("lower", "writable", "stage"):
-            os.makedirs(os.path.join(scratch, name), exist_ok=True)
+        syscalls.mount("tmpfs", scratch, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
+        for name in ("writable", "stage"):
+            os.mkdir(os.path.join(scratch, name))
         build_tree({"base": base, "writable": os.path.join(scratch, "writable"), "stage": os.path.join(scratch, "stage"),
-                    "layers": {"root": [os.path.join(scratch, "lower")]}}, userns)
+                    "layers": {"root": [request["layer"]]}}, userns)
     return {}, []
 
 

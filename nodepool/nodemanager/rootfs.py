@@ -9,9 +9,11 @@ Layout below the state directory (0700, root):
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nodepool.nodemanager import hostimage, tarimage
 from nodepool.nodemanager.backends.base import BackendError
@@ -50,7 +53,9 @@ class RootStore:
     def __init__(self, state_dir: str | os.PathLike[str], limits: tarimage.Limits | None = None) -> None:
         self.directory = Path(state_dir) / "templates"
         self.images = Path(state_dir) / "images"
-        self.limits = limits
+        self.limits = limits or tarimage.Limits()
+        #: Bytes that a new tree may take.
+        self.room: Callable[[], int] = lambda: self.limits.size
 
     def tree(self, image: str, sliver: str) -> RootTree:
         """The tree of an image, counted as used by the sliver from now on. Builds what is missing. Raises BackendError."""
@@ -96,7 +101,8 @@ class RootStore:
         def build(target: Path) -> None:
             tree = target / "root"
             tree.mkdir(mode=0o755)
-            tarimage.extract(path, tree, self.limits)
+            limits = dataclasses.replace(self.limits, size=min(self.limits.size, max(0, self.room())))
+            tarimage.extract(path, tree, limits)
             _check_tree(tree, f"image {path}")
             os.sync()
 
@@ -105,39 +111,74 @@ class RootStore:
 
     def _checksum(self, path: Path) -> str:
         """SHA-256 of a file; remembered as long as its inode, size and time stay."""
-        found = os.stat(path)
-        mark = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
-        memory = self.directory / "checksums.json"
-        with self._locked("checksums"):
-            try:
-                known = json.loads(memory.read_text())
-            except (OSError, ValueError):
-                known = {}
-            if not isinstance(known, dict):
-                known = {}
-            entry = known.get(str(path))
-            if isinstance(entry, list) and entry[0] == mark:
-                return str(entry[1])
+        mark, known = self._remembered(path)
+        if known is not None:
+            return known
+        # Who wants the same file waits for this one, others do not.
+        with self._locked(f"sum-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"):
+            mark, known = self._remembered(path)
+            if known is not None:
+                return known
             with path.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
-            known = {name: value for name, value in known.items() if os.path.exists(name)}
-            known[str(path)] = [mark, checksum]
-            new = memory.with_suffix(".new")
-            new.write_text(json.dumps(known))
-            new.replace(memory)
+            with self._locked("checksums"):
+                entries = {name: value for name, value in self._checksums().items() if os.path.exists(name)}
+                entries[str(path)] = [mark, checksum]
+                new = self._memory.with_suffix(".new")
+                new.write_text(json.dumps(entries))
+                new.replace(self._memory)
             return checksum
 
+    def _remembered(self, path: Path) -> tuple[str, str | None]:
+        """What a file is known by, and its checksum if that is known."""
+        found = os.stat(path)
+        mark = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        entry = self._checksums().get(str(path))
+        return mark, str(entry[1]) if isinstance(entry, list) and entry[0] == mark else None
+
+    @property
+    def _memory(self) -> Path:
+        return self.directory / "checksums.json"
+
+    def _checksums(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self._memory.read_text())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
     @contextlib.contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
+    def _locked(self, key: str, shared: bool = False, wait: bool = True) -> Iterator[None]:
+        """Held against other threads and processes. Whoever has it alone removes its file, so that none is left of old keys.
+
+        Raises BlockingIOError: somebody has it, and this one does not `wait`.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.directory / f".{key}.lock").open("w") as lock:
-            # The holder only builds a template; it ends with its process.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        path = self.directory / f".{key}.lock"
+        while True:
+            with path.open("a") as lock:
+                # The holder only builds a template, or notes a user; it ends with its process.
+                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+                try:
+                    if os.stat(path).st_ino != os.fstat(lock.fileno()).st_ino:
+                        continue
+                except FileNotFoundError:  # removed by the one that had it before
+                    continue
+                try:
+                    yield
+                finally:
+                    if not shared:
+                        path.unlink(missing_ok=True)
+                return
 
     def _template(self, key: str, build: Callable[[Path], None], sliver: str, what: str) -> Path:
         template = self.directory / key
-        with self._locked("build"):
+        # What is there already only gets another user: no wait for what is built, of this or another image.
+        with self._locked(key, shared=True):
+            if template.is_dir():
+                (template / "refs" / sliver).touch()
+                return template
+        with self._locked(key):
             if not template.is_dir():
                 new = self.directory / f"{key}.new"
                 _remove(new)
@@ -166,29 +207,42 @@ class RootStore:
         for reference in self.directory.glob(f"*/refs/{sliver}"):
             reference.unlink(missing_ok=True)
 
-    def prune(self, alive: set[str], idle: float = 0.0) -> list[str]:
+    def prune(self, alive: set[str], idle: float = 0.0, asked: float = math.inf) -> list[str]:
         """Remove templates without users that were last used `idle` seconds ago or earlier, and what a crash left half-built.
 
-        `alive`: names of all slivers; references of others are dropped. Returns the keys removed.
+        `alive`: names of all slivers, known at the time `asked`; references of others that are older are dropped.
+        Returns the keys removed.
         """
         removed: list[str] = []
         if not self.directory.is_dir():
             return removed
-        with self._locked("build"):
-            for template in sorted(self.directory.iterdir()):
-                if not template.is_dir():
-                    continue
-                references = template / "refs"
-                if template.suffix not in (".new", ".old") and references.is_dir():
-                    for reference in references.iterdir():
-                        if reference.name not in alive:
-                            reference.unlink(missing_ok=True)
-                    if any(references.iterdir()) or time.time() - references.stat().st_mtime < idle:
-                        continue
-                gone = template if template.suffix == ".old" else template.rename(template.with_name(f"{template.name}.old"))
-                _remove(gone)
+        for template in sorted(self.directory.iterdir()):
+            if not template.is_dir():
+                continue
+            gone = template
+            if template.suffix == ".old":
                 removed.append(template.name)
+            else:
+                try:
+                    with self._locked(template.name.removesuffix(".new"), wait=False):
+                        if not self._unused(template, alive, idle, asked):
+                            continue
+                        removed.append(template.name)
+                        gone = template.rename(template.with_name(f"{template.name}.old"))
+                except BlockingIOError:
+                    continue  # it is built, or gets a user, at this moment
+            _remove(gone)
         return removed
+
+    @staticmethod
+    def _unused(template: Path, alive: set[str], idle: float, asked: float) -> bool:
+        references = template / "refs"
+        if template.suffix == ".new" or not references.is_dir():
+            return True
+        for reference in references.iterdir():
+            if reference.name not in alive and reference.stat().st_mtime < asked:
+                reference.unlink(missing_ok=True)
+        return not any(references.iterdir()) and time.time() - references.stat().st_mtime >= idle
 
     def templates(self) -> dict[str, list[str]]:
         """Key -> slivers that use it."""

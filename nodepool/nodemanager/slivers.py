@@ -57,16 +57,18 @@ class Slivers:
         seconds it wants to be called again, or None.
     :param usable: whether a number can be given to a new sliver; see :meth:`Database.allocate_index`.
     :param told: called with the name of a sliver whose state may have changed.
+    :param removed: called when what a sliver took of the host is free again.
     """
 
     def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
                  opened: Callable[[str, Handle | None], float | None],
                  admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
                  now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True,
-                 told: Callable[[str], None] = lambda name: None) -> None:
+                 told: Callable[[str], None] = lambda name: None, removed: Callable[[], object] = lambda: None) -> None:
         self._config = config
         self._usable = usable
         self._told = told
+        self._removed = removed
         self._database = database
         self.backend = backend
         self._opened = opened
@@ -74,6 +76,8 @@ class Slivers:
         self._now = now
         self.changed = threading.Condition()
         self._status: dict[str, Status] = {}
+        self._admitting = threading.Lock()
+        self._being_made: set[str] = set()
         self._creating = threading.BoundedSemaphore(config.create_concurrency)
         self._deleting = threading.BoundedSemaphore(config.delete_concurrency)
         self._reconciler: Reconciler[str] = Reconciler(
@@ -235,11 +239,17 @@ class Slivers:
 
     def _create(self, name: str, key: str, spec: SliverSpec, everybody: Mapping[str, Mapping[str, int]]) -> Handle:
         self._set(name, CREATING)
-        made = self._made()
-        self._admit(name, spec.rspec, {other: rspec for other, rspec in everybody.items() if other in made})
-        with self._creating:
-            handle = self.backend.create(spec)
-        self._database.update_local(key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False)
+        with self._admitting:  # two that are made at the same time must not get the same room
+            made = self._made() | self._being_made
+            self._admit(name, spec.rspec, {other: rspec for other, rspec in everybody.items() if other in made})
+            self._being_made.add(name)
+        try:
+            with self._creating:
+                handle = self.backend.create(spec)
+            self._database.update_local(key, handle=handle, image=spec.image, applied=self._fingerprint(spec), halted=False)
+        finally:
+            with self._admitting:
+                self._being_made.discard(name)
         return handle
 
     def _made(self) -> set[str]:
@@ -317,6 +327,7 @@ class Slivers:
         self._opened(name, None)
         with self._deleting:
             self.backend.destroy(name, int(local["index"]), local.get("handle"))
+        self._removed()
         self._copies.forget(key)
         self._database.update_local(key, handle=None, applied=None, image=None, halted=None, frozen=None, index=None)
         self._database.free_index(name)

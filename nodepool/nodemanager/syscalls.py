@@ -151,6 +151,12 @@ def _context_messages(context: int) -> str:
     return "; ".join(lines)
 
 
+def fallocate(descriptor: int, start: int, length: int, keep_size: bool = False) -> None:
+    """Take room for a part of a file. Raises OSError; EOPNOTSUPP: this file system cannot."""
+    _checked("fallocate", _libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(1 if keep_size else 0), ctypes.c_int64(start),
+                                          ctypes.c_int64(length)))
+
+
 def pivot_root(new: str, old: str) -> None:
     """pivot_root(2)."""
     _call("pivot_root", _PIVOT_ROOT[machine()], os.fsencode(new), os.fsencode(old))
@@ -236,6 +242,15 @@ def keep_capabilities(kept: Collection[int], meanwhile: Callable[[], None]) -> N
     effective, permitted, inheritable = _capabilities()
     mask = sum(1 << capability for capability in kept)
     _set_capabilities(effective & mask, permitted & mask, inheritable & mask)
+
+
+def file_user(user: int, group: int) -> None:
+    """Access files as this user and group from now on. Anybody but 0 is without root's capabilities over files meanwhile."""
+    # Neither tells of an error but by what it was before.
+    _libc.setfsgid(ctypes.c_uint32(group))
+    _libc.setfsuid(ctypes.c_uint32(user))
+    if _libc.setfsuid(ctypes.c_uint32(2**32 - 1)) != user:
+        raise OSError(errno.EPERM, f"cannot access files as user {user}")
 
 
 def _capabilities() -> tuple[int, int, int]:

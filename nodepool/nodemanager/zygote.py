@@ -199,6 +199,11 @@ class Zygote:
         self._socket: socket.socket | None = None
         self._closed = False
 
+    @property
+    def pid(self) -> int | None:
+        """Of the helper."""
+        return self._process.pid if self._process is not None else None
+
     def start(self) -> None:
         """Start the helper when none runs. Raises BackendError."""
         with self._lock:

@@ -58,7 +58,9 @@ class NmDaemon:
         self.options = {
             "state-dir": str(self.tmp / "state"), "run-dir": str(self.tmp / "run"), "host-name": f"host{number}",
             "id-base": 1_000_000_000 + (os.getpid() * 10 + number) % 1000 * 2_000_000, "max-slivers": 120,
-            "ssh": {"ports": f"{self.first_port}-{self.first_port + 119}"}, "api": {"tcp": 0}, **options}
+            "ssh": {"ports": f"{self.first_port}-{self.first_port + 119}"}, "api": {"tcp": 0},
+            # So that many fit on a small machine.
+            "default-rspec": {"nm_mem_limit": 192}, **options}
         self.write_config()
         self.arguments: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None

@@ -61,6 +61,7 @@ def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
     try:
         yield made
     finally:
+        made.disks.stop()
         for name in made.disks.found():
             made.disks.destroy(name)
         assert str(tmp_path) not in pathlib.Path("/proc/self/mountinfo").read_text()
@@ -112,7 +113,7 @@ def one_round(bench: Bench) -> float:
     for number in range(20):
         target = bench.target(f"s{number}")
         begin = time.perf_counter()
-        bench.disks.create(f"s{number}", disks.DEFAULT_KIB)
+        bench.disks.create(f"s{number}", 1 << 20)
         bench.disks.mount(f"s{number}", str(target))
         times.append((time.perf_counter() - begin) * 1000)
     ends = []
@@ -124,9 +125,44 @@ def one_round(bench: Bench) -> float:
     return statistics.median(times)
 
 
+@pytest.mark.spec("issue 10, F2: what is promised is taken, and stays taken whatever is written and deleted inside")
+def test_the_room_is_taken(bench: Bench) -> None:
+    target = bench.make("alice", 200 << 10)
+    image = bench.disks.image("alice")
+
+    def taken() -> bool:
+        return image.stat().st_blocks * 512 >= image.stat().st_size
+
+    wait_for(taken, 10, "the room")
+    fill(target / "file")
+    os.unlink(target / "file")
+    os.sync()
+    assert taken()
+    if disks._may_grow_mounted():
+        bench.disks.resize("alice", 300 << 10)
+        assert image.stat().st_size == 300 * MIB
+        assert taken()
+    # A daemon that ended before it was done: the next one finishes it.
+    with open(image, "r+b") as file:
+        file.truncate(400 * MIB)
+    assert not taken()
+    again = Disks(bench.state)
+    again.prepare(1)
+    again.stop()
+    assert taken()
+
+
+@pytest.mark.spec("issue 10, F2: over-committed disks take only what is in them")
 def test_sparse(bench: Bench) -> None:
-    bench.make("alice", 1 << 20)
+    bench.disks.stop()
+    bench.disks = Disks(bench.state, sparse=True)
+    target = bench.make("alice", 1 << 20)
     assert os.stat(bench.disks.image("alice")).st_blocks * 512 < 4 * MIB
+    (target / "file").write_bytes(b"x" * 50 * MIB)
+    os.sync()
+    os.unlink(target / "file")
+    os.sync()
+    assert os.stat(bench.disks.image("alice")).st_blocks * 512 < 10 * MIB
 
 
 @pytest.mark.spec("nodemanager.md C.3: nm_disk_quota, changed at once; never below use")

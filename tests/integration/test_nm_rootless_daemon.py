@@ -53,7 +53,7 @@ def home() -> Iterator[pathlib.Path]:
 
 @pytest.fixture
 def nm(home: pathlib.Path) -> Iterator[UserDaemon]:
-    daemon = UserDaemon(home)
+    daemon = UserDaemon(home, **{"default-rspec": {}})
     for directory in ("state", "run"):
         (daemon.tmp / directory).mkdir()
         os.chown(daemon.tmp / directory, nm_user.USER_ID, nm_user.USER_ID)

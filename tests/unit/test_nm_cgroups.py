@@ -70,15 +70,16 @@ def test_v2_weights(tree: pathlib.Path) -> None:
     root = tree / "ours"
     assert content(root / "alice.sliver", "cpu.weight") == ["2000"]
     assert content(root / "besteffort" / "bob.sliver", "cpu.weight") == ["77"]
-    assert content(root / "besteffort", "cpu.weight") == ["7500"]
+    assert content(root / "besteffort", "cpu.weight") == ["4000"]
+    assert content(root, "cpu.weight") == ["150"]
     groups.apply("bob", {"nm_cpu_guaranteed_share": 300})
     assert not (root / "besteffort" / "bob.sliver").exists()
-    assert content(root / "bob.sliver", "cpu.weight") + content(root / "besteffort", "cpu.weight") == ["3000", "4500"]
+    assert content(root / "bob.sliver", "cpu.weight") + content(root / "besteffort", "cpu.weight") == ["3000", "2500"]
     groups.remove("alice")
-    assert content(root / "besteffort", "cpu.weight") == ["6500"]
+    assert content(root / "besteffort", "cpu.weight") == ["3500"]
     assert groups.names() == ["bob"]
     groups.rebalance({"bob": {"nm_cpu_guaranteed_share": 100}})
-    assert content(root / "besteffort", "cpu.weight") == ["8500"]
+    assert content(root / "besteffort", "cpu.weight") == ["4500"]
 
 
 @pytest.mark.spec("nodemanager.md C.3: cpu.max, memory.max, memory.swap.max 0, memory.min, pids.max, io.max")

@@ -8,8 +8,10 @@ import pathlib
 import stat
 import struct
 import tarfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -183,6 +185,49 @@ def test_users_that_no_longer_exist_do_not_hold_a_template(tmp_path: pathlib.Pat
     assert store.prune({"other"}) == [tree.key]
 
 
+@pytest.mark.spec("issue 10, F3a: who is not known yet because it has just come keeps its tree")
+def test_a_user_that_comes_meanwhile(tmp_path: pathlib.Path) -> None:
+    store, source = RootStore(tmp_path / "state"), image(tmp_path / "i.tar")
+    asked = time.time() - 1
+    tree = store.tree(f"tar:{source}", "new")
+    assert store.prune(set(), asked=asked) == []
+    assert store.templates() == {tree.key: ["new"]}
+    assert store.prune(set()) == [tree.key]
+    assert [name for name in os.listdir(store.directory) if name.endswith(".lock")] == []
+
+
+@pytest.mark.spec("issue 10, F3a: a tree that is being built holds up nobody who wants another one, and is not pruned")
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_lock_per_tree(tmp_path: pathlib.Path, elsewhere: bool) -> None:
+    store, source = RootStore(tmp_path / "state"), image(tmp_path / "i.tar")
+    ready = store.tree(f"tar:{source}", "s1")
+    building, go = threading.Event(), threading.Event()
+
+    def build(target: pathlib.Path) -> None:
+        (target / "root").mkdir()
+        for name in ("bin", "proc", "sys", "dev", "run"):
+            (target / "root" / name).mkdir()
+        (target / "root/bin/sh").touch()
+        building.set()
+        assert go.wait(20)
+
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            first = threads.submit(store.made, "slow", build, "s2", "image slow")
+            assert building.wait(10)
+            other = RootStore(tmp_path / "state") if elsewhere else store
+            assert other.tree(f"tar:{source}", "s3").key == ready.key
+            assert other.prune({"s1", "s3"}) == []
+            # Who wants the same one waits for it, and it is built once.
+            second = threads.submit(other.made, "slow", build, "s4", "image slow")
+            assert not first.done()
+            assert not second.done()
+        finally:
+            go.set()
+        assert first.result(10) == second.result(10)
+    assert store.templates() == {ready.key: ["s1", "s3"], "slow": ["s2", "s4"]}
+
+
 def test_changed_tar_is_a_new_template(tmp_path: pathlib.Path) -> None:
     store = RootStore(tmp_path / "state")
     first = store.tree(f"tar:{image(tmp_path / 'i.tar')}", "s1")
@@ -280,12 +325,14 @@ def test_mask_hides_what_not_everybody_may_read(tmp_path: pathlib.Path) -> None:
     (usr / "bin/run-only").write_text("3")
     (usr / "bin/run-only").chmod(0o4711)
     (usr / "share/secret").chmod(0o700)
-    (usr / "bin").chmod(0o751)
+    (usr / "bin").chmod(0o775)
+    (usr / "by-name").mkdir()
+    (usr / "by-name").chmod(0o751)
     hostimage.build_mask(usr, tmp_path / "mask")
     mask = tmp_path / "mask"
     found = {str(path.relative_to(mask)) for path in mask.rglob("*") if stat.S_ISCHR(path.lstat().st_mode)}
-    assert found == {"bin/key", "share/secret", "local/etc"}
-    assert stat.S_IMODE((tmp_path / "mask/bin").stat().st_mode) == 0o751
+    assert found == {"bin/key", "bin/run-only", "by-name", "share/secret", "local/etc"}
+    assert stat.S_IMODE((tmp_path / "mask/bin").stat().st_mode) == 0o775
 
 
 def test_host_keys_differ() -> None:

@@ -23,8 +23,9 @@ from nodepool.driver.nodemanager.machines import (
     DeleteMachine,
     NodeManagerInstance,
     NodeManagerResource,
-    needed_on,
+    needed_by,
     rspec_of,
+    too_large,
 )
 from nodepool.driver.nodemanager.spread import ImageSpreader
 from nodepool.driver.utils import QuotaInformation
@@ -86,7 +87,7 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def choose(self, label: Any, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:
         """The best host that answers, as far as is known."""
-        found = self.hosts.candidates(az, self.provider.placement, lambda host: needed_on(label, host), image, without)
+        found = self.hosts.candidates(az, self.provider.placement, lambda capacity: needed_by(label, capacity), image, without)
         return found[0] if found else None
 
     def never_fits(self, label: Any, az: str | None) -> str | None:
@@ -98,10 +99,10 @@ class NodeManagerAdapter(statemachine.Adapter):
                 return None
             if az is not None and host.group != az:
                 continue
-            share, memory = needed_on(label, host)
-            if share <= capacity["cpu"] and memory <= capacity["memory"]:
+            reason = too_large(label, f"{host.name} has", capacity)
+            if reason is None:
                 return None
-            reasons.append(f"{host.name} has {capacity['cpu'] * capacity['cores'] / 1000:g} cores and {capacity['memory']} MiB")
+            reasons.append(reason)
         return f"label {label.name} is too large for every host: {'; '.join(reasons)}"
 
     def record(self, name: str, label: Any, image: str, metadata: dict[str, str], host: ManagedHost) -> dict[str, Any]:
@@ -260,8 +261,10 @@ class NodeManagerAdapter(statemachine.Adapter):
             ram=sum(c["memory"] for c in capacities), disk=sum(c["disk"] for c in capacities) / (1 << 20), default=math.inf)
 
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
-        resources = {"disk": label.disk} if label.disk else {}
-        return QuotaInformation(cores=label.cpus, instances=1, ram=label.rspec.get("nm_mem_limit", label.ram), **resources)
+        # Of a host as good as any: they differ in cores at most.
+        capacity = next((c for host in self.hosts.all() if (c := host.capacity) is not None), None)
+        needs = needed_by(label, capacity if capacity is not None else {"cores": 1})
+        return QuotaInformation(cores=label.cpus, instances=1, ram=needs.memory, disk=needs.disk / (1 << 20))
 
     def getAZs(self) -> list[str | None]:
         """Groups of the hosts that answer, or else of all."""

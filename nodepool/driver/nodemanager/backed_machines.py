@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodepool import exceptions
 from nodepool.driver.nodemanager.hosts import ManagedHost
-from nodepool.driver.nodemanager.machines import INTERNAL, CreateMachine, DeleteMachine, NodeManagerInstance, needed_on
+from nodepool.driver.nodemanager.machines import INTERNAL, CreateMachine, DeleteMachine, NodeManagerInstance, needed_by
 from nodepool.nodemanager.rpc_client import RpcError, RpcFault
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class BackedCreateMachine(CreateMachine):
         self._host = host
         # Before the record goes out: whatever happens, deletion knows where to look.
         self.external_id = {"host": host.name, "sliver": self._name}
-        host.reserve(*(int(amount) for amount in needed_on(self._label, host)))
+        host.reserve(lambda capacity: needed_by(self._label, capacity))
         self._adapter.slots.sent(self)
         record = self._adapter.record(self._name, self._label, self._image, self._metadata, host)
         self.waiting_future = host.ask("PutRecord", record)

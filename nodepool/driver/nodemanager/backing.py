@@ -17,7 +17,8 @@ from nodepool import exceptions
 from nodepool.driver.metastatic import transactions
 from nodepool.driver.metastatic.adapter import MetastaticAdapter
 from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
-from nodepool.driver.nodemanager.machines import needed_by
+from nodepool.driver.nodemanager.hosts import Free, Needs
+from nodepool.driver.nodemanager.machines import needed_by, too_large
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
 
@@ -70,11 +71,10 @@ class BackingNodes(MetastaticAdapter):
         seen = self._seen.get(label.backing_label)
         if seen is None:
             return None
-        share, memory = needed_by(label, seen["cores"])
-        if share <= seen["cpu"] and memory <= seen["memory"]:
+        reason = too_large(label, "they have", seen)
+        if reason is None:
             return None
-        return (f"label {label.name} is too large for backing nodes of label {label.backing_label}: they have "
-                f"{seen['cpu'] * seen['cores'] / 1000:g} cores and {seen['memory']} MiB")
+        return f"label {label.name} is too large for backing nodes of label {label.backing_label}: {reason}"
 
     def move_to_room(self, machine: Any) -> None:
         """Who waits for a backing node that has not come yet takes room that became free elsewhere."""
@@ -116,18 +116,16 @@ class BackingNodes(MetastaticAdapter):
         capacity = host.capacity if host is not None else None
         if host is not None and capacity is not None:
             self._note(record.label_name, capacity)
-            cpu, memory, places = host.free()
+            free = host.free()
         else:
             capacity = self._seen.get(record.label_name)
             if capacity is None:
                 return math.inf  # the first one tells how large they are: until then all wait for it
-            cpu, memory, places = capacity["cpu"], capacity["memory"], capacity["slivers"]
+            free = Free(Needs(capacity["cpu"], capacity["memory"], capacity["disk"]), capacity["slivers"])
         for other in list(self.unsent.values()):
             if other.record is record and other is not machine:
-                share, ram = needed_by(other.label, capacity["cores"])
-                cpu, memory, places = cpu - share, memory - ram, places - 1
-        share, ram = needed_by(machine.label, capacity["cores"])
-        return cpu if cpu >= share and memory >= ram and places >= 1 else None
+                free = free.without(needed_by(other.label, capacity))
+        return free.amounts.cpu if free.fits(needed_by(machine.label, capacity)) else None
 
     def _note(self, label_name: str, capacity: dict[str, Any]) -> None:
         seen = self._seen.get(label_name)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault, Tls
@@ -29,6 +29,27 @@ AVOID = 30.0
 
 class HostError(Exception):
     """A host cannot be used now; the text names it."""
+
+
+class Needs(NamedTuple):
+    """Per mille of guaranteed CPU, memory in MiB, disk in KiB."""
+
+    cpu: float
+    memory: float
+    disk: float
+
+
+class Free(NamedTuple):
+    """What a host has left."""
+
+    amounts: Needs
+    places: float
+
+    def fits(self, needs: Needs) -> bool:
+        return self.places >= 1 and all(has >= wanted for has, wanted in zip(self.amounts, needs, strict=True))
+
+    def without(self, needs: Needs) -> Free:
+        return Free(Needs(*(has - wanted for has, wanted in zip(self.amounts, needs, strict=True))), self.places - 1)
 
 
 class ManagedHost:
@@ -250,22 +271,23 @@ class ManagedHost:
         address: str | None = self.options.ssh_address
         return address
 
-    def reserve(self, share: int, memory: int) -> None:
+    def reserve(self, needed: Callable[[Mapping[str, Any]], Needs]) -> None:
         """A sliver is about to be made; counts until the next look."""
         with self._lock:
             if self._capacity is not None:
-                given = dict(self._capacity["allocated"])
-                for name, amount in (("cpu", share), ("memory", memory), ("slivers", 1)):
-                    given[name] += amount
+                given, needs = dict(self._capacity["allocated"]), needed(self._capacity)
+                for name, amount in (("cpu", needs.cpu), ("memory", needs.memory), ("disk", needs.disk), ("slivers", 1)):
+                    given[name] += int(amount)
                 self._capacity = {**self._capacity, "allocated": given}
 
-    def free(self) -> tuple[float, float, float]:
-        """Guaranteed CPU (per mille), memory (MiB) and places that are free."""
+    def free(self) -> Free:
+        """What is not given away."""
         found = self._capacity
         if found is None:
-            return 0.0, 0.0, 0.0
+            return Free(Needs(0.0, 0.0, 0.0), 0.0)
         given = found["allocated"]
-        return found["cpu"] - given["cpu"], found["memory"] - given["memory"], found["slivers"] - given["slivers"]
+        return Free(Needs(found["cpu"] - given["cpu"], found["memory"] - given["memory"], found["disk"] - given["disk"]),
+                    found["slivers"] - given["slivers"])
 
     def list_slivers(self) -> Future[list[dict[str, Any]]]:
         """All of the host, at most a second old; who asks at the same time shares the answer."""
@@ -357,11 +379,11 @@ class Hosts:
 
     # -- placement
 
-    def candidates(self, az: str | None, placement: str, needed: Callable[[ManagedHost], tuple[float, float]],
+    def candidates(self, az: str | None, placement: str, needed: Callable[[Mapping[str, Any]], Needs],
                    image: str, without: Collection[str]) -> list[ManagedHost]:
         """Hosts that answer, best first: most room (spread) or least (pack); those that look unfit come last.
 
-        :param needed: per mille of CPU, and MiB, on a host.
+        :param needed: by a sliver, on a host of that capacity.
         """
         found = []
         kind, _, what = image.partition(":")
@@ -369,10 +391,9 @@ class Hosts:
             capacity = host.capacity
             if capacity is None or not host.usable or host.name in without or (az is not None and host.group != az):
                 continue
-            share, memory = needed(host)
-            cpu, ram, places = host.free()
-            fits = cpu >= share and ram >= memory and places >= 1 and (kind != "image" or what in capacity.get("images", ()))
-            room = cpu + places / 1e6
+            free = host.free()
+            fits = free.fits(needed(capacity)) and (kind != "image" or what in capacity.get("images", ()))
+            room = free.amounts.cpu + free.places / 1e6
             found.append((not fits, host.avoided, -room if placement == "spread" else room, host.name, host))
         return [entry[-1] for entry in sorted(found, key=lambda entry: entry[:-1])]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from nodepool import exceptions
 from nodepool.driver import statemachine
-from nodepool.driver.nodemanager.hosts import ManagedHost
+from nodepool.driver.nodemanager.hosts import ManagedHost, Needs
 from nodepool.driver.utils import QuotaInformation
 from nodepool.nodemanager.rpc_client import RpcError, RpcFault
 
@@ -45,15 +46,26 @@ def rspec_of(label: Any, cores: int) -> dict[str, int]:
     return {**wanted, **label.rspec}
 
 
-def needed_on(label: Any, host: ManagedHost) -> tuple[float, float]:
-    """Guaranteed CPU (per mille) and memory (MiB) of a label on a host."""
-    return needed_by(label, host.cores)
+def needed_by(label: Any, capacity: Mapping[str, Any]) -> Needs:
+    """What a sliver of the label counts as on a host of that capacity; unlimited memory is all that the host has."""
+    default = capacity.get("default")
+    rspec = rspec_of(label, int(capacity["cores"]))
+    if default is None:  # an older node manager, which counts what is said only
+        return Needs(rspec.get("nm_cpu_guaranteed_share", 0), rspec.get("nm_mem_limit", 0), rspec.get("nm_disk_quota", 0))
+    memory = rspec.get("nm_mem_limit", default["memory"])
+    if not memory and default["memory"]:
+        memory = capacity["memory"]
+    return Needs(rspec.get("nm_cpu_guaranteed_share", 0), memory, rspec.get("nm_disk_quota", default["disk"]))
 
 
-def needed_by(label: Any, cores: int) -> tuple[float, float]:
-    """The same on a host with so many cores."""
-    rspec = rspec_of(label, cores)
-    return rspec.get("nm_cpu_guaranteed_share", 0), rspec.get("nm_mem_limit", 0)
+def too_large(label: Any, name: str, capacity: Mapping[str, Any]) -> str | None:
+    """What that host has, if it could never take a sliver of the label."""
+    needs = needed_by(label, capacity)
+    if needs.cpu <= capacity["cpu"] and needs.memory <= capacity["memory"] and needs.disk <= capacity["disk"]:
+        return None
+    return (f"{name} {capacity['cpu'] * capacity['cores'] / 1000:g} cores, {capacity['memory']} MiB, and disks of "
+            f"{capacity['disk'] / (1 << 20):.1f} GiB; it needs {needs.cpu * capacity['cores'] / 1000:g}, {needs.memory:g} and "
+            f"{needs.disk / (1 << 20):.1f}")
 
 
 def quota_of(rspec: dict[str, Any], cores: int) -> QuotaInformation:
@@ -154,7 +166,7 @@ class CreateMachine(statemachine.StateMachine):
         self._host = host
         # Before the record goes out: whatever happens, deletion knows where to look.
         self.external_id = {"host": host.name, "sliver": self._name}
-        host.reserve(*(int(amount) for amount in needed_on(self._label, host)))
+        host.reserve(lambda capacity: needed_by(self._label, capacity))
         record = self._adapter.record(self._name, self._label, self._image, self._metadata, host)
         self.waiting_future = host.ask("PutRecord", record)
 

@@ -76,15 +76,12 @@ class NativeBackend(Backend):
 
     def _probe(self) -> str | None:
         self._prepare()
-        scratch = self.state_dir / "probe"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(mode=0o700)
         try:
-            self.services.zygote.call("probe", {"base": self.services.id_base, "count": IDS_PER_SLIVER, "scratch": str(scratch)})
+            self.services.zygote.call("probe", {
+                "base": self.services.id_base, "count": IDS_PER_SLIVER, "scratch": str(self.state_dir / "stage"),
+                "layer": str(self.state_dir / "slivers")})
         except BackendError as error:
             return str(error)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         return None
 
     def _prepare(self) -> None:

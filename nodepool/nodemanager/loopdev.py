@@ -1,0 +1,84 @@
+"""Loop devices: a file as a block device."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+
+BLOCK = 4096
+MAJOR = 7
+_LOOP_SET_CAPACITY = 0x4C07
+_LOOP_CONFIGURE = 0x4C0A
+_LOOP_CTL_GET_FREE = 0x4C82
+_LO_FLAGS_AUTOCLEAR = 4
+_LOOP_CONFIG_SIZE = 304
+_lock = threading.Lock()
+
+
+class Loop:
+    """An open loop device."""
+
+    def __init__(self, number: int, descriptor: int) -> None:
+        self.path = f"/dev/loop{number}"
+        self._descriptor = descriptor
+
+    @classmethod
+    def open(cls, number: int) -> Loop:
+        path = f"/dev/loop{number}"
+        if not os.path.exists(path):
+            # No udev on this host.
+            with contextlib.suppress(FileExistsError):
+                os.mknod(path, 0o600 | 0o060000, os.makedev(MAJOR, number))
+        return cls(number, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def configure(self, backing: int) -> None:
+        """Attach the open file. Raises OSError; EBUSY: somebody else took the device."""
+        config = bytearray(_LOOP_CONFIG_SIZE)
+        struct.pack_into("=II", config, 0, backing, BLOCK)
+        # struct loop_info64 begins at 8; its lo_flags at 52.
+        struct.pack_into("=I", config, 8 + 52, _LO_FLAGS_AUTOCLEAR)
+        fcntl.ioctl(self._descriptor, _LOOP_CONFIGURE, bytes(config))
+
+    def refresh(self) -> None:
+        """The file has another size now."""
+        fcntl.ioctl(self._descriptor, _LOOP_SET_CAPACITY)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Loop:
+        return self
+
+    def __exit__(self, *_unused: object) -> None:
+        self.close()
+
+
+def attach(path: Path) -> Loop:
+    """A loop device over the image, freed by its last user. Raises OSError."""
+    backing = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            deadline = time.monotonic() + 10.0
+            while True:
+                # Between asking for a free number and taking it, another process may take it.
+                with _lock:
+                    number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
+                    device = Loop.open(number)
+                    try:
+                        device.configure(backing)
+                        return device
+                    except OSError as error:
+                        device.close()
+                        if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                            raise
+        finally:
+            os.close(control)
+    finally:
+        os.close(backing)
