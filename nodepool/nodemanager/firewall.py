@@ -60,7 +60,18 @@ def resolvers(given: Iterable[str]) -> list[str]:
             continue
         if address.version == 4 and not address.is_loopback:
             usable.append(text)
-    return sorted(set(usable))
+    return list(dict.fromkeys(usable))
+
+
+def resolv_conf(given: Iterable[str]) -> bytes | None:
+    """For slivers, in which a resolver on the host itself is not reached; None: no server is known."""
+    servers = resolvers(given)[:3]
+    try:
+        lines = _RESOLVERS[0].read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    more = [line for line in lines if line.startswith(("search ", "domain ", "options "))]
+    return "".join(f"{line}\n" for line in [*(f"nameserver {server}" for server in servers), *more]).encode() if servers else None
 
 
 def connected() -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from nodepool.nodemanager import commands
 from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.config import NodeManagerConfig
-from nodepool.nodemanager.firewall import Firewall, ruleset
+from nodepool.nodemanager.firewall import Firewall, resolv_conf, ruleset
 from nodepool.nodemanager.nettools import NetworkError, batch, supports, sysctl
 from nodepool.nodemanager.rspec import check_name
 from nodepool.nodemanager.shaping import Shaper
@@ -167,6 +167,10 @@ class Network:
             batch("ip", [f"link del {self.shaper.device}"], force=True)
             self._firewall.remove()
             self._shared.clear()
+
+    def resolv_conf(self, mode: str) -> bytes | None:
+        """/etc/resolv.conf of a sliver with this network; None: its own."""
+        return resolv_conf(self._config.dns) if mode == "nat" else None
 
     # --- one sliver --------------------------------------------------------------------------------------------------
 

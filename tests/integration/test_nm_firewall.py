@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import signal
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from nodepool.nodemanager.firewall import FORBIDDEN, resolvers, ruleset
 from nodepool.nodemanager.net import Network
 from nodepool.nodemanager.nettools import batch, run
 from tests.conftest import wait_for
+from tests.integration.nm_bench import NmDaemon
 from tests.integration.test_nm_net import OUTSIDE, OUTSIDE_EXEMPT, TRY, Bench, bench, pytestmark
 
 __all__ = ["bench", "pytestmark"]
@@ -236,6 +238,39 @@ class TestRouting:
         bench.network.destroy("alice", alice)
         wait_for(lambda: bench.network.tag not in run("nft", ["list", "tables"]), 20, "rules gone")
         assert FORWARD.read_text() == "1\n"
+
+
+@pytest.fixture
+def daemon(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
+    before = FORWARD.read_text()
+    made = NmDaemon(tmp_path, network={"default": "nat", "subnet": "10.226.0.0/16", "dns": ["198.51.100.53", "198.51.100.54"]})
+    made.start()
+    try:
+        yield made
+    finally:
+        made.clean()
+        FORWARD.write_text(before)
+    wait_for(lambda: made.left() == [], 10, "all traces to go")
+
+
+@pytest.mark.spec("issue 10, F15: network.dns is what slivers with nat ask, also where the host asks a resolver of its own")
+def test_resolvers_inside(daemon: NmDaemon) -> None:
+    daemon.put("alpha")
+    inside = daemon.ssh("alpha", "cat /etc/resolv.conf").splitlines()
+    assert inside[:2] == ["nameserver 198.51.100.53", "nameserver 198.51.100.54"]
+
+
+@pytest.mark.spec("issue 10, F15: after kill -9 of the daemon the next one stops routing with the last sliver")
+def test_killed_daemon(daemon: NmDaemon) -> None:
+    FORWARD.write_text("0")
+    daemon.put("alpha")
+    assert FORWARD.read_text() == "1\n"
+    daemon.stop(signal.SIGKILL)
+    daemon.start()
+    assert FORWARD.read_text() == "1\n"
+    assert daemon.ssh("alpha", "ip route").startswith("default via 10.226.")
+    daemon.delete("alpha")
+    wait_for(lambda: FORWARD.read_text() == "0\n", 20, "routing is off again")
 
 
 def test_rules_follow_the_configuration() -> None:
