@@ -332,8 +332,11 @@ class Network:
             self.shaper.remove(index)
         with self._lock:
             if not self._making and self._shared & {"nat", "bridge"} and not self._scan():
-                self._firewall.remove()
-                self._shared -= {"nat", "bridge"}
+                try:
+                    self._firewall.remove()
+                    self._shared -= {"nat", "bridge"}
+                except NetworkError as error:  # stop() and the next start try again
+                    log.warning("The rules for networks of slivers stay: %s", error)
 
     def _removed(self, index: int, done: concurrent.futures.Future[None]) -> None:
         with self._lock:
