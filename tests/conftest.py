@@ -66,8 +66,13 @@ def zookeeper_server() -> dict[str, Any]:
     return _server
 
 
+#: How many times longer everything may take here than usual, as in a virtual machine without hardware of its own.
+PATIENCE = float(os.environ.get("NODEPOOL_TEST_PATIENCE", "1"))
+
+
 def wait_for(condition: Callable[[], Any], timeout: float = 20.0, what: str = "the condition") -> Any:
     """Wait until the condition gives something true, and return that."""
+    timeout *= PATIENCE
     deadline = time.monotonic() + timeout
     while True:
         value = condition()

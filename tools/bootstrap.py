@@ -16,7 +16,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 VENV = REPOSITORY / ".venv"
 #: program -> Debian package that brings it.
 PROGRAMS = {"java": "default-jre-headless", "openssl": "openssl", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
-            "ip": "iproute2", "nft": "nftables", "mkfs.ext4": "e2fsprogs", "losetup": "mount"}
+            "ip": "iproute2", "nft": "nftables", "mkfs.ext4": "e2fsprogs", "losetup": "mount", "podman": "podman", "crun": "crun"}
 FILES = {"/usr/share/java/zookeeper.jar": "zookeeper", "/usr/sbin/sshd": "openssh-server"}
 #: The same, for building images with diskimage-builder.
 IMAGE_PROGRAMS = {"debootstrap": "debootstrap", "qemu-img": "qemu-utils", "kpartx": "kpartx", "sgdisk": "gdisk",
@@ -116,7 +116,18 @@ def install_packages(images: bool = True) -> None:
     """
     if images:
         name_this_machine()
-    packages = missing_packages(images)
+    _install(missing_packages(images))
+
+
+def install(programs: dict[str, str]) -> None:
+    """Install those of the programs (with the packages that bring them) that are missing.
+
+    :raises SystemExit: something is missing and we are not root.
+    """
+    _install(sorted({package for program, package in programs.items() if shutil.which(program) is None}))
+
+
+def _install(packages: list[str]) -> None:
     if not packages:
         return
     command = f"apt-get install {' '.join(packages)}"

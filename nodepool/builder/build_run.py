@@ -133,6 +133,7 @@ class BuildRun:
         config, diskimage = self._config, self._diskimage
         # Not only after hours of building.
         files.check_images_dir(config.images_dir)
+        self._close_to_others(config.images_dir)
         output = os.path.join(config.images_dir, self._base)
         base = command.temporary_base(diskimage, os.environ)
         problem = files.check_space(config.images_dir, base, self._space_needed())
@@ -155,6 +156,14 @@ class BuildRun:
             deadline = None if self._aborted is None else time.monotonic() + STOP_CLEAN_TIME
             for left in entry.end(self.log, deadline):
                 self.log.error("Build %s leaves something behind: %s", self._base, left)
+
+    def _close_to_others(self, directory: str) -> None:
+        try:
+            files.close_to_others(directory)
+        except OSError as error:
+            self.log.warning("Cannot set a default access control list for %s (%s): until build %s is over, images in it can be "
+                             "read by whoever may enter it; take that right from others (chmod o-rwx)",
+                             directory, error.strerror, self._base)
 
     def _space_needed(self) -> int:
         return max(self._config.build_min_free * MIB,
@@ -180,8 +189,10 @@ class BuildRun:
         changed = self._tracker.feed(text)
         self._diagnosis.feed(text)
         for directory in self._tracker.build_dirs[known:]:
-            if self._entry is not None:
-                self._entry.note_dir(directory)
+            noted = self._entry is not None and self._entry.note_dir(directory)
+            if noted and os.path.basename(directory).startswith("dib_image."):
+                # A raw image is made there long after this line, and moved as it is.
+                self._close_to_others(directory)
         self._tail.append(text)
         progress = self.progress
         progress.phase = self._tracker.phase

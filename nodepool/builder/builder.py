@@ -168,7 +168,11 @@ class NodePoolBuilder:
             try:
                 self._images_lock = leftovers.acquire_images_dir(config.images_dir)
             except ConfigurationError as error:
-                self.log.warning("%s; what killed builds left there is not cleaned up by this builder", error)
+                # Another process would take our builds and uploads for those of a killed builder when it starts anew, as we
+                # would take its own, and what its ZooKeeper knows for files of nobody.
+                if isinstance(error, leftovers.ImagesDirInUse) and not error.by_this_process:
+                    raise
+                self.log.warning("%s; what killed builds and uploads left is not cleaned up by this builder", error)
             try:
                 self._start(config)
             except BaseException:
@@ -280,6 +284,11 @@ class NodePoolBuilder:
             if ours:
                 with self._claims_lock:
                     self._build_claims.discard(image)
+
+    @property
+    def owns_images_dir(self) -> bool:
+        """Whether what is written down there can only be of this builder, or of killed ones."""
+        return self._images_lock is not None
 
     def running_builds(self) -> set[tuple[str, str]]:
         """(image, build id) of what this process builds; their files are no leftovers whatever the records say."""

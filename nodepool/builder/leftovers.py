@@ -354,6 +354,15 @@ def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
 # One builder per directory
 
 
+class ImagesDirInUse(ConfigurationError):
+    """Another builder holds it."""
+
+    def __init__(self, images_dir: str, holder: str) -> None:
+        super().__init__(f"images-dir {images_dir} is in use by builder process {holder or '(unknown)'}; "
+                         "every builder needs a directory of its own")
+        self.by_this_process = holder == str(os.getpid())
+
+
 class ImagesDirLock:
     """Held as long as the builder lives; the kernel releases it whatever happens."""
 
@@ -369,7 +378,8 @@ class ImagesDirLock:
 def acquire_images_dir(images_dir: str) -> ImagesDirLock:
     """Take the directory for this process.
 
-    :raises ConfigurationError: another builder has it, or it cannot be written.
+    :raises ImagesDirInUse: another builder has it.
+    :raises ConfigurationError: it cannot be written, or its file system knows no locks.
     """
     directory = os.path.join(os.path.realpath(images_dir), JOURNAL)
     try:
@@ -386,8 +396,7 @@ def acquire_images_dir(images_dir: str) -> ImagesDirLock:
         os.close(fd)
         if not isinstance(error, BlockingIOError):
             raise ConfigurationError(f"images-dir {images_dir} cannot be locked: {error.strerror}") from error
-        raise ConfigurationError(f"images-dir {images_dir} is in use by builder process {holder or '(unknown)'}; "
-                                 "every builder needs a directory of its own") from None
+        raise ImagesDirInUse(images_dir, holder) from None
     return ImagesDirLock(fd)
 
 

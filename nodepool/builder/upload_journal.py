@@ -2,7 +2,8 @@
 
 The record in ZooKeeper names the image only when the upload worked (builder.md section 4).  So that neither a failed call
 nor a killed builder leaves an image behind, each call is noted beside the image files before it is made, in
-``<images-dir>/.uploads``; what is still noted when nobody works on it is looked for in the cloud by its metadata.
+``<images-dir>/.uploads``; what is still noted when nobody works on it is looked for in the cloud by its metadata, by the
+one builder that owns the directory.
 Drivers that cannot list images are left to the launcher's search for leaks.
 """
 
@@ -20,6 +21,7 @@ from urllib.parse import quote
 from nodepool.builder.files import write_json
 from nodepool.builder.retention import UploadKey
 from nodepool.driver.cloud_images import is_snapshot, listing_of, properties_of, value_of
+from nodepool.zk import locks, paths
 
 if TYPE_CHECKING:
     from nodepool.builder.builder import NodePoolBuilder
@@ -139,6 +141,8 @@ class StraySweeper:
 
     def sweep(self, config: Any) -> None:
         """Ask for it, in the lanes of the providers."""
+        if not self._builder.owns_images_dir:
+            return
         for note in notes(config.images_dir):
             if note.key[:3] in self._builder.upload_claims.running():
                 continue
@@ -152,6 +156,9 @@ class StraySweeper:
     def _look(self, note: Note) -> None:
         builder = self._builder
         if not builder.session_usable.is_set() or note.key[:3] in builder.upload_claims.running() or not note.kept:
+            return
+        # Its lock is older than the note: whoever works on it has it.
+        if locks.names_in_order(builder.zk.kazoo_client, f"{paths.uploads(*note.key[:3])}/lock"):
             return
         with builder.managers.use(builder.config, note.provider) as manager:
             listing = None if manager is None else listing_of(manager)

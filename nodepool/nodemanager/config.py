@@ -61,6 +61,7 @@ _SCHEMA = vol.Schema({
             "tls": {"address": str, "port": _port, vol.Required("cert"): str, vol.Required("key"): str,
                     vol.Required("ca"): str, "controllers": [str]}},
     "network": {"default": str, "cap": vol.All(int, vol.Range(min=1)), "exempt-ips": [str], "subnet": str, "dns": [str],
+                "reach": [str], "connections": vol.All(int, vol.Range(min=1, max=1_000_000)), "isolated": bool,
                 "daily-limit": vol.All(int, vol.Range(min=0))},
     "sources": [vol.Any(
         {vol.Required("slices-xml"): {"url": str, "file": str, "ca": str, "interval": _SECONDS, "cert": str, "key": str,
@@ -124,6 +125,12 @@ class NodeManagerConfig:
     daily_limit: int = 0
     subnet: str = "10.213.0.0/16"
     dns: tuple[str, ...] = ()
+    #: Private networks, and those of this host, that slivers with nat may send to.
+    reach: tuple[str, ...] = ()
+    #: At one time, of one sliver.
+    connections: int = 4096
+    #: Slivers on one bridge do not reach each other.
+    isolated: bool = True
     sources: tuple[Mapping[str, Any], ...] = ()
     tickets: Mapping[str, Any] = field(default_factory=dict)
     delegates: tuple[Mapping[str, Any], ...] = ()
@@ -215,6 +222,9 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         daily_limit=network.get("daily-limit", 0) << 20,
         subnet=network.get("subnet", "10.213.0.0/16"),
         dns=tuple(network.get("dns", ())),
+        reach=tuple(network.get("reach", ())),
+        connections=network.get("connections", 4096),
+        isolated=network.get("isolated", True),
         sources=tuple(sources),
         tickets=given.get("tickets", {}),
         delegates=tuple(given.get("delegates", ())),
@@ -248,10 +258,11 @@ def _check(given: Mapping[str, Any], path: str) -> None:
     if not records.NETWORK.fullmatch(network.get("default", "none")):
         raise ConfigurationError(f"{path}: network.default: none, nat or bridge:INTERFACE is wanted, not {network['default']!r}")
     for option, values in (("exempt-ips", network.get("exempt-ips", [])), ("subnet", [network.get("subnet", "10.213.0.0/16")]),
-                           ("dns", network.get("dns", []))):
+                           ("dns", network.get("dns", [])), ("reach", network.get("reach", []))):
         for value in values:
             try:
-                ipaddress.ip_network(value)
+                if ipaddress.ip_network(value).version == 6 and option in ("reach", "subnet", "dns"):
+                    raise ValueError(f"{value}: network nat is IPv4 only")
             except ValueError as error:
                 raise ConfigurationError(f"{path}: network.{option}: {error}") from None
     if given.get("id-base", 2_000_000) + (given.get("max-slivers", 1000) + 1) * 65536 > 2**32:

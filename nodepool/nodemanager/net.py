@@ -23,7 +23,8 @@ from typing import Any
 from nodepool.nodemanager import commands
 from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.config import NodeManagerConfig
-from nodepool.nodemanager.nettools import NetworkError, batch, run, supports
+from nodepool.nodemanager.firewall import Firewall, resolv_conf, ruleset
+from nodepool.nodemanager.nettools import NetworkError, batch, supports, sysctl
 from nodepool.nodemanager.rspec import check_name
 from nodepool.nodemanager.shaping import Shaper
 
@@ -35,10 +36,11 @@ CLASS_NET = Path("/sys/class/net")
 DEFAULT_STATE_DIR = "/var/lib/nodepool/nodemanager"
 #: Name of the device inside a sliver.
 INSIDE = "eth0"
-API_PORT, DNS_PORT = 812, 53
 REMOVE_TIMEOUT = 60.0
 _VETH = re.compile(r"nm(\d+)-[0-9a-z]+\Z")
 _DEVICE = re.compile(r"[A-Za-z0-9_.-]{1,15}\Z")
+#: Without an address of its own the sliver has no IPv6 neighbours; nat knows no IPv6 anyway.
+_NO_LINK_LOCAL = (f"link set {INSIDE} addrgenmode none",) if os.path.isdir("/proc/sys/net/ipv6") else ()
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -59,44 +61,6 @@ def addresses(subnet: str, index: int) -> tuple[str, str]:
     return str(ipaddress.ip_address(first + 1)), str(ipaddress.ip_address(first + 2))
 
 
-def ruleset(table: str, subnet: str) -> str:
-    """The nftables table, which replaces itself as a whole. It names no sliver, so that it never changes while they come and go:
-    a source is right when the route back to it leads through the device that the packet came from."""
-    return f"""
-table inet {table} {{}}
-delete table inet {table}
-table inet {table} {{
-  chain early {{
-    type filter hook prerouting priority raw; policy accept;
-    iifname "nm*" meta nfproto ipv6 drop
-    iifname "nm*" fib saddr . iif oif missing drop
-  }}
-  chain input {{
-    type filter hook input priority filter; policy accept;
-    iifname "nm*" jump to_host
-  }}
-  chain to_host {{
-    ct state established,related accept
-    fib daddr . iif type != local drop
-    tcp dport {{ {API_PORT}, {DNS_PORT} }} accept
-    udp dport {DNS_PORT} accept
-    drop
-  }}
-  chain forward {{
-    type filter hook forward priority filter; policy accept;
-    iifname "nm*" oifname "nm*" drop
-    oifname "nm*" ct state established,related accept
-    oifname "nm*" drop
-    iifname "nm*" ip daddr {{ {subnet}, 169.254.0.0/16, 127.0.0.0/8 }} drop
-  }}
-  chain outgoing {{
-    type nat hook postrouting priority srcnat; policy accept;
-    ip saddr {subnet} iifname "nm*" oifname != "nm*" masquerade
-  }}
-}}
-"""
-
-
 def _base36(value: int) -> str:
     text = ""
     while True:
@@ -114,10 +78,13 @@ class Network:
         # Daemons with other state directories on the same host keep apart.
         self.tag = "" if state == DEFAULT_STATE_DIR else f"{zlib.crc32(state.encode()):08x}"
         self._subnet = str(ipaddress.ip_network(config.subnet, strict=False))
-        self._table = f"nodemanager{'_' + self.tag if self.tag else ''}"
+        self._config = config
+        self._firewall = Firewall(f"nodemanager{'_' + self.tag if self.tag else ''}", config)
         self.shaper = Shaper(f"nm{self.tag}ifb", config.network_cap, config.exempt_ips)
         self._lock = threading.RLock()
         self._shared: set[str] = set()
+        #: Networks that are being made.
+        self._making = 0
         self._stamp = 0
         #: name -> (veth, index)
         self._known: dict[str, tuple[str, int]] = {}
@@ -132,7 +99,7 @@ class Network:
         found = []
         for name, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux"), ("nft", "nftables")):
             if commands.find(name) is None:
-                what = "network nat" if name == "nft" else "bandwidth limits" if name == "tc" else "networks nat and bridge"
+                what = "bandwidth limits" if name == "tc" else "networks nat and bridge"
                 found.append(Problem(what, False, f"{name} is missing: install {package}; network none works without"))
         if found or os.geteuid() != 0:
             return found
@@ -143,8 +110,8 @@ class Network:
                 ("tc", "qdisc", "add", "dev", "probe0", "root", "handle", "1:", "htb"),
                 ("tc", "filter", "add", "dev", "probe0", "parent", "1:", "u32", "match", "u32", "0", "0", "action", "mirred",
                  "egress", "redirect", "dev", "lo")]),
-            ("network nat", "nf_tables, nft_fib_inet, nft_masq", [
-                ("printf", "%s", f"'{ruleset('probe', self._subnet)}'", "|", "nft", "-f", "-")]))
+            ("networks nat and bridge", "nf_tables, nft_fib_inet, nft_masq, nft_connlimit", [
+                ("printf", "%s", f"'{ruleset('probe', self._config, True)}'", "|", "nft", "-f", "-")]))
         for what, modules, lines in checks:
             said = supports(lines)
             if said is not None:
@@ -155,6 +122,13 @@ class Network:
         """Find what an earlier daemon made; the host is changed only when a sliver wants a network."""
         with self._lock:
             self._known = {name: (veth, index) for name, veth, index in self._scan()}
+            try:
+                if self._known:
+                    self._share("bridge")  # the rules of this version and configuration
+                else:
+                    self._firewall.remove()
+            except NetworkError as error:
+                log.warning("The rules for networks of slivers cannot be changed: %s", error)
             if not (CLASS_NET / self.shaper.device).exists():
                 return
             self._share("shaping")
@@ -164,15 +138,12 @@ class Network:
                     self.shaper.remove(index)
 
     def _share(self, what: str) -> None:
-        """What all slivers with a network need, once. Raises NetworkError."""
+        """What slivers with a network need together: "shaping", and the rules for "nat" or "bridge". Raises NetworkError."""
         with self._lock:
-            if what in self._shared:
-                return
-            if what == "shaping":
+            if what != "shaping":
+                self._firewall.load(what == "nat")
+            elif what not in self._shared:
                 self.shaper.prepare()
-            else:
-                run("nft", ["-f", "-"], ruleset(self._table, self._subnet))
-                _sysctl("net/ipv4/ip_forward", 1)
             self._shared.add(what)
 
     def node_cap(self, bits_per_second: int, exempt_ips: Iterable[str]) -> None:
@@ -191,12 +162,15 @@ class Network:
                     self.remove_shared()
 
     def remove_shared(self) -> None:
-        """ifb and table, when no sliver is left."""
+        """ifb, rules and routing, when no sliver is left."""
         with self._lock:
             batch("ip", [f"link del {self.shaper.device}"], force=True)
-            if commands.find("nft") is not None:
-                run("nft", ["-f", "-"], f"table inet {self._table} {{}}\ndelete table inet {self._table}\n")
+            self._firewall.remove()
             self._shared.clear()
+
+    def resolv_conf(self, mode: str) -> bytes | None:
+        """/etc/resolv.conf of a sliver with this network; None: its own."""
+        return resolv_conf(self._config.dns) if mode == "nat" else None
 
     # --- one sliver --------------------------------------------------------------------------------------------------
 
@@ -234,21 +208,31 @@ class Network:
         if bridge is not None and (not _DEVICE.match(bridge) or not (CLASS_NET / bridge / "bridge").is_dir()):
             raise NetworkError(f"network {mode!r}: this host has no bridge of that name; make it first "
                                "(ip link add NAME type bridge)")
+        with self._lock:
+            self._making += 1
+        try:
+            return self._create(name, index, netns_pid, bridge, rspec)
+        finally:
+            with self._lock:
+                self._making -= 1
+
+    def _create(self, name: str, index: int, netns_pid: int, bridge: str | None, rspec: Mapping[str, Any]) -> NetInfo:
         self._finish(index)
         for other, veth, old_index in self._scan():
             if other == name or old_index == index:
                 self._remove(veth, old_index)
         self._share("shaping")
-        if bridge is None:
-            self._share("nat")
+        self._share("nat" if bridge is None else "bridge")
         veth = self._new_name(index)
         info = NetInfo(veth, *reversed(addresses(self._subnet, index))) if bridge is None else NetInfo(veth)
-        mac = _new_mac()
+        mac, gateway_mac = _new_mac(), _new_mac()
         try:
-            batch("ip", [f"link add {veth} type veth peer name {INSIDE} address {mac} netns {netns_pid}",
+            batch("ip", [f"link add {veth} address {gateway_mac} type veth peer name {INSIDE} address {mac} netns {netns_pid}",
                          f"link set {veth} alias {self._alias(name, index)}"])
             if bridge is None:
-                _sysctl(f"net/ipv6/conf/{veth}/disable_ipv6", 1)
+                sysctl(f"net/ipv6/conf/{veth}/disable_ipv6", 1)
+                # Senders outside the /30 make no neighbours: the kernel's table is one for all network namespaces.
+                sysctl(f"net/ipv4/conf/{veth}/arp_ignore", 2)
             self.shaper.add(index, veth, rspec)
             # Only now anything passes.
             if bridge is None:
@@ -256,8 +240,14 @@ class Network:
             else:
                 self._join(veth, bridge, mac)
             batch("ip", [f"link set {veth} up"])
-            batch("ip", ["link set lo up", f"link set {INSIDE} up", *([] if bridge is not None else [
-                f"addr add {info.address}/30 dev {INSIDE}", f"route add default via {info.gateway}"])], inside=netns_pid)
+            if bridge is not None:
+                batch("ip", ["link set lo up", f"link set {INSIDE} up"], inside=netns_pid)
+            else:
+                # Permanent neighbours are not counted against the size of that table.
+                batch("ip", [f"neigh replace {info.address} lladdr {mac} dev {veth} nud permanent"])
+                batch("ip", ["link set lo up", *_NO_LINK_LOCAL, f"link set {INSIDE} up",
+                             f"addr add {info.address}/30 dev {INSIDE}", f"route add default via {info.gateway}",
+                             f"neigh replace {info.gateway} lladdr {gateway_mac} dev {INSIDE} nud permanent"], inside=netns_pid)
         except BaseException:
             with contextlib.suppress(NetworkError):
                 self._remove(veth, index)
@@ -266,14 +256,14 @@ class Network:
             self._known[name] = (veth, index)
         return info
 
-    @staticmethod
-    def _join(veth: str, bridge: str, mac: str) -> None:
+    def _join(self, veth: str, bridge: str, mac: str) -> None:
         """Make the device a port where only its own hardware address comes in, so that no sliver can pose as its neighbours
-        or as the gateway of the bridge.
+        or as the gateway of the bridge; and which exchanges nothing with the ports of other slivers, unless they may.
 
         :raises NetworkError: it cannot join the bridge.
         """
-        batch("ip", [f"link set {veth} master {bridge}"])
+        isolated = "on" if self._config.isolated else "off"
+        batch("ip", [f"link set {veth} master {bridge}", f"link set {veth} type bridge_slave isolated {isolated}"])
         try:
             batch("bridge", [f"fdb replace {mac} dev {veth} master static"])
             batch("ip", [f"link set {veth} type bridge_slave learning off root_block on locked on"])
@@ -337,8 +327,16 @@ class Network:
 
     def _remove(self, veth: str, index: int) -> None:
         batch("ip", [f"link del {veth}"], force=True)
-        if "shaping" in self._shared and not any(other == index for _, _, other in self._scan()):
+        left = self._scan()
+        if "shaping" in self._shared and not any(other == index for _, _, other in left):
             self.shaper.remove(index)
+        with self._lock:
+            if not self._making and self._shared & {"nat", "bridge"} and not self._scan():
+                try:
+                    self._firewall.remove()
+                    self._shared -= {"nat", "bridge"}
+                except NetworkError as error:  # stop() and the next start try again
+                    log.warning("The rules for networks of slivers stay: %s", error)
 
     def _removed(self, index: int, done: concurrent.futures.Future[None]) -> None:
         with self._lock:
@@ -367,14 +365,3 @@ def _new_mac() -> str:
     """A hardware address of the kind that is managed locally."""
     first, *rest = os.urandom(6)
     return ":".join(f"{byte:02x}" for byte in (first & 0xFC | 0x02, *rest))
-
-
-def _sysctl(name: str, value: int) -> None:
-    """Set what a namespace or a host without IPv6 may lack: only where it is."""
-    path = f"/proc/sys/{name}"
-    if os.path.exists(path):
-        try:
-            with open(path, "w") as file:
-                file.write(str(value))
-        except OSError as error:
-            raise NetworkError(f"sysctl {name.replace('/', '.')}: {error.strerror}") from error

@@ -54,3 +54,14 @@ def supports(lines: Sequence[tuple[str, ...]]) -> str | None:
     except BackendError as error:
         return str(error)
     return None
+
+
+def sysctl(name: str, value: int) -> None:
+    """Set what a namespace or a host without IPv6 may lack: only where it is. Raises NetworkError."""
+    path = f"/proc/sys/{name}"
+    if os.path.exists(path):
+        try:
+            with open(path, "w") as file:
+                file.write(str(value))
+        except OSError as error:
+            raise NetworkError(f"sysctl {name.replace('/', '.')}: {error.strerror}") from error

@@ -18,7 +18,7 @@ import yaml
 
 from nodepool.nodemanager.host import group_name
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault
-from tests.conftest import wait_for
+from tests.conftest import PATIENCE, wait_for
 
 PROGRAM = str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager"))
 
@@ -85,14 +85,14 @@ class NmDaemon:
     def answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None, self.log
         try:
-            return bool(self.client.call("GetCapacity", timeout=2))
+            return bool(self.client.call("GetCapacity", timeout=2 * PATIENCE))
         except (RpcError, RpcFault):
             return False
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(20 * PATIENCE)
 
     def put(self, name: str, wait: bool = True, **fields: Any) -> dict[str, Any]:
         rspec = fields.pop("rspec", {})
@@ -101,6 +101,7 @@ class NmDaemon:
         return self.wait(name) if wait else {}
 
     def wait(self, name: str, state: str = "ready", timeout: float = 30) -> dict[str, Any]:
+        timeout = min(300.0, timeout * PATIENCE)
         found: dict[str, Any] = self.client.call("WaitSliver", name, state, timeout, timeout=timeout + 5)
         wanted = {"gone": "absent"}.get(state, state)
         assert found.get("state") == wanted, (found, self.log[-3000:])
@@ -117,9 +118,10 @@ class NmDaemon:
         place = found["ssh_address"] if found["ssh_port"] == 22 else f"[{found['ssh_address']}]:{found['ssh_port']}"
         known.write_text("".join(f"{place} {key}\n" for key in found["host_keys"]))
         done = subprocess.run(
-            ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
-             "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", f"{user}@{found['ssh_address']}", *command],
-            capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+            ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes",
+             "-o", f"ConnectTimeout={10 * PATIENCE:g}", "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes",
+             f"{user}@{found['ssh_address']}", *command],
+            capture_output=True, text=True, timeout=timeout * PATIENCE, check=False, stdin=subprocess.DEVNULL)
         if check:
             assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
         return done.stdout

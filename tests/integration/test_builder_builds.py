@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
+import sys
+import tempfile
 import time
 import uuid
 from typing import Any
@@ -74,6 +77,78 @@ def test_nothing_is_readable_for_strangers(builders: BuilderBench) -> None:
     build = builders.wait_build()
     for path in [*builders.images_dir.glob(f"*{build.id}*"), *builders.log_dir.iterdir()]:
         assert path.stat().st_mode & 0o007 == 0, path
+
+
+#: What disk-image-create does with its files at the end: some are written in images-dir, and a raw one is moved there.
+CONVERT = """#!/bin/bash
+set -eu
+while [ $# -gt 1 ]; do if [ "$1" = -o ]; then output=$2; fi; shift; done
+images=$(mktemp -d --tmpdir="$TMPDIR" dib_image.XXXXXXXX)
+echo "2026-01-01 00:00:00.000 | + common-functions:mk_build_dir:48               :   TMP_IMAGE_DIR=$images"
+closed='import os, sys; os.getxattr(sys.argv[1], "system.posix_acl_default")'
+until python3 -c "$closed" "$images" 2> /dev/null; do sleep 0.02; done
+mkdir -p "$output.d/dib-manifests"
+echo secret > "$output.d/dib-manifests/dib_environment"
+echo secret > "$images/image0.raw"
+echo secret > "$output.qcow2-new"
+sleep 0.3
+mv "$output.qcow2-new" "$output.qcow2"
+mv "$images/image0.raw" "$output.raw-new"
+mv "$output.raw-new" "$output.raw"
+for file in "$output.raw" "$output.qcow2"; do md5sum "$file" > "$file.md5"; sha256sum "$file" > "$file.sha256"; done
+sleep 0.3
+"""
+#: Tries all the time to read what is in a directory, and tells what it could.
+SPY = """
+import os, sys
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+seen, told = set(), set()
+print("looking", flush=True)
+while True:
+    for top, _folders, names in os.walk(sys.argv[1]):
+        for name in names:
+            path = os.path.join(top, name)
+            try:
+                os.close(os.open(path, os.O_RDONLY))
+            except PermissionError:
+                word = "saw"
+            except FileNotFoundError:
+                continue
+            else:
+                word = "READ"
+            if (word, name) not in told:
+                told.add((word, name))
+                print(word, path, flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can look as somebody else")
+@pytest.mark.parametrize("temporary", ["same file system", "other file system"])
+@pytest.mark.spec("issue 10, F11: nobody else can read an image, from its first byte, and the umask of the command stays")
+def test_strangers_read_nothing_during_a_build(builders: BuilderBench, temporary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as top, tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        os.chmod(top, 0o755)
+        builders.images_dir = pathlib.Path(top, "images")
+        builders.images_dir.mkdir(mode=0o755)
+        convert = pathlib.Path(top, "convert")
+        convert.write_text(CONVERT)
+        convert.chmod(0o755)
+        monkeypatch.setenv("TMPDIR", top if temporary == "same file system" else other)
+        image = builders.image(**{"dib-cmd": str(convert), "formats": ["raw", "qcow2"], "env-vars": {}})
+        config = builders.config([image])
+        spy = subprocess.Popen([sys.executable, "-c", SPY, str(builders.images_dir)], stdout=subprocess.PIPE, text=True)
+        try:
+            assert spy.stdout is not None and spy.stdout.readline() == "looking\n"
+            builder = builders.start(config)
+            build = builders.wait_build()
+            builders.stop(builder)
+        finally:
+            spy.kill()
+            told = spy.communicate(timeout=10)[0].splitlines()
+        assert [line for line in told if line.startswith("READ") and "builder_id" not in line] == []
+        for name in ("raw", "qcow2", "qcow2-new"):
+            assert f"saw {builders.images_dir}/fake-image-{build.id}.{name}" in told
+        assert (builders.images_dir / f"fake-image-{build.id}.raw").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.spec("builder.md 7: the exact command line and environment")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.exceptions import ConfigurationError
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING
 from tests.conftest import wait_for
 from tests.integration.balky_cloud import DRIVERS, BalkyCloud
@@ -284,6 +285,42 @@ def test_killed_during_an_upload(builders: BuilderBench, cloud: BalkyCloud) -> N
     wait_for(lambda: len(builders.uploads(provider="balky", state=None)) == 1, what="abandoned record gone")
     assert left["id"] != upload.external_id
     wait_for(lambda: notes(builders) == [], what="nothing noted")
+
+
+@pytest.mark.spec("issue 10, F10: another builder on the same images-dir leaves alone what the first one is uploading")
+@pytest.mark.parametrize("owner", ["first", "second"])
+def test_another_builder_on_the_same_directory(builders: BuilderBench, cloud: BalkyCloud, owner: str) -> None:
+    cloud.do("upload-blocks")
+    first = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
+    wait_for(cloud.images, what="image in the cloud")
+    if owner == "second":
+        first._release_images_dir()
+    second = builders.start(config(builders, cloud.provider()), cleanup_interval=3600)
+    assert (first.owns_images_dir, second.owns_images_dir) == (owner == "first", owner == "second")
+    (note,) = notes(builders)
+    second._janitor._cleanup()
+    assert len(cloud.images()) == 1 and notes(builders) == [note]
+    cloud.stop_doing("upload-blocks")
+    upload = builders.wait_upload(provider="balky")
+    assert [image["id"] for image in cloud.images()] == [upload.external_id]
+
+
+@pytest.mark.spec("issue 10, F10: a builder does not start on an images-dir that another process uses")
+def test_a_directory_in_use_is_refused(builders: BuilderBench, cloud: BalkyCloud) -> None:
+    cloud.do("upload-blocks")
+    path = config(builders, cloud.provider())
+    process = subprocess.Popen([sys.executable, "-c", SERVE, path], env={
+        **os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")})
+    try:
+        wait_for(cloud.images, 30, "image in the cloud")
+        builder = builders.make(path)
+        builders.builders.clear()
+        with pytest.raises(ConfigurationError, match=f"{builders.images_dir} is in use by builder process {process.pid}; every"):
+            builder.start()
+        assert len(cloud.images()) == 1 and len(notes(builders)) == 1
+    finally:
+        process.kill()
+        process.wait(10)
 
 
 # -- hook

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -82,9 +83,9 @@ PAYLOAD = 1448 / 1514
 
 
 class Bench:
-    def __init__(self, state: pathlib.Path, cap: int = 1_000_000_000) -> None:
+    def __init__(self, state: pathlib.Path) -> None:
         self.config = parse({"state-dir": str(state), "network": {
-            "subnet": SUBNET, "cap": cap, "exempt-ips": [OUTSIDE_EXEMPT]}}, "test")
+            "subnet": SUBNET, "cap": 1_000_000_000, "exempt-ips": [OUTSIDE_EXEMPT], "reach": [f"{OUTSIDE}/31"]}}, "test")
         self.network = Network(self.config)
         self.network.prepare()
         self.processes: list[subprocess.Popen[str]] = []
@@ -113,6 +114,14 @@ class Bench:
         batch("ip", ["link set lo up", f"addr add {OUTSIDE}/24 dev eth0", f"addr add {OUTSIDE_EXEMPT}/24 dev eth0",
                      "link set eth0 up", f"route add default via {HOST_SIDE}"], inside=process.pid)
         self.serve(process.pid, "0.0.0.0")
+
+    def bridge(self, name: str) -> int:
+        """A bridge with an address of the host; process in the namespace of a neighbour with address 10.223.0.9 at a port."""
+        process = self.namespace()
+        batch("ip", [f"link add {name} type bridge", f"addr add 10.223.0.1/24 dev {name}", f"link set {name} up",
+                     f"link add {name}n type veth peer name eth0 netns {process.pid}", f"link set {name}n master {name} up"])
+        batch("ip", ["link set lo up", "addr add 10.223.0.9/24 dev eth0", "link set eth0 up"], inside=process.pid)
+        return process.pid
 
     def serve(self, pid: int | None, address: str) -> None:
         server = subprocess.Popen([*self.enter(pid), sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True)
@@ -252,13 +261,13 @@ def test_bridge(bench: Bench) -> None:
     name = f"b{uuid.uuid4().hex[:8]}"
     with pytest.raises(NetworkError, match="no bridge of that name"):
         bench.sliver("alice", 1, mode=f"bridge:{name}")
-    batch("ip", [f"link add {name} type bridge", f"addr add 10.223.0.1/24 dev {name}", f"link set {name} up"])
+    neighbour = bench.bridge(name)
     try:
         info = bench.sliver("alice", 1, {"nm_net_max_rate": 30_000_000}, mode=f"bridge:{name}")
         assert info.address == ""
         batch("ip", ["addr add 10.223.0.2/24 dev eth0"], inside=bench.names["alice"])
-        bench.serve(None, "10.223.0.1")
-        bench.check_rate("alice", "10.223.0.1", 30e6, within=0.06)
+        bench.serve(neighbour, "0.0.0.0")
+        bench.check_rate("alice", "10.223.0.9", 30e6, within=0.06)
     finally:
         batch("ip", [f"link del {name}"], force=True)
 
@@ -322,20 +331,21 @@ def test_forged_sources(bench: Bench) -> None:
 @pytest.mark.spec("nodemanager.md C.4: bridge: no sliver sends with the hardware address of another or of the gateway")
 def test_forged_hardware_addresses_on_a_bridge(bench: Bench) -> None:
     name = f"b{uuid.uuid4().hex[:8]}"
-    batch("ip", [f"link add {name} type bridge", f"addr add 10.223.0.1/24 dev {name}", f"link set {name} up"])
+    bench.network = Network(dataclasses.replace(bench.config, isolated=False))
+    neighbour = bench.bridge(name)
     try:
         for number, sliver in enumerate(("alice", "bob"), 2):
             bench.sliver(sliver, number, mode=f"bridge:{name}")
             batch("ip", [f"addr add 10.223.0.{number}/24 dev eth0"], inside=bench.names[sliver])
-        gateway, bob = (pathlib.Path("/sys/class/net") / name / "address").read_text().strip(), mac_in(bench.names["bob"])
-        with subprocess.Popen([sys.executable, "-c", HEAR], stdout=subprocess.PIPE, text=True) as hearer:
+        gateway, bob = mac_in(neighbour), mac_in(bench.names["bob"])
+        with subprocess.Popen([*bench.enter(neighbour), sys.executable, "-c", HEAR], stdout=subprocess.PIPE, text=True) as hearer:
             assert hearer.stdout is not None
             assert hearer.stdout.readline() == "ready\n"
             for forged in (bob, gateway, "02:00:00:00:00:77"):
-                bench.run("alice", FORGE, "10.223.0.1", forged, gateway, "10.223.0.2")
-            bench.run("alice", FORGE, "10.223.0.1", "own", gateway, "10.223.0.2")
-            bench.run("alice", LAST, "10.223.0.1")
-            # Bob is still where he is, whatever alice has sent in his name; the slivers reach each other, as neighbours do.
+                bench.run("alice", FORGE, "10.223.0.9", forged, gateway, "10.223.0.2")
+            bench.run("alice", FORGE, "10.223.0.9", "own", gateway, "10.223.0.2")
+            bench.run("alice", LAST, "10.223.0.9")
+            # Bob is still where he is, whatever alice has sent in his name; the slivers reach each other, as they may here.
             bench.serve(bench.names["bob"], "0.0.0.0")
             assert bench.run("alice", TRY, "10.223.0.3", 5001) == "open"
             assert hearer.communicate(timeout=20)[0].strip() == "10.223.0.2,last"

@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import stat
+import struct
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -179,6 +180,27 @@ def test_make_private(tmp_path: pathlib.Path) -> None:
     assert mode(tmp_path / "i-2.raw") == 0o666
     assert mode("/etc/passwd") == before
     files.make_private(str(tmp_path / "missing"), "i-1")
+
+
+@pytest.mark.spec("issue 10, F11: a default access control list of the operator is kept but for its right of others")
+def test_close_to_others(tmp_path: pathlib.Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    files.close_to_others(str(plain))
+    files.close_to_others(str(plain))
+    (plain / "file").touch()
+    (plain / "directory").mkdir()
+    assert (mode(plain / "file"), mode(plain / "directory")) == (0o640, 0o750)
+    directory = tmp_path / "given"
+    directory.mkdir()
+    # user::rw, user:1234:r, group::-, mask::r, other::r
+    entries = [(0x01, 6, 2**32 - 1), (0x02, 4, 1234), (0x04, 0, 2**32 - 1), (0x10, 4, 2**32 - 1), (0x20, 4, 2**32 - 1)]
+    name = "system.posix_acl_default"
+    os.setxattr(directory, name, struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries))
+    files.close_to_others(str(directory))
+    assert list(struct.iter_unpack("<HHI", os.getxattr(directory, name)[4:])) == [*entries[:-1], (0x20, 0, 2**32 - 1)]
+    with pytest.raises(OSError, match="not supported"):
+        files.close_to_others("/proc/self")
 
 
 # Logs

@@ -52,6 +52,8 @@ def test_command_line(tmp_path: pathlib.Path) -> None:
     assert inside[0] == "systemd-nspawn" and {
         "--private-users=5000:65536", "--private-network", "--boot", "--keep-unit", "--directory=/tree",
         f"--bind-ro={tmp_path}:/run/nodepool"} <= set(inside)
+    # Words after the options are for systemd inside.
+    assert inside[-1] == "systemd.hostname=h" and "--setenv=SYSTEMD_NSPAWN_LOCK=0" in outside
 
 
 def test_names_of_machines(backend: NspawnBackend) -> None:

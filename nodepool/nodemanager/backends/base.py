@@ -161,6 +161,8 @@ class NetworkService(Protocol):
 
     def found(self) -> list[str]: ...
 
+    def resolv_conf(self, mode: str) -> bytes | None: ...
+
 
 class ZygoteService(Protocol):
     """The part of `zygote.Zygote` that backends use."""

@@ -39,7 +39,7 @@ class MountedTreeBackend(NativeBackend):
         try:
             self._confine(spec, handle)
             request = self._furnishing(spec)
-            request["files"] += ssh_files(private, public)
+            request["files"] += [*ssh_files(private, public), *self._network_files(spec)]
             self.services.zygote.call("furnish", {**self._identity(handle), "hostname": spec.hostname or spec.name, **request},
                                       timeout=MAKE_TIMEOUT)
             self._network(spec, handle)

@@ -163,7 +163,7 @@ class NativeBackend(Backend):
             "present": ["/var/log/lastlog", "/var/log/wtmp"], **self._furnishing(spec), **self._extra(spec),
         }
         request["files"] += [
-            *ssh_files(private, public),
+            *ssh_files(private, public), *self._network_files(spec),
             file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
         answer, descriptors = self.services.zygote.call(self.operation, request, timeout=MAKE_TIMEOUT)
@@ -208,6 +208,10 @@ class NativeBackend(Backend):
 
     def _procs(self, name: str) -> list[str]:
         return self.services.cgroups.procs_files(name) if self.services.cgroups is not None else []
+
+    def _network_files(self, spec: SliverSpec) -> list[dict[str, Any]]:
+        content = self.services.net.resolv_conf(spec.network) if self.services.net is not None else None
+        return [file_entry("/etc/resolv.conf", content, 0o644)] if content is not None else []
 
     def _network(self, spec: SliverSpec, handle: Handle) -> None:
         if spec.network == "none":

@@ -45,6 +45,8 @@ def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, c
     """The command that starts a sliver as a unit of its own: it goes on when the daemon ends."""
     argv = ["systemd-run", "--quiet", f"--unit={machine}", "--collect", "--property=Type=notify", "--property=Delegate=yes",
             "--property=KillMode=mixed", "--property=TimeoutStopSec=5", f"--property=TimeoutStartSec={START_TIMEOUT:g}",
+            # Its lock files would lie beside the trees of slivers.
+            "--setenv=SYSTEMD_NSPAWN_LOCK=0",
             *(f"--property={text}" for text in properties(spec.rspec, cores)), "--", "systemd-nspawn", "--quiet",
             "--keep-unit", "--register=yes", f"--machine={machine}", f"--hostname={spec.hostname or spec.name}",
             f"--directory={root}", f"--private-users={base}:{count}", "--private-users-ownership=off", "--private-network",
@@ -52,7 +54,8 @@ def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, c
     if spec.api_socket:
         target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
         argv.append(f"--bind-ro={spec.api_socket}:{target}")
-    return argv
+    # The image's own /etc/hostname would come after --hostname.
+    return [*argv, f"systemd.hostname={spec.hostname or spec.name}"]
 
 
 def limits_argv(machine: str, rspec: Mapping[str, Any], cores: int) -> list[str]:
