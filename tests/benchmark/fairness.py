@@ -1,0 +1,263 @@
+"""What one sliver's worst does to another (root): python -m tests.benchmark.fairness [--rounds 20] [--attacks fork,cpu,...]
+
+A daemon, a sliver that attacks and one that works.  For each attack: 95th percentile of the other's login, disk write (4 MiB and
+fsync), creation and deletion of a third one, and GetCapacity, as ratios to the same on the quiet machine, measured in the
+same run. Targets: ratios of 2, GetCapacity 50 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.integration.nm_bench import NmDaemon
+
+LIMITS = {"nm_mem_limit": 256, "nm_pids_max": 200, "nm_disk_quota": 512000}
+RATIO, CAPACITY_MS = 2.0, 50.0
+
+#: What runs in the attacking sliver, by Python; prints "on" when it is under way.
+PROGRAMS = {
+    "fork": """
+import os, time
+for _ in range(60):
+    if os.fork() == 0:
+        while True:
+            try:
+                if os.fork() == 0: os._exit(0)
+                os.wait()
+            except OSError: pass
+print('on', flush=True); time.sleep(600)
+""",
+    "cpu": """
+import os, time
+for _ in range(100):
+    if os.fork() == 0:
+        while True: pass
+print('on', flush=True); time.sleep(600)
+""",
+    "memory": """
+import os, time
+def hog():
+    kept = []
+    while True: kept.append(bytearray(os.urandom(4096) * 256))
+for _ in range(4):
+    if os.fork() == 0:
+        while True:
+            if os.fork() == 0: hog()
+            os.wait()
+print('on', flush=True); time.sleep(600)
+""",
+    "disk": """
+import os
+print('on', flush=True)
+piece = os.urandom(1 << 20)
+while True:
+    try:
+        with open('/root/big', 'wb', 0) as file:
+            while True: file.write(piece)
+    except OSError: pass
+""",
+    "inodes": """
+import os, itertools
+print('on', flush=True)
+while True:
+    os.makedirs('/root/i', exist_ok=True)
+    try:
+        for n in itertools.count(): os.close(os.open(f'/root/i/{n}', os.O_CREAT | os.O_WRONLY))
+    except OSError: pass
+    os.system('rm -rf /root/i')
+""",
+    "terminals": """
+import os, time
+kept = []
+try:
+    while True: kept.append(os.openpty())
+except OSError: pass
+print('on', flush=True); time.sleep(600)
+""",
+    "fsync": """
+import os
+for number in range(32):
+    if os.fork() == 0:
+        with open(f'/root/f{number}', 'wb', 0) as file:
+            while True:
+                file.seek(0); file.write(b'x' * 4096); os.fsync(file.fileno())
+print('on', flush=True); os.wait()
+""",
+    "api": """
+import os, socket, time
+params = b'<param><value><int>1</int></value></param>' * 1400
+body = b'<methodCall><methodName>Help</methodName><params>' + params + b'</params></methodCall>'
+head = b'POST / HTTP/1.0\\r\\nContent-Length: %d\\r\\n\\r\\n' % len(body)
+for _ in range(40):
+    if os.fork() == 0:
+        while True:
+            try:
+                end = socket.socket(socket.AF_UNIX); end.settimeout(5)
+                end.connect('/run/nodepool/nodemanager.api'); end.sendall(head + body)
+                while end.recv(65536): pass
+            except OSError: pass
+            finally: end.close()
+print('on', flush=True); os.wait()
+""",
+}  # fmt: skip
+
+
+class Host:
+    """A node manager with its two slivers."""
+
+    def __init__(self, daemon: NmDaemon) -> None:
+        self.nm = daemon
+        self.places: dict[str, dict[str, Any]] = {}
+
+    def put(self, name: str) -> None:
+        self.nm.put(name, rspec=LIMITS)
+        self.places[name] = self.nm.client.call("GetRecord", name)
+
+    def ssh(self, name: str, *words: str) -> list[str]:
+        return ["ssh", "-i", str(self.nm.key), "-p", str(self.places[name]["ssh_port"]), "-o", "BatchMode=yes", "-o",
+                "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", "root@127.0.0.1",
+                *words]
+
+    # What is measured, each in milliseconds.
+
+    def login(self, number: int) -> float:
+        begun = time.monotonic()
+        subprocess.run(self.ssh("victim", "true"), check=True, stdin=subprocess.DEVNULL, timeout=120)
+        return (time.monotonic() - begun) * 1000
+
+    def create(self, number: int) -> float:
+        begun = time.monotonic()
+        self.nm.put(f"new{number % 2}", rspec=LIMITS)
+        return (time.monotonic() - begun) * 1000
+
+    def delete(self, number: int) -> float:
+        begun = time.monotonic()
+        self.nm.delete(f"new{number % 2}")
+        return (time.monotonic() - begun) * 1000
+
+    def capacity(self, number: int) -> float:
+        begun = time.monotonic()
+        self.nm.client.call("GetCapacity")
+        return (time.monotonic() - begun) * 1000
+
+
+WRITER = """
+import os, sys, time
+piece = os.urandom(4 << 20)
+for line in sys.stdin:
+    begun = time.monotonic()
+    with open('/root/work', 'wb', 0) as file:
+        file.write(piece); os.fsync(file.fileno())
+    print((time.monotonic() - begun) * 1000, flush=True)
+"""
+
+
+def measure(host: Host, rounds: int) -> dict[str, float]:
+    """95th percentiles."""
+    found: dict[str, list[float]] = {"login": [], "write": [], "create": [], "delete": [], "capacity": []}
+    with subprocess.Popen(host.ssh("victim", f"exec python3 -c {shlex.quote(WRITER)}"), stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as writer:  # fmt: skip
+        assert writer.stdin is not None and writer.stdout is not None
+        for number in range(rounds + 1):
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+            write = float(writer.stdout.readline())
+            values = {"login": host.login(number), "write": write, "create": host.create(number), "delete": host.delete(number),
+                      "capacity": max(host.capacity(number) for _ in range(5))}
+            if number:  # the first warms up
+                for key, value in values.items():
+                    found[key].append(value)
+        writer.stdin.close()
+        writer.wait(60)
+    return {key: sorted(values)[int(len(values) * 0.95)] for key, values in found.items()}
+
+
+@contextlib.contextmanager
+def inside(host: Host, name: str) -> Iterator[None]:
+    with subprocess.Popen(host.ssh("mallory", "exec python3 -u -"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as session:
+        assert session.stdin is not None and session.stdout is not None
+        session.stdin.write(PROGRAMS[name])
+        session.stdin.close()
+        assert session.stdout.readline() == "on\n"
+        try:
+            yield
+        finally:
+            session.kill()
+            host.nm.client.call("Stop", "mallory")
+            host.nm.wait("mallory", "stopped", 60)
+            host.nm.delete("mallory")
+            host.put("mallory")
+
+
+@contextlib.contextmanager
+def logins(host: Host) -> Iterator[None]:
+    """Connections to the port of a sliver that is busy, from outside, as fast as they are taken."""
+    port, stop = host.places["mallory"]["ssh_port"], threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as connection:
+                connection.settimeout(1)
+                connection.recv(100)
+
+    threads = [threading.Thread(target=flood, name=f"flood-{number}") for number in range(16)]
+    with inside(host, "cpu"):
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--attacks", default=",".join((*PROGRAMS, "logins")))
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    kinds: dict[str, Callable[[Host], Any]] = {name: (lambda host, name=name: inside(host, name)) for name in PROGRAMS}
+    kinds["logins"] = logins
+    rows: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory(prefix="nodepool-fair-") as work:
+        daemon = NmDaemon(pathlib.Path(work))
+        daemon.start()
+        try:
+            host = Host(daemon)
+            for name in ("mallory", "victim"):
+                host.put(name)
+            rows["quiet"] = measure(host, args.rounds)
+            print(f"{'95th percentile, ms':20}" + "".join(f"{key:>18}" for key in rows["quiet"]), flush=True)
+            print(f"{'quiet':20}" + "".join(f"{value:18.1f}" for value in rows["quiet"].values()), flush=True)
+            for name in args.attacks.split(","):
+                with kinds[name](host):
+                    rows[name] = measure(host, args.rounds)
+                cells = "".join(f"{value:11.1f} {value / rows['quiet'][key]:5.2f}x" for key, value in rows[name].items())
+                print(f"{name:20}{cells}", flush=True)
+        finally:
+            daemon.clean()
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+    missed = [f"{name} {key}" for name, row in rows.items() for key, value in row.items() if name != "quiet"
+              and (value > CAPACITY_MS if key == "capacity" else value > RATIO * rows["quiet"][key])]
+    print("Targets missed: " + (", ".join(missed) or "none"))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
