@@ -18,6 +18,7 @@ from pathlib import Path
 from nodepool.nodemanager import commands, syscalls, tarimage
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
+from nodepool.nodemanager.native_setup import MASKED
 from nodepool.nodemanager.rootfs import RootTree
 
 COMMAND_TIMEOUT = 60.0
@@ -59,6 +60,7 @@ def run_argv(name: str, label: str, spec: SliverSpec, root: str, base: int, coun
             f"--gidmap=0:{base}:{count}", f"--hostname={spec.hostname or spec.name}", "--no-hosts", "--log-driver=none",
             "--restart=no", "--pull=never", *_ulimits(), f"--tmpfs=/run:rw,nosuid,nodev,mode=755{size}",
             *(f"--cap-drop={capability}" for capability in ("MKNOD", "AUDIT_WRITE"))]
+    argv.append(f"--security-opt=mask={':'.join(f'/{path}' for path in MASKED)}")
     if spec.api_socket:
         target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
         argv.append(f"--volume={spec.api_socket}:{target}:ro")

@@ -36,8 +36,10 @@ def post(body: bytes, headers: dict[str, str] | None = None, verb: str = "POST",
 
 
 def ask(method: str, *arguments: object, headers: dict[str, str] | None = None) -> object:
-    """The result, or the number of the fault."""
-    _status, body = post(xmlrpc.client.dumps(arguments, method, allow_none=True).encode(), headers)
+    """The result, or minus the number of the fault or of the HTTP status."""
+    status, body = post(xmlrpc.client.dumps(arguments, method, allow_none=True).encode(), headers)
+    if status >= 400:
+        return -status
     try:
         return xmlrpc.client.loads(body)[0][0]
     except xmlrpc.client.Fault as fault:
@@ -194,7 +196,7 @@ def impossible_loans() -> str:
             answer = ask("SetLoans", loans)
         except OverflowError:
             continue
-        if answer not in (-102, -101, -104):
+        if answer not in (-102, -101, -104, -413):
             raise Escape(f"{str(loans)[:60]}: {answer!r}")
     return "refused"
 

@@ -293,23 +293,20 @@ def kernel_secrets() -> str:
         "/dev/kmsg",
         "/proc/kallsyms",
         "/proc/modules",
-        "/proc/config.gz",
         "/sys/kernel/debug/sched",
         "/proc/iomem",
         "/sys/firmware/dmi/tables/DMI",
         "/proc/slabinfo",
         "/proc/pagetypeinfo",
         "/sys/kernel/notes",
-        "/proc/1/syscall",
     ):
         try:
             with open(path, "rb") as file:
                 text = file.read(4096)
         except OSError:
             continue
-        if path == "/proc/iomem" or path == "/proc/1/syscall":
-            text = b"" if set(text.decode(errors="replace").split(" : ")[0].split("-")[0].strip()) <= {"0"} else text
-            text = b"" if path == "/proc/1/syscall" else text  # our own process 1
+        if path in ("/proc/iomem", "/proc/kallsyms"):  # numbers all 0 are none
+            text = b"" if all(set(line.split()[0]) <= set(b"0-") for line in text.splitlines()[:-1] if line) else text
         if text:
             raise Escape(f"{path}: {text[:80]!r}")
     return "none"

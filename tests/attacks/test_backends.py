@@ -1,0 +1,80 @@
+"""The same attempts in slivers of the other backends that can run here: none of them succeeds."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nodepool.nodemanager.backends.podman import PodmanBackend
+from tests.attacks.conftest import attempts_of, program, results
+from tests.integration.nm_support import machine_at
+from tests.integration.test_nm_native import small_tree
+from tests.integration.test_nm_rootless_daemon import UserDaemon, home, nm
+
+__all__ = ["home", "nm"]
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user that nobody else is, and make podman's slivers"),
+]
+MODULES = ("kernel", "mounts", "network", "processes", "sessions")
+
+
+def bad(module: str, found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Attempts that have succeeded, or broken; which error the others got differs between backends."""
+    assert set(found) == set(attempts_of(module))
+    return [line for line in found.values() if "outcome" not in line]
+
+
+@pytest.mark.spec("issue 10, 2: attempts in slivers of backend rootless")
+@pytest.mark.skipif(not os.path.exists("/usr/sbin/sshd"), reason="this host has no sshd to run inside slivers")
+def test_rootless(nm: UserDaemon) -> None:
+    found = nm.put("mallory")
+    with nm.session("mallory", user="zuul") as session:
+        for module in MODULES:
+            done = subprocess.run(
+                ["ssh", "-i", str(nm.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
+                 "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", "zuul@127.0.0.1", "exec python3 -I -"],
+                input=program(module).replace("/root/", "/home/zuul/"), capture_output=True, text=True, timeout=90, check=False)
+            assert done.returncode == 0, done.stderr[-2000:]
+            assert bad(module, results(done.stdout)) == []
+        session.communicate("bye\n", timeout=20)
+
+
+@pytest.fixture(scope="module")
+def python_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
+    """A root tree with Debian's Python."""
+    interpreter = pathlib.Path("/usr/bin/python3").resolve()
+    if not interpreter.is_file() or not pathlib.Path("/usr/lib", interpreter.name).is_dir():
+        pytest.skip("this host has no Python of its distribution at /usr/bin/python3")
+    tree = small_tree(tmp_path_factory.mktemp("tree") / "root")
+    shutil.copy(interpreter, tree / "usr/bin/python3")
+    shutil.copytree(f"/usr/lib/{interpreter.name}", tree / "usr/lib" / interpreter.name, symlinks=True,
+                    ignore=shutil.ignore_patterns("__pycache__", "test", "dist-packages", "idlelib", "lib2to3", "ensurepip"))
+    programs = [str(interpreter), *map(str, pathlib.Path("/usr/lib", interpreter.name, "lib-dynload").glob("*.so"))]
+    listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+    for library in {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}:
+        target = tree / library.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            shutil.copy(os.path.realpath(library), target)
+    yield tree
+    shutil.rmtree(tree)
+
+
+@pytest.mark.spec("issue 10, 2: attempts in slivers of backend podman")
+@pytest.mark.skipif(shutil.which("podman") is None or shutil.which("crun") is None, reason="podman and crun are not installed")
+def test_podman(python_tree: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with machine_at(tmp_path / "state", factory=PodmanBackend) as machine:
+        sliver = machine.sliver("mallory", 1, f"dir:{python_tree}", rspec={"nm_mem_limit": 256, "nm_pids_max": 300})
+        with sliver.start_program("sleep", "1000"):
+            for module in MODULES:
+                answer = sliver.run("python3", "-I", "-c", program(module), timeout=90)
+                assert answer.status == 0, answer.text[-2000:]
+                assert bad(module, results(answer.text)) == []
