@@ -38,6 +38,8 @@ class Room:
         self.overcommit = overcommit
         self._lock = threading.Lock()
         self._said = False
+        #: The whole ballast is there.
+        self._complete = False
 
     def _state(self) -> os.statvfs_result:
         return os.statvfs(self._directory)
@@ -72,6 +74,7 @@ class Room:
         if not self._is_full():
             return
         with self._lock:
+            self._complete = False
             if not self._said:
                 self._said = True
                 log.error("The file system of %s is full. Slivers run and can be deleted; remove what fills it", self._directory)
@@ -88,7 +91,7 @@ class Room:
     def keep(self) -> None:
         """Make the ballast, or as much of it as there is room for; to be called when room may have become free."""
         with self._lock, contextlib.suppress(OSError):
-            if self._is_full():
+            if self._complete or self._is_full():
                 return
             if self._said:
                 self._said = False
@@ -105,5 +108,6 @@ class Room:
                 os.close(descriptor)
             for number in range(SPARE):
                 if state.f_files > 0 and state.f_favail - number < 2 * LEAST_INODES:
-                    break
+                    return
                 (self._ballast / f"spare{number}").touch(mode=0o600)
+            self._complete = size >= BALLAST
