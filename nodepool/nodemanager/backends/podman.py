@@ -59,7 +59,8 @@ def run_argv(name: str, label: str, spec: SliverSpec, root: str, base: int, coun
             "--network=none", "--ipc=private", "--pid=private", "--uts=private", f"--uidmap=0:{base}:{count}",
             f"--gidmap=0:{base}:{count}", f"--hostname={spec.hostname or spec.name}", "--no-hosts", "--log-driver=none",
             "--restart=no", "--pull=never", *_ulimits(), f"--tmpfs=/run:rw,nosuid,nodev,mode=755{size}",
-            *(f"--cap-drop={capability}" for capability in ("MKNOD", "AUDIT_WRITE"))]
+            # Process 1 only sleeps; programs of sessions get what the sliver's privileges say.
+            "--cap-drop=all"]
     argv.append(f"--security-opt=mask={':'.join(f'/{path}' for path in MASKED)}")
     if spec.api_socket:
         target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
