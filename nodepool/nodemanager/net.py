@@ -239,12 +239,12 @@ class Network:
                 batch("ip", [f"addr add {info.gateway}/30 dev {veth}"])
             else:
                 self._join(veth, bridge, mac)
-            batch("ip", [f"link set {veth} up"])
+            # Permanent neighbours are not counted against the size of that table.
+            batch("ip", [f"link set {veth} up", *([] if bridge is not None else [
+                f"neigh replace {info.address} lladdr {mac} dev {veth} nud permanent"])])
             if bridge is not None:
                 batch("ip", ["link set lo up", f"link set {INSIDE} up"], inside=netns_pid)
             else:
-                # Permanent neighbours are not counted against the size of that table.
-                batch("ip", [f"neigh replace {info.address} lladdr {mac} dev {veth} nud permanent"])
                 batch("ip", ["link set lo up", *_NO_LINK_LOCAL, f"link set {INSIDE} up",
                              f"addr add {info.address}/30 dev {INSIDE}", f"route add default via {info.gateway}",
                              f"neigh replace {info.gateway} lladdr {gateway_mac} dev {INSIDE} nud permanent"], inside=netns_pid)

@@ -1,7 +1,7 @@
 """Slivers with systemd inside, by systemd-nspawn under systemd of the host (nodemanager.md C.2).
 
 What `check` says and the command lines are tested everywhere. Slivers themselves need a host whose process 1 is systemd and
-cgroup v2: making, adopting and ending them here has NOT been tested by us on such a host yet.
+cgroup v2: tests/integration/test_nm_nspawn.py makes them in a virtual machine (tools/vm).
 
 Root trees, disk quota and networks are those of backend `native`. The cgroup is systemd's, so limits are properties of the
 sliver's unit; programs inside are started by way of the namespaces of its process 1, and moved into its unit's cgroup.
@@ -136,17 +136,24 @@ class NspawnBackend(MountedTreeBackend):
         self._run_command(["systemctl", "freeze" if frozen else "thaw", f"{self._machine(spec.name)}.service"])
 
     def _forget(self, name: str) -> None:
-        if shutil.which("systemctl") is not None and self._cgroup(name).exists():
-            self._run_command(["systemctl", "stop", f"{self._machine(name)}.service"])
+        if shutil.which("systemctl") is not None:
+            self._end_unit(name, "stop")
+
+    def _end_unit(self, name: str, *words: str) -> None:
+        """A unit that has ended is unloaded at any moment."""
+        if self._cgroup(name).exists():
+            try:
+                self._run_command(["systemctl", *words, f"{self._machine(name)}.service"])
+            except BackendError as error:
+                if "not loaded" not in str(error) and self._cgroup(name).exists():
+                    raise
 
     def _gone(self, name: str, index: int) -> bool:
         return not self._cgroup(name).exists() and not self._members(index)
 
     def _kill(self, name: str, index: int, handle: Handle | None) -> None:
-        unit = f"{self._machine(name)}.service"
-        if self._cgroup(name).exists():
-            self._run_command(["systemctl", "kill", "--kill-whom=all", "--signal=SIGKILL", unit])
-            self._run_command(["systemctl", "stop", unit])
+        self._end_unit(name, "kill", "--kill-whom=all", "--signal=SIGKILL")
+        self._end_unit(name, "stop")
         self._kill_all(lambda: self._members(index), name)
 
     def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
