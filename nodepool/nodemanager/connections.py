@@ -147,13 +147,13 @@ class Connections:
 
     # -- who may come in
 
-    def _charge(self, key: Hashable, seconds: float) -> float:
-        """Of a caller's time; how long it has to wait for more."""
+    def _charge(self, key: Hashable, seconds: float) -> tuple[float, float]:
+        """Of a caller's time; how long it, and everybody who is neither root nor controller, has to wait for more."""
         share = self._shares.get(key)
-        if share is None:
-            return 0.0
+        if share is None or share.time is None:
+            return 0.0, 0.0
         share.use(seconds, self._everybody)
-        return share.wait(self._everybody)
+        return share.time.wait(), self._everybody.wait()
 
     def enter(self, stream: socket.socket, peer: Peer) -> None:
         """Give it a place and begin to read, or close it."""
@@ -188,8 +188,9 @@ class Connections:
         except OSError:
             self._close(connection)
             raise
-        if isinstance(stream, ssl.SSLSocket):
-            self.event(connection)  # what came with the last message of the handshake wakes nobody
+        if peer.kind != OTHER or isinstance(stream, ssl.SSLSocket):
+            # It may have come already; what came with the last message of a handshake wakes nobody.
+            self.event(connection)
 
     def _share(self, peer: Peer) -> Share:
         """With the lock."""

@@ -126,11 +126,11 @@ class EventLoop:
         if len(ready) < len(events):
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+        for _ in range(len(self._posted)):
+            self._do(self._posted.popleft())
         for waiter in sorted(ready, key=lambda waiter: waiter.rank):
             if waiter.mask is not None:
                 self._do(waiter.ready)
-        for _ in range(len(self._posted)):
-            self._do(self._posted.popleft())
         now = time.monotonic()
         while self._times and self._times[0][0] <= now:
             when, _, waiter = heapq.heappop(self._times)

@@ -17,7 +17,7 @@ from nodepool.nodemanager.handshakes import Handshakes
 log = logging.getLogger("nodepool.nodemanager.server")
 
 #: Connections that are taken from one before others have their turn.
-BATCH = 16
+BATCH = 4
 #: Seconds to wait when the process has no descriptor left.
 SHORTAGE_WAIT = 0.1
 #: Seconds between two lines of the log about the same.
@@ -42,14 +42,17 @@ class Listener(Waiter):
     """Takes connections; touched by the loop's thread only.
 
     :param identify: None when there is nobody (any more); not used with a context, where the certificate says it.
-    :param whose: key of the only caller that can connect here.
+    :param slivers: slivers connect here, nobody else: it waits when they have used up their time.
+    :param whose: key of the only caller that can connect here; the same for that one's.
     """
 
     _told = float("-inf")
 
     def __init__(self, stream: socket.socket, identify: Callable[[socket.socket], Peer | None],
-                 context: ssl.SSLContext | None = None, whose: Hashable = None) -> None:
+                 context: ssl.SSLContext | None = None, slivers: bool = False, whose: Hashable = None) -> None:
         super().__init__()
+        self.rank = 3 if slivers else 0
+        self._slivers = slivers
         stream.setblocking(False)
         self.socket = stream
         self.number = stream.fileno()
@@ -59,8 +62,8 @@ class Listener(Waiter):
         self._loop: EventLoop | None = None
 
     def begin(self, loop: EventLoop, handshakes: Handshakes[Peer], enter: Callable[[socket.socket, Peer], None],
-              charge: Callable[[Hashable, float], float]) -> None:
-        """``charge``: takes processor time of a caller, and tells how long it has to wait for more."""
+              charge: Callable[[Hashable, float], tuple[float, float]]) -> None:
+        """``charge``: takes processor time of a caller, and tells how long it, and everybody like it, has to wait for more."""
         self._loop, self._handshakes, self._enter, self._charge = loop, handshakes, enter, charge
         loop.watch(self, IN)
 
@@ -99,8 +102,9 @@ class Listener(Waiter):
                 log.exception("Cannot tell who connects:")
                 stream.close()
             else:
-                wait = self._charge(peer.key, time.thread_time() - begun)
-                if wait and peer.key == self._whose:
+                own, everybody = self._charge(peer.key, time.thread_time() - begun)
+                wait = max(everybody if self._slivers else 0.0, own if peer.key == self._whose else 0.0)
+                if wait:
                     self._pause(wait)
                     return
 

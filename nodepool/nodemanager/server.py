@@ -67,7 +67,7 @@ class Servers:
             if config.unix_socket:
                 self._add(Listener(self._unix(config.unix_socket), self._of_unix))
             if config.sliver_socket:
-                self._add(Listener(self._unix(config.sliver_socket), self._of_sliver))
+                self._add(Listener(self._unix(config.sliver_socket), self._of_sliver, slivers=True))
             if config.old_unix_socket and config.unix_socket:
                 self._link(config.unix_socket, config.old_unix_socket)
             if config.tcp_port >= 0:
@@ -246,7 +246,7 @@ class Servers:
         # The network namespace is the identity: nobody else is in it.
         caller = Caller(SLIVER, name)
         peer = Peer((SLIVER, handle.get("index", name)), OTHER, lambda: caller)
-        listener = Listener(stream, lambda _connection: peer, whose=peer.key)
+        listener = Listener(stream, lambda _connection: peer, slivers=True, whose=peer.key)
         with self._lock:
             self._slivers[name] = listener, life
         self.connections.add(listener)
