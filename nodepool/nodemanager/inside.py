@@ -193,6 +193,8 @@ def furnish(request: Mapping[str, Any]) -> None:
                 os.close(directory)
     for entry in request.get("files", []):
         write_file(entry["path"], base64.b64decode(entry["content"]), entry["mode"], owner, owner)
+    for path in request.get("directories", []):
+        os.close(open_directory(path, owner, owner))
     for path in request.get("present", []):
         # Programs complain when these are missing; what is in them is the sliver's own.
         if not os.path.lexists(path) and os.path.isdir(posixpath.dirname(path)):

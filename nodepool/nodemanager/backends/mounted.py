@@ -40,8 +40,10 @@ class MountedTreeBackend(NativeBackend):
             self._confine(spec, handle)
             request = self._furnishing(spec)
             request["files"] += [*ssh_files(private, public), *self._network_files(spec)]
-            self.services.zygote.call("furnish", {**self._identity(handle), "hostname": spec.hostname or spec.name, **request},
-                                      timeout=MAKE_TIMEOUT)
+            self.services.zygote.call("furnish", {
+                **self._identity(handle), "hostname": spec.hostname or spec.name,
+                "directories": ["/run/sshd"],  # on a /run of systemd's own it is not there before its unit has run
+                **request}, timeout=MAKE_TIMEOUT)
             self._network(spec, handle)
             self._initscript(spec, handle)
         except BaseException:
