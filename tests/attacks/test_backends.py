@@ -13,8 +13,8 @@ import pytest
 
 from nodepool.nodemanager.backends.podman import PodmanBackend
 from tests.attacks.conftest import attempts_of, program, results
+from tests.attacks.trees import make_python_tree
 from tests.integration.nm_support import machine_at
-from tests.integration.test_nm_native import small_tree
 from tests.integration.test_nm_rootless_daemon import UserDaemon, home, nm
 
 __all__ = ["home", "nm"]
@@ -49,21 +49,9 @@ def test_rootless(nm: UserDaemon) -> None:
 
 @pytest.fixture(scope="module")
 def python_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    """A root tree with Debian's Python."""
-    interpreter = pathlib.Path("/usr/bin/python3").resolve()
-    if not interpreter.is_file() or not pathlib.Path("/usr/lib", interpreter.name).is_dir():
+    tree = make_python_tree(tmp_path_factory.mktemp("tree") / "root")
+    if tree is None:
         pytest.skip("this host has no Python of its distribution at /usr/bin/python3")
-    tree = small_tree(tmp_path_factory.mktemp("tree") / "root")
-    shutil.copy(interpreter, tree / "usr/bin/python3")
-    shutil.copytree(f"/usr/lib/{interpreter.name}", tree / "usr/lib" / interpreter.name, symlinks=True,
-                    ignore=shutil.ignore_patterns("__pycache__", "test", "dist-packages", "idlelib", "lib2to3", "ensurepip"))
-    programs = [str(interpreter), *map(str, pathlib.Path("/usr/lib", interpreter.name, "lib-dynload").glob("*.so"))]
-    listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
-    for library in {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}:
-        target = tree / library.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            shutil.copy(os.path.realpath(library), target)
     yield tree
     shutil.rmtree(tree)
 
