@@ -140,6 +140,7 @@ class NodeManager:
     def stop(self) -> None:
         """Stop the daemon; slivers and sessions go on."""
         if not self._running:
+            self.host.stop(empty=False)
             self._zygote.stop()
             return
         self._running = False

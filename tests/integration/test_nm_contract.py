@@ -383,7 +383,7 @@ def test_host_without_cgroups_and_tools(tmp_path: pathlib.Path) -> None:
         problems = nm.client.call("GetCapacity")["problems"]
         assert any("have no effect; enable it in the kernel" in problem for problem in problems), problems
         if pathlib.Path("/usr/sbin/nft").exists():
-            assert any("network nat" in problem and "network none works without" in problem for problem in problems), problems
+            assert any("networks nat" in problem and "network none works without" in problem for problem in problems), problems
         for problem in problems:
             assert problem in nm.log or problem.partition(": ")[2] in nm.log
         nm.put("alpha", rspec={"nm_mem_limit": 128})

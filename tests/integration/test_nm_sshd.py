@@ -121,7 +121,7 @@ def bridge() -> Iterator[str]:
 @pytest.mark.spec("nodemanager.md C.4: ssh-mode sshd on a bridge: the address that the sliver gives itself")
 def test_bridge(bridge: str, nm: NmDaemon) -> None:
     script = base64.b64encode(b"#!/bin/sh\nip addr add 198.18.77.2/24 dev eth0\n").decode()
-    nm.put("alpha", network=f"bridge:{bridge}", initscript=script)
+    nm.put("alpha", network=f"bridge:{bridge}", initscript=script, privileges=["network-admin"])
     wait_for(lambda: nm.client.call("GetRecord", "alpha")["ssh_address"] == "198.18.77.2", 20, "the address to be known")
     assert nm.client.call("GetRecord", "alpha")["ssh_port"] == 22
     wait_for(lambda: nm.ssh("alpha", "echo over the bridge", check=False) == "over the bridge\n", 20, "the bridge to forward")
