@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from nodepool.nodemanager import cgroup_v2
+from nodepool.nodemanager import cgroup_v2, syscalls
 from nodepool.nodemanager.cgroup_files import Place
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "io", "freezer")
@@ -48,6 +48,20 @@ def detect_places(newer_too: bool = True) -> list[Place]:
 
 def _release() -> tuple[int, ...]:
     return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+
+
+def keep_moves_quick() -> int:
+    """Have the kernel keep moves between cgroups quick (favordynmods) as long as the descriptor returned is open; -1: it cannot.
+
+    Else each move waits for all processors, and for every process of the host that is in the middle of a fork: a sliver that
+    does nothing but fork, with little CPU, holds up the making and deleting of all others for seconds.  The setting is one of the
+    host; it is held by an empty hierarchy of our own that is mounted nowhere, so that no option of others is changed, and
+    that goes when the daemon ends in whatever way.  It costs each fork a memory barrier.
+    """
+    try:
+        return syscalls.new_mount("cgroup", {"none": None, "name": f"nodepool-nm-{os.getpid()}", "favordynmods": None})
+    except OSError:  # before Linux 6.0, or without version 1
+        return -1
 
 
 def make_moves_quick(place: Place) -> None:

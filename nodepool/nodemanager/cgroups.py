@@ -28,7 +28,7 @@ from typing import Any
 
 from nodepool.nodemanager import cgroup_v1, cgroup_v2, cgroup_weights
 from nodepool.nodemanager.backends.base import Problem
-from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places, make_moves_quick
+from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places, keep_moves_quick, make_moves_quick
 from nodepool.nodemanager.cgroup_files import CgroupError, Place, format_list, parse_list, processes, read, walk, write
 from nodepool.nodemanager.cgroup_weights import BESTEFFORT, DAEMON, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.cores import Cores, topology
@@ -70,6 +70,8 @@ class Cgroups:
         self._shares: dict[str, int] = {}
         self._cores: Cores | None = None
         self._prepared = False
+        #: Keeps moves quick while it is open.
+        self._quick = -1
         self._reserve = HOST_RESERVE
         #: "major:minor" of the devices that a sliver's I/O limits are for.
         self.io_devices: Callable[[str], Sequence[str]] = lambda name: ()
@@ -123,6 +125,8 @@ class Cgroups:
             except OSError as error:
                 raise CgroupError(f"cgroups: cannot make the group {self._root_name} ({error}); run as root, or let systemd "
                                   "delegate a group (Delegate=yes)") from error
+            if self._quick < 0:
+                self._quick = keep_moves_quick()
             self._load()
             self._prepared = True
             self._balance()
@@ -331,6 +335,8 @@ class Cgroups:
 
     def expect_moves(self) -> None:
         """Processes are going to be moved soon; returns at once."""
+        if self._quick >= 0:
+            return
         for place in self._places[-1:]:
             threading.Thread(target=make_moves_quick, args=(place,), name="Thread-nm-cgroups", daemon=True).start()
 
@@ -453,6 +459,9 @@ class Cgroups:
 
     def stop(self) -> None:
         """The daemon ends: without slivers nothing of ours stays behind."""
+        if self._quick >= 0:
+            os.close(self._quick)
+            self._quick = -1
         place = self._where.get("cpu")
         if place is not None:
             cgroup_weights.unshelter(place, self._root(place))

@@ -20,12 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nodepool.nodemanager.backends.base import BackendError, Handle, Spawned, Starting
+from nodepool.nodemanager.bucket import Bucket
 
 log = logging.getLogger("nodepool.nodemanager.gate")
 
 BACKLOG = 64
 #: Servers of one sliver that are being started at one time: what the workers that start them cost is the host's.
 MAX_STARTING = 2
+#: Servers of one sliver that are started per second, and how many may be saved up.
+STARTS, STARTS_SAVED = 10.0, 20.0
 #: Seconds to wait when the process has no descriptor left.
 SHORTAGE_WAIT = 0.1
 #: Seconds between two lines about refused connections to the same sliver.
@@ -46,6 +49,15 @@ class _Door:
     #: Servers that run, by their pidfd.
     sessions: dict[int, Spawned] = field(default_factory=dict)
     told: float = -TELL_INTERVAL
+    pace: Bucket = field(default_factory=lambda: Bucket(STARTS, STARTS_SAVED))
+
+    @property
+    def due(self) -> float | None:
+        """By the monotonic clock, when something is to be done whatever happens; None: never."""
+        times = [each.deadline for each in self.starting.values()]
+        if self.waiting and len(self.starting) < MAX_STARTING:
+            times.append(time.monotonic() + self.pace.wait())
+        return min(times, default=None)
 
     @property
     def connections(self) -> int:
@@ -175,19 +187,21 @@ class Gate:
                         self._look_at(key.data, key.fd)
                 except Exception:
                     log.exception("Error about a connection to a sliver:")
-            self._drop_late()
+            self._on_time()
 
     def _patience(self) -> float | None:
-        """Seconds until the first server that is being started is late."""
+        """Seconds until a server that is being started is late, or one for a connection that waits may be started."""
         with self._lock:
-            deadlines = [each.deadline for door in self._doors.values() for each in door.starting.values()]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+            times = [due for door in self._doors.values() if (due := door.due) is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _drop_late(self) -> None:
+    def _on_time(self) -> None:
         now = time.monotonic()
         with self._lock:
             late = [(door, descriptor) for door in self._doors.values() for descriptor, each in door.starting.items()
                     if each.deadline <= now]
+            for door in self._doors.values():
+                self._begin_some(door)
         for door, descriptor in late:
             self._look_at(door, descriptor)
 
@@ -204,8 +218,7 @@ class Gate:
                 session.close()
             elif descriptor == door.listener.fileno():
                 self._accept(door)
-            while door.waiting and len(door.starting) < MAX_STARTING:
-                self._begin(door, door.waiting.popleft())
+            self._begin_some(door)
 
     def _accept(self, door: _Door) -> None:
         try:
@@ -225,6 +238,11 @@ class Gate:
         if time.monotonic() >= door.told + TELL_INTERVAL:
             door.told = time.monotonic()
             log.warning("Connection of %s to %s refused: %s sessions", peer[0], door.name, self._limit)
+
+    def _begin_some(self, door: _Door) -> None:
+        while door.waiting and len(door.starting) < MAX_STARTING and not door.pace.wait():
+            door.pace.use(1)
+            self._begin(door, door.waiting.popleft())
 
     def _begin(self, door: _Door, connection: socket.socket) -> None:
         with connection:

@@ -393,7 +393,7 @@ def test_console_and_restart(bench: LauncherBench, nm: NmDaemon, caplog: pytest.
     assert nm.process is not None
     nm.process.send_signal(signal.SIGSTOP)
     tasks = pathlib.Path(f"/proc/{nm.process.pid}/task")
-    wait_for(lambda: all(" (stopped)" in (task / "status").read_text() for task in tasks.iterdir()), 20, "all threads to stand still")
+    wait_for(lambda: all(" (stopped)" in (task / "status").read_text() for task in tasks.iterdir()), 20, "threads to stand still")
     started = time.monotonic()
     assert adapter.getConsoleLog(None, where) is None
     assert time.monotonic() - started < 4
