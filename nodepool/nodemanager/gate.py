@@ -27,8 +27,9 @@ log = logging.getLogger("nodepool.nodemanager.gate")
 BACKLOG = 64
 #: Servers of one sliver that are being started at one time: what the workers that start them cost is the host's.
 MAX_STARTING = 2
-#: Servers of one sliver that are started per second, and how many may be saved up.
-STARTS, STARTS_SAVED = 10.0, 20.0
+#: Connections to one sliver that are accepted per second, also those that are then refused, and how many may be saved up; more
+#: wait in the kernel.
+PACE, SAVED = 10.0, 20.0
 #: Seconds to wait when the process has no descriptor left.
 SHORTAGE_WAIT = 0.1
 #: Seconds between two lines about refused connections to the same sliver.
@@ -49,14 +50,16 @@ class _Door:
     #: Servers that run, by their pidfd.
     sessions: dict[int, Spawned] = field(default_factory=dict)
     told: float = -TELL_INTERVAL
-    pace: Bucket = field(default_factory=lambda: Bucket(STARTS, STARTS_SAVED))
+    pace: Bucket = field(default_factory=lambda: Bucket(PACE, SAVED))
+    #: By the monotonic clock, until when no connection is accepted.
+    closed_until: float | None = None
 
     @property
     def due(self) -> float | None:
         """By the monotonic clock, when something is to be done whatever happens; None: never."""
         times = [each.deadline for each in self.starting.values()]
-        if self.waiting and len(self.starting) < MAX_STARTING:
-            times.append(time.monotonic() + self.pace.wait())
+        if self.closed_until is not None:
+            times.append(self.closed_until)
         return min(times, default=None)
 
     @property
@@ -155,7 +158,8 @@ class Gate:
             door = self._doors.pop(name, None)
             if door is None:
                 return
-            self._selector.unregister(door.listener)
+            if door.closed_until is None:
+                self._selector.unregister(door.listener)
             door.listener.close()
             for connection in door.waiting:
                 connection.close()
@@ -187,10 +191,13 @@ class Gate:
                         self._look_at(key.data, key.fd)
                 except Exception:
                     log.exception("Error about a connection to a sliver:")
-            self._on_time()
+            try:
+                self._on_time()
+            except Exception:
+                log.exception("Error about connections to slivers:")
 
     def _patience(self) -> float | None:
-        """Seconds until a server that is being started is late, or one for a connection that waits may be started."""
+        """Seconds until a server that is being started is late, or a door opens again."""
         with self._lock:
             times = [due for door in self._doors.values() if (due := door.due) is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
@@ -201,7 +208,9 @@ class Gate:
             late = [(door, descriptor) for door in self._doors.values() for descriptor, each in door.starting.items()
                     if each.deadline <= now]
             for door in self._doors.values():
-                self._begin_some(door)
+                if door.closed_until is not None and door.closed_until <= now:
+                    door.closed_until = None
+                    self._selector.register(door.listener, selectors.EVENT_READ, door)
         for door, descriptor in late:
             self._look_at(door, descriptor)
 
@@ -216,9 +225,10 @@ class Gate:
                 session = door.sessions.pop(descriptor)
                 session.wait(0)
                 session.close()
-            elif descriptor == door.listener.fileno():
+            elif descriptor == door.listener.fileno() and door.closed_until is None:
                 self._accept(door)
-            self._begin_some(door)
+            while door.waiting and len(door.starting) < MAX_STARTING:
+                self._begin(door, door.waiting.popleft())
 
     def _accept(self, door: _Door) -> None:
         try:
@@ -231,6 +241,10 @@ class Gate:
                 poll.register(self._wake_read, select.POLLIN)
                 poll.poll(SHORTAGE_WAIT * 1000)
             return  # or it is gone again
+        door.pace.use(1)
+        if wait := door.pace.wait():
+            door.closed_until = time.monotonic() + wait
+            self._selector.unregister(door.listener)
         if door.connections < self._limit:
             door.waiting.append(connection)
             return
@@ -238,11 +252,6 @@ class Gate:
         if time.monotonic() >= door.told + TELL_INTERVAL:
             door.told = time.monotonic()
             log.warning("Connection of %s to %s refused: %s sessions", peer[0], door.name, self._limit)
-
-    def _begin_some(self, door: _Door) -> None:
-        while door.waiting and len(door.starting) < MAX_STARTING and not door.pace.wait():
-            door.pace.use(1)
-            self._begin(door, door.waiting.popleft())
 
     def _begin(self, door: _Door, connection: socket.socket) -> None:
         with connection:
