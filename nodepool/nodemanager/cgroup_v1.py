@@ -126,13 +126,15 @@ def frozen(group: Path) -> bool:
     return False
 
 
+def cpu_usec(group: Path) -> int | None:
+    nanoseconds = number(group / "cpuacct.usage")
+    return None if nanoseconds is None else nanoseconds // 1000
+
+
 def usage(group: Path) -> dict[str, int]:
     found: dict[str, int | None] = {
-        "memory_bytes": number(group / "memory.usage_in_bytes"), "memory_peak": number(group / "memory.max_usage_in_bytes"),
-        "pids": number(group / "pids.current")}
-    nanoseconds = number(group / "cpuacct.usage")
-    if nanoseconds is not None:
-        found["cpu_usec"] = nanoseconds // 1000
+        "cpu_usec": cpu_usec(group), "memory_bytes": number(group / "memory.usage_in_bytes"),
+        "memory_peak": number(group / "memory.max_usage_in_bytes"), "pids": number(group / "pids.current")}
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -119,8 +119,12 @@ def frozen(group: Path) -> bool:
     return number(group / "cgroup.freeze") == 1
 
 
+def cpu_usec(group: Path) -> int | None:
+    return field(group / "cpu.stat", "usage_usec")
+
+
 def usage(group: Path) -> dict[str, int]:
-    found = {"cpu_usec": field(group / "cpu.stat", "usage_usec"), "memory_bytes": number(group / "memory.current"),
+    found = {"cpu_usec": cpu_usec(group), "memory_bytes": number(group / "memory.current"),
              "memory_peak": number(group / "memory.peak"), "pids": number(group / "pids.current")}
     return {key: value for key, value in found.items() if value is not None}
 

@@ -5,7 +5,7 @@ Our tree, in every hierarchy that holds a controller we need::
     nodepool-nm/                     weight: what is guaranteed, and best effort as much as one other group of the host
         <name>.sliver/               slivers with a guarantee: weight ~ guarantee
         besteffort/                  weight ~ its part of what nobody is guaranteed
-            <name>.sliver/           weight ~ nm_cpu_share
+            <name>.sliver/           weight ~ nm_cpu_share, times 8 for those that use little (:mod:`cpu_pace`)
     nodepool-nm-daemon/              the daemon and its helper (controller ``cpu``): logins and calls work beside busy slivers
 
 Best effort must not outrank the host's own services; see :mod:`cgroup_weights`. A guarantee only adds: who would get more by its
@@ -32,6 +32,7 @@ from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places, keep_
 from nodepool.nodemanager.cgroup_files import CgroupError, Place, format_list, parse_list, processes, read, walk, write
 from nodepool.nodemanager.cgroup_weights import BESTEFFORT, DAEMON, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.cores import Cores, topology
+from nodepool.nodemanager.cpu_pace import FAVOUR, CpuPace
 from nodepool.nodemanager.rspec import DEFAULT_RSPEC, check_name
 
 __all__ = ["CgroupError", "Cgroups", "admit"]
@@ -68,6 +69,9 @@ class Cgroups:
         self._guarantees: dict[str, int] = {}
         #: nm_cpu_share of each sliver.
         self._shares: dict[str, int] = {}
+        #: Those that use much CPU at present.
+        self._heavy: set[str] = set()
+        self._pace: CpuPace | None = None
         self._cores: Cores | None = None
         self._prepared = False
         #: Keeps moves quick while it is open.
@@ -170,7 +174,9 @@ class Cgroups:
                 weight = _FILES[place.kind].get_cpu_weight(group) or 0
                 if group.parent == self._root(place):
                     self._guarantees[name] = weight // 10
-                self._shares[name] = weight if group.parent != self._root(place) else DEFAULT_RSPEC["nm_cpu_share"]
+                    self._shares[name] = DEFAULT_RSPEC["nm_cpu_share"]
+                else:
+                    self._shares[name] = max(1, weight // FAVOUR)
         place = self._where.get("cpuset")
         if place is not None:
             files, root = _FILES[place.kind], self._root(place)
@@ -273,7 +279,7 @@ class Cgroups:
         if "memory" in controllers:
             files.memory(group, int(given["nm_mem_limit"]), int(given["nm_mem_guaranteed"]))
         if "cpu" in controllers:
-            files.cpu_weight(group, guarantee * 10 if guarantee > 0 else int(given["nm_cpu_share"]))
+            files.cpu_weight(group, guarantee * 10 if guarantee > 0 else self._weight(name, int(given["nm_cpu_share"])))
             files.cpu_limit(group, int(given["nm_cpu_limit"]), self._processors)
         if "pids" in controllers:
             files.pids(group, int(given["nm_pids_max"]))
@@ -302,6 +308,46 @@ class Cgroups:
             self._guarantees = {name: int(spec["nm_cpu_guaranteed_share"]) for name, spec in specs.items()
                                 if int(spec.get("nm_cpu_guaranteed_share", 0)) > 0}
             self._balance()
+            self._write_weights(self._shares.keys() - self._guarantees.keys())
+
+    def _weight(self, name: str, share: int) -> int:
+        return share * (1 if name in self._heavy else FAVOUR)
+
+    def _write_weights(self, names: Iterable[str]) -> None:
+        """Of slivers without a guarantee."""
+        place = self._where.get("cpu")
+        if place is not None:
+            for name in names:
+                for group in self._existing(place, name):
+                    with contextlib.suppress(FileNotFoundError):
+                        _FILES[place.kind].cpu_weight(group, self._weight(name, self._shares[name]))
+
+    def start(self) -> None:
+        """From now on slivers that use little CPU go before those that use much."""
+        if "cpu" in self._where and self.controllers["cpuacct"] is not None:
+            self._pace = CpuPace(self._processors, self._cpu_times, self._best_effort, self._favour_others)
+            self._pace.start()
+
+    def _best_effort(self) -> dict[str, int]:
+        """nm_cpu_share of those without a guarantee."""
+        with self._lock:
+            return {name: share for name, share in self._shares.items() if name not in self._guarantees}
+
+    def _cpu_times(self) -> dict[str, int]:
+        place = self._where.get("cpuacct") or next(place for place in self._places if place.kind == "v2")
+        found = {}
+        for name in self._best_effort():
+            for group in self._existing(place, name)[:1]:
+                spent = _FILES[place.kind].cpu_usec(group)
+                if spent is not None:
+                    found[name] = spent
+        return found
+
+    def _favour_others(self, heavy: set[str]) -> None:
+        with self._lock:
+            changed = heavy ^ self._heavy
+            self._heavy = heavy
+            self._write_weights(changed & self._shares.keys() - self._guarantees.keys())
 
     def _balance(self) -> None:
         place = self._where.get("cpu")
@@ -459,6 +505,8 @@ class Cgroups:
 
     def stop(self) -> None:
         """The daemon ends: without slivers nothing of ours stays behind."""
+        if self._pace is not None:
+            self._pace.stop()
         if self._quick >= 0:
             os.close(self._quick)
             self._quick = -1

@@ -112,7 +112,7 @@ class NodeManagerConfig:
     unix_socket: str | None = None
     old_unix_socket: str | None = None
     #: What slivers are given instead: with the one above they could keep others out.
-    sliver_socket: str | None = None
+    sliver_sockets: str | None = None
     #: Users of this machine who may do what launchers may.
     controller_uids: tuple[int, ...] = ()
     #: -1: none.
@@ -212,7 +212,7 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         ssh_connections=ssh.get("connections", 20),
         unix_socket=unix or None,
         old_unix_socket=api.get("old-unix") or None,
-        sliver_socket=os.path.join(run_dir, "slivers", "nodemanager.api") if unix else None,
+        sliver_sockets=os.path.join(run_dir, "slivers") if unix else None,
         controller_uids=tuple(api.get("controller-uids", ())),
         tcp_port=api.get("tcp", API_SERVER_PORT if root else -1),
         tls=_tls(api.get("tls")),

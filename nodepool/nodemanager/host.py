@@ -68,6 +68,7 @@ class Host:
         if self._services.cgroups is not None:
             self._services.cgroups.prepare(self._config.host_reserve)  # type: ignore[attr-defined]
             helper = getattr(self._services.zygote, "pid", None)
+            self._services.cgroups.start()  # type: ignore[attr-defined]
             self._services.cgroups.shelter([os.getpid(), *([helper] if helper else [])])  # type: ignore[attr-defined]
         if self._services.disks is not None:
             # On a full file system what is left is for the database.

@@ -75,6 +75,7 @@ class Listener(Waiter):
 
     def ready(self) -> None:
         for _ in range(BATCH):
+            begun = time.thread_time()
             try:
                 stream, address = self.socket.accept()
             except OSError as error:
@@ -85,7 +86,6 @@ class Listener(Waiter):
                     # It stays ready: without a pause it would be asked at once again.
                     self._pause(SHORTAGE_WAIT)
                 return
-            begun = time.thread_time()
             try:
                 stream.setblocking(False)
                 if self._context is not None:

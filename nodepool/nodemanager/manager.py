@@ -88,7 +88,7 @@ class NodeManager:
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
         self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit,
-                               usable=self.gate.free, told=self._told, removed=self.room.keep)
+                               usable=self.gate.free, told=self._told, removed=self._removed, api_socket=self._api_socket)
         self.startup = Startup(self.database, self.slivers, self.start_sliver)
         self.api = Api(self)
         self.servers: Any = None
@@ -202,6 +202,14 @@ class NodeManager:
             with contextlib.suppress(RuntimeError):  # stopping
                 self._listening.submit(self.servers.sliver_changed, name, handle)
         return again
+
+    def _removed(self, name: str) -> None:
+        if self.servers is not None:
+            self.servers.close_socket(name)
+        self.room.keep()
+
+    def _api_socket(self, name: str, index: int) -> str | None:
+        return self.servers.open_socket(name, index) if self.servers is not None else None
 
     def _told(self, name: str) -> None:
         if self.servers is not None:

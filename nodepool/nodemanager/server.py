@@ -27,6 +27,14 @@ log = logging.getLogger("nodepool.nodemanager.server")
 #: Connections that wait to be taken; the kernel has a limit of its own.
 BACKLOG = 4096
 STOP_TIMEOUT = 5.0
+SOCKET_NAME = "nodemanager.api"
+
+
+def _bind(stream: socket.socket, path: str) -> None:
+    """Everybody may connect: the kernel says who it is."""
+    stream.bind(path)
+    os.chmod(path, 0o666)
+    stream.listen(BACKLOG)
 
 
 class Servers:
@@ -35,9 +43,6 @@ class Servers:
     def __init__(self, api: Api, config: NodeManagerConfig, manager: Any) -> None:
         self._config = config
         self._manager = manager
-        if config.sliver_socket:
-            # Before the first sliver, where it is mounted.
-            os.makedirs(os.path.dirname(config.sliver_socket), mode=0o755, exist_ok=True)
         self.identity = Identity(
             manager.sliver_of_uid, self._delegate_methods, controllers=config.controller_uids,
             delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None)
@@ -46,6 +51,8 @@ class Servers:
         self._listeners: list[Listener] = []
         #: Listener inside, and which process 1 it belongs to.
         self._slivers: dict[str, tuple[Listener, tuple[Any, ...]]] = {}
+        #: Listener at the socket that only this sliver has, and the directory of that.
+        self._own: dict[str, tuple[Listener, str]] = {}
         self._socket_files: dict[str, tuple[int, int]] = {}
         #: Port of the TLS server, when it was to be any.
         self.tls_port = 0
@@ -66,8 +73,6 @@ class Servers:
         try:
             if config.unix_socket:
                 self._add(Listener(self._unix(config.unix_socket), self._of_unix))
-            if config.sliver_socket:
-                self._add(Listener(self._unix(config.sliver_socket), self._of_sliver, slivers=True))
             if config.old_unix_socket and config.unix_socket:
                 self._link(config.unix_socket, config.old_unix_socket)
             if config.tcp_port >= 0:
@@ -91,8 +96,8 @@ class Servers:
         """Close all; calls that wait are cut off."""
         self.connections.stop(STOP_TIMEOUT)
         with self._lock:
-            places = self._listeners + [listener for listener, _ in self._slivers.values()]
-            self._listeners, self._slivers = [], {}
+            places = self._listeners + [listener for listener, _ in (*self._slivers.values(), *self._own.values())]
+            self._listeners, self._slivers, self._own = [], {}, {}
         for place in places:
             place.socket.close()
         self._unlink()
@@ -164,10 +169,7 @@ class Servers:
             pass
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(path)
-            # Everybody may connect: the kernel says who it is.
-            os.chmod(path, 0o666)
-            listener.listen(BACKLOG)
+            _bind(listener, path)
             status = os.lstat(path)
             self._socket_files[path] = status.st_dev, status.st_ino
         except OSError as error:
@@ -222,6 +224,46 @@ class Servers:
         return context
 
     # -- slivers
+
+    def open_socket(self, name: str, index: int) -> str | None:
+        """The directory with the socket of a sliver, made when it is not there: each has one, so that none fills another's queue.
+
+        It exists before the sliver, where it is mounted, and as long as the sliver.
+        """
+        if self._config.sliver_sockets is None:
+            return None
+        directory = os.path.join(self._config.sliver_sockets, str(index))
+        with self._lock:
+            if name in self._own:
+                return directory
+        path = os.path.join(directory, SOCKET_NAME)
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # Inside it is reached by way of the mount; nobody else has business there.
+            os.makedirs(self._config.sliver_sockets, mode=0o700, exist_ok=True)
+            os.makedirs(directory, mode=0o755, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of the last daemon
+            _bind(stream, path)
+        except OSError as error:
+            stream.close()
+            log.warning("Sliver %s has no socket of the API: %s: %s", name, path, error.strerror or error)
+            return directory if os.path.isdir(directory) else None
+        listener = Listener(stream, self._of_sliver, slivers=True, whose=(SLIVER, index))
+        with self._lock:
+            self._own[name] = listener, directory
+        self.connections.add(listener)
+        return directory
+
+    def close_socket(self, name: str) -> None:
+        """The sliver is gone."""
+        with self._lock:
+            listener, directory = self._own.pop(name, (None, ""))
+        if listener is not None:
+            self.connections.remove(listener)
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(directory, SOCKET_NAME))
+                os.rmdir(directory)
 
     def sliver_changed(self, name: str, handle: Any) -> None:
         """A sliver runs, or not: the API in its own network is there, or not."""

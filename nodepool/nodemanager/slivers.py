@@ -57,18 +57,21 @@ class Slivers:
         seconds it wants to be called again, or None.
     :param usable: whether a number can be given to a new sliver; see :meth:`Database.allocate_index`.
     :param told: called with the name of a sliver whose state may have changed.
-    :param removed: called when what a sliver took of the host is free again.
+    :param removed: called with its name when what a sliver took of the host is free again.
+    :param api_socket: the directory on the host with the API's socket for the sliver of a name and number.
     """
 
     def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
                  opened: Callable[[str, Handle | None], float | None],
                  admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
                  now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True,
-                 told: Callable[[str], None] = lambda name: None, removed: Callable[[], object] = lambda: None) -> None:
+                 told: Callable[[str], None] = lambda name: None, removed: Callable[[str], object] = lambda name: None,
+                 api_socket: Callable[[str, int], str | None] = lambda name, index: None) -> None:
         self._config = config
         self._usable = usable
         self._told = told
         self._removed = removed
+        self._api_socket = api_socket
         self._database = database
         self.backend = backend
         self._opened = opened
@@ -175,8 +178,7 @@ class Slivers:
             ssh_keys=record.get("ssh_keys", ""), initscript=records.decode_initscript(record.get("initscript")),
             network=record.get("network", self._config.network), username=self.username(record),
             privileges=tuple(record.get("privileges") or ()), hostname=record.get("hostname") or name.replace("_", "-"),
-            api_socket=os.path.dirname(self._config.sliver_socket) if self._config.sliver_socket and self.backend.shares_socket
-            else None)
+            api_socket=self._api_socket(name, index) if self.backend.shares_socket else None)
 
     def username(self, record: Mapping[str, Any]) -> str:
         """Who logs in."""
@@ -327,7 +329,7 @@ class Slivers:
         self._opened(name, None)
         with self._deleting:
             self.backend.destroy(name, int(local["index"]), local.get("handle"))
-        self._removed()
+        self._removed(name)
         self._copies.forget(key)
         self._database.update_local(key, handle=None, applied=None, image=None, halted=None, frozen=None, index=None)
         self._database.free_index(name)

@@ -144,6 +144,33 @@ def test_cpu_weights(bench: Bench) -> None:
     assert 22 <= alice <= 28
 
 
+def test_who_uses_little_goes_first(bench: Bench) -> None:
+    """Beside endless loops, the slivers that use little CPU weigh more, until the loops end."""
+    need(bench, "cpu", "cpuacct")
+    for name in ("alice", "bob"):
+        bench.cgroups.create(name, {"nm_cpu_share": 32})
+    bench.cgroups.create("carol", {"nm_cpu_guaranteed_share": 100})
+    place = bench.cgroups._where["cpu"]
+    files = {"v1": cgroup_v1, "v2": cgroup_v2}[place.kind]
+
+    def weights() -> tuple[int | None, ...]:
+        return tuple(files.get_cpu_weight(bench.cgroups._existing(place, name)[0]) for name in ("alice", "bob", "carol"))
+
+    guaranteed = weights()[2]
+    assert weights() == (256, 256, guaranteed)
+    bench.cgroups.start()
+    try:
+        burners = [bench.run("alice", BURN) for _ in range(bench.cgroups.cpu_count() * 4)]
+        wait_for(lambda: weights() == (32, 256, guaranteed), 30, "alice is not favoured")
+        bench.cgroups.apply("alice", {"nm_cpu_share": 48})
+        assert weights()[:2] == (48, 256)
+        for burner in burners:
+            burner.kill()
+        wait_for(lambda: weights()[:2] == (384, 256), 30, "alice is favoured again")
+    finally:
+        bench.cgroups.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.spec("nodemanager.md C.9: guarantee 20 % against ten burners >= 19 %")
 def test_cpu_guarantee(bench: Bench) -> None:

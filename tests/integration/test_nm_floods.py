@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import shlex
+import signal
 import statistics
 import subprocess
 import time
@@ -149,3 +150,55 @@ def test_flood(nm: NmDaemon, kind: str, where: str) -> None:
         assert "GetRSpec" in nm.ssh("quiet", "python3 -c 'import xmlrpc.client; "
                                     "print(xmlrpc.client.ServerProxy(\"http://127.0.0.1:812/\").Help())'")
         assert time.monotonic() - begun < 10
+
+
+#: Fills the queue of the socket, and keeps it full.
+FILL = r"""
+import resource, socket, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+kept = []
+while True:
+    s = socket.socket(socket.AF_UNIX); s.setblocking(False)
+    try:
+        s.connect("/run/nodepool/nodemanager.api"); kept.append(s)
+    except OSError:
+        if len(kept) > 100: print("full", flush=True); break
+while True:
+    s = socket.socket(socket.AF_UNIX); s.setblocking(False)
+    try:
+        s.connect("/run/nodepool/nodemanager.api"); kept.append(s); kept.pop(0)
+    except OSError:
+        time.sleep(0.001)
+"""
+#: Connections that would have to wait fail at once.
+ASK = r"""
+import socket
+for number in range(20):
+    s = socket.socket(socket.AF_UNIX); s.setblocking(False); s.connect("/run/nodepool/nodemanager.api"); s.close()
+print("well")
+"""
+
+
+def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
+    """Each sliver has a socket of its own, which is gone with it, and there again after a restart."""
+    for name in ("hostile", "quiet"):
+        nm.put(name)
+    found = nm.client.call("GetRecord", "hostile")
+    with subprocess.Popen(
+            ["ssh", "-i", str(nm.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
+             "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", f"root@{found['ssh_address']}",
+             "exec timeout 60 python3 -u -"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdin is not None and session.stdout is not None
+        session.stdin.write(FILL)
+        session.stdin.close()
+        assert session.stdout.readline() == "full\n"
+        assert nm.ssh("quiet", f"python3 -c {shlex.quote(ASK)}") == "well\n"
+        session.kill()
+    sockets = pathlib.Path(nm.options["run-dir"]) / "slivers"
+    assert sockets.stat().st_mode & 0o777 == 0o700
+    assert len(list(sockets.iterdir())) == 2
+    nm.stop(signal.SIGKILL)
+    nm.start()
+    wait_for(lambda: "well" in nm.ssh("quiet", f"python3 -c {shlex.quote(ASK)}", check=False), what="the API inside")
+    nm.delete("hostile")
+    wait_for(lambda: len(list(sockets.iterdir())) == 1, what="its socket goes")

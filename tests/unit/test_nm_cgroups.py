@@ -69,7 +69,7 @@ def test_v2_weights(tree: pathlib.Path) -> None:
     groups.create("bob", {"nm_cpu_share": 77})
     root = tree / "ours"
     assert content(root / "alice.sliver", "cpu.weight") == ["2000"]
-    assert content(root / "besteffort" / "bob.sliver", "cpu.weight") == ["77"]
+    assert content(root / "besteffort" / "bob.sliver", "cpu.weight") == ["616"]
     assert content(root / "besteffort", "cpu.weight") == ["4000"]
     assert content(root, "cpu.weight") == ["150"]
     groups.apply("bob", {"nm_cpu_guaranteed_share": 300})

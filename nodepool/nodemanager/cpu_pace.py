@@ -1,0 +1,138 @@
+"""Who used little CPU of late goes before those who use all they can get (nodemanager.md B.4).
+
+Weights alone say who gets how much in the long run; how long one waits for a turn is another matter.  With the scheduler of
+Linux a sliver that forks without end keeps others of the same weight from running for seconds (6.18, two processors), and one
+of endless loops doubles the time of each short piece of work beside it.  So slivers that use more than half of their fair part
+while processors are short weigh what their nm_cpu_share says, and all others :data:`FAVOUR` times that.  Nobody gets less than
+the fair part by it: who is favoured uses at most half of its own, and those who are not keep their proportions.
+
+Looks only while tasks wait for a processor: the kernel tells (pressure stall information).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+log = logging.getLogger("nodepool.nodemanager.cpu")
+
+FAVOUR = 8
+#: Of the fair part: above the first a sliver is no longer favoured, below the second it is again.
+HEAVY, LIGHT = 0.5, 0.25
+#: Seconds between two looks, while processors are short and until they have not been for some time.
+PERIOD, CALM = 0.2, 2.0
+PRESSURE = "/proc/pressure/cpu"
+#: Microseconds that some task had to wait, of so many.
+TRIGGER = b"some 50000 500000"
+#: Cores; who uses less does not compete.
+IDLE = 0.01
+
+
+def heavy(used: Mapping[str, float], shares: Mapping[str, int], cores: int, before: set[str]) -> set[str]:
+    """Slivers that are not favoured.
+
+    :param used: cores that each uses.
+    :param shares: nm_cpu_share of each.
+    :param before: the answer of the last time.
+    """
+    active = {name: amount for name, amount in used.items() if amount > IDLE and name in shares}
+    everybody = sum(shares[name] for name in active)
+    return {name for name, amount in active.items()
+            if amount > (LIGHT if name in before else HEAVY) * cores * shares[name] / everybody}
+
+
+class CpuPace:
+    """One thread.
+
+    :param times: microseconds of CPU time that each sliver has used so far.
+    :param shares: nm_cpu_share of those without a guarantee.
+    :param apply: called with the slivers that are not favoured, when they have changed.
+    """
+
+    def __init__(self, cores: int, times: Callable[[], Mapping[str, int]], shares: Callable[[], Mapping[str, int]],
+                 apply: Callable[[set[str]], None]) -> None:
+        self._cores = cores
+        self._times = times
+        self._shares = shares
+        self._apply = apply
+        self._heavy: set[str] = set()
+        self._stopped, self._stop = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="Thread-nm-cpu", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        os.write(self._stop, b"x")
+        if self._thread.ident is not None:
+            self._thread.join(5)
+        os.close(self._stop)
+        os.close(self._stopped)
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._stopped, select.POLLIN)
+        pressure = self._pressure()
+        if pressure is not None:
+            poller.register(pressure, select.POLLPRI)
+        try:
+            while pressure is None or self._stopped not in dict(poller.poll()):
+                if self._until_calm(poller, pressure):
+                    return
+        finally:
+            if pressure is not None:
+                os.close(pressure)
+
+    @staticmethod
+    def _pressure() -> int | None:
+        """Urgent data when tasks have waited for processors; None where the kernel does not tell, and looks never end."""
+        try:
+            descriptor = os.open(PRESSURE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            os.write(descriptor, TRIGGER)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def _until_calm(self, poller: select.poll, pressure: int | None) -> bool:
+        """Look again and again until no task has waited for some time. Whether the daemon stops."""
+        seen: Mapping[str, int] = {}
+        used: dict[str, float] = {}
+        looked = short = time.monotonic()
+        while pressure is None or time.monotonic() < short + CALM:
+            events = dict(poller.poll(PERIOD * 1000))
+            if self._stopped in events:
+                return True
+            now = time.monotonic()
+            if events:
+                short = now
+            if now - looked < PERIOD / 2:
+                continue
+            try:
+                times = self._times()
+                for name, spent in times.items():
+                    if name in seen:
+                        cores = max(0, spent - seen[name]) / 1e6 / (now - looked)
+                        used[name] = (cores + used.get(name, cores)) / 2
+                used = {name: amount for name, amount in used.items() if name in times}
+                seen, looked = times, now
+                self._tell(heavy(used, self._shares(), self._cores, self._heavy))
+            except Exception:
+                log.exception("Cannot look at what CPU time slivers use:")
+        try:
+            self._tell(set())
+        except Exception:
+            log.exception("Cannot set the weights of slivers:")
+        return False
+
+    def _tell(self, found: set[str]) -> None:
+        if found != self._heavy:
+            self._apply(found)
+            self._heavy = found
