@@ -110,7 +110,6 @@ class Database:
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
         self._connection = connection
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -149,7 +148,10 @@ class Database:
                 connection.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+    def _transaction(self, lasting: bool = True) -> Iterator[sqlite3.Cursor]:
+        """:param lasting: also through a loss of power; the end of the process loses nothing in any case.  Part of a larger one:
+            as that. Nothing is there without all that was written before it.
+        """
         with self._lock:
             if self._connection is None:
                 raise DatabaseError(f"database {self.path} is closed")
@@ -158,6 +160,7 @@ class Database:
                 yield cursor
                 return
             self._make_room()
+            cursor.execute(f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'}")
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 yield cursor
@@ -269,8 +272,11 @@ class Database:
         return [key for key, in self._rows("SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}")]
 
     def update_local(self, key: str, **values: Any) -> dict[str, Any]:
-        """Set these values (None removes one); returns all."""
-        with self._transaction() as cursor:
+        """Set these values (None removes one); returns all.
+
+        By itself it does not outlive a loss of power: what it describes does not run on after one.
+        """
+        with self._transaction(lasting=False) as cursor:
             before = self.local(key)
             content = {name: value for name, value in {**before, **values}.items() if value is not None}
             if content == before:
@@ -313,7 +319,7 @@ class Database:
         return str(rows[0][0]) if rows else None
 
     def free_index(self, name: str) -> None:
-        with self._transaction() as cursor:
+        with self._transaction(lasting=False) as cursor:
             cursor.execute("DELETE FROM indexes WHERE name = ?", (name,))
 
     def counters(self, name: str) -> dict[str, Any]:
@@ -322,7 +328,7 @@ class Database:
         return dict(json.loads(rows[0][0])) if rows else {}
 
     def set_counters(self, name: str, content: dict[str, Any]) -> None:
-        with self._transaction() as cursor:
+        with self._transaction(lasting=False) as cursor:
             cursor.execute("INSERT OR REPLACE INTO counters VALUES (?, ?)", (name, json.dumps(content)))
 
     def use_ticket(self, jti: str, expiry: float) -> bool:

@@ -1,11 +1,15 @@
 """A disk per sliver: a sparse ext4 image of exactly its quota, on a loop device (nodemanager.md C.3, nm_disk_quota).
 
 Works on any file system of the host, binds root inside the sliver too, and is deleted with one unlink.  Images are copies of
-a sparse template of the same size, so that a new disk costs no mkfs: a template of some GiB holds only a few MiB of data.
+a sparse template of the same size, so that a new disk costs no mkfs: a template of some GiB holds only a few MiB of data.  Some
+copies are made ahead.
 
 What was promised is then taken from the host's file system (fallocate), beside the making of the sliver: some ms for some GiB.
 So no file system of a sliver runs out of blocks below its quota, whatever else fills the host.  It stays taken: the kernel is not
 told of blocks that become free inside.  Where more is promised than there is (overcommit), images stay sparse.
+
+A disk that is deleted is out of the way at once, under another name; unmounting takes the kernel a dozen turns of its own
+threads, which busy slivers hold up, and is done beside other work.
 """
 
 from __future__ import annotations
@@ -15,12 +19,15 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nodepool.nodemanager import commands, loopdev, syscalls
 from nodepool.nodemanager.backends.base import BackendError, Problem
@@ -40,6 +47,11 @@ RESIZE_TIMEOUT = 300.0
 TEMPLATE = "template-1"
 #: So many sizes are kept ready; the one that was not used for longest goes first.
 TEMPLATES = 8
+#: Copies of a template that wait for the next disks.
+STOCK = 4
+#: Directory with the remains of slivers.
+REMOVED = "removed"
+SETTLE_TIMEOUT = 10.0
 DEFAULT_KIB = DEFAULT_RSPEC["nm_disk_quota"]
 
 #: _IOW('f', 16, __u64)
@@ -69,6 +81,8 @@ class Disks:
 
     def __init__(self, state_dir: str | os.PathLike[str], sparse: bool = False) -> None:
         self._sparse = sparse
+        #: Called when a disk that was deleted has given its room back.
+        self.freed: Callable[[], object] = lambda: None
         self._backing = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-disk")
         # As /proc/self/mountinfo spells it.
         self._state = Path(os.path.realpath(state_dir))
@@ -84,37 +98,59 @@ class Disks:
             found.append(Problem("disk quota", False, "load the kernel module loop; slivers get no disks of their own without"))
         return found
 
-    def prepare(self, count: int = 1) -> None:
-        """Make the template of the usual size, and finish or remove what an interrupted creation left.
+    def prepare(self, room: bool = True) -> None:
+        """Make copies of the template of the usual size, and finish or remove what an interrupted creation left.
 
-        The number is the number of disks wanted soon; a copy is so cheap that none is kept in stock.
+        :param room: there is room for copies.
         """
-        for name in self.allocated():
-            self._back_soon(name)
+        for left in self._removed():
+            self._later(self._remove, left)
+        for path in self._entries("slivers"):
+            self._back_soon(path.name)
         for leftover in (*self._state.glob("slivers/*/disk.img.new"), *self._state.glob("disks/*.new")):
             leftover.unlink(missing_ok=True)
-        if count > 0 and not self.problems():
-            try:
-                self._template(DEFAULT_KIB)
-            except (DiskError, OSError) as error:
-                log.warning("No template of a disk can be made now: %s", error)
+        if room and not self.problems():
+            self._later(self._stock, DEFAULT_KIB)
 
     def stop(self) -> None:
-        self._backing.shutdown(wait=True, cancel_futures=True)
+        """What is not finished in time, the next start does."""
+        self.settle()
+        self._backing.shutdown(wait=False, cancel_futures=True)
+
+    def settle(self, timeout: float = SETTLE_TIMEOUT) -> None:
+        """Wait until what is done beside other work is done, for at most so many seconds."""
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            self._backing.submit(lambda: None).result(timeout)
 
     def allocated(self) -> dict[str, int]:
-        """Sliver -> bytes of the host's file system that its image occupies."""
+        """Sliver -> bytes of the host's file system that its image occupies; those that are being removed count."""
         found = {}
-        with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self._state / "slivers"):
-                with contextlib.suppress(OSError):
-                    found[entry.name] = os.stat(f"{entry.path}/disk.img").st_blocks * 512
+        places = [(path.name, path) for path in self._entries("slivers")] + [(f"{path}", path) for path in self._removed()]
+        for name, path in places:
+            with contextlib.suppress(OSError):
+                found[name] = os.stat(path / "disk.img").st_blocks * 512
         return found
+
+    def _entries(self, directory: str) -> list[Path]:
+        with contextlib.suppress(FileNotFoundError):
+            return [Path(entry.path) for entry in os.scandir(self._state / directory)]
+        return []
+
+    def _removed(self) -> list[Path]:
+        return self._entries(REMOVED)
+
+    def _later(self, work: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # stopping: the next start does it
+            self._backing.submit(work, *arguments)
 
     def _back_soon(self, name: str) -> None:
         if not self._sparse:
-            with contextlib.suppress(RuntimeError):  # stopping: the next start does it
-                self._backing.submit(self._back, name)
+            self._later(self._back, name)
+
+    def settle_in(self, name: str) -> None:
+        """The sliver runs: what its disk still lacks is done, beside other work."""
+        self._back_soon(name)
+        self._later(self._stock)
 
     def _back(self, name: str) -> None:
         """Take what the image still lacks of its size."""
@@ -134,6 +170,32 @@ class Disks:
         finally:
             os.close(descriptor)
 
+    def _stock(self, *sizes: int) -> None:
+        """Copies of the templates for the next disks, on the host's disk already: a loop device waits for that.
+
+        :param sizes: to make templates of.
+        """
+        try:
+            for kib in sizes:
+                self._template(kib)
+            for template in self._state.glob(f"disks/{TEMPLATE}-*.img"):
+                for number in range(STOCK):
+                    ready = template.with_suffix(f".ready{number}")
+                    if not ready.exists():
+                        new = ready.with_suffix(".new")
+                        _copy_sparse(template, new, template.stat().st_size, synced=True)
+                        new.replace(ready)
+        except (DiskError, OSError) as error:
+            log.warning("No template of a disk can be made now: %s", error)
+
+    def _take(self, kib: int, new: Path) -> bool:
+        """One of those; False: there is none."""
+        for number in range(STOCK):
+            with contextlib.suppress(FileNotFoundError):
+                (self._state / "disks" / f"{TEMPLATE}-{kib}.ready{number}").rename(new)
+                return True
+        return False
+
     def _template(self, kib: int) -> Path:
         """A formatted image of that size that is never mounted itself."""
         path = self._state / "disks" / f"{TEMPLATE}-{kib}.img"
@@ -148,7 +210,8 @@ class Disks:
                     new.unlink(missing_ok=True)
                 kept = sorted(path.parent.glob("template-*.img"), key=lambda entry: entry.stat().st_mtime)
                 for old in kept[:-TEMPLATES]:
-                    old.unlink(missing_ok=True)
+                    for each in (old, *old.parent.glob(f"{old.stem}.*")):
+                        each.unlink(missing_ok=True)
             else:
                 os.utime(path)
         return path
@@ -189,19 +252,23 @@ class Disks:
             kib -= kib % (BLOCK // KIB)
             for attempt in range(3):
                 try:
-                    _copy_sparse(self._template(kib), new, kib * KIB)
+                    if not self._take(kib, new):
+                        _copy_sparse(self._template(kib), new, kib * KIB)
                     break
                 except FileNotFoundError:
                     # Made room for another size just now.
                     if attempt == 2:
                         raise
+                except OSError as error:
+                    if attempt == 2 or error.errno != errno.ENOSPC:
+                        raise
+                    self.settle()  # there is room when those that were deleted are gone
             new.replace(path)
         except OSError as error:
             raise DiskError(f"disk of sliver {name}: {error.strerror}", retry=error.errno == errno.ENOSPC) from error
         finally:
             new.unlink(missing_ok=True)
         self._quota_file(name).unlink(missing_ok=True)
-        self._back_soon(name)
         return Disk(str(path), kib)
 
     def mount(self, name: str, target: str) -> None:
@@ -256,7 +323,7 @@ class Disks:
                 self._enlarge(path, kib * KIB // BLOCK * BLOCK)
                 device = self._device(name)
                 if device is not None and target is not None:
-                    with loopdev.Loop.open(int(device.removeprefix("/dev/loop"))) as loop:
+                    with _loop(device) as loop:
                         loop.refresh()
                     _grow(target, path.stat().st_size)
             # ext4 cannot shrink while it is mounted: the room between quota and size is reserved instead.
@@ -337,6 +404,23 @@ class Disks:
         except OSError as error:
             raise DiskError(f"disk of sliver {name}: cannot remove it: {error.strerror}", retry=True) from error
 
+    def discard(self, name: str) -> None:
+        """The directory of a sliver with its disk goes: out of the way now, removed soon. Raises OSError."""
+        directory = self.image(name).parent
+        removed = self._state / REMOVED / f"{name}.{time.time_ns()}"
+        removed.parent.mkdir(mode=0o700, exist_ok=True)
+        directory.rename(removed)
+        self._later(self._remove, removed)
+
+    def _remove(self, directory: Path) -> None:
+        try:
+            for target in _below(directory):
+                syscalls.umount(target)
+            shutil.rmtree(directory)
+        except OSError as error:
+            log.error("What is left of a deleted sliver cannot be removed, the next start tries again: %s", error)
+        self.freed()
+
     def found(self) -> list[str]:
         """Names of slivers that have a disk, or a mount of one."""
         names = set()
@@ -355,9 +439,7 @@ class Disks:
 
     def _targets(self, name: str) -> list[str]:
         """Where the disk is mounted: everything from a loop device below the sliver's directory, deepest first."""
-        prefix = f"{self._state}/slivers/{check_name(name)}/"
-        return [target for target, device, _ in reversed(list(_mounts()))
-                if target.startswith(prefix) and device.startswith("/dev/loop")]
+        return _below(self.image(name).parent)
 
     def _target(self, name: str) -> str | None:
         targets = self._targets(name)
@@ -408,7 +490,7 @@ def _grow(target: str, size: int) -> None:
         os.close(directory)
 
 
-def _copy_sparse(source: Path, target: Path, size: int) -> None:
+def _copy_sparse(source: Path, target: Path, size: int, synced: bool = False) -> None:
     """Copy only what is not a hole; the copy is `size` bytes long."""
     with open(source, "rb", buffering=0) as old:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -420,12 +502,14 @@ def _copy_sparse(source: Path, target: Path, size: int) -> None:
                     start = os.lseek(old.fileno(), position, os.SEEK_DATA)
                 except OSError as error:
                     if error.errno == errno.ENXIO:
-                        return
+                        break
                     raise
                 position = os.lseek(old.fileno(), start, os.SEEK_HOLE)
                 while start < position:
                     piece = os.pread(old.fileno(), min(_SEEK_STEP, position - start), start)
                     start += os.pwrite(descriptor, piece, start)
+            if synced:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -437,6 +521,15 @@ def _mounts() -> Iterator[tuple[str, str, str]]:
             head, _, tail = line.partition(" - ")
             fields = head.split()
             yield _unescape(fields[4]), tail.split()[1], fields[3]
+
+
+def _loop(device: str) -> loopdev.Loop:
+    return loopdev.Loop.open(int(device.removeprefix("/dev/loop")))
+
+
+def _below(directory: Path) -> list[str]:
+    return [target for target, device, _ in reversed(list(_mounts()))
+            if target.startswith(f"{directory}/") and device.startswith("/dev/loop")]
 
 
 def _unescape(text: str) -> str:

@@ -71,8 +71,9 @@ class Host:
             self._services.cgroups.start()  # type: ignore[attr-defined]
             self._services.cgroups.shelter([os.getpid(), *([helper] if helper else [])])  # type: ignore[attr-defined]
         if self._services.disks is not None:
+            self._services.disks.freed = self._room.keep  # type: ignore[attr-defined]
             # On a full file system what is left is for the database.
-            self._services.disks.prepare(4 if self._room.free() > 0 else 0)  # type: ignore[attr-defined]
+            self._services.disks.prepare(self._room.free() > 0)  # type: ignore[attr-defined]
         if self._services.net is not None:
             self._services.net.prepare()  # type: ignore[attr-defined]
             stored = self._database.get("bwcap")

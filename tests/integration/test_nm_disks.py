@@ -28,7 +28,7 @@ class Bench:
     def __init__(self, state: pathlib.Path) -> None:
         self.state = state
         self.disks = Disks(state)
-        self.disks.prepare(1)
+        self.disks.prepare()
 
     def target(self, name: str) -> pathlib.Path:
         path = self.state / "slivers" / name / "mnt"
@@ -147,7 +147,7 @@ def test_the_room_is_taken(bench: Bench) -> None:
         file.truncate(400 * MIB)
     assert not taken()
     again = Disks(bench.state)
-    again.prepare(1)
+    again.prepare()
     again.stop()
     assert taken()
 
@@ -224,7 +224,7 @@ def test_what_a_crash_leaves_is_removed(bench: Bench) -> None:
     left.write_bytes(b"half")
     (bench.state / "disks" / "template-1-77.new").write_bytes(b"half")
     again = Disks(bench.state)
-    again.prepare(1)
+    again.prepare()
     assert not left.exists()
     assert not list((bench.state / "disks").glob("*.new"))
     # Without the image a mount is still found by its place.

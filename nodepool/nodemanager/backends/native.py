@@ -124,8 +124,14 @@ class NativeBackend(Backend):
         # A sliver that runs without a record of it: made by a daemon that was killed before it could note it.
         if not self._gone(spec.name, spec.index):
             self._kill(spec.name, spec.index, None)
+        return self._run_on_disk(spec, handle, tree)
+
+    def _run_on_disk(self, spec: SliverSpec, handle: Handle, tree: RootTree) -> Handle:
         self._ensure_disk(spec)
-        return self._run(spec, handle, tree.layers)
+        handle = self._run(spec, handle, tree.layers)
+        if self.services.disks is not None:
+            self.services.disks.settle_in(spec.name)
+        return handle
 
     def _tree(self, spec: SliverSpec) -> RootTree:
         return self.roots.tree(spec.image, spec.name)
@@ -273,10 +279,9 @@ class NativeBackend(Backend):
         self._kill(spec.name, spec.index, handle)
         self.directory(spec.name).mkdir(mode=0o700, exist_ok=True)
         tree = self._tree(spec)
-        self._ensure_disk(spec)
         if self.services.cgroups is not None:
             handle = {**handle, "cgroups": self.services.cgroups.create(spec.name, spec.rspec)}
-        return self._run(spec, {**handle, "template": tree.key, "privileges": list(spec.privileges)}, tree.layers)
+        return self._run_on_disk(spec, {**handle, "template": tree.key, "privileges": list(spec.privileges)}, tree)
 
     def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:
         if self.services.cgroups is None:
@@ -399,7 +404,12 @@ class NativeBackend(Backend):
         if self.services.cgroups is not None:
             self.services.cgroups.remove(name)
         if self.services.disks is not None:
-            self.services.disks.destroy(name)
+            try:
+                self.services.disks.discard(name)
+            except FileNotFoundError:
+                pass
+            except OSError:  # not even room for another name
+                self.services.disks.destroy(name)
         if directory.is_dir():
             if os.path.ismount(directory / "mnt"):
                 syscalls.umount(str(directory / "mnt"))
