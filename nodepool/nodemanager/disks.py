@@ -114,13 +114,17 @@ class Disks:
 
     def stop(self) -> None:
         """What is not finished in time, the next start does."""
-        self.settle()
-        self._backing.shutdown(wait=False, cancel_futures=True)
+        self._backing.shutdown(wait=self.settle(), cancel_futures=True)
 
-    def settle(self, timeout: float = SETTLE_TIMEOUT) -> None:
-        """Wait until what is done beside other work is done, for at most so many seconds."""
-        with contextlib.suppress(RuntimeError, TimeoutError):
+    def settle(self, timeout: float = SETTLE_TIMEOUT) -> bool:
+        """Wait until what is done beside other work is done, for at most so many seconds; whether it is."""
+        try:
             self._backing.submit(lambda: None).result(timeout)
+        except TimeoutError:
+            return False
+        except RuntimeError:  # stopped
+            pass
+        return True
 
     def allocated(self) -> dict[str, int]:
         """Sliver -> bytes of the host's file system that its image occupies; those that are being removed count."""
@@ -417,6 +421,8 @@ class Disks:
             for target in _below(directory):
                 syscalls.umount(target)
             shutil.rmtree(directory)
+        except FileNotFoundError:
+            pass
         except OSError as error:
             log.error("What is left of a deleted sliver cannot be removed, the next start tries again: %s", error)
         self.freed()

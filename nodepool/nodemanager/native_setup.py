@@ -23,7 +23,7 @@ from nodepool.nodemanager.syscalls import (
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
 )
-from nodepool.nodemanager.zygote import Operation, StepError
+from nodepool.nodemanager.zygote import Operation, StepError, wait_for_daemon
 
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
@@ -116,13 +116,12 @@ def make_upper(writable: str, name: str, owner: int) -> None:
 def build_tree(request: dict[str, Any], userns: int) -> int:
     """Stage and overlays in this private mount namespace; returns a descriptor of the new root."""
     base = request["base"]
-    writable = request["writable"]
     syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=711")
     os.chdir(request["stage"])
     for directory in ("root", "upper", "empty"):
         os.mkdir(directory)
         os.chmod(directory, 0o755)
-    writable_fd = syscalls.open_tree(writable)
+    writable_fd = request["disk"] if "disk" in request else syscalls.open_tree(request["writable"])
     syscalls.move_mount(writable_fd, "upper")
     os.close(writable_fd)
     number = 0
@@ -381,7 +380,9 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     write_maps(one.pid, base, count)
     started = syscalls.start_time(one.pid)
     try:
-        stand(request, one)
+        # It was mounted when this mount namespace was there already.
+        disk, = wait_for_daemon(request)
+        stand({**request, "disk": disk}, one)
     except (OSError, StepError):
         one.failed()  # then that is the better reason
         raise

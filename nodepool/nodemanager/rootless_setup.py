@@ -19,7 +19,7 @@ from nodepool.nodemanager.native_setup import (
     cover,
 )
 from nodepool.nodemanager.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
-from nodepool.nodemanager.zygote import Operation, StepError
+from nodepool.nodemanager.zygote import Operation, StepError, wait_for_daemon
 
 UID = 1000
 """The one id inside."""
@@ -109,6 +109,7 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
                         "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
                         "kernel.apparmor_restrict_unprivileged_userns") from error
     write_maps(one.pid, uid, gid)
+    wait_for_daemon(request)
     one.go()
     return {"pid": one.pid, "start_time": syscalls.start_time(one.pid), "watch": one.pid}, [one.pidfd]
 

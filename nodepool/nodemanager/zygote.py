@@ -180,6 +180,14 @@ class Pending:
             raise
         return answer, received, self._connection
 
+    def go_on(self, descriptor: int | None = None) -> None:
+        """What the worker waits for is there; see `wait_for_daemon`. Closes the descriptor. Raises nothing: the answer tells."""
+        given = [] if descriptor is None else [descriptor]
+        with contextlib.suppress(OSError):
+            send_frame(self._connection, {}, given)
+        for each in given:
+            os.close(each)
+
     def process(self) -> SpawnedProcess:
         """The process, when it runs. Raises BackendError."""
         answer, received, connection = self.answer()
@@ -403,6 +411,7 @@ def _worker(connection: socket.socket, operations: dict[str, Operation], report:
         request, descriptors = frame
         signal.alarm(max(1, math.ceil(float(request.get("timeout", 30)))))
         request["keep"] = [connection.fileno(), report]
+        request["more"] = lambda: receive_frame(connection)
         try:
             operation = operations.get(request["operation"])
             if operation is None:
@@ -425,6 +434,15 @@ def _worker(connection: socket.socket, operations: dict[str, Operation], report:
             send_frame(connection, {"error": f"defect in the helper: {type(error).__name__}: {error}"})
     finally:
         os._exit(code)
+
+
+def wait_for_daemon(request: Mapping[str, Any]) -> list[int]:
+    """Until it says that what this operation needs further is there; its descriptors. Raises StepError."""
+    frame = request["more"]()
+    if frame is None:
+        raise StepError("the node manager has given up")
+    descriptors: list[int] = frame[1]
+    return descriptors
 
 
 def _plain_victim() -> None:

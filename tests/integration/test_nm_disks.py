@@ -8,6 +8,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ class Bench:
         target = self.target(name)
         self.disks.create(name, kib)
         self.disks.mount(name, str(target))
+        self.disks.settle_in(name)
         return target
 
 
@@ -116,6 +118,8 @@ def one_round(bench: Bench) -> float:
         bench.disks.create(f"s{number}", 1 << 20)
         bench.disks.mount(f"s{number}", str(target))
         times.append((time.perf_counter() - begin) * 1000)
+        bench.disks.settle_in(f"s{number}")
+        assert bench.disks.settle(60)
     ends = []
     for number in range(20):
         begin = time.perf_counter()
@@ -150,6 +154,42 @@ def test_the_room_is_taken(bench: Bench) -> None:
     again.prepare()
     again.stop()
     assert taken()
+
+
+@pytest.mark.spec("issue 10, point 4: deletion beside a busy sliver")
+def test_removal_is_finished_by_the_next_start(bench: Bench) -> None:
+    """The name is free at once; what a killed daemon had not yet unmounted counts as taken, and goes."""
+    bench.make("alice", 64 << 10)
+    bench.disks.settle()
+    blocked, freed = threading.Event(), threading.Event()
+    bench.disks._later(blocked.wait, 60)
+    bench.disks.freed = freed.set
+    bench.disks.discard("alice")
+    assert bench.disks.found() == []
+    assert sum(bench.disks.allocated().values()) >= 64 * MIB
+    assert len(loops(bench.state)) == 1
+    again = Disks(bench.state)  # as if the first had been killed before it did it
+    again.prepare()
+    again.stop()
+    assert not list((bench.state / "removed").iterdir())
+    wait_for(lambda: not loops(bench.state), 10, "the loop device")
+    assert again.allocated() == {}
+    blocked.set()
+    assert freed.wait(20)  # and the first finds nothing to do
+
+
+@pytest.mark.spec("issue 10, point 7: speed kept")
+def test_copies_are_made_ahead(bench: Bench) -> None:
+    ready = lambda: sorted(path.name for path in (bench.state / "disks").glob("*.ready*"))  # noqa: E731
+    bench.make("alice", 64 << 10)
+    assert bench.disks.settle(60)
+    stock = ready()
+    assert len([name for name in stock if "-65536." in name]) == disks.STOCK
+    target = bench.target("bob")
+    bench.disks.create("bob", 64 << 10)
+    assert len(ready()) == len(stock) - 1
+    bench.disks.mount("bob", str(target))
+    assert fill(target / "file") > 48 * MIB
 
 
 @pytest.mark.spec("issue 10, F2: over-committed disks take only what is in them")

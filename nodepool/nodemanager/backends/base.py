@@ -101,6 +101,14 @@ class Starting(Protocol):
         """The process; waits for the answer. Raises BackendError."""
         ...
 
+    def go_on(self, descriptor: int | None = None) -> None:
+        """What the worker waits for is there; closes the descriptor."""
+        ...
+
+    def answer(self) -> tuple[dict[str, Any], list[int], Any]:
+        """What the worker answers, descriptors, and the connection to it. Raises BackendError."""
+        ...
+
     def close(self) -> None:
         """Nobody waits for the answer any more."""
         ...

@@ -127,7 +127,6 @@ class NativeBackend(Backend):
         return self._run_on_disk(spec, handle, tree)
 
     def _run_on_disk(self, spec: SliverSpec, handle: Handle, tree: RootTree) -> Handle:
-        self._ensure_disk(spec)
         handle = self._run(spec, handle, tree.layers)
         if self.services.disks is not None:
             self.services.disks.settle_in(spec.name)
@@ -172,7 +171,19 @@ class NativeBackend(Backend):
             *ssh_files(private, public), *self._network_files(spec),
             file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
-        answer, descriptors = self.services.zygote.call(self.operation, request, timeout=MAKE_TIMEOUT)
+        # Its namespaces are made beside the disk, of which they know nothing: it is handed in.
+        begun = self.services.zygote.begin(self.operation, request, timeout=MAKE_TIMEOUT)
+        try:
+            self._ensure_disk(spec)
+            disk = syscalls.open_tree(str(self._writable(spec.name))) if self.operation == "make" else None
+        except BaseException as error:
+            begun.close()
+            if isinstance(error, OSError):
+                raise BackendError(f"disk of sliver {spec.name}: {error.strerror}", retry=True) from error
+            raise
+        begun.go_on(disk)
+        answer, descriptors, connection = begun.answer()
+        connection.close()
         for descriptor in descriptors:
             os.close(descriptor)
         handle = {**handle, "pid": answer["pid"], "start_time": answer["start_time"], "boot_id": syscalls.boot_id(),

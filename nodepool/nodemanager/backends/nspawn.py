@@ -114,6 +114,7 @@ class NspawnBackend(MountedTreeBackend):
         return []
 
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
+        self._ensure_disk(spec)
         machine = self._machine(spec.name)
         private, public = self._host_key(spec.name)
         root = self._mount(spec, layers)
