@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from nodepool.nodemanager import cgroup_v2, syscalls
+from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.cgroup_files import Place
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "io", "freezer")
@@ -44,6 +45,34 @@ def detect_places(newer_too: bool = True) -> list[Place]:
         taken = {name for place in places for name in place.controllers}
         places.append(Place("v2", newer.mount, (newer.controllers - taken) | (newer.controllers & {"freezer"}), newer.base))
     return places
+
+
+#: What a host cannot do without a controller.
+_MISSING = {
+    "cpu": "nm_cpu_share, nm_cpu_guaranteed_share and nm_cpu_limit have no effect",
+    "cpuset": "nm_cpu_cores has no effect",
+    "memory": "nm_mem_limit has no effect: a sliver can use up the memory of the host",
+    "pids": "nm_pids_max has no effect: a sliver can use up the processes of the host",
+    "io": "nm_io_read_bps and nm_io_write_bps have no effect",
+    "freezer": "nm_enabled 0 stops slivers instead of freezing them",
+}
+
+
+def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
+    """What these controllers (name -> "v1", "v2" or None) do not offer."""
+    found = []
+    for name, effect in _MISSING.items():
+        if controllers[name] is None:
+            mount = name if name != "io" else "blkio (io)"
+            found.append(Problem(f"cgroup controller {name}", False,
+                                 f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o {mount})"))
+    if controllers["memory"] == "v1":
+        found.append(Problem("memory guarantee", False,
+                             "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2"))
+    if controllers["io"] == "v1":
+        found.append(Problem("I/O limits", False, "nm_io_write_bps holds for direct writes only with cgroup version 1: "
+                             "what goes through the page cache is not limited; boot with version 2"))
+    return found
 
 
 def _release() -> tuple[int, ...]:

@@ -19,16 +19,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager import cgroup_v1, cgroup_v2, cgroup_weights
+from nodepool.nodemanager import cgroup_kill, cgroup_v1, cgroup_v2, cgroup_weights
 from nodepool.nodemanager.backends.base import Problem
-from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places, keep_moves_quick, make_moves_quick
+from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places, keep_moves_quick, make_moves_quick, problems
 from nodepool.nodemanager.cgroup_files import CgroupError, Place, format_list, parse_list, processes, read, walk, write
 from nodepool.nodemanager.cgroup_weights import BESTEFFORT, DAEMON, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.cores import Cores, topology
@@ -42,16 +41,6 @@ MOVE_TIMEOUT = 10.0
 HOST_RESERVE = 50
 
 _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
-#: What a host cannot do without: resource, remedy.
-_MISSING = {
-    "cpu": "nm_cpu_share, nm_cpu_guaranteed_share and nm_cpu_limit have no effect",
-    "cpuset": "nm_cpu_cores has no effect",
-    "memory": "nm_mem_limit has no effect: a sliver can use up the memory of the host",
-    "pids": "nm_pids_max has no effect: a sliver can use up the processes of the host",
-    "io": "nm_io_read_bps and nm_io_write_bps have no effect",
-    "freezer": "nm_enabled 0 stops slivers instead of freezing them",
-}
-
 
 def admit(existing: Iterable[int], new: int, reserve: int = HOST_RESERVE) -> bool:
     """Whether a guarantee fits beside the others; all in per mille of the host's CPU."""
@@ -94,19 +83,7 @@ class Cgroups:
         return cls(detect_places(), root_name)
 
     def problems(self) -> list[Problem]:
-        found = []
-        for name, effect in _MISSING.items():
-            if self.controllers[name] is None:
-                mount = name if name != "io" else "blkio (io)"
-                found.append(Problem(f"cgroup controller {name}", False,
-                                     f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o {mount})"))
-        if self.controllers["memory"] == "v1":
-            found.append(Problem("memory guarantee", False,
-                                 "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2"))
-        if self.controllers["io"] == "v1":
-            found.append(Problem("I/O limits", False, "nm_io_write_bps holds for direct writes only with cgroup version 1: "
-                                 "what goes through the page cache is not limited; boot with version 2"))
-        return found
+        return problems(self.controllers)
 
     def cpu_count(self) -> int:
         return self._processors
@@ -422,23 +399,8 @@ class Cgroups:
 
         :raises CgroupError: some are still there.
         """
-        end = time.monotonic() + deadline
-        while True:
-            groups = [(place, group) for place in self._places for group in self._existing(place, name)]
-            whole = [(place, group) for place, group in groups if _FILES[place.kind].kill(group)]
-            self._thaw(name)
-            if not whole:
-                self._signal({pid for _, group in groups for pid in processes(group)}, groups)
-            for place, group in whole or groups[:1]:
-                _FILES[place.kind].wait_empty(group, end - time.monotonic())
-            # A process that was about to join may be in some hierarchies only.
-            rest = {pid for _, group in groups for pid in processes(group)}
-            if not rest:
-                return
-            if time.monotonic() > end:
-                raise CgroupError(f"sliver {name}: processes {sorted(rest)[:8]} do not end", retry=True)
-            self._signal(rest, groups)
-            cgroup_v1.wait_empty(groups[0][1], end - time.monotonic())
+        cgroup_kill.kill(lambda: [(place, group) for place in self._places for group in self._existing(place, name)],
+                         lambda: self._thaw(name), name, deadline)
 
     def _thaw(self, name: str) -> None:
         """What the older freezer holds cannot even die."""
@@ -447,18 +409,6 @@ class Cgroups:
             for group in self._existing(place, name):
                 if cgroup_v1.frozen(group):
                     write(group / "freezer.state", "THAWED")
-
-    @staticmethod
-    def _signal(pids: Iterable[int], groups: Sequence[tuple[Place, Path]]) -> None:
-        """SIGKILL; each process is looked at again once a descriptor holds it, so that a number used anew is safe."""
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, OSError):
-                pidfd = os.pidfd_open(pid)
-                try:
-                    if any(pid in processes(group) for _, group in groups):
-                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                finally:
-                    os.close(pidfd)
 
     def empty(self, name: str) -> bool:
         return not any(processes(group) for place in self._places for group in self._existing(place, name))

@@ -1,8 +1,7 @@
 """A disk per sliver: a sparse ext4 image of exactly its quota, on a loop device (nodemanager.md C.3, nm_disk_quota).
 
 Works on any file system of the host, binds root inside the sliver too, and is deleted with one unlink.  Images are copies of
-a sparse template of the same size, so that a new disk costs no mkfs: a template of some GiB holds only a few MiB of data.  Some
-copies are made ahead.
+a sparse template of the same size, see :mod:`disk_templates`.
 
 What was promised is then taken from the host's file system (fallocate), beside the making of the sliver: some ms for some GiB.
 So no file system of a sliver runs out of blocks below its quota, whatever else fills the host.  It stays taken: the kernel is not
@@ -21,7 +20,6 @@ import logging
 import os
 import shutil
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,25 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.nodemanager import commands, loopdev, syscalls
-from nodepool.nodemanager.backends.base import BackendError, Problem
+from nodepool.nodemanager.backends.base import Problem
+from nodepool.nodemanager.disk_templates import BLOCK, KIB, DiskError, Templates
 from nodepool.nodemanager.rspec import DEFAULT_RSPEC, check_name
+
+__all__ = ["DiskError", "Disks"]
 
 log = logging.getLogger("nodepool.nodemanager.disks")
 
-KIB = 1024
-BLOCK = 4096
 #: A disk is never smaller: an ext4 file system needs some room for itself.
 MINIMUM_KIB = 2048
-#: From this size on a disk has a journal.
-JOURNAL_KIB = 32 * KIB
-FORMAT_TIMEOUT = 60.0
 RESIZE_TIMEOUT = 300.0
-#: Changes with the options of the format, so that a template made by another version is not used.
-TEMPLATE = "template-1"
-#: So many sizes are kept ready; the one that was not used for longest goes first.
-TEMPLATES = 8
-#: Copies of a template that wait for the next disks.
-STOCK = 4
 #: Directory with the remains of slivers.
 REMOVED = "removed"
 SETTLE_TIMEOUT = 10.0
@@ -57,11 +47,6 @@ DEFAULT_KIB = DEFAULT_RSPEC["nm_disk_quota"]
 #: _IOW('f', 16, __u64)
 _EXT4_IOC_RESIZE_FS = 0x40086610
 _MS_NOATIME = 1024
-_SEEK_STEP = 1 << 20
-
-
-class DiskError(BackendError):
-    """A disk cannot be made, mounted or changed; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +71,7 @@ class Disks:
         self._backing = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-disk")
         # As /proc/self/mountinfo spells it.
         self._state = Path(os.path.realpath(state_dir))
-        self._template_lock = threading.Lock()
+        self._templates = Templates(self._state / "disks")
 
     # --- the host ----------------------------------------------------------------------------------------------------
 
@@ -110,7 +95,7 @@ class Disks:
         for leftover in (*self._state.glob("slivers/*/disk.img.new"), *self._state.glob("disks/*.new")):
             leftover.unlink(missing_ok=True)
         if room and not self.problems():
-            self._later(self._stock, DEFAULT_KIB)
+            self._later(self._templates.stock, DEFAULT_KIB)
 
     def stop(self) -> None:
         """What is not finished in time, the next start does."""
@@ -154,7 +139,7 @@ class Disks:
     def settle_in(self, name: str) -> None:
         """The sliver runs: what its disk still lacks is done, beside other work."""
         self._back_soon(name)
-        self._later(self._stock)
+        self._later(self._templates.stock)
 
     def _back(self, name: str) -> None:
         """Take what the image still lacks of its size."""
@@ -174,70 +159,6 @@ class Disks:
         finally:
             os.close(descriptor)
 
-    def _stock(self, *sizes: int) -> None:
-        """Copies of the templates for the next disks, on the host's disk already: a loop device waits for that.
-
-        :param sizes: to make templates of.
-        """
-        try:
-            for kib in sizes:
-                self._template(kib)
-            for template in self._state.glob(f"disks/{TEMPLATE}-*.img"):
-                for number in range(STOCK):
-                    ready = template.with_suffix(f".ready{number}")
-                    if not ready.exists():
-                        new = ready.with_suffix(".new")
-                        _copy_sparse(template, new, template.stat().st_size, synced=True)
-                        new.replace(ready)
-        except (DiskError, OSError) as error:
-            log.warning("No template of a disk can be made now: %s", error)
-
-    def _take(self, kib: int, new: Path) -> bool:
-        """One of those; False: there is none."""
-        for number in range(STOCK):
-            with contextlib.suppress(FileNotFoundError):
-                (self._state / "disks" / f"{TEMPLATE}-{kib}.ready{number}").rename(new)
-                return True
-        return False
-
-    def _template(self, kib: int) -> Path:
-        """A formatted image of that size that is never mounted itself."""
-        path = self._state / "disks" / f"{TEMPLATE}-{kib}.img"
-        with self._template_lock:
-            if not path.exists():
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                new = path.with_suffix(".new")
-                try:
-                    self._format(new, kib)
-                    new.replace(path)
-                finally:
-                    new.unlink(missing_ok=True)
-                kept = sorted(path.parent.glob("template-*.img"), key=lambda entry: entry.stat().st_mtime)
-                for old in kept[:-TEMPLATES]:
-                    for each in (old, *old.parent.glob(f"{old.stem}.*")):
-                        each.unlink(missing_ok=True)
-            else:
-                os.utime(path)
-        return path
-
-    @staticmethod
-    def _format(path: Path, kib: int) -> None:
-        """A new ext4 image. Raises DiskError."""
-        tool = commands.find("mke2fs")
-        if tool is None:
-            raise DiskError("mke2fs is missing: install e2fsprogs")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(descriptor, kib * KIB)
-        finally:
-            os.close(descriptor)
-        large = kib >= JOURNAL_KIB
-        command = [tool, "-q", "-F", "-t", "ext4", "-b", str(BLOCK), "-m", "0", "-i", "16384", "-I", "256",
-                   "-O", f"64bit,^resize_inode,meta_bg,{'' if large else '^'}has_journal",
-                   *(["-J", f"size={16 if kib >= 1 << 20 else 4}"] if large else []),
-                   "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0", str(path)]
-        commands.run(command, FORMAT_TIMEOUT, f"mke2fs of {kib} KiB", error=DiskError)
-
     # --- one disk ----------------------------------------------------------------------------------------------------
 
     def image(self, name: str) -> Path:
@@ -256,8 +177,7 @@ class Disks:
             kib -= kib % (BLOCK // KIB)
             for attempt in range(3):
                 try:
-                    if not self._take(kib, new):
-                        _copy_sparse(self._template(kib), new, kib * KIB)
+                    self._templates.copy(kib, new)
                     break
                 except FileNotFoundError:
                     # Made room for another size just now.
@@ -494,30 +414,6 @@ def _grow(target: str, size: int) -> None:
             raise
     finally:
         os.close(directory)
-
-
-def _copy_sparse(source: Path, target: Path, size: int, synced: bool = False) -> None:
-    """Copy only what is not a hole; the copy is `size` bytes long."""
-    with open(source, "rb", buffering=0) as old:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-            position = 0
-            while True:
-                try:
-                    start = os.lseek(old.fileno(), position, os.SEEK_DATA)
-                except OSError as error:
-                    if error.errno == errno.ENXIO:
-                        break
-                    raise
-                position = os.lseek(old.fileno(), start, os.SEEK_HOLE)
-                while start < position:
-                    piece = os.pread(old.fileno(), min(_SEEK_STEP, position - start), start)
-                    start += os.pwrite(descriptor, piece, start)
-            if synced:
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _mounts() -> Iterator[tuple[str, str, str]]:

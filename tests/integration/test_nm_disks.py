@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.nodemanager import disks
+from nodepool.nodemanager import disk_templates, disks
 from nodepool.nodemanager.cgroups import Cgroups
 from nodepool.nodemanager.disks import DiskError, Disks
 from tests.conftest import wait_for
@@ -30,6 +30,7 @@ class Bench:
         self.state = state
         self.disks = Disks(state)
         self.disks.prepare()
+        self.disks.settle(60)
 
     def target(self, name: str) -> pathlib.Path:
         path = self.state / "slivers" / name / "mnt"
@@ -184,7 +185,7 @@ def test_copies_are_made_ahead(bench: Bench) -> None:
     bench.make("alice", 64 << 10)
     assert bench.disks.settle(60)
     stock = ready()
-    assert len([name for name in stock if "-65536." in name]) == disks.STOCK
+    assert len([name for name in stock if "-65536." in name]) == disk_templates.STOCK
     target = bench.target("bob")
     bench.disks.create("bob", 64 << 10)
     assert len(ready()) == len(stock) - 1
@@ -265,6 +266,7 @@ def test_what_a_crash_leaves_is_removed(bench: Bench) -> None:
     (bench.state / "disks" / "template-1-77.new").write_bytes(b"half")
     again = Disks(bench.state)
     again.prepare()
+    assert again.settle(60)
     assert not left.exists()
     assert not list((bench.state / "disks").glob("*.new"))
     # Without the image a mount is still found by its place.
