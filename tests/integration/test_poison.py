@@ -1,0 +1,160 @@
+"""Poison is contained: a record, callback, listener or error that nobody foresaw concerns nothing but itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from kazoo.protocol.serialization import GetData
+
+from nodepool.cmd import nodepoolcmd
+from nodepool.zk import paths
+from nodepool.zk.protocol import Reply
+from nodepool.zk.writer import Txn
+from tests.conftest import Chroot, wait_for
+from tests.integration.launcher_bench import LauncherBench, config, provider
+from tests.integration.test_problems import listed
+from tests.integration.test_zk_mirror import make_node
+
+A2 = "issue 11, A2: a record with an odd value must not end the ZooKeeper thread"
+
+#: What JSON readers let pass and nobody can use.
+REQUESTS = ['"relative_priority": 1e999', '"relative_priority": NaN', '"relative_priority": -1e999', '"provider": ["p"]',
+            '"tenant_name": {"a": 1}', '"requestor": []']
+NODES = ['"provider": ["p"]', '"pool": {"a": 1}', '"allocated_to": ["x"]',
+         '"provider": "p", "pool": "main", "resources": {"ram": 5}, "tenant_name": ["t"]']
+
+
+def poison(kazoo: Any) -> set[str]:
+    """One record of each kind; their paths."""
+    made = set()
+    for number, text in enumerate(REQUESTS):
+        record = f'{{"state": "requested", "node_types": ["fake-label"], {text}}}'
+        made.add(kazoo.create(f"{paths.REQUESTS}/100-{number:010}", record.encode(), makepath=True))
+    for text in NODES:
+        record = f'{{"state": "ready", "type": ["fake-label"], {text}}}'
+        made.add(kazoo.create(f"{paths.NODES}/", record.encode(), sequence=True, makepath=True))
+    for text in ('"supported_labels": [["a"]]', '"supported_labels": [], "provider_name": ["p"]'):
+        made.add(kazoo.create(f"{paths.COMPONENTS}/pool/bad", f"{{{text}}}".encode(), sequence=True, makepath=True))
+    return made
+
+
+@pytest.mark.spec(A2)
+def test_odd_records_are_set_aside(zk: Any, zk_chroot: Chroot, caplog: pytest.LogCaptureFixture) -> None:
+    other = zk_chroot.connect().client
+    session = zk.client.session_id
+    good = make_node()
+    zk.storeNode(good)
+    made = poison(other)
+
+    def bad() -> set[str]:
+        return {path for tree in zk.trees for path in tree.bad}
+
+    wait_for(lambda: bad() == made, what="all are set aside")
+    assert {path for path in made if f"Ignoring {path}: " in caplog.text} == made
+    later = make_node()
+    zk.storeNode(later)
+    assert [node.id for node in zk.nodeIterator()] == [good.id, later.id]
+    # Without the mirror, too.
+    assert [node.id for node in zk.nodeIterator(cached=False)] == [good.id, later.id]
+    assert list(zk.nodeRequestIterator(cached=False)) == []
+    for path in made:
+        other.delete(path)
+    wait_for(lambda: not bad(), what="none is left")
+    assert zk.node_tree.state_count["ready"] == 2
+    assert zk.client.session_id == session
+
+
+@pytest.mark.spec(A2)
+def test_a_good_node_that_turns_bad_leaves_no_trace(zk: Any, zk_chroot: Chroot) -> None:
+    other = zk_chroot.connect().client
+    node = make_node(resources={"cores": 2}, tenant_name="t")
+    zk.storeNode(node)
+    for text in ('{"state": "ready", "provider": ["p"]}', node.serialize().decode(),
+                 '{"state": "ready", "provider": "p", "pool": "main", "resources": {"cores": NaN, "ram": 1e999}}'):
+        other.set(paths.node(node.id), text.encode())
+        good = "[" not in text.replace('["label"]', "").replace('"host_keys": []', "")
+        wait_for(lambda good=good: (zk.getCachedNode(node.id) is not None) == good)
+    wait_for(lambda: zk.node_tree.tenant_usage["t"]["cores"] == 0)
+    assert zk.node_tree.usage("p") == {"cores": 0}
+
+
+@pytest.mark.spec(A2 + "; request-list shows the others; problem-list and /ready name it")
+def test_a_launcher_among_odd_records(
+        bench: LauncherBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.launcher.statistics.INTERNAL_INTERVAL", 0.2)
+    made = poison(bench.zk.kazoo_client)
+    pool = bench.start(config(provider()))
+    request, _nodes = bench.fulfilled("fake-label")
+    rows = wait_for(lambda: listed(bench, capsys), what="problems are published")
+    assert {path for path in made if any(f"ZooKeeper record {path} is ignored" in row["problem"] for row in rows)} == made
+    assert pool.getReadiness()[0]
+    capsys.readouterr()
+    file = str(bench.tmp / "nodepool.yaml")
+    assert nodepoolcmd.main(["-c", file, "request-list", "--format", "json"]) == 0
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == [request]
+    for path in made:
+        bench.zk.kazoo_client.delete(path)
+    wait_for(lambda: not listed(bench, capsys), what="nothing is wrong any more")
+    bench.stop(pool)
+    assert not pool.is_alive()
+
+
+@pytest.mark.spec("issue 11, A2: what follows an answer may fail")
+def test_callbacks_that_raise(zk: Any) -> None:
+    kazoo, called = zk.kazoo_client, []
+
+    def broken(*_args: Any) -> None:
+        called.append(1)
+        raise OverflowError("induced")
+
+    for path in ("/", "/gone"):
+        kazoo.submit(GetData(kazoo.full_path(path), None), Reply(broken))
+    for _ in range(4):  # more than are sent at a time
+        zk.writer.submit(Txn(kazoo), broken)
+    wait_for(lambda: len(called) == 6)
+    zk.storeNode(make_node())
+    assert zk.connected
+
+
+@pytest.mark.spec("issue 11, A2: the connection thread does not end without being told")
+def test_an_error_on_the_connection_thread(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, session = zk.kazoo_client._connection, zk.client.session_id
+    node = make_node()
+    zk.storeNode(node)
+    broken: list[Any] = []
+    states: list[str] = []
+    zk.client.state_listeners.insert(0, states.append)
+    message = connection._message
+
+    def fail(data: bytes) -> Any:
+        if not broken:
+            broken.append(data)
+            raise OverflowError("induced")
+        return message(data)
+
+    monkeypatch.setattr(connection, "_message", fail)
+    zk.kazoo_client.get_async("/")
+    wait_for(lambda: states == ["SUSPENDED", "CONNECTED"] and zk.synced, what="connected again")
+    assert zk.client.session_id == session
+    assert zk.getCachedNode(node.id) is not None
+    zk.storeNode(make_node())
+
+
+@pytest.mark.spec("issue 11, C9: a listener that goes, or raises, keeps nothing from the next, nor the record from the mirror")
+def test_listeners(zk: Any, zk_chroot: Chroot) -> None:
+    tree, seen = zk.node_tree, []
+
+    def once(*_args: Any) -> None:
+        tree.listeners.remove(once)
+
+    def broken(*_args: Any) -> None:
+        raise TypeError("induced")
+
+    tree.listeners += [once, broken, lambda node_id, _old, _new: seen.append(node_id)]
+    other = zk_chroot.connect().client
+    path = other.create(f"{paths.NODES}/", make_node().serialize(), sequence=True)
+    node_id = path.rsplit("/", 1)[1]
+    wait_for(lambda: node_id in seen)
+    assert zk.getCachedNode(node_id) is not None and not tree.bad
