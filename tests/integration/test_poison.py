@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -152,9 +153,60 @@ def test_listeners(zk: Any, zk_chroot: Chroot) -> None:
     def broken(*_args: Any) -> None:
         raise TypeError("induced")
 
-    tree.listeners += [once, broken, lambda node_id, _old, _new: seen.append(node_id)]
+    tree.listeners += [once, lambda node_id, _old, _new: seen.append(node_id),
+                       broken, lambda node_id, _old, _new: seen.append(node_id)]
     other = zk_chroot.connect().client
     path = other.create(f"{paths.NODES}/", make_node().serialize(), sequence=True)
     node_id = path.rsplit("/", 1)[1]
-    wait_for(lambda: node_id in seen)
+    wait_for(lambda: seen[:2] == [node_id, node_id])
     assert zk.getCachedNode(node_id) is not None and not tree.bad
+
+
+def reasons(pool: Any) -> dict[str, str]:
+    return {request_id: reason for request_id, _labels, _state, reason in pool.explain()}
+
+
+@pytest.mark.spec("issue 11, A1: an option of one provider stops no other; the reason is shown; it heals")
+def test_a_wrong_option_concerns_one_provider(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+    pool = bench.start(config(provider("fake-p1", labels=["one"]), provider("fake-p2", labels=["two"])))
+    entry = pool.config.providers["fake-p1"]
+    for wrong in ("5", None):
+        entry.max_concurrency = wrong
+        waiting = bench.submit("one", priority="100")
+        bench.fulfilled("two")
+        assert "fake-p1-main: error: TypeError" in wait_for(lambda i=waiting: reasons(pool).get(i))
+        assert pool.getReadiness()[0]
+        entry.max_concurrency = 5
+        pool.assignment.wake()
+        bench.wait_request(waiting, "fulfilled")
+    assert sum("whether the pool takes a request" in r.message for r in caplog.records) == 2
+
+
+@pytest.mark.spec("issue 11, A1: a handler that raises stops no other")
+def test_a_handler_that_cannot_count(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nodepool.driver.statemachine.handler import StateMachineHandler
+
+    def count(handler: Any) -> int:
+        if handler.pw.provider_name == "fake-p1":
+            raise RuntimeError("induced")
+        return 0
+
+    monkeypatch.setattr(StateMachineHandler, "alive_thread_count", property(count))
+    pool = bench.start(config(provider("fake-p1", labels=["one"], **{"max-concurrency": 1}),
+                              provider("fake-p2", labels=["two"])))
+    adapter, go_on = bench.adapter("fake-p1"), threading.Event()
+    create = adapter._createServer
+
+    def slow(*args: Any, **options: Any) -> Any:
+        assert go_on.wait(30)
+        return create(*args, **options)
+
+    monkeypatch.setattr(adapter, "_createServer", slow)
+    first = bench.submit("one", priority="100")
+    bench.wait_request(first, "pending")
+    second = bench.submit("one", priority="100")
+    bench.fulfilled("two")
+    assert "max-concurrency: 1 launches" in wait_for(lambda: reasons(pool).get(second))
+    go_on.set()
+    bench.wait_request(first, "fulfilled")
+    bench.wait_request(second, "fulfilled")
