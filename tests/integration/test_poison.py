@@ -210,3 +210,46 @@ def test_a_handler_that_cannot_count(bench: LauncherBench, monkeypatch: pytest.M
     go_on.set()
     bench.wait_request(first, "fulfilled")
     bench.wait_request(second, "fulfilled")
+
+
+@pytest.mark.spec("issue 11, B8: min-ready: a provider that raises stops no other label, nor another pool of its label")
+def test_min_ready_beside_a_provider_that_raises(
+        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from nodepool.driver.statemachine import StateMachineProvider
+
+    ready = StateMachineProvider.labelReady
+
+    def broken(manager: Any, label: Any) -> Any:
+        if manager.provider.name == "fake-p1":
+            raise RuntimeError("induced")
+        return ready(manager, label)
+
+    monkeypatch.setattr(StateMachineProvider, "labelReady", broken)
+    pool = bench.start(config(
+        provider("fake-p1", labels=["one", "both"]), provider("fake-p2", labels=["both", "two"]),
+        labels={name: {"min-ready": 1} for name in ("one", "both", "two")}))
+    wait_for(lambda: {node.type[0] for node in bench.nodes(state="ready")} >= {"both", "two"})
+    assert not any(node.type == ["one"] for node in bench.nodes())
+    for _ in range(2):
+        pool.min_ready.wake()
+    assert sum("fake-p1 can serve label one" in r.message for r in caplog.records) == 1
+    # Asking whether it can be served is only a look ahead.
+    monkeypatch.setattr(StateMachineProvider, "labelReady", ready)
+    pool.min_ready.wake()
+    wait_for(lambda: any(node.type == ["one"] for node in bench.nodes(state="ready")))
+
+
+@pytest.mark.spec("issue 11, B8: min-ready: whatever raises for one label stops no other")
+def test_min_ready_of_a_label_that_raises(bench: LauncherBench) -> None:
+    pool = bench.make(config(provider(labels=["one", "two"]), labels={n: {"min-ready": 1} for n in ("one", "two")}))
+    need = pool.min_ready._need
+
+    def broken(label: Any) -> int:
+        if label.name == "one":
+            raise RuntimeError("induced")
+        return int(need(label))
+
+    pool.min_ready._need = broken
+    pool.start()
+    bench.wait_ready(pool)
+    wait_for(lambda: {node.type[0] for node in bench.nodes(state="ready")} == {"two"})
