@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import threading
 from typing import Any
@@ -253,3 +254,34 @@ def test_min_ready_of_a_label_that_raises(bench: LauncherBench) -> None:
     pool.start()
     bench.wait_ready(pool)
     wait_for(lambda: {node.type[0] for node in bench.nodes(state="ready")} == {"two"})
+
+
+@pytest.mark.spec("issue 11, B3: a record that cannot be written takes no quota with it")
+def test_a_record_that_cannot_be_written(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 2})))
+    entry = pool.config.providers["fake-provider"].pools["main"]
+    entry.node_attributes = {"installed": datetime.date(2024, 1, 1)}  # as YAML reads an unquoted one
+    for _ in range(3):
+        bench.wait_request(bench.submit("fake-label"), "failed")
+    assert "date is not JSON serializable" in caplog.text
+    assert not any(pool.zk.reservations.provider("fake-provider").values())
+    entry.node_attributes = None
+    bench.fulfilled("fake-label", "fake-label")
+
+
+@pytest.mark.spec("issue 11, B3: a reuse that fails does not keep the node claimed")
+def test_a_reuse_that_fails(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nodepool.driver.statemachine.handler import StateMachineHandler
+
+    bench.start(config(provider(pool={"max-servers": 1})))
+    first, (node,) = bench.fulfilled("fake-label")
+    bench.zuul.cancel(first)
+    bench.wait_nodes(1, state="ready", allocated_to=None)
+
+    def fail(*_args: Any) -> None:
+        raise RuntimeError("induced")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateMachineHandler, "_noteReuse", fail)
+        bench.wait_request(bench.submit("fake-label"), "failed")
+    assert bench.fulfilled("fake-label")[1][0].id == node.id
