@@ -285,3 +285,48 @@ def test_a_reuse_that_fails(bench: LauncherBench, monkeypatch: pytest.MonkeyPatc
         patch.setattr(StateMachineHandler, "_noteReuse", fail)
         bench.wait_request(bench.submit("fake-label"), "failed")
     assert bench.fulfilled("fake-label")[1][0].id == node.id
+
+
+@pytest.mark.spec("issue 11, A2: text that cannot be encoded does not stop a listing")
+@pytest.mark.parametrize("form", ["table", "csv", "json", "yaml"])
+def test_half_a_surrogate_pair(bench: LauncherBench, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    other = bench.submit("fake-label")
+    bench.submit("fake-label", event_id="half \ud800 here")
+    bench.config(config(provider()))
+    assert nodepoolcmd.main(["-c", str(bench.tmp / "nodepool.yaml"), "request-list", "--format", form]) == 0
+    text = capsys.readouterr().out
+    assert text.encode() and other in text
+
+
+@pytest.mark.spec("issue 11, A1: a driver that cannot tell its troubles hides nobody else's")
+def test_problems_of_a_driver_that_raises(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider("fake-p1", labels=["one"]), provider("fake-p2", labels=["two"])))
+    calls = pool.getProviderManager("fake-p1").adapter.calls
+
+    def fail() -> None:
+        raise RuntimeError("induced")
+
+    monkeypatch.setattr(calls, "troubles", fail, raising=False)
+    pool.getProviderManager("fake-p2").label_problems.note("two", "launch", "no luck")
+    ready, lines = pool.getReadiness()
+    assert ready
+    assert "provider fake-p1: its driver cannot tell its troubles: RuntimeError('induced')" in lines
+    assert "provider fake-p2, label two: no luck" in lines
+
+
+@pytest.mark.spec("issue 11, A1: a provider that raises fails no request of another provider's tenant")
+def test_tenant_limits_beside_a_provider_that_raises(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(
+        provider("fake-p1", labels=["one"]), provider("fake-p2", labels=["two"]),
+        **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]}))
+    # Without resources, as another driver stores it: it is estimated.
+    bench.ready_node("fake-p1", "main", "one", tenant_name="t", state="hold")
+    wait_for(lambda: pool.zk.node_tree.unmeasured_tenant.get("t"))
+
+    def fail(*_args: Any) -> None:
+        raise RuntimeError("induced")
+
+    monkeypatch.setattr(pool.getProviderManager("fake-p1"), "quotaNeededByLabel", fail)
+    bench.fulfilled("two", tenant_name="t")
+    last = bench.submit("two", tenant_name="t")
+    assert "tenant t is limited to 2 instances" in wait_for(lambda: reasons(pool).get(last))
