@@ -22,7 +22,10 @@ def provider_problems(config: Any) -> list[Problem]:
     for name, manager in sorted(config.provider_managers.items()):
         troubles = getattr(getattr(getattr(manager, "adapter", None), "calls", None), "troubles", None)
         if callable(troubles):
-            found += [Problem(line, name) for line in troubles()]
+            try:
+                found += [Problem(line, name) for line in troubles()]
+            except Exception as error:  # a driver may raise anything
+                found.append(Problem(one_line(f"its driver cannot tell its troubles: {error!r}"), name))
         labels = getattr(manager, "label_problems", None)
         if isinstance(labels, LabelProblems):
             found += labels.listed()

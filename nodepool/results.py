@@ -108,6 +108,11 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
+def _encodable(text: str) -> str:
+    """JSON in ZooKeeper can hold half of a surrogate pair, which no terminal or page can: it is shown escaped."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def output(
     results: Results,
     fmt: str,
@@ -122,7 +127,7 @@ def output(
     :raises ValueError: unknown format.
     """
     if fmt in ("pretty", "table"):
-        return _table(results, fields, clock())
+        return _encodable(_table(results, fields, clock()))
     if fmt == "json":
         return json.dumps(results.rows, default=_plain)
     if fmt == "yaml":
@@ -132,5 +137,5 @@ def output(
         rows = [{key: row[key] for key in results.columns} for row in rows]
         return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True).rstrip("\n")
     if fmt == "csv":
-        return _csv(results, clock())
+        return _encodable(_csv(results, clock()))
     raise ValueError(f"unknown output format {fmt!r}; use one of pretty, {', '.join(FORMATS)}")

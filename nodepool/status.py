@@ -156,7 +156,8 @@ def problem_list(zk: Any) -> Results:
     rows = [
         {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem")}}
         for content in zk.getLaunchers()
-        for problem in content.get("problems") or ()
+        if isinstance(problems := content.get("problems"), list)
+        for problem in problems
         if isinstance(problem, dict)
     ]
     return Results(rows, PROBLEM_COLUMNS)

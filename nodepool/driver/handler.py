@@ -79,13 +79,13 @@ class NodeRequestHandler(RequestEnds):
                     step.short = label
                     break
                 step.created.append((label, node))
-        except Exception:
+            if not step.created:
+                self.pw.end_creation(self)
+            self._write(step)
+        except Exception:  # also of a record that JSON does not know: nothing was sent
             self._forget(step)
             self.pw.end_creation(self)
             raise
-        if not step.created:
-            self.pw.end_creation(self)
-        self._write(step)
 
     def _write(self, step: Step) -> None:
         if step.short is not None and not self._may_wait():
@@ -120,8 +120,8 @@ class NodeRequestHandler(RequestEnds):
                 candidate = tree.get(node_id)
                 if (candidate is not None and candidate.state == zk.READY and candidate.allocated_to is None
                         and not tree.is_locked(node_id) and self.checkReusableNode(candidate)):
-                    taken = True
                     self._noteReuse(candidate)
+                    taken = True
                     return candidate.copy()  # type: ignore[no-any-return]
             finally:
                 if not taken:

@@ -87,7 +87,8 @@ class NodeDeleter(threading.Thread):
         """
         log = get_annotated_logger(NodeDeleter.log, node_id=node.id)
         try:
-            node.state = DELETING
+            if node.state != DELETING:  # state_time tells since when
+                node.state = DELETING
             if node_exists:
                 zk_conn.storeNode(node)
             if node.external_id:

@@ -52,6 +52,8 @@ class RequestClass:
     checked: dict[str, int] = field(default_factory=dict)
     #: Launcher ids of pools that have looked and cannot serve it now, with the reason; until something changes.
     refused: dict[str, str] = field(default_factory=dict)
+    #: The error that was logged last.
+    logged: str | None = None
 
     def look_again(self) -> None:
         """Something has changed."""
@@ -147,6 +149,9 @@ class Assignment(threading.Thread):
         self.decisions = 0
         #: Nothing is declined before this moment (monotonic seconds).
         self.others_return_until = 0.0
+        #: Requests that cannot be put into a class, and why.
+        self._unusable: dict[str, str] = {}
+        self._resync_at = time.monotonic() + RESYNC
 
     def session_lost(self) -> None:
         """ZooKeeper may have been gone for everybody: give other launchers time to register again."""
@@ -197,7 +202,7 @@ class Assignment(threading.Thread):
                 self._claimed.add(request_id)
                 heapq.heappush(self._timers, (time.monotonic() + retry_after, request_id))
             else:
-                self._refresh(request_id)
+                self._queue_again(request_id)
                 entry = self._where.get(request_id)
                 if entry is not None:
                     self._dirty.setdefault(request_id, None)
@@ -246,6 +251,18 @@ class Assignment(threading.Thread):
         if index < len(cls.queue) and cls.queue[index][1] == request_id:
             del cls.queue[index]
 
+    def _queue_again(self, request_id: str) -> None:
+        """:meth:`_refresh`; whatever goes wrong concerns this request only."""
+        try:
+            self._refresh(request_id)
+        except Exception as error:
+            self._remove(request_id)
+            if self._unusable.get(request_id) != repr(error):
+                self._unusable[request_id] = repr(error)
+                self.log.exception("Request %s is left out:", request_id)
+        else:
+            self._unusable.pop(request_id, None)
+
     def _refresh(self, request_id: str) -> None:
         request: NodeRequest | None = self.nodepool.zk.request_tree.get(request_id)
         if request is None or request._state != REQUESTED or request_id in self._claimed:
@@ -277,6 +294,15 @@ class Assignment(threading.Thread):
             self._wake_all = True
             self._condition.notify()
 
+    def _resync(self) -> None:
+        """Safety net: look at all classes again, and for open requests that are in none of them."""
+        self._wake_all = True
+        for request in self.nodepool.zk.request_tree.snapshot():
+            if request._state == REQUESTED and request.id not in self._where and request.id not in self._claimed:
+                self._dirty[request.id] = None
+        for request_id in [i for i in self._unusable if self.nodepool.zk.request_tree.get(i) is None]:
+            del self._unusable[request_id]
+
     # -- the loop
 
     def run(self) -> None:
@@ -285,11 +311,9 @@ class Assignment(threading.Thread):
                 if self._stopping:
                     return
                 if not self._dirty and not self._wake_all:
-                    wait = RESYNC
-                    if self._timers:
-                        wait = min(wait, self._timers[0][0] - time.monotonic())
-                    if wait > 0 and not self._condition.wait(wait):
-                        self._wake_all = not self._timers
+                    wait = min([self._resync_at, *(due for due, _ in self._timers[:1])]) - time.monotonic()
+                    if wait > 0:
+                        self._condition.wait(wait)
                     if self._stopping:
                         return
             try:
@@ -310,9 +334,12 @@ class Assignment(threading.Thread):
                 entry = self._where.get(request_id)
                 if entry is not None:
                     entry[0].look_again()
+            if now >= self._resync_at:
+                self._resync_at = now + RESYNC
+                self._resync()
             dirty, self._dirty = self._dirty, {}
             for request_id in dirty:
-                self._refresh(request_id)
+                self._queue_again(request_id)
             if self._wake_all:
                 self._wake_all = False
                 empty = [key for key, cls in self._classes.items() if not cls.queue]
@@ -331,7 +358,13 @@ class Assignment(threading.Thread):
             if not heads:
                 return
             head, _ident, cls = heapq.heappop(heads)
-            self._decide(cls, head[1], pools, workers)
+            try:
+                self._decide(cls, head[1], pools, workers)
+            except Exception as error:
+                # Whatever is wrong with this class, the others go on; it is looked at again like any that waits.
+                self._log_once(cls, head[1], error)
+                with self._condition:
+                    cls.reason = f"error: {error!r}"
             with self._condition:
                 if cls.queue and cls.reason is None:
                     heapq.heappush(heads, (cls.queue[0], id(cls), cls))
@@ -339,6 +372,11 @@ class Assignment(threading.Thread):
             with self._condition:
                 # More to do: go round again, after newcomers have been sorted in.
                 self._dirty.setdefault(heads[0][0][1], None)
+
+    def _log_once(self, cls: RequestClass, request_id: str, error: Exception) -> None:
+        if cls.logged != repr(error):
+            cls.logged = repr(error)
+            self.log.error("Cannot assign request %s (%s):", request_id, ",".join(cls.node_types), exc_info=error)
 
     def _decide(self, cls: RequestClass, request_id: str, pools: list[RegisteredPool],
                 workers: dict[str, PoolWorker]) -> None:
@@ -360,10 +398,14 @@ class Assignment(threading.Thread):
             self._claimed.add(request_id)
             self._claimed_at[request_id] = events
             self._remove(request_id)
-        if decision.worker is not None:
-            decision.worker.offer(request_id, decision.check_only)
-        else:
-            self._decline(request_id, decision.decline_by)
+        try:
+            if decision.worker is not None:
+                decision.worker.offer(request_id, decision.check_only)
+            else:
+                self._decline(request_id, decision.decline_by)
+        except Exception as error:
+            self._log_once(cls, request_id, error)
+            self.release(request_id, retry_after=1.0)  # else it would be claimed for ever
 
     def _decline(self, request_id: str, launcher_ids: tuple[str, ...]) -> None:
         """None of our pools can serve it: say so for all of them at once."""

@@ -28,6 +28,8 @@ PRIORITY = "900"
 RETRY_START, RETRY_MAX = 1.0, 30.0
 #: Seconds between two looks without any event.
 RESYNC = 30.0
+#: Seconds until a label that no pool can serve, or whose look has raised, is looked at again.
+LOOK_AGAIN = 5.0
 
 
 class MinReady(threading.Thread):
@@ -45,6 +47,8 @@ class MinReady(threading.Thread):
         self._adopt = False
         self._delay: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
+        #: What was logged last of a label, or a pool of it.
+        self._logged: dict[str, str] = {}
 
     def wake(self) -> None:
         self._event.set()
@@ -66,7 +70,7 @@ class MinReady(threading.Thread):
             wait = RESYNC
             try:
                 wait = self._pass()
-            except KazooException as error:
+            except (KazooException, TimeoutError) as error:
                 self.log.warning("Cannot keep min-ready nodes now: %r", error)
                 wait = 1.0
             except Exception:
@@ -80,25 +84,35 @@ class MinReady(threading.Thread):
         if not (zk.connected and zk.synced and self.nodepool.config is not None):
             return RESYNC
         self._follow()
-        now = time.monotonic()
         wait = RESYNC
         for label in list(self.nodepool.config.labels.values()):
-            if label.min_ready <= 0:
-                continue
-            if self._need(label) <= 0:
-                if self._arriving(label):
-                    wait = min(wait, 0.1)
-                continue
-            not_before = self._not_before.get(label.name, 0)
-            if now < not_before:
-                wait = min(wait, not_before - now)
-                continue
-            if not self._servable(label):
-                wait = min(wait, 5.0)
-                continue
-            if not self._create(label):
-                wait = min(wait, 0.2)
+            try:
+                wait = min(wait, self._keep(label))
+                self._logged.pop(label.name, None)
+            except (KazooException, TimeoutError):
+                raise  # the connection: it concerns all
+            except Exception as error:
+                self._log_once(label.name, f"Cannot keep min-ready nodes of label {label.name}:", error)
+                wait = min(wait, LOOK_AGAIN)
         return wait
+
+    def _keep(self, label: Any) -> float:
+        """Ask for what is missing of one label; seconds until it has to be looked at again."""
+        if label.min_ready <= 0:
+            return RESYNC
+        if self._need(label) <= 0:
+            return 0.1 if self._arriving(label) else RESYNC
+        left = self._not_before.get(label.name, 0) - time.monotonic()
+        if left > 0:
+            return left
+        if not self._servable(label):
+            return LOOK_AGAIN
+        return RESYNC if self._create(label) else 0.2
+
+    def _log_once(self, key: str, message: str, error: Exception) -> None:
+        if self._logged.get(key) != repr(error):
+            self._logged[key] = repr(error)
+            self.log.error("%s", message, exc_info=error)
 
     def _need(self, label: Any) -> int:
         zk = self.nodepool.zk
@@ -123,22 +137,31 @@ class MinReady(threading.Thread):
 
     def _servable(self, label: Any) -> bool:
         """Whether some pool of ours could serve it, quota aside."""
-        zk = self.nodepool.zk
         for pool in label.pools:
             provider = getattr(pool, "provider", None)
-            manager = self.nodepool.config.provider_managers.get(getattr(provider, "name", None))
-            if provider is None or manager is None:
-                continue
-            if not provider.manage_images:
-                return True
-            pool_label = pool.labels[label.name] if isinstance(pool.labels, dict) else None
-            diskimage = getattr(pool_label, "diskimage", None)
-            if diskimage:
-                if zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True):
+            key = f"{label.name} of {getattr(provider, 'name', None)}"
+            try:
+                if self._pool_can_serve(label, pool, provider):
+                    self._logged.pop(key, None)
                     return True
-            elif manager.labelReady(pool_label if pool_label is not None else label.name):
-                return True
+            except KazooException:
+                raise
+            except Exception as error:  # another pool may serve it
+                self._log_once(key, f"Cannot tell whether provider {getattr(provider, 'name', None)} can serve "
+                                    f"label {label.name}:", error)
         return False
+
+    def _pool_can_serve(self, label: Any, pool: Any, provider: Any) -> bool:
+        manager = self.nodepool.config.provider_managers.get(getattr(provider, "name", None))
+        if provider is None or manager is None:
+            return False
+        if not provider.manage_images:
+            return True
+        pool_label = pool.labels[label.name] if isinstance(pool.labels, dict) else None
+        diskimage = getattr(pool_label, "diskimage", None)
+        if diskimage:
+            return self.nodepool.zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True) is not None
+        return bool(manager.labelReady(pool_label if pool_label is not None else label.name))
 
     def _create(self, label: Any) -> bool:
         """Ask for what is missing; False when another launcher is at it just now."""

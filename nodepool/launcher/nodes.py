@@ -26,6 +26,8 @@ METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
 #: An init node without a request may belong to a launch that is just being written, for so many seconds while its
 #: launcher lives, and is looked at so often (seconds).
 INIT_AGE, INIT_LOOK = 300.0, 5.0
+#: The longest pause between two tries to delete a node (seconds).
+DELETE_PAUSE_MAX = 60.0
 
 
 class NodeReconciler:
@@ -36,8 +38,8 @@ class NodeReconciler:
     def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.time) -> None:
         self.nodepool = nodepool
         self._now = now
-        #: When a deletion of ours began; the next one has to wait.
-        self._attempts: dict[str, float] = {}
+        #: When a deletion of ours began, and the how many-th it was; the next one has to wait.
+        self._attempts: dict[str, tuple[float, int]] = {}
         #: Nodes whose first deletion step is being written.
         self._marking: set[str] = set()
         self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
@@ -184,10 +186,12 @@ class NodeReconciler:
 
     def _delete(self, node: zk.Node) -> float | None:
         node_id = node.id or ""
-        last = self._attempts.get(node_id)
-        now = time.monotonic()
-        if last is not None and now - last < self.nodepool.delete_interval:
-            return float(self.nodepool.delete_interval - (now - last)) + 0.01
+        began, tries = self._attempts.get(node_id, (0.0, 0))
+        interval = self.nodepool.delete_interval
+        # It doubles with each try: what fails again and again costs little.
+        left = began + min(interval * 2 ** (min(tries, 16) - 1), max(interval, DELETE_PAUSE_MAX)) - time.monotonic()
+        if tries and left > 0:
+            return float(left) + 0.01
         manager = self.nodepool.config.provider_managers.get(node.provider)
         if node.state != zk.DELETED and node.provider is not None and manager is None:
             return 5.0
@@ -196,7 +200,7 @@ class NodeReconciler:
         self._marking.add(node_id)
         facade = self.nodepool.zk
         changed = node.copy()
-        if node.state != zk.DELETED:
+        if node.state not in (zk.DELETED, zk.DELETING):  # state_time tells since when
             changed.state = zk.DELETING
         txn = Txn(facade.kazoo_client)
         lock = add_lock(txn, paths.node_lock(node_id), node_id in facade.node_tree.lock_dirs)
@@ -209,7 +213,7 @@ class NodeReconciler:
                 if isinstance(error, TransactionFailed):
                     self.look_at(node_id)  # the record has changed meanwhile, or somebody was quicker
                 return
-            self._attempts[node_id] = time.monotonic()
+            self._attempts[node_id] = time.monotonic(), tries + 1
             path = str(results[lock])
             changed.lock = LockHandle(path.rsplit("/", 1)[0], path, None)
             changed.stat = results[index]

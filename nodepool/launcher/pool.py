@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from nodepool import config as nodepool_config
@@ -21,12 +22,13 @@ from nodepool.launcher.minready import MinReady
 from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
-from nodepool.problems import Problem, published
+from nodepool.problems import Problem, one_line, published
 from nodepool.provider_manager import ProviderManager, is_silent, provider_problems
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.previous_session import SessionFile
 from nodepool.zk.records import DELETING, Node
+from nodepool.zk.tree import Tree
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds for an orderly stop, and how much of it running launches may take.
@@ -54,6 +56,17 @@ class NodeClaims:
     def release(self, node_id: str | None) -> None:
         with self._lock:
             self._ids.discard(node_id)
+
+
+def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
+    """What in ZooKeeper cannot be used and is set aside until somebody mends or removes it."""
+    found: list[Problem] = []
+    for tree in trees:
+        with tree.lock:
+            bad = sorted(tree.bad.items())
+        found += [Problem(one_line(f"ZooKeeper record {path} is ignored until it is mended or removed: {reason}"))
+                  for path, reason in bad]
+    return found
 
 
 class NodePool(threading.Thread):
@@ -154,16 +167,17 @@ class NodePool(threading.Thread):
         return ready, details
 
     def problems(self) -> list[Problem]:
-        """What of the configured providers does not work at present, and why."""
+        """What of the configured providers, and which records in ZooKeeper, cannot be used at present, and why."""
+        records = bad_records(self.zk.trees) if self.zk is not None else []
         config = self.config
         if config is None:
-            return []
+            return records
         reasons = {**config.provider_failures, **config.provider_errors}
         found = [Problem(": ".join(["not running", *([reasons[name]] if name in reasons else [])]), name)
                  for name in config.providers_not_running]
         found += [Problem(f"goes on with its last good configuration: {reason}", name)
                   for name, reason in config.provider_errors.items() if name in config.providers]
-        return found + provider_problems(config)
+        return found + provider_problems(config) + records
 
     def publish_problems(self) -> None:
         """Tell everybody, in our component record; written only when something has changed."""

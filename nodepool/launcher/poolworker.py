@@ -87,6 +87,7 @@ class PoolWorker(threading.Thread):
         self._retry_queued = False
         self._publish_at: float | None = None
         self._counts_labels: bool | None = None
+        self._logged: set[str] = set()
         self._leaving = False
 
     # -- what drivers use
@@ -226,7 +227,23 @@ class PoolWorker(threading.Thread):
         return len(self.request_handlers) + self.backlog
 
     def admission(self, cls: RequestClass) -> str | None:
-        """None when the pool takes (further) requests of this class now, else why not."""
+        """None when the pool takes (further) requests of this class now, else why not.
+
+        A driver or an option that raises closes this pool only, and says so where people look for the reason.
+        """
+        try:
+            return self._admission(cls)
+        except Exception as error:
+            self._log_once("Cannot tell whether the pool takes a request:", error)
+            return f"error: {error!r}"
+
+    def _log_once(self, message: str, error: Exception) -> None:
+        key = message + repr(error)
+        if key not in self._logged and len(self._logged) < 100:
+            self._logged.add(key)
+            self.log.error("%s", message, exc_info=error)
+
+    def _admission(self, cls: RequestClass) -> str | None:
         provider, manager = self.getProviderConfig(), self.getProviderManager()
         if not self.running or provider is None or manager is None:
             return "not running"
@@ -251,9 +268,12 @@ class PoolWorker(threading.Thread):
     def active_launches(self) -> int:
         return self.backlog + sum(self._launches(handler) for handler in list(self.request_handlers))
 
-    @staticmethod
-    def _launches(handler: Any) -> int:
-        alive = int(handler.alive_thread_count)
+    def _launches(self, handler: Any) -> int:
+        try:
+            alive = int(handler.alive_thread_count)
+        except Exception as error:
+            self._log_once("The driver cannot tell how many launches are under way; all of the request count:", error)
+            return len(handler.request.node_types)
         if alive or handler.nodeset or handler.paused or handler.done:
             return alive
         return len(handler.request.node_types)  # just taken on: its launches are about to begin
@@ -261,7 +281,7 @@ class PoolWorker(threading.Thread):
     def _launches_ended(self) -> None:
         """What counted as launches to come does so no more."""
         provider = self.getProviderConfig()
-        if provider is not None and provider.max_concurrency > 0:
+        if provider is not None and provider.max_concurrency != -1:
             self.nodepool.assignment.recheck("max-concurrency")
 
     def offer(self, request_id: str, check_only: bool) -> None:
@@ -396,7 +416,7 @@ class PoolWorker(threading.Thread):
                 self.guard(self._publish, ())
             if now >= next_tick:
                 next_tick = now + TICK
-                self._tick()
+                self.guard(self._tick, ())
             try:
                 task = self._tasks.get(timeout=self._pause(next_tick))
             except queue.Empty:
@@ -424,7 +444,7 @@ class PoolWorker(threading.Thread):
         """Run a step; whatever it raises concerns that step only."""
         try:
             function(*args)
-        except Exception:
+        except (Exception, SystemExit):  # also of drivers that end a program
             self.log.exception("Error in pool %s:", self.label)
 
     def help(self, function: Callable[[], None]) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from nodepool.driver.quota import QuotaSupport
+from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.resources import QuotaInformation
 
 if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
+
+log = logging.getLogger("nodepool.Tenants")
 
 # From looking at the sums until the promise is booked; two pools must not spend the same rest.
 _lock = threading.Lock()
@@ -48,4 +51,10 @@ def _estimate(nodepool: NodePool, provider: str | None, pool_name: str | None, l
     pool = config.pools.get(pool_name) if config is not None else None
     if pool is None or label not in pool.labels or not isinstance(manager, QuotaSupport):
         return {}
-    return manager.quotaNeededByLabel(label, pool).get_resources()
+    try:
+        return manager.quotaNeededByLabel(label, pool).get_resources()
+    except LimitsPending:
+        raise  # known in a moment
+    except Exception as error:  # of another provider, perhaps: no reason to fail this request
+        log.warning("Provider %s cannot tell what label %s needs; its nodes count as instances: %r", provider, label, error)
+        return {"instances": 1}

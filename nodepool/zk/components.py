@@ -14,7 +14,7 @@ from kazoo.protocol.states import KazooState, ZnodeStat
 from nodepool.version import get_version_string
 from nodepool.zk import paths
 from nodepool.zk.client import ZooKeeperClient
-from nodepool.zk.records import RecordError, parse_object
+from nodepool.zk.records import LARGEST, RecordError, parse_object, text_of, texts_of
 from nodepool.zk.tree import Tree
 
 MODEL_API = 0
@@ -196,15 +196,12 @@ class RegisteredPool:
         self.path = path
         self.content = content
         self.id: str = str(content.get("id"))
-        self.name = content.get("name")
-        self.provider_name = content.get("provider_name")
-        labels = content.get("supported_labels") or []
-        if not isinstance(labels, list):
-            raise RecordError("supported_labels is not a list")
-        self.supported_labels: list[str] = labels
-        self.labels = frozenset(labels)
+        self.name = text_of(content, "name")
+        self.provider_name = text_of(content, "provider_name")
+        self.supported_labels = texts_of(content, "supported_labels")
+        self.labels = frozenset(self.supported_labels)
         priority = content.get("priority", 100)
-        self.priority: float = priority if isinstance(priority, (int, float)) else 100
+        self.priority: float = priority if isinstance(priority, (int, float)) and abs(priority) < LARGEST else 100
         self.paused = bool(content.get("paused", False))
         self.state = content.get("state")
 
@@ -242,8 +239,7 @@ class ComponentTree(Tree[Any]):
             if known and parts[0] != "pool":
                 return  # what a daemon tells about itself; nobody waits for that
             self.version += 1
-        for listener in self.listeners:
-            listener(path, False)
+        self.announce(self.listeners, path, False)
 
     def store_own(self, parts: list[str], path: str, record: Any, stat: ZnodeStat) -> None:
         raise RecordError("components are not written through the mirror")
@@ -254,8 +250,7 @@ class ComponentTree(Tree[Any]):
                 return
             self.pools.pop(path, None)
             self.version += 1
-        for listener in self.listeners:
-            listener(path, True)
+        self.announce(self.listeners, path, True)
 
     def launchers(self) -> list[dict[str, Any]]:
         """Records of the launchers, by path."""

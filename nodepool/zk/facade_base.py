@@ -12,7 +12,6 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk.client import ZooKeeperClient
 from nodepool.zk.protocol import Client
-from nodepool.zk.records import RecordError
 from nodepool.zk.writer import Writer
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class FacadeBase:
         """A record, or None (and one line in the log) when the data cannot be used."""
         try:
             return make()
-        except (RecordError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:
             self.log.error("Ignoring %s: %s", path, error)
             return None
 

@@ -213,8 +213,7 @@ class ImageTree(Tree[Any]):
             self._newest.pop((image, provider), None)
 
     def _notify(self, image: str) -> None:
-        for listener in self.listeners:
-            listener(image)
+        self.announce(self.listeners, image)
 
     def newest_ready(self, image: str, provider: str) -> ImageUpload | None:
         return self._newest.get((image, provider))

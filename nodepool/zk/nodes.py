@@ -10,7 +10,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk import paths
 from nodepool.zk.client import ZooKeeperClient
-from nodepool.zk.records import DELETING, READY, Node, parse_object
+from nodepool.zk.records import DELETING, LARGEST, READY, Node, RecordError, parse_object
 from nodepool.zk.tree import Tree
 
 #: listener(node id, record before or None, record now or None); on the connection thread.
@@ -84,7 +84,7 @@ class NodeTree(Tree[Node]):
         node = Node(node_id)
         node.updateFromDict(values)
         if node.state is None:
-            raise ValueError("the state is missing")
+            raise RecordError("the state is missing")
         self.empty.discard(node_id)
         node.stat = stat
         self._replace(node_id, node)
@@ -104,8 +104,7 @@ class NodeTree(Tree[Node]):
 
     def unchanged(self, parts: list[str]) -> None:
         if parts[0] not in self.contenders:
-            for listener in self.lock_listeners:
-                listener(parts[0], False)
+            self.announce(self.lock_listeners, parts[0], False)
 
     def vanished(self, parts: list[str], path: str) -> None:
         if len(parts) == 1:
@@ -138,8 +137,7 @@ class NodeTree(Tree[Node]):
                 self._index_free(node_id, self.nodes.get(node_id))
         if before != now and (now or not self.is_changing(node_id)):
             # (When its record is being written by us or read, the answer announces the node, with the new record.)
-            for listener in self.lock_listeners:
-                listener(node_id, now)
+            self.announce(self.lock_listeners, node_id, now)
 
     def _replace(self, node_id: str, node: Node | None) -> None:
         with self.lock:
@@ -161,8 +159,7 @@ class NodeTree(Tree[Node]):
             if node is not None:
                 self._count(node, 1)
             self._index_free(node_id, node, old)
-        for listener in self.listeners:
-            listener(node_id, old, node)
+        self.announce(self.listeners, node_id, old, node)
 
     def _count(self, node: Node, sign: int) -> None:
         state = node._state or ""
@@ -204,7 +201,7 @@ class NodeTree(Tree[Node]):
             if tenant:
                 targets.append(self.tenant_usage[tenant])
             for name, amount in resources.items():
-                if isinstance(amount, (int, float)):
+                if isinstance(amount, (int, float)) and abs(amount) < LARGEST:
                     for target in targets:
                         target[name] += sign * amount  # type: ignore[assignment]
         elif labels:

@@ -256,8 +256,7 @@ class ProgressTree(Tree[Any]):
             self._notify(gone.image)
 
     def _notify(self, image: str) -> None:
-        for listener in self.listeners:
-            listener(image)
+        self.announce(self.listeners, image)
 
     def data(self) -> ProgressData:
         with self.lock:

@@ -28,6 +28,7 @@ from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandl
 from kazoo.protocol import connection as kazoo_connection
 from kazoo.protocol.serialization import Auth, Close, Exists, GetChildren, GetChildren2, Transaction, write_string
 from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
+from kazoo.retry import ForceRetryError
 
 from nodepool.zk.abandoned import AbandonedLocks
 
@@ -79,14 +80,24 @@ class Reply:
         self.zxid = 0
 
     def set(self, value: Any = None) -> None:
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(value, None, self.zxid)
+        self._answer(value, None)
 
     def set_exception(self, error: BaseException) -> None:
+        self._answer(None, error)
+
+    def _answer(self, value: Any, error: BaseException | None) -> None:
         callback, self._callback = self._callback, None
-        if callback is not None:
-            callback(None, error, self.zxid)
+        if callback is None:
+            return
+        try:
+            callback(value, error, self.zxid)
+        except Exception:  # it concerns this request only, not the connection
+            log.exception("Error in what follows an answer:")
+
+
+def _error(code: int) -> BaseException:
+    kind: type[BaseException] | None = EXCEPTIONS.get(code)
+    return kind() if kind is not None else KazooException(f"ZooKeeper error {code}")
 
 
 class Handler(SequentialThreadingHandler):
@@ -135,6 +146,18 @@ class Connection(kazoo_connection.ConnectionHandler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._received = bytearray()
+
+    def _connect_loop(self, retry: Any) -> Any:
+        """Whatever goes wrong on this thread, it connects anew with the same session; kazoo would end for ever."""
+        try:
+            return super()._connect_loop(retry)
+        except ForceRetryError:
+            raise
+        except Exception as error:
+            log.exception("Error on the connection to ZooKeeper; connecting anew:")
+            if self.client._state != KeeperState.CONNECTING:
+                self.client._session_callback(KeeperState.CONNECTING)
+            raise ForceRetryError("connecting anew") from error
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received = bytearray()
@@ -207,7 +230,7 @@ class Connection(kazoo_connection.ConnectionHandler):
         if type(reply) is Reply:
             reply.zxid = zxid
         if error and not missing:
-            reply.set_exception(EXCEPTIONS[error]())
+            reply.set_exception(_error(error))
             return
         if missing:
             reply.set(None)
@@ -229,7 +252,7 @@ class Connection(kazoo_connection.ConnectionHandler):
     def _auth_reply(self, error: int) -> None:
         _request, reply, _xid = self.client._pending.popleft()
         if error:
-            reply.set_exception(EXCEPTIONS[error]())
+            reply.set_exception(_error(error))
             self.client._session_callback(KeeperState.AUTH_FAILED)
         else:
             reply.set(True)

@@ -30,6 +30,8 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(", ", ": ")).encode
 
 #: Seconds; beyond it there is no date.
 _LATEST = 1e11
+#: Numbers beyond it (and Infinity and NaN, which JSON readers let pass) are no amounts.
+LARGEST = 1e15
 
 
 class RecordError(ValueError):
@@ -279,22 +281,22 @@ class NodeRequest(BaseModel):
     def updateFromDict(self, d: Mapping[str, Any]) -> None:
         super().updateFromDict(d)
         get = d.get
-        self.declined_by = _strings(d, "declined_by")
-        self.node_types = _strings(d, "node_types")
-        self.nodes = _strings(d, "nodes")
+        self.declined_by = texts_of(d, "declined_by")
+        self.node_types = texts_of(d, "node_types")
+        self.nodes = texts_of(d, "nodes")
         self.reuse = bool(get("reuse", True))
-        self.requestor = get("requestor")
+        self.requestor = text_of(d, "requestor")
         self.requestor_data = get("requestor_data")
-        self.provider = get("provider")
+        self.provider = text_of(d, "provider")
         priority = get("relative_priority", 0)
         if priority is None:
             priority = 0
-        if isinstance(priority, bool) or not isinstance(priority, (int, float)):
+        if isinstance(priority, bool) or not isinstance(priority, (int, float)) or not abs(priority) < LARGEST:
             raise RecordError(f"relative_priority {priority!r} is not a number")
         self.relative_priority = int(priority)
         self.event_id = get("event_id")
         self.created_time = get("created_time")
-        self.tenant_name = get("tenant_name")
+        self.tenant_name = text_of(d, "tenant_name")
 
     @classmethod
     def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> NodeRequest:
@@ -322,7 +324,19 @@ class NodeRequest(BaseModel):
             tenant_name=self.tenant_name)
 
 
-def _strings(d: Mapping[str, Any], key: str) -> list[str]:
+def text_of(d: Mapping[str, Any], key: str) -> str | None:
+    """A field that is looked up, compared and sorted by everybody.
+
+    :raises RecordError: it is neither a text nor null.
+    """
+    value = d.get(key)
+    if value is not None and not isinstance(value, str):
+        raise RecordError(f"{key} is not a text but {type(value).__name__}")
+    return value
+
+
+def texts_of(d: Mapping[str, Any], key: str) -> list[str]:
+    """:raises RecordError: it is not a list of texts."""
     value = d.get(key)
     if not value:
         return []
@@ -338,6 +352,8 @@ _NODE_PLAIN = (
     "user_data", "hold_job", "connection_type", "shell_type", "resources", "slot", "attributes", "python_path",
     "tenant_name", "driver_data", "requestor", "node_properties",
 )
+#: Those of them that the mirror and the launcher look up.
+_NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "requestor", "az")
 
 
 class Node(BaseModel):
@@ -426,16 +442,19 @@ class Node(BaseModel):
         values = self.__dict__
         for name in _NODE_PLAIN:
             values[name] = get(name)
+        for name in _NODE_KEYS:
+            text_of(d, name)
         if "connection_port" in d:
             self.connection_port = d["connection_port"]
         else:
             self.connection_port = get("ssh_port", 22)
-        self.host_keys = get("host_keys") or []
+        keys = get("host_keys")
+        self.host_keys = keys if isinstance(keys, list) else []
         self.username = get("username", "zuul")
         expiration = get("hold_expiration")
         if expiration is not None:
             try:
-                expiration = int(expiration)
+                expiration = min(int(expiration), int(_LATEST))
             except (TypeError, ValueError, OverflowError):
                 expiration = 0
         self.hold_expiration = expiration

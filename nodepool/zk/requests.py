@@ -88,13 +88,11 @@ class RequestTree(Tree[NodeRequest]):
                     self.pending.discard(request_id)
             else:
                 self.pending.discard(request_id)
-        for listener in self.listeners:
-            listener(request_id, old, request)
+        self.announce(self.listeners, request_id, old, request)
         if request_id in self.watchers:
             with self.lock:
                 watchers = list(self.watchers.get(request_id, ()))
-            for watcher in watchers:
-                watcher(request)
+            self.announce(watchers, request)
 
     def _count(self, request: NodeRequest, sign: int) -> None:
         self.label_sets[frozenset(request.node_types)] += sign

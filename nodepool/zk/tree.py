@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from kazoo.exceptions import NoNodeError
@@ -18,7 +18,6 @@ from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.zk.client import ZooKeeperClient
 from nodepool.zk.protocol import CHANGED, CREATED, DELETED, Client, Reply
-from nodepool.zk.records import RecordError
 
 R = TypeVar("R")
 
@@ -148,14 +147,10 @@ class Tree(Generic[R]):
             return
         self._syncing = False
         for path in sorted(self._stale, key=len, reverse=True):
-            self.vanished(path[self._prefix:].split("/"), path)
+            self._gone(path[self._prefix:].split("/"), path)
         self._stale = set()
         self.synced.set()
-        for listener in list(self.sync_listeners):
-            try:
-                listener()
-            except Exception:
-                self.log.exception("Error in a listener of %s", self.root)
+        self.announce(self.sync_listeners)
 
     def _look_below(self, path: str, parts: list[str], generation: int) -> None:
         self._outstanding += 1
@@ -201,8 +196,7 @@ class Tree(Generic[R]):
                 if sync_generation is not None and self.wants_children(parts, stat):
                     self._look_below(path, parts, sync_generation)
             elif isinstance(error, NoNodeError):
-                self._stale.discard(path)
-                self.vanished(parts, path)
+                self._gone(parts, path)
             if sync_generation is not None:
                 self._done_one(sync_generation)
 
@@ -217,18 +211,37 @@ class Tree(Generic[R]):
         self._stale.discard(path)
         try:
             self.store(parts, path, data, stat)
-        except (RecordError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:
             if self._bad_versions.get(path) != stat.mzxid:
-                self._bad_versions[path] = stat.mzxid
                 self.log.error("Ignoring %s: %s", path, error)
+            self._gone(parts, path)
+            self._bad_versions[path] = stat.mzxid
             with self.lock:
                 self.bad[path] = str(error)
-            self.vanished(parts, path)
         else:
-            if path in self.bad:
-                with self.lock:
-                    del self.bad[path]
-                self._bad_versions.pop(path, None)
+            self._not_bad(path)
+
+    def _not_bad(self, path: str) -> None:
+        if path in self.bad:
+            with self.lock:
+                del self.bad[path]
+            self._bad_versions.pop(path, None)
+
+    def _gone(self, parts: list[str], path: str) -> None:
+        self._stale.discard(path)
+        self._not_bad(path)
+        try:
+            self.vanished(parts, path)
+        except Exception:
+            self.log.exception("Cannot forget %s:", path)
+
+    def announce(self, listeners: Iterable[Callable[..., Any]], *args: Any) -> None:
+        """Call them all: one that raises, or takes itself off the list, keeps nothing from the others."""
+        for listener in tuple(listeners):
+            try:
+                listener(*args)
+            except Exception:
+                self.log.exception("Error in a listener of %s", self.root)
 
     # -- events
 
@@ -238,11 +251,7 @@ class Tree(Generic[R]):
         parts = path[self._prefix:].split("/")
         if kind == DELETED:
             self._deferred.discard(path)
-            self._stale.discard(path)
-            if self.bad:
-                with self.lock:
-                    self.bad.pop(path, None)
-            self.vanished(parts, path)
+            self._gone(parts, path)
             return
         if not self.wants_data(parts):
             if kind == CREATED:
@@ -306,7 +315,10 @@ class Tree(Generic[R]):
             self._deferred.discard(path)
         parts = path[self._prefix:].split("/")
         self._stale.discard(path)
-        self.store_own(parts, path, record, stat)
+        try:
+            self.store_own(parts, path, record, stat)
+        except Exception:
+            self.log.exception("Cannot show what was written to %s:", path)
         if own is not None and own[1] > 0 and own[0] <= 0:
             self._read(path, parts, None)  # somebody else wrote it, too
 

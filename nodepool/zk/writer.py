@@ -165,19 +165,24 @@ class Writer:
                     again.append(txn)
             for index, (tree, path, record) in txn.records.items():
                 trees.add(tree)
-                tree.settle(path, record if part is not None else None, part[index] if part is not None else None, zxid)
+                self._guard(tree.settle, path, record if part is not None else None,
+                            part[index] if part is not None else None, zxid)
             if problem is not None or part is not None:
                 finished.append((txn, part, problem))
             start = end
         for tree in trees:
-            tree.settled()
+            self._guard(tree.settled)
         for txn, part, problem in finished:
             if txn.callback is not None:
-                try:
-                    txn.callback(part, problem)
-                except Exception:
-                    log.exception("Error after a transaction")
+                self._guard(txn.callback, part, problem)
         self._next(again, one_by_one=bool(again))
+
+    @staticmethod
+    def _guard(function: Any, *args: Any) -> None:
+        try:
+            function(*args)
+        except Exception:  # what waits for its turn behind it must be sent all the same
+            log.exception("Error after a transaction")
 
     def _abandon(self, txns: list[Txn]) -> None:
         """The outcome is unknown: no lock that was to be taken or given back may stay."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -242,3 +243,32 @@ def test_a_record_that_cannot_be_removed_at_first(bench: LauncherBench, monkeypa
     bench.zuul.give_back(*bench.zuul.accept(request_id))
     wait_for(lambda: failures == [node.id], 10, "removal failed")
     bench.wait_gone(node.id)
+
+
+@pytest.mark.spec("issue 11, A3: a deletion that fails again and again does not keep a pool full of idle nodes")
+def test_room_is_made_beside_a_stuck_deletion(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.zk.facade_nodes.DELETION_GUARD", 2)
+    bench.start(config(provider(labels=["a", "b"], pool={"max-servers": 2})))
+    adapter, calls = bench.adapter("fake-provider"), []
+    original = adapter._deleteServer
+    (first, (stuck,)), (second, (idle,)) = bench.fulfilled("a"), bench.fulfilled("a")
+
+    def fail(external_id: str) -> Any:
+        if external_id != stuck.external_id:
+            return original(external_id)
+        calls.append(time.monotonic())
+        raise RuntimeError("induced")
+
+    monkeypatch.setattr(adapter, "_deleteServer", fail)
+    bench.zuul.give_back(*bench.zuul.accept(first))
+    bench.zuul.cancel(second)
+    bench.wait_nodes(1, state="ready", allocated_to=None)
+    since = wait_for(lambda: (node := bench.node(stuck.id)).state == "deleting" and node.state_time)
+    request = bench.submit("b")
+    bench.wait_request(request, "fulfilled")
+    bench.wait_gone(idle.id)
+    wait_for(lambda: len(calls) >= 5)
+    assert bench.node(stuck.id).state_time == since
+    assert calls[4] - calls[0] > 2, "0.2 s, 0.4 s, 0.8 s and 1.6 s between them"
+    monkeypatch.setattr(adapter, "_deleteServer", original)
+    bench.wait_gone(stuck.id)

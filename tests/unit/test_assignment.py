@@ -320,3 +320,87 @@ def test_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] += 2.1
     assignment._pass()
     assert worker.log == [name, name]
+
+
+@pytest.mark.spec("issue 11, A5: a malformed request loses nothing of what arrives with it")
+def test_a_malformed_request_among_others(caplog: pytest.LogCaptureFixture) -> None:
+    tree, log = Tree(), []
+    assignment = make(tree, TakingWorker(log))
+    for number in range(4):
+        name = f"200-{number:010}"
+        tree.requests[name] = request(name)
+    bad = "100-0000000009"
+    tree.requests[bad] = request(bad, provider=["list"])
+    for name in [bad, *sorted(tree.requests)]:
+        assignment.request_changed(name, tree.get(name))
+    assignment._pass()
+    assert log == [f"200-{number:010}" for number in range(4)]
+    assignment.rebuild()
+    assignment._pass()
+    assert sum(f"Request {bad} is left out" in r.message for r in caplog.records) == 1
+    tree.requests[bad] = request(bad)
+    assignment.request_changed(bad, tree.get(bad))
+    assignment._pass()
+    assert log[-1] == bad
+
+
+@pytest.mark.spec("issue 11, A5: the safety net finds requests that no event has brought")
+def test_the_net_is_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("nodepool.launcher.assignment.time.monotonic", lambda: now[0])
+    tree, log = Tree(), []
+    assignment = make(tree, TakingWorker(log))
+    tree.requests["200-0000000001"] = request("200-0000000001")
+    assignment._pass()
+    for number in range(2, 5):  # what happens meanwhile does not put it off
+        now[0] += 11
+        name = f"200-{number:010}"
+        tree.requests[name] = request(name)
+        assignment.request_changed(name, tree.get(name))
+        assignment._pass()
+    assert "200-0000000001" in log and len(log) == 4
+
+
+class Poisoned(TakingWorker):
+    """Raises for label b."""
+
+    def admission(self, cls: Any) -> str | None:
+        if "b" in cls.labels:
+            raise TypeError("induced")
+        return super().admission(cls)
+
+
+@pytest.mark.spec("issue 11, A1: one class that raises stops no other")
+def test_a_class_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    tree, log = Tree(), []
+    assignment = make(tree, Poisoned(log))
+    for name, labels in (("100-0000000001", ("b",)), ("200-0000000002", ("a",)), ("200-0000000003", ("b",))):
+        tree.requests[name] = request(name, labels)
+    for _ in range(3):
+        assignment.rebuild()
+        assignment._pass()
+    assert log == ["200-0000000002"]
+    assert assignment.reason_for("100-0000000001") == "error: TypeError('induced')"
+    assert sum("Cannot assign request 100-0000000001 (b)" in r.message for r in caplog.records) == 1
+
+
+@pytest.mark.spec("issue 11, C1: a request whose decline fails is tried again")
+def test_a_decline_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("nodepool.launcher.assignment.time.monotonic", lambda: now[0])
+    tree, worker = Tree(), Room(room=9)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name, ("nobody's",))
+    tried: list[str] = []
+
+    def fail(request_id: str, _launcher_ids: Any) -> None:
+        tried.append(request_id)
+        raise OSError("induced")
+
+    monkeypatch.setattr(assignment, "_decline", fail)
+    assignment.rebuild()
+    for seconds in (0, 0.5, 1, 1.1):
+        now[0] += seconds
+        assignment._pass()
+    assert tried == [name] * 3

@@ -133,7 +133,9 @@ def test_node_request_defaults() -> None:
 @pytest.mark.spec("issue, bad input: malformed names and values concern their own record")
 @pytest.mark.parametrize("values", [
     {"state": "odd"}, {"state": 5}, {"node_types": "text"}, {"node_types": [1]}, {"declined_by": {"a": 1}},
-    {"relative_priority": "high"}, {"relative_priority": True}, {"nodes": [None]}])
+    {"relative_priority": "high"}, {"relative_priority": True}, {"nodes": [None]},
+    {"relative_priority": float("inf")}, {"relative_priority": float("nan")}, {"relative_priority": 10 ** 400},
+    {"provider": []}, {"provider": 5}, {"tenant_name": {"a": 1}}, {"requestor": ["x"]}])
 def test_bad_requests(values: dict[str, Any]) -> None:
     with pytest.raises(RecordError):
         zk.NodeRequest.fromDict(values, "200-0000000001")
@@ -204,7 +206,9 @@ def test_odd_node_values() -> None:
     assert "id" not in zk.Node.fromDict({"id": "0000000001", "state": "used"}, "0000000001").toDict()
 
 
-@pytest.mark.parametrize("values", [{"state": "flying"}, {"state": ["ready"]}, {"type": 5}, {"type": [1]}])
+@pytest.mark.parametrize("values", [
+    {"state": "flying"}, {"state": ["ready"]}, {"type": 5}, {"type": [1]}, {"provider": ["p"]}, {"pool": {"a": 1}},
+    {"allocated_to": ["200-0000000001"]}, {"tenant_name": []}, {"requestor": 5}, {"launcher": {}}, {"az": ["a"]}])
 def test_bad_nodes(values: dict[str, Any]) -> None:
     with pytest.raises(RecordError):
         zk.Node.fromDict(values, "1")
