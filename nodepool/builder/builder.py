@@ -102,10 +102,7 @@ class NodePoolBuilder:
         return self.config
 
     def _load_config(self) -> Any:
-        config = nodepool_config.loadConfig(self._config_path)
-        if self._secure_path:
-            nodepool_config.loadSecureConfig(config, self._secure_path)
-        return config
+        return self.config_state.load()
 
     def check_config(self) -> Any:
         """The configuration in force, after taking over a changed file; a bad one leaves the last good in force."""

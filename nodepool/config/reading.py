@@ -65,18 +65,23 @@ def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
     raise ConfigFileMissing(f"No such file or directory: {path}")
 
 
+def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError:
+    """What is wrong with the *text* of the file *path*."""
+    mark = getattr(exc, "problem_mark", None)
+    problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+    context = getattr(exc, "context", None)
+    error = ConfigSyntaxError(f"not valid YAML: {problem}" + (f" ({context})" if context else ""))
+    error.file = path
+    error.line = mark.line + 1 if mark else None
+    return error
+
+
 def parse_text(text: str, path: str) -> Any:
     """Parse YAML; ConfigSyntaxError (a YAMLError) names file and line."""
     try:
         return yaml.load(text, Loader=SafeLoader)
     except yaml.YAMLError as exc:
-        mark = getattr(exc, "problem_mark", None)
-        problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
-        context = getattr(exc, "context", None)
-        error = ConfigSyntaxError(f"not valid YAML: {problem}" + (f" ({context})" if context else ""))
-        error.file = path
-        error.line = mark.line + 1 if mark else None
-        raise error from exc
+        raise syntax_error(exc, text, path) from exc
 
 
 def openConfig(path: str, env: Mapping[str, str] = os.environ) -> Any:
