@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import subprocess
 import sys
 
@@ -178,12 +180,49 @@ def test_secure_file(daemon):
     assert len(warnings) == 1 and "secure.yaml:1" in warnings[0] and "did you mean port?" in warnings[0]
 
 
+def refused_start(program, daemon, tmp_path, text):
+    """What the daemon says on standard error."""
+    daemon.path.write_text(text)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.setblocking(False)
+        result = subprocess.run(
+            [sys.executable, "-m", f"nodepool.cmd.{program}", "-f", "-c", str(daemon.path), "-p", str(tmp_path / "pid")],
+            capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")})  # fmt: skip
+        with pytest.raises(BlockingIOError):  # such as READY=1
+            systemd.recv(100)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
 @pytest.mark.spec(SPEC + "when they start")
 @pytest.mark.parametrize("program", ["launcher", "builder"])
 def test_start(daemon, tmp_path, program):
-    daemon.path.write_text(changed("        labels: [l]", '        max-servers: "20"\n        labels: [l]'))
-    result = subprocess.run(
-        [sys.executable, "-m", f"nodepool.cmd.{program}", "-f", "-c", str(daemon.path), "-p", str(tmp_path / "pid")],
-        capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
-    assert result.returncode == 1
-    assert f"{daemon.path}:11: providers[p].pools[main].max-servers" in result.stderr and "Traceback" not in result.stderr
+    text = changed("        labels: [l]", '        max-servers: "20"\n        labels: [l]')
+    error = refused_start(program, daemon, tmp_path, text)
+    assert f"{daemon.path}:11: providers[p].pools[main].max-servers" in error
+
+
+@pytest.mark.spec("issue 11, users fault 7: a first start with TLS files that cannot be read fails")
+@pytest.mark.parametrize("program", ["launcher", "builder"])
+def test_start_without_tls_files(daemon, tmp_path, program):
+    text = changed("zookeeper-insecure: true", "zookeeper-tls: {cert: /nonexistent/c, key: /nonexistent/k, ca: /nonexistent/a}")
+    text = text.replace("/nonexistent\n", f"{tmp_path}\n")
+    error = refused_start(program, daemon, tmp_path, text)
+    assert error == f"nodepool-{program}: error: zookeeper-tls: cert: cannot read /nonexistent/c: No such file or directory\n"
+
+
+@pytest.mark.spec("issue 11, users fault 6: a variable that is not set is named with its line")
+def test_unset_variable(daemon, monkeypatch):
+    monkeypatch.delenv("NODEPOOL_NOT_SET", raising=False)
+    with pytest.raises(ConfigurationError) as info:
+        daemon.load(GOOD + "webapp:\n  # %(NODEPOOL_COMMENT)\n  port: %(NODEPOOL_NOT_SET)\n")
+    assert str(info.value).startswith("not set in the environment: NODEPOOL_NOT_SET (line 21); not valid YAML: ")
+    _, warnings = daemon.load(GOOD + "elements-dir: /x/%(NODEPOOL_NOT_SET) # %(NODEPOOL_COMMENT)\n")
+    assert len(warnings) == 1 and ":19: %(NODEPOOL_NOT_SET) is not set in the environment" in warnings[0], warnings
+    daemon.secure.write_text("zookeeper-servers: [{host: %(NODEPOOL_NOT_SET)}]")
+    daemon.keeper = daemon.restarted(daemon.secure)
+    with pytest.raises(ConfigurationError, match=r"^not set in the environment: NODEPOOL_NOT_SET \(line 1\)"):
+        daemon.load(GOOD)

@@ -66,6 +66,13 @@ def test_bad_yaml(validate, tmp_path):
     assert ConfigValidator(str(tmp_path / "absent.yaml")).validate(ENV) == 1
 
 
+@pytest.mark.spec("issue 11, users fault 6: a variable that is not set is named with its line")
+def test_unset_variable(validate):
+    status, messages = validate("webapp:\n  port: %(NODEPOOL_NOT_SET)\n")
+    assert status == 1
+    assert has(messages, "not set in the environment: NODEPOOL_NOT_SET (line 2); not valid YAML")
+
+
 @pytest.mark.spec("config.md 17: unknown top-level key -> 1; diskimage without name -> 1; duplicate diskimage -> 1; parent missing -> 1")  # noqa: E501
 @pytest.mark.parametrize(
     ("change", "words"),
