@@ -33,4 +33,8 @@ class ConfigValidator:
         problems = validation.run()
         for problem in problems:
             log.log(logging.ERROR if problem.error else logging.WARNING, "%s", problem.format(self.config_file))
-        return 1 if any(problem.error for problem in problems) else 0
+        if any(problem.error for problem in problems):
+            return 1
+        labels, providers = (len(self.config.get(key) or ()) for key in ("labels", "providers"))
+        log.info("%s is good (%d labels, %d providers)", self.config_file, labels, providers)
+        return 0

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,11 +15,12 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.config.crosschecks import Offer, backing_labels, nobody_offers, numbers
 from nodepool.config.diskimages import lineage
-from nodepool.config.errors import ConfigError
+from nodepool.config.errors import ConfigError, ProviderUnavailable
 from nodepool.config.loading import driver_directories
 from nodepool.config.location import find_line, readable_path
-from nodepool.config.model import get_provider_config
+from nodepool.config.model import Config, get_provider_config
 from nodepool.config.reading import leftover_references
 from nodepool.config.schema import advice, check, harmful, secure_schema, top_level_schema
 from nodepool.config.source import Source
@@ -92,6 +94,7 @@ class Validation:
         self._duplicates("labels", "label")
         self._diskimages()
         self._providers()
+        self._crosschecks()
         self.problems.sort(key=lambda problem: problem.line or 0)
         return self.problems
 
@@ -135,6 +138,9 @@ class Validation:
 
     def _zookeeper(self) -> None:
         servers = self.data.get("zookeeper-servers")
+        if not servers and "zookeeper-servers" in self.data:
+            text = "no servers here: the daemons do not start unless the secure file has them"
+            self.note(text, ("zookeeper-servers",), error=False)
         if isinstance(servers, list):
             try:
                 splitZooKeeperHosts(connections(servers))
@@ -206,6 +212,18 @@ class Validation:
             else:
                 self._provider(item, where)
 
+    def _crosschecks(self) -> None:
+        offers = []
+        for index, item in dicts(self.data.get("providers")):
+            for place, label, options in self._labels(item):
+                backing = options.get("backing-label") or item.get("backing-label")
+                where = ("providers", index, *place)
+                offers.append(Offer(label, where, backing if isinstance(backing, str) else None))
+        findings = [*numbers(self.data), *backing_labels(offers, self._names("labels"))]
+        findings += nobody_offers(self.data.get("labels"), offers)
+        for finding in findings:
+            self.note(finding.text, finding.where, finding.error, finding.fatal)
+
     def _provider(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         name = item["name"]
         asked = item.get("driver")
@@ -240,6 +258,30 @@ class Validation:
         self._pools(item, where)
         if config.driver.name == "metastatic":
             self._metastatic(item, where)
+        if not self.by_daemon and not any(problem.error for problem in self.problems):
+            self._load(config, where)
+
+    def _load(self, config: Any, where: tuple[Any, ...]) -> None:
+        """What its driver refuses in a provider that looks good so far."""
+        try:
+            config.load(self.loaded)
+            self.loaded.providers[config.name] = config
+        except ProviderUnavailable:
+            pass  # it may be there on another machine
+        except ConfigError as exc:
+            self.note(exc.message, exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where))
+        except Exception as exc:
+            self.note(f"provider {config.name}: {type(exc).__name__}: {exc}", where)
+
+    @functools.cached_property
+    def loaded(self) -> Config:
+        """The sections that drivers look at, and the providers so far; used when nothing is wrong in them."""
+        config = Config()
+        config.setDiskImages(self.data.get("diskimages"))
+        config.setLabels(self.data.get("labels"))
+        for driver in Drivers.loaded():
+            driver.reset()
+        return config
 
     def _references(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         """Images and labels have to be defined."""
