@@ -170,6 +170,7 @@ class NodePoolBuilder:
                 if isinstance(error, leftovers.ImagesDirInUse) and not error.by_this_process:
                     raise
                 self.log.warning("%s; what killed builds and uploads left is not cleaned up by this builder", error)
+            self.config_state.good()
             try:
                 self._start(config)
             except BaseException:

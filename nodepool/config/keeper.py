@@ -36,6 +36,8 @@ class ConfigKeeper:
         self._reported: Any = None
         #: Texts that were validated last, and the reason to refuse them.
         self._validated: tuple[list[str], str | None] = ([], None)
+        #: What does no harm, not said yet: only when they are taken over.
+        self._warnings: list[str] = []
 
     def load(self) -> Config:
         """The configuration on disk.
@@ -52,19 +54,20 @@ class ConfigKeeper:
         return load_both(main, secure)
 
     def _validate(self, main: Source, secure: Source | None) -> str | None:
-        """Warn of what does no harm; the reason why the files cannot be used, or None."""
+        """The reason why the files cannot be used, or None."""
         found = [(main.path, problem) for problem in Validation(main, replaced_keys(secure), by_daemon=True).run()]
         if secure is not None:
             found += [(secure.path, problem) for problem in Validation(secure, by_daemon=True).run_secure()]
-        for path, problem in found:
-            if not problem.fatal:
-                self._log.warning("%s", problem.format(path))
+        self._warnings = [problem.format(path) for path, problem in found if not problem.fatal]
         fatal = [problem.format(path) for path, problem in found if problem.fatal]
         more = [f"{len(fatal) - SHOWN} more, see nodepool config-validate"] if len(fatal) > SHOWN else []
         return "; ".join([*fatal[:SHOWN], *more]) or None
 
     def good(self) -> None:
         """The file on disk is in force."""
+        warnings, self._warnings = self._warnings, []
+        for text in warnings:
+            self._log.warning("%s", text)
         if self.error is not None:
             self._log.info("The configuration is good again")
         self.error = self.stale_since = None

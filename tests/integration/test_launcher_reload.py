@@ -156,8 +156,8 @@ def test_a_changed_file_is_validated(bench: LauncherBench, caplog: pytest.LogCap
     bench.fulfilled("fake-label")
     bench.fulfilled("other")
     bench.config(config(provider(), provider("fake-other", labels=["other"], pool={"max-server": 2})))
+    wait_for(lambda: any("did you mean max-servers?" in r.getMessage() for r in caplog.records if r.levelname == "WARNING"))
     wait_for(lambda: pool.config is not before and pool.config_state.error is None)
-    assert any("did you mean max-servers?" in r.getMessage() for r in caplog.records if r.levelname == "WARNING")
 
 
 @pytest.mark.spec(SPEC + "secure_file; launcher.md 15: an empty secure file")

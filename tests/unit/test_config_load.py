@@ -74,6 +74,7 @@ class Daemon:
         self.path.write_text(text)
         self.caplog.clear()
         config = self.keeper.load()
+        self.keeper.good()
         return config, [r.getMessage() for r in self.caplog.records if r.name == "test.daemon"]
 
 

@@ -251,6 +251,7 @@ def judge(request, validate, tmp_path, caplog):
         keeper = ConfigKeeper((str(path), None), logging.getLogger("test.daemon"), lambda stale: None)
         try:
             keeper.load()
+            keeper.good()
         except ConfigurationError as exc:
             return False, [str(exc)]
         return True, [r.getMessage() for r in caplog.records if r.name in ("test.daemon", "nodepool.driver.static")]
