@@ -8,7 +8,7 @@ sys.path[:0] = [str(pathlib.Path(__file__).parent / "ext"), str(pathlib.Path(__f
 project = "Nodepool"
 author = "The Nodepool authors"
 copyright = "the Nodepool authors"
-release = version = "11.0.0"
+release = version = "12.0.0"
 
 extensions = ["driver_options"]
 root_doc = "index"

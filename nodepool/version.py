@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 
-FALLBACK = "11.0.0"
+#: As in setup.cfg.
+FALLBACK = "12.0.0"
 
 
 class VersionInfo:

@@ -102,10 +102,7 @@ class NodePoolBuilder:
         return self.config
 
     def _load_config(self) -> Any:
-        config = nodepool_config.loadConfig(self._config_path)
-        if self._secure_path:
-            nodepool_config.loadSecureConfig(config, self._secure_path)
-        return config
+        return self.config_state.load()
 
     def check_config(self) -> Any:
         """The configuration in force, after taking over a changed file; a bad one leaves the last good in force."""
@@ -173,6 +170,7 @@ class NodePoolBuilder:
                 if isinstance(error, leftovers.ImagesDirInUse) and not error.by_this_process:
                     raise
                 self.log.warning("%s; what killed builds and uploads left is not cleaned up by this builder", error)
+            self.config_state.good()
             try:
                 self._start(config)
             except BaseException:

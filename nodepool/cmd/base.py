@@ -99,12 +99,10 @@ def load_config(config_file: str, secure_file: str | None) -> Any:
 
     :raises ConfigurationError: the configuration cannot be used.
     """
-    from nodepool import config as nodepool_config
+    from nodepool.config.loading import load_both
+    from nodepool.config.source import Source
 
-    config = nodepool_config.loadConfig(config_file)
-    if secure_file:
-        nodepool_config.loadSecureConfig(config, secure_file)
-    return config
+    return load_both(Source(config_file), Source(secure_file) if secure_file else None)
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodepool.config.errors import ConfigError
+from nodepool.config.source import Source
 from nodepool.config.validation import Validation
 
 log = logging.getLogger("nodepool.cmd.config_validator")
@@ -24,7 +25,7 @@ class ConfigValidator:
         """0 when the file is good, 1 when not; each finding is one log record."""
         log.info("validating %s", self.config_file)
         try:
-            validation = Validation(self.config_file, env)
+            validation = Validation(Source(self.config_file, env))
         except (ConfigError, OSError) as exc:
             log.error("YAML parsing failed: %s", exc)
             return 1
@@ -32,4 +33,8 @@ class ConfigValidator:
         problems = validation.run()
         for problem in problems:
             log.log(logging.ERROR if problem.error else logging.WARNING, "%s", problem.format(self.config_file))
-        return 1 if any(problem.error for problem in problems) else 0
+        if any(problem.error for problem in problems):
+            return 1
+        labels, providers = (len(self.config.get(key) or ()) for key in ("labels", "providers"))
+        log.info("%s is good (%d labels, %d providers)", self.config_file, labels, providers)
+        return 0

@@ -1,4 +1,4 @@
-"""Keeps the last good configuration in force while the file on disk cannot be used (config.md section 11)."""
+"""Loads and validates; keeps the last good configuration while the file on disk cannot be used (config.md section 11)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from nodepool.config.errors import ConfigError
+from nodepool.config.loading import load_both, replaced_keys
+from nodepool.config.model import Config
+from nodepool.config.source import Source
+from nodepool.config.validation import Validation
 from nodepool.exceptions import ConfigurationError
+
+#: Reasons that one message names.
+SHOWN = 5
 
 
 class ConfigKeeper:
-    """Says what is wrong with the file on disk, and since when; each problem is logged once.
+    """Loads the files, says what is wrong with them, and since when; each problem is logged once.
 
+    :param paths: the main file, the secure file or None.
     :param stale_changed: called with 1 when the file cannot be used, with 0 when it is in force.
     """
 
@@ -25,9 +34,40 @@ class ConfigKeeper:
         self.error: str | None = None
         self.stale_since: float | None = None
         self._reported: Any = None
+        #: Texts that were validated last, and the reason to refuse them.
+        self._validated: tuple[list[str], str | None] = ([], None)
+        #: What does no harm, not said yet: only when they are taken over.
+        self._warnings: list[str] = []
+
+    def load(self) -> Config:
+        """The configuration on disk.
+
+        :raises ConfigurationError: it cannot be used.
+        """
+        main, *rest = [Source(path) for path in self._paths]
+        secure = rest[0] if rest else None
+        texts = [source.text for source in (main, *rest)]
+        if texts != self._validated[0]:
+            self._validated = (texts, self._validate(main, secure))
+        if self._validated[1] is not None:
+            raise ConfigError(self._validated[1])
+        return load_both(main, secure)
+
+    def _validate(self, main: Source, secure: Source | None) -> str | None:
+        """The reason why the files cannot be used, or None."""
+        found = [(main.path, problem) for problem in Validation(main, replaced_keys(secure), by_daemon=True).run()]
+        if secure is not None:
+            found += [(secure.path, problem) for problem in Validation(secure, by_daemon=True).run_secure()]
+        self._warnings = [problem.format(path) for path, problem in found if not problem.fatal]
+        fatal = [problem.format(path) for path, problem in found if problem.fatal]
+        more = [f"{len(fatal) - SHOWN} more, see nodepool config-validate"] if len(fatal) > SHOWN else []
+        return "; ".join([*fatal[:SHOWN], *more]) or None
 
     def good(self) -> None:
         """The file on disk is in force."""
+        warnings, self._warnings = self._warnings, []
+        for text in warnings:
+            self._log.warning("%s", text)
         if self.error is not None:
             self._log.info("The configuration is good again")
         self.error = self.stale_since = None

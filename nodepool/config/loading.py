@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from nodepool.config.errors import ConfigError
-from nodepool.config.location import compose, find_line, readable_path
+from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config
-from nodepool.config.reading import parse_text, read_text
+from nodepool.config.source import Source
 from nodepool.config.watch import modification_time
 from nodepool.driver.registry import Drivers
 
@@ -39,31 +39,59 @@ def driver_directories(value: Any, config_path: str) -> list[str]:
 
 
 @contextmanager
-def _located(path: str, text: str, data: Any) -> Iterator[None]:
+def _located(source: Source) -> Iterator[None]:
     """Give every ConfigError its file, line and option path."""
     try:
         yield
     except ConfigError as exc:
         if exc.file is None:
-            exc.file = path
-            exc.line = find_line(compose(text), exc.where)
+            exc.file = source.path
+            exc.line = find_line(source.root, exc.where)
             if exc.where:
-                exc.context.insert(0, readable_path(data, exc.where))
+                exc.context.insert(0, readable_path(source.data, exc.where))
         raise
 
 
 def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
     """Load the main file; ConfigError (a ConfigurationError) says what is wrong and where."""
-    text, mtime = read_text(config_path, env)
-    data = parse_text(text, config_path)
+    source = Source(config_path, env)
+    if isinstance(source.data, dict):
+        for key in source.data.keys() - TOP_LEVEL_KEYS:
+            log.warning("%s: unknown option %r is ignored", config_path, key)
+    return load_main(source)
+
+
+def loadSecureConfig(config: Config, secure_config_path: str | None, env: Mapping[str, str] = os.environ) -> None:
+    """Apply the secure file to *config* in place; no path, no change."""
+    if secure_config_path:
+        _load_secure(config, Source(secure_config_path, env))
+
+
+def load_both(main: Source, secure: Source | None) -> Config:
+    """The configuration of the two files; what the secure one replaces may be wrong in the main one."""
+    config = load_main(main, replaced_keys(secure))
+    if secure is not None:
+        _load_secure(config, secure)
+    return config
+
+
+def replaced_keys(secure: Source | None) -> set[str]:
+    """Options of the main file for which those of the secure file stand."""
+    if secure is None or not isinstance(secure.data, dict):
+        return set()
+    return {key for key in ("zookeeper-servers", "zookeeper-tls") if secure.data.get(key)}
+
+
+def load_main(source: Source, replaced: Collection[str] = ()) -> Config:
+    """The main file alone, without the options *replaced*."""
     newconfig = Config()
-    with _located(config_path, text, data):
+    with _located(source):
+        data = source.data
         if not isinstance(data, dict):
             what = "is empty" if data is None else "must be a dictionary of options at the top"
             raise ConfigError(f"the configuration {what}")
-        for key in data.keys() - TOP_LEVEL_KEYS:
-            log.warning("%s: unknown option %r is ignored", config_path, key)
-        paths = driver_directories(data.get("drivers-path"), config_path)
+        data = {key: value for key, value in data.items() if key not in replaced}
+        paths = driver_directories(data.get("drivers-path"), source.path)
         if paths:
             Drivers.load(paths)
         for driver in Drivers.loaded():
@@ -83,27 +111,23 @@ def loadConfig(config_path: str, env: Mapping[str, str] = os.environ) -> Config:
         newconfig.setProviders(data.get("providers"))
         newconfig.setZooKeeperTLS(data.get("zookeeper-tls"))
         newconfig.setTenantResourceLimits(data.get("tenant-resource-limits"))
-    newconfig.setConfigPathMtime(config_path, mtime)
+    newconfig.setConfigPathMtime(source.path, source.mtime)
     for driver in Drivers.loaded():
         newconfig.driver_files.update(driver.configFiles())
     return newconfig
 
 
-def loadSecureConfig(config: Config, secure_config_path: str | None, env: Mapping[str, str] = os.environ) -> None:
-    """Apply the secure file to *config* in place; no path, no change."""
-    if not secure_config_path:
-        return
-    text, mtime = read_text(secure_config_path, env)
-    data = parse_text(text, secure_config_path)
+def _load_secure(config: Config, source: Source) -> None:
     # Recorded in every case: an unrecorded file would look changed for ever.
-    config.setConfigPathMtime(secure_config_path, mtime)
+    config.setConfigPathMtime(source.path, source.mtime)
+    data = source.data
     if not data:
         return
-    with _located(secure_config_path, text, data):
+    with _located(source):
         if not isinstance(data, dict):
             raise ConfigError("the secure file must be a dictionary of options at the top")
         config.setZooKeeperServers(data.get("zookeeper-servers"))
-        config.setSecureDiskimageEnv(data.get("diskimages"), secure_config_path)
+        config.setSecureDiskimageEnv(data.get("diskimages"), source.path)
         config.setZooKeeperTLS(data.get("zookeeper-tls"))
 
 

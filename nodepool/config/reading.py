@@ -20,6 +20,8 @@ READ_ATTEMPTS = 3
 READ_RETRY_INTERVAL = 0.5  # seconds; editors replace a file by deleting and creating it
 
 _REFERENCE = re.compile(r"%\((" + PREFIX + r"[^)]*)\)")
+#: The beginning of a line that is a comment further on; not where a quote may hold the #.
+_COMMENT = re.compile(r"(?:[^'\"]*\s)?#")
 
 log = logging.getLogger("nodepool.config")
 
@@ -39,8 +41,13 @@ def substitute_env_vars(config_str: str, env: Mapping[str, str]) -> str:
 
 
 def leftover_references(text: str) -> list[tuple[str, int]]:
-    """Names still standing as ``%(NODEPOOL_X)`` in the substituted *text*, with their lines."""
-    return [(match.group(1), text.count("\n", 0, match.start()) + 1) for match in _REFERENCE.finditer(text)]
+    """Names still standing as ``%(NODEPOOL_X)`` in the substituted *text*, comments left out, with their lines."""
+    found = []
+    for match in _REFERENCE.finditer(text):
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if not _COMMENT.match(before):
+            found.append((match.group(1), text.count("\n", 0, match.start()) + 1))
+    return found
 
 
 def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
@@ -65,18 +72,25 @@ def read_text(path: str, env: Mapping[str, str]) -> tuple[str, int]:
     raise ConfigFileMissing(f"No such file or directory: {path}")
 
 
+def syntax_error(exc: yaml.YAMLError, text: str, path: str) -> ConfigSyntaxError:
+    """What is wrong with the *text* of the file *path*."""
+    mark = getattr(exc, "problem_mark", None)
+    problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
+    context = getattr(exc, "context", None)
+    unset = ", ".join(f"{name} (line {line})" for name, line in leftover_references(text))
+    before = f"not set in the environment: {unset}; " if unset else ""
+    error = ConfigSyntaxError(f"{before}not valid YAML: {problem}" + (f" ({context})" if context else ""))
+    error.file = path
+    error.line = mark.line + 1 if mark else None
+    return error
+
+
 def parse_text(text: str, path: str) -> Any:
     """Parse YAML; ConfigSyntaxError (a YAMLError) names file and line."""
     try:
         return yaml.load(text, Loader=SafeLoader)
     except yaml.YAMLError as exc:
-        mark = getattr(exc, "problem_mark", None)
-        problem = getattr(exc, "problem", None) or str(exc).splitlines()[0]
-        context = getattr(exc, "context", None)
-        error = ConfigSyntaxError(f"not valid YAML: {problem}" + (f" ({context})" if context else ""))
-        error.file = path
-        error.line = mark.line + 1 if mark else None
-        raise error from exc
+        raise syntax_error(exc, text, path) from exc
 
 
 def openConfig(path: str, env: Mapping[str, str] = os.environ) -> Any:

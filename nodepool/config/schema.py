@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import voluptuous as v
@@ -93,6 +93,12 @@ def top_level_schema() -> dict[Any, Any]:
     }
 
 
+def secure_schema() -> dict[Any, Any]:
+    """Of the options that have an effect in the secure file."""
+    main = top_level_schema()
+    return {key: main[key] for key in ("zookeeper-servers", "zookeeper-tls")} | {str: object}
+
+
 def check(schema: Any, data: Any) -> list[v.Invalid]:
     """Every error of *data*, each with its path."""
     try:
@@ -100,6 +106,38 @@ def check(schema: Any, data: Any) -> list[v.Invalid]:
     except v.MultipleInvalid as exc:
         return list(exc.errors)
     return []
+
+
+#: Numbers that may be left empty, and lists of which a single entry is understood.
+_MAY_BE_NULL = frozenset({"priority", "pids", "max-age", "connection-port", "volume-size", "min-ram"})
+_MAY_BE_SINGLE = frozenset({"security-groups", "nodes"})
+
+
+def harmful(error: v.Invalid, data: Any, converted: Collection[str] | None) -> bool:
+    """Whether *error* is a value of a wrong type that no loader makes good, so that it would fail in use.
+
+    :param data: what was checked.
+    :param converted: options whose text the loader makes a number of; None: of all.
+    """
+    message = error.error_message
+    if not message.startswith("expected "):
+        return False
+    value, key = data, None
+    for item in error.path:
+        try:
+            value = value[str(item) if isinstance(item, v.Marker) else item]
+        except (LookupError, TypeError):
+            return False
+        key = item if isinstance(item, str) else key
+    wants_container = message in ("expected a list", "expected list", "expected a dictionary", "expected dict")
+    if wants_container or isinstance(value, dict | list):
+        return value is not None and key not in _MAY_BE_SINGLE
+    if message not in ("expected int", "expected float") or isinstance(value, int | float) or converted is None:
+        return False
+    if value is None:
+        return key not in _MAY_BE_NULL
+    # The loader has seen already whether it is a number.
+    return key not in converted
 
 
 def _dict_schema(schema: Any) -> dict[Any, Any] | None:

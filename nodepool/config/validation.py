@@ -1,38 +1,50 @@
-"""Finds everything wrong in a main file without contacting anything (config.md section 12)."""
+"""Finds everything wrong in a file without contacting anything (config.md section 12).
+
+``config-validate`` and the daemons, when they load a file, do the same here. What 11.0.0 took and lived with is an error for
+``config-validate`` at most; a daemon refuses only what would harm it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import voluptuous as v
-import yaml
 
+from nodepool.config.crosschecks import Offer, backing_labels, nobody_offers, numbers
 from nodepool.config.diskimages import lineage
-from nodepool.config.errors import ConfigError
+from nodepool.config.errors import ConfigError, ProviderUnavailable
 from nodepool.config.loading import driver_directories
-from nodepool.config.location import compose, duplicate_keys, find_line, readable_path
-from nodepool.config.model import get_provider_config
-from nodepool.config.reading import leftover_references, parse_text, read_text
-from nodepool.config.schema import advice, check, top_level_schema
+from nodepool.config.location import find_line, readable_path
+from nodepool.config.model import Config, get_provider_config
+from nodepool.config.reading import leftover_references
+from nodepool.config.schema import advice, check, harmful, secure_schema, top_level_schema
+from nodepool.config.source import Source
 from nodepool.config.zookeeper import connections, splitZooKeeperHosts
 from nodepool.driver.configuration import ProviderConfig
 from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
 
 SCHEMA = "Schema validation failed: "
+#: Options of providers that the launcher itself reckons with, whatever the driver.
+COMMON_NUMBERS = (["max-concurrency"], ["max-servers"], ["priority"])
+#: Options that the loader makes numbers of when they are text.
+CONVERTED = {"openstack": ("rate", "connection-port"), "fake": ("rate", "connection-port"),
+             "static": ("timeout", "connection-port")}  # fmt: skip
 
 
 @dataclasses.dataclass
 class Problem:
-    """One finding; warnings do not make the file invalid."""
+    """One finding; warnings do not make the file invalid. A daemon takes over no file with a ``fatal`` one."""
 
     text: str
     line: int | None = None
     path: str = ""
     error: bool = True
+    fatal: bool = False
 
     def format(self, file: str) -> str:
         place = f"{file}:{self.line}" if self.line else file
@@ -48,45 +60,66 @@ def dicts(items: Any) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class Validation:
-    """One run over one file; ``problems`` is what was found."""
+    """One run over one file.
 
-    def __init__(self, path: str, env: Mapping[str, str] = os.environ) -> None:
-        """ConfigSyntaxError or OSError when there is nothing to look at."""
-        self.path = path
-        self.text, _ = read_text(path, env)
-        self.data: Any = parse_text(self.text, path)
-        self.root: yaml.Node | None = compose(self.text)
+    :param replaced: options for which those of the secure file stand.
+    :param by_daemon: it is loaded as well, which tells of drivers that are missing; and only files of the own machine count.
+    """
+
+    def __init__(self, source: Source, replaced: Collection[str] = (), by_daemon: bool = False) -> None:
+        self.source = source
+        self.path = source.path
+        self.data: Any = source.data
+        if isinstance(self.data, dict):
+            self.data = {key: value for key, value in self.data.items() if key not in replaced}
+        self.replaced = replaced
+        self.by_daemon = by_daemon
         self.problems: list[Problem] = []
 
-    def note(self, text: str, where: Sequence[Any] = (), error: bool = True) -> None:
-        self.problems.append(
-            Problem(text, find_line(self.root, where), readable_path(self.data, where), error)
-        )
+    def note(self, text: str, where: Sequence[Any] = (), error: bool = True, fatal: bool = False) -> None:
+        line, path = find_line(self.source.root, where), readable_path(self.data, where)
+        self.problems.append(Problem(text, line, path, error, fatal))
 
     def run(self) -> list[Problem]:
         """All findings, in the order of the file."""
-        for name, line in leftover_references(self.text):
-            self.problems.append(Problem(f"%({name}) is not set in the environment", line, error=False))
-        for key, line in duplicate_keys(self.root):
-            text = f"{key!r} is given twice in one dictionary; the later wins"
-            self.problems.append(Problem(text, line, error=False))
+        self._text()
         if not isinstance(self.data, dict):
             what = "is empty" if self.data is None else "must be a dictionary of options at the top"
             self.note(f"{SCHEMA}the configuration {what}")
             return self.problems
-        self._schema(top_level_schema(), self.data, ())
+        self._sections(top_level_schema())
         self._zookeeper()
-        self._files()
+        if not self.by_daemon:
+            self._files()
         self._duplicates("labels", "label")
         self._diskimages()
         self._providers()
+        self._crosschecks()
         self.problems.sort(key=lambda problem: problem.line or 0)
         return self.problems
 
-    def _schema(self, schema: Any, data: Any, prefix: tuple[Any, ...]) -> None:
+    def run_secure(self) -> list[Problem]:
+        """As ``run``, for a secure file."""
+        self._text()
+        if isinstance(self.data, dict):
+            self._sections(secure_schema())
+        return self.problems
+
+    def _text(self) -> None:
+        for name, line in leftover_references(self.source.text):
+            self.problems.append(Problem(f"%({name}) is not set in the environment", line, error=False))
+        for key, line in self.source.duplicates:
+            text = f"{key!r} is given twice in one dictionary; the later wins"
+            self.problems.append(Problem(text, line, error=False))
+
+    def _schema(self, schema: Any, data: Any, prefix: tuple[Any, ...], fatal: Callable[[v.Invalid], bool]) -> None:
         for error in check(schema, data):
             path = [str(item) if isinstance(item, v.Marker) else item for item in error.path]
-            self.note(f"{SCHEMA}{error.error_message}{advice(schema, error)}", (*prefix, *path))
+            self.note(f"{SCHEMA}{error.error_message}{advice(schema, error)}", (*prefix, *path), fatal=fatal(error))
+
+    def _sections(self, schema: Any) -> None:
+        """The top of the file; what is no number there the loader refuses or makes one of it."""
+        self._schema(schema, self.data, (), lambda error: harmful(error, self.data, None))
 
     def _names(self, key: str) -> set[Any]:
         return {item.get("name") for _, item in dicts(self.data.get(key)) if isinstance(item.get("name"), str)}
@@ -105,13 +138,17 @@ class Validation:
 
     def _zookeeper(self) -> None:
         servers = self.data.get("zookeeper-servers")
+        if not servers and "zookeeper-servers" in self.data:
+            text = "no servers here: the daemons do not start unless the secure file has them"
+            self.note(text, ("zookeeper-servers",), error=False)
         if isinstance(servers, list):
             try:
                 splitZooKeeperHosts(connections(servers))
             except ConfigError as exc:
                 if "required key" not in exc.message:  # the schema said so
                     self.note(exc.message, exc.where)
-        if servers and not self.data.get("zookeeper-tls") and self.data.get("zookeeper-insecure") is not True:
+        if servers and not self.data.get("zookeeper-tls") and "zookeeper-tls" not in self.replaced \
+                and self.data.get("zookeeper-insecure") is not True:
             self.note("zookeeper-tls with cert, key and ca is required, here or in the secure file",
                       ("zookeeper-servers",), error=False)  # fmt: skip
 
@@ -175,6 +212,18 @@ class Validation:
             else:
                 self._provider(item, where)
 
+    def _crosschecks(self) -> None:
+        offers = []
+        for index, item in dicts(self.data.get("providers")):
+            for place, label, options in self._labels(item):
+                backing = options.get("backing-label") or item.get("backing-label")
+                where = ("providers", index, *place)
+                offers.append(Offer(label, where, backing if isinstance(backing, str) else None))
+        findings = [*numbers(self.data), *backing_labels(offers, self._names("labels"))]
+        findings += nobody_offers(self.data.get("labels"), offers)
+        for finding in findings:
+            self.note(finding.text, finding.where, finding.error, finding.fatal)
+
     def _provider(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         name = item["name"]
         asked = item.get("driver")
@@ -187,10 +236,12 @@ class Validation:
             config = get_provider_config(dict(item))
             schema = config.getSchema()
         except UnknownDriver as exc:
-            self.note(f"{exc}; known are {', '.join(Drivers.known())}", (*where, "driver"))
+            if not self.by_daemon:
+                self.note(f"{exc}; known are {', '.join(Drivers.known())}", (*where, "driver"))
             return
         except (DriverLoadError, ImportError) as exc:
-            self.note(str(exc), (*where, "driver"))
+            if not self.by_daemon:
+                self.note(str(exc), (*where, "driver"))
             return
         except Exception as exc:
             self.note(f"provider {name}: {type(exc).__name__}: {exc}", where)
@@ -198,11 +249,39 @@ class Validation:
         options = schema.schema if isinstance(schema, v.Schema) else schema
         if isinstance(options, dict):
             options = {**options, **ProviderConfig.getCommonSchemaDict()}
-        self._schema(options, item, where)
+        if type(config).__module__.startswith("nodepool.driver."):
+            converted = CONVERTED.get(str(config.driver.name), ())
+            self._schema(options, item, where, lambda error: harmful(error, item, converted))
+        else:  # which types another driver lives with nobody knows here
+            self._schema(options, item, where, lambda error: error.path[-1:] in COMMON_NUMBERS and harmful(error, item, ()))
         self._references(item, where)
         self._pools(item, where)
         if config.driver.name == "metastatic":
             self._metastatic(item, where)
+        if not self.by_daemon and not any(problem.error for problem in self.problems):
+            self._load(config, where)
+
+    def _load(self, config: Any, where: tuple[Any, ...]) -> None:
+        """What its driver refuses in a provider that looks good so far."""
+        try:
+            config.load(self.loaded)
+            self.loaded.providers[config.name] = config
+        except ProviderUnavailable:
+            pass  # it may be there on another machine
+        except ConfigError as exc:
+            self.note(exc.message, exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where))
+        except Exception as exc:
+            self.note(f"provider {config.name}: {type(exc).__name__}: {exc}", where)
+
+    @functools.cached_property
+    def loaded(self) -> Config:
+        """The sections that drivers look at, and the providers so far; used when nothing is wrong in them."""
+        config = Config()
+        config.setDiskImages(self.data.get("diskimages"))
+        config.setLabels(self.data.get("labels"))
+        for driver in Drivers.loaded():
+            driver.reset()
+        return config
 
     def _references(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
         """Images and labels have to be defined."""

@@ -100,8 +100,6 @@ def _describe_failure(name: str, path: str, exc: BaseException) -> DriverLoadErr
     if isinstance(exc, ImportError):
         missing = f" {exc.name!r}" if exc.name else ""
         text += f"; install the missing Python module{missing}"
-        if path.startswith(BUILTIN_DIRECTORY):
-            text += f" (pip install 'nodepool[{name}]')"
     elif isinstance(exc, DriverLoadError):
         text = f"{name}: driver cannot be loaded: {exc}"
     return DriverLoadError(text)

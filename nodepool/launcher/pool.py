@@ -191,9 +191,7 @@ class NodePool(threading.Thread):
 
         :raises ConfigurationError: they cannot be used.
         """
-        config = nodepool_config.loadConfig(self.configfile)
-        if self.securefile:
-            nodepool_config.loadSecureConfig(config, self.securefile)
+        config = self.config_state.load()
         if not config.zookeeper_servers:
             raise ConfigurationError(f"{self.configfile}: No ZooKeeper servers specified in config (zookeeper-servers)")
         if not (config.zookeeper_tls_cert and config.zookeeper_tls_key and config.zookeeper_tls_ca) \

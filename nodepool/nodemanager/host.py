@@ -28,16 +28,12 @@ def make_services(config: NodeManagerConfig, zygote: Any) -> Services:
         return services
     from nodepool.nodemanager.cgroups import Cgroups
     from nodepool.nodemanager.disks import Disks
+    from nodepool.nodemanager.net import Network
 
     services.cgroups = Cgroups.detect(group_name(config.state_dir))
     services.disks = Disks(config.state_dir, sparse=config.overcommit_disk > 1)
     services.cgroups.io_devices = services.disks.devices
-    try:
-        from nodepool.nodemanager.net import Network
-    except ImportError as error:
-        log.warning("No networks for slivers: %s; install nodepool[nodemanager]", error)
-    else:
-        services.net = Network(config)
+    services.net = Network(config)
     return services
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,9 @@ MAX_SIZE = 1 << 20
 MAX_ID = 256
 #: Seconds that a ticket may be valid.
 MAX_LIFETIME = 366 * 86400
+#: What to install for a module; as the extra ``nodemanager`` in setup.cfg.
+_PACKAGES = {"jwt": "'PyJWT[crypto]>=2.10'", "cryptography": "'cryptography>=42'", "signxml": "'signxml>=4.0'",
+             "lxml": "'lxml>=5.0'"}  # fmt: skip
 #: Seconds by which clocks may differ.
 _LEEWAY = 30
 
@@ -38,7 +42,11 @@ def missing(options: Mapping[str, Any]) -> str | None:
     wanted = {"keys": ("jwt", "cryptography"), "xml-keys": ("signxml", "lxml", "cryptography")}
     absent = sorted({name for option, names in wanted.items() if options.get(option)
                      for name in names if importlib.util.find_spec(name) is None})
-    return f"tickets need {', '.join(absent)}, not installed here; install nodepool[nodemanager]" if absent else None
+    if not absent:
+        return None
+    # Not the extra of this package, whose name in the package index is that of other releases.
+    packages = " ".join(_PACKAGES[name] for name in absent)
+    return f"tickets need {', '.join(absent)}, not installed here: {sys.executable} -m pip install {packages}"
 
 
 def _check_records(slivers: Any) -> list[dict[str, Any]]:

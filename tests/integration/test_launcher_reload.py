@@ -142,6 +142,24 @@ def test_a_broken_file_changes_nothing(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
+@pytest.mark.spec("issue 11, point 3: a wrong type keeps the running configuration, an unknown option is warned of")
+def test_a_changed_file_is_validated(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+    pool = bench.start(config(provider(), provider("fake-other", labels=["other"])))
+    before = pool.config
+    bench.config(config(provider(), provider("fake-other", labels=["other"], **{"max-concurrency": "5"})))
+    wait_for(lambda: pool.config_state.error is not None)
+    assert pool.config is before
+    details = pool.getReadiness()[1]
+    reason = "providers[fake-other].max-concurrency: Schema validation failed: expected int"
+    assert any("stale" in d and reason in d for d in details), details
+    assert any(reason in r.getMessage() for r in caplog.records if r.name == "nodepool.NodePool" and r.levelname == "ERROR")
+    bench.fulfilled("fake-label")
+    bench.fulfilled("other")
+    bench.config(config(provider(), provider("fake-other", labels=["other"], pool={"max-server": 2})))
+    wait_for(lambda: any("did you mean max-servers?" in r.getMessage() for r in caplog.records if r.levelname == "WARNING"))
+    wait_for(lambda: pool.config is not before and pool.config_state.error is None)
+
+
 @pytest.mark.spec(SPEC + "secure_file; launcher.md 15: an empty secure file")
 def test_secure_file(bench: LauncherBench) -> None:
     values = yaml.safe_load(pathlib.Path(bench.config(config(provider()))).read_text())

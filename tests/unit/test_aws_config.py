@@ -13,6 +13,7 @@ import yaml
 
 from nodepool.config import loadConfig
 from nodepool.config.errors import ConfigError
+from nodepool.config.source import Source
 from nodepool.config.validation import Validation
 from nodepool.driver.aws.config import AwsLabel, AwsPool, AwsProviderCloudImage, AwsProviderDiskImage
 from nodepool.driver.aws.ladder import Rung, SoldOut, build
@@ -49,7 +50,7 @@ class Conf:
 
     def valid(self) -> bool:
         self.path.write_text(yaml.safe_dump(self.data))
-        return not [problem for problem in Validation(str(self.path)).run() if problem.error]
+        return not [problem for problem in Validation(Source(str(self.path))).run() if problem.error]
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from nodepool.cmd.config_validator import ConfigValidator
+from nodepool.config.keeper import ConfigKeeper
+from nodepool.exceptions import ConfigurationError
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "config"
 ENV = {"NODEPOOL_PORT": "8005"}
@@ -64,6 +66,13 @@ def test_bad_yaml(validate, tmp_path):
     assert status == 1
     assert has(messages, "YAML parsing failed", "nodepool.yaml:")
     assert ConfigValidator(str(tmp_path / "absent.yaml")).validate(ENV) == 1
+
+
+@pytest.mark.spec("issue 11, users fault 6: a variable that is not set is named with its line")
+def test_unset_variable(validate):
+    status, messages = validate("webapp:\n  port: %(NODEPOOL_NOT_SET)\n")
+    assert status == 1
+    assert has(messages, "not set in the environment: NODEPOOL_NOT_SET (line 2); not valid YAML")
 
 
 @pytest.mark.spec("config.md 17: unknown top-level key -> 1; diskimage without name -> 1; duplicate diskimage -> 1; parent missing -> 1")  # noqa: E501
@@ -189,3 +198,122 @@ def test_odd_shapes(validate):
                  "providers: [{name: a, driver: test, pools: 1}]", "providers: [{name: a, driver: [x]}]",
                  "zookeeper-servers: [{host: a, port: x}]", "drivers-path: 1"):  # fmt: skip
         assert validate(text)[0] == 1, text
+
+
+BACKED = """labels: [{name: a}, {name: b}]
+providers:
+  - name: m
+    driver: metastatic
+    pools:
+      - name: main
+        labels:
+          - name: a
+            backing-label: b
+          - name: b
+            backing-label: a
+"""
+STATIC = """labels: [{name: a}]
+providers:
+  - name: s
+    driver: static
+    pools:
+      - name: main
+        nodes:
+          - name: h
+            labels: a
+"""
+SLIVERS = """labels: [{name: a}]
+providers:
+  - name: n
+    driver: nodemanager
+    hosts: [{name: h, url: "unix:/run/x"}]
+    cloud-images: [{name: host}]
+    pools:
+      - name: main
+        labels:
+          - name: a
+            cloud-image: host
+            ram: 100
+"""
+
+
+@pytest.fixture(params=["config-validate", "daemon"])
+def judge(request, validate, tmp_path, caplog):
+    """Whether the file is taken, and what is said."""
+
+    def judge(text):
+        if request.param == "config-validate":
+            status, messages = validate(text)
+            return not status, messages
+        path = tmp_path / "nodepool.yaml"
+        path.write_text(text)
+        caplog.clear()
+        keeper = ConfigKeeper((str(path), None), logging.getLogger("test.daemon"), lambda stale: None)
+        try:
+            keeper.load()
+            keeper.good()
+        except ConfigurationError as exc:
+            return False, [str(exc)]
+        return True, [r.getMessage() for r in caplog.records if r.name in ("test.daemon", "nodepool.driver.static")]
+
+    return judge
+
+
+@pytest.mark.spec("issue 11, users fault 2: what cannot work is refused, by config-validate and by the daemons")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BACKED, ("cycle: a -> b -> a", "labels[a].backing-label")),
+        (BACKED.replace("backing-label: b", "backing-label: a"), ("cycle: a -> a",)),
+        ("webapp: {port: 99999}", ("webapp.port", "99999 is no port")),
+        ("webapp: {port: -1}", ("-1 is no port",)),
+        ("zookeeper-servers: [{host: a, port: 70000}]", ("70000 is no port",)),
+        (STATIC + "            connection-port: 99999", ("connection-port", "99999 is no port")),
+        (STATIC + "          - {name: h, labels: [a]}", ("is there twice",)),
+        (STATIC + "            max-parallel-jobs: x", ("max-parallel-jobs",)),
+        ("diskimages: [{name: a, rebuild-age: -1}]", ("rebuild-age", "-1 is negative")),
+        ("zookeeper-timeout: 0", ("too short",)),
+        (SLIVERS.replace("ram: 100", "ram: -1"), ("labels[a].ram", "-1 is negative")),
+        (SLIVERS.replace("ram: 100", "cpus: -1"), ("-1 is negative",)),
+        (SLIVERS.replace("unix:/run/x", "bogus"), ("'bogus' is no address of a node manager",)),
+        (SLIVERS.replace("    hosts", "#"), ("either hosts",)),
+        (SLIVERS + "    lease-time: 3", ("lease-time must be",)),
+    ],
+)
+def test_impossible(judge, text, words):
+    taken, messages = judge(text)
+    assert not taken and has(messages, *words), messages
+
+
+@pytest.mark.spec("issue 11, users fault 2: what 11.0.0 lived with is warned of, by config-validate and by the daemons")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BACKED.replace("backing-label: a", "backing-label: c"), ("backing-label c of label b: no pool here offers it",)),
+        ("labels: [{name: a, min-ready: 2}]", ("label a has min-ready, but no pool here offers it",)),
+        (STATIC.replace("{name: a}", "{name: a, min-ready: -5}"), ("min-ready", "-5 is negative")),
+        ("labels: [{name: a, max-ready-age: -1}]", ("max-ready-age", "-1 is negative")),
+        (STATIC + "        max-servers: -3", ("max-servers", "-3 is negative")),
+        (STATIC + "            timeout: 0", ("timeout", "too short")),
+        (STATIC + "            connection-port: 0", ("0 is no port",)),
+        ("zookeeper-servers:", ("no servers here",)),
+    ],
+)
+def test_doubtful(judge, text, words):
+    taken, messages = judge(text)
+    assert taken and has(messages, *words), messages
+
+
+@pytest.mark.parametrize("text", ["webapp: {port: 0}", STATIC, SLIVERS, "max-hold-age: -1",
+                                  SLIVERS.replace("driver: nodemanager", "driver: nodemanager\n    max-concurrency: -1"),
+                                  "diskimages: [{name: a, env-vars: {port: 99999, timeout: -1}}]"])  # fmt: skip
+def test_possible(judge, text):
+    assert judge(text) == (True, [])
+
+
+@pytest.mark.spec("issue 11, point 3: config-validate ends with one line that counts what is good")
+def test_counts(validate, caplog, tmp_path):
+    validate(GOOD)
+    assert caplog.records[-1].getMessage() == f"{tmp_path}/nodepool.yaml is good (1 labels, 1 providers)"
+    validate("wrong: 1")
+    assert not any("is good" in record.getMessage() for record in caplog.records)

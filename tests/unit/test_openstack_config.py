@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodepool import config as npconfig
+from nodepool.config.source import Source
 from nodepool.config.validation import Validation
 from nodepool.driver.openstack.config import (
     OpenStackProviderConfig,
@@ -152,5 +153,5 @@ def test_fake_cloud_needs_no_sdk():
 def test_missing_cloud_is_refused(tmp_path):
     path = tmp_path / "nodepool.yaml"
     path.write_text("providers:\n- name: p\n  driver: openstack\n  pools: []\n")
-    (problem,) = [problem for problem in Validation(str(path)).run() if problem.path == "providers[p].cloud"]
+    (problem,) = [problem for problem in Validation(Source(str(path))).run() if problem.path == "providers[p].cloud"]
     assert (problem.error, problem.line, problem.text) == (True, 2, "Schema validation failed: required key not provided")

@@ -70,9 +70,10 @@ def test_node_manager_configuration():
 
 
 def test_aws_sample():
+    from nodepool.config.source import Source
     from nodepool.config.validation import Validation
 
-    assert not [problem.text for problem in Validation(str(ETC / "aws.yaml")).run() if problem.error]
+    assert not [problem.text for problem in Validation(Source(str(ETC / "aws.yaml"))).run() if problem.error]
     provider = loadConfig(str(ETC / "aws.yaml")).providers["aws-frankfurt"]
     small = provider.pools["main"].labels["debian-small"]
     assert [rung.spot for rung in small.ladder] == [True] * 6 + [False] * 2

@@ -1,0 +1,40 @@
+"""A configuration file as read: its data, and where each option stands."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from nodepool.config.location import compose, duplicate_keys
+from nodepool.config.reading import SafeLoader, read_text, syntax_error
+
+
+class Source:
+    """One file, environment substituted.
+
+    :raises ConfigError: it is missing or not YAML.
+    """
+
+    def __init__(self, path: str, env: Mapping[str, str] = os.environ) -> None:
+        self.path = path
+        #: ``mtime`` is from before reading, so that a change meanwhile is noticed.
+        self.text, self.mtime = read_text(path, env)
+        loader = SafeLoader(self.text)
+        try:
+            root = loader.get_single_node()
+            # Before the data is made, which mixes merged keys into the nodes.
+            self.duplicates = duplicate_keys(root)
+            self.data: Any = None if root is None else loader.construct_document(root)
+        except yaml.YAMLError as exc:
+            raise syntax_error(exc, self.text, path) from exc
+        finally:
+            loader.dispose()
+
+    @functools.cached_property
+    def root(self) -> yaml.Node | None:
+        """The nodes with their line numbers; parsed anew, when something has to be said about one."""
+        return compose(self.text)
