@@ -54,6 +54,9 @@ class Bench:
     def _apart(self, place: Place) -> Place:
         files = {"v1": cgroup_v1, "v2": cgroup_v2}[place.kind]
         base = place.base / self.parent
+        if place.kind == "v2" and place.base != place.mount:
+            # As the daemon does: a group with processes of its own cannot pass controllers on.
+            Cgroups._empty_base(place.base)
         files.delegate(place.base, place.controllers)
         base.mkdir()
         files.made(base)
