@@ -476,4 +476,4 @@ def test_nothing_of_ours_stays_without_slivers() -> None:
     assert cgroups.names() == ["alice"]
     cgroups.remove("alice")
     cgroups.stop()
-    assert not list(pathlib.Path("/sys/fs/cgroup").glob(f"*/{cgroups._root_name}"))
+    assert not list(pathlib.Path("/sys/fs/cgroup").glob(f"**/{cgroups._root_name}"))
