@@ -83,8 +83,8 @@ ExecStart={argv}
 UMask=0022
 Restart=on-failure
 RestartSec=2
-Delegate=yes
 KillMode=process
+TasksMax=infinity
 TimeoutStopSec=30
 LimitNOFILE=65536
 """

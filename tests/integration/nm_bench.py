@@ -167,7 +167,9 @@ class NmDaemon:
                 except OSError:
                     continue
         group = group_name(str(self.tmp / "state"))
-        found += [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(f"*/{group}")]
+        # Version 2 alone; version 1, or both; below a unit of systemd.
+        for pattern in (group, f"*/{group}", f"*/*/{group}"):
+            found += [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(pattern)]
         for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
             try:
                 if str(self.tmp) in path.read_text():

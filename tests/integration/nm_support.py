@@ -41,7 +41,17 @@ class SmallCgroups:
     def paths(self, name: str) -> list[pathlib.Path]:
         return [mount / self.root / name for mount in dict.fromkeys(self.hierarchies.values())]
 
+    def _hand_down(self) -> None:
+        """Version 2 gives a group only the controllers that the groups above it pass on."""
+        if "unified" in self.hierarchies:
+            mount = self.hierarchies["unified"]
+            (mount / self.root).mkdir(exist_ok=True)
+            for group in (mount, mount / self.root):
+                for controller in {"memory", "pids"} & set((group / "cgroup.controllers").read_text().split()):
+                    (group / "cgroup.subtree_control").write_text(f"+{controller}")
+
     def create(self, name: str, rspec: Mapping[str, Any]) -> list[str]:
+        self._hand_down()
         for path in self.paths(name):
             path.mkdir(parents=True, exist_ok=True)
         self.apply(name, rspec)

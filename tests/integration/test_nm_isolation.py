@@ -299,8 +299,12 @@ def test_bombs(machine: Machine) -> None:
                 "            os.close(1); os.close(2)\n            time.sleep(100)\n        n += 1\n"
                 "except OSError as error:\n    print(n < 50, error.strerror)\n")
         assert sliver.python(bomb).text == "True Resource temporarily unavailable\n"
-        with pytest.raises(BackendError, match="temporarily unavailable"):
-            sliver.run("true")
+        # With version 2 alone a program joins the sliver's only group when it has started; it has no children then.
+        try:
+            refused = sliver.python("import os\nos.fork()").text
+        except BackendError as error:
+            refused = str(error)
+        assert "temporarily unavailable" in refused
         sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
         sliver.keep(machine.backend.start(sliver.spec, sliver.handle))
         assert sliver.python("x = bytearray(600 << 20); print(len(x))").status == -9
