@@ -1,4 +1,4 @@
-"""What one sliver's worst does to another (root): python -m tests.benchmark.fairness [--rounds 20] [--podman]
+"""What one sliver's worst does to another (root): python -m tests.benchmark.fairness [--rounds 40] [--podman]
 
 A daemon, a sliver that attacks and one that works.  For each attack: 95th percentile of the other's login, disk write (4 MiB and
 fsync), creation and deletion of a third one, and GetCapacity, as ratios to the same on the quiet machine, measured in the
@@ -305,7 +305,7 @@ def logins(host: Host) -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--attacks", default=",".join((*PROGRAMS, "logins")))
     parser.add_argument("--podman", action="store_true", help="measure rootless podman, too")
     parser.add_argument("--json", type=pathlib.Path)
