@@ -113,9 +113,12 @@ class ZooKeeperClient:
     # -- session states
 
     def _state_changed(self, state: str) -> None:
-        self._state = state
+        before, self._state = self._state, state
         if state == KazooState.CONNECTED:
-            self.log.debug("ZooKeeper connection: connected")
+            if before in (KazooState.SUSPENDED, KazooState.LOST):  # whoever was warned is told of the end, too
+                self.log.warning("ZooKeeper connection: back")
+            else:
+                self.log.debug("ZooKeeper connection: connected")
             self._remember_session()
             self._connected.set()
         elif state == KazooState.SUSPENDED:

@@ -71,6 +71,11 @@ class Txn:
         self.operations.append(Delete(self.client.full_path(path), version))
         return len(self.operations) - 1
 
+    @property
+    def size(self) -> int:
+        """Bytes of data and paths, about as many as are sent."""
+        return sum(len(op.path) + len(getattr(op, "data", b"")) for op in self.operations)
+
     def check(self, path: str, version: int = -1) -> int:
         """The transaction fails unless the znode exists (with that version)."""
         self.operations.append(CheckVersion(self.client.full_path(path), version))
@@ -86,6 +91,8 @@ class Writer:
 
     MAX_IN_FLIGHT = 2
     MAX_OPERATIONS = 160
+    #: Of merged ones; servers close a connection that sends more than 1 MiB (jute.maxbuffer) at a time.
+    MAX_BYTES = 256 * 1024
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -202,11 +209,13 @@ class Writer:
             return
         batch: list[Txn] = []
         with self._lock:
-            size = 0
-            while self._waiting and (not batch or size + len(self._waiting[0].operations) <= self.MAX_OPERATIONS):
-                txn = self._waiting.popleft()
-                size += len(txn.operations)
-                batch.append(txn)
+            operations = size = 0
+            while self._waiting:
+                operations += len(self._waiting[0].operations)
+                size += self._waiting[0].size
+                if batch and (operations > self.MAX_OPERATIONS or size > self.MAX_BYTES):
+                    break
+                batch.append(self._waiting.popleft())
             if not batch:
                 self._in_flight -= 1
         if batch:

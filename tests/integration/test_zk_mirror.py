@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooState
+from kazoo.protocol.states import KeeperState
 
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk_module
+from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
 
@@ -121,3 +123,39 @@ def test_counts_follow_states(zk: Any) -> None:
     wait_for(lambda: zk.getCachedNode(node.id) is None)
     assert not any(zk.node_tree.usage("p").values())
     assert not any(zk.node_tree.state_count.values())
+
+
+@pytest.mark.spec("issue 11, B14: merged transactions are limited by their bytes, too")
+def test_large_transactions_at_once(zk: Any) -> None:
+    states: list[str] = []
+    zk.client.client.add_listener(states.append)
+    client, written = zk.writer._client, []
+    for number in range(80):
+        txn = Txn(client)
+        txn.create(f"/large{number}", b"x" * 40_000)
+        zk.writer.submit(txn, lambda results, error: written.append(error))
+    wait_for(lambda: len(written) == 80, what="all answers")
+    assert set(written) == {None}
+    assert KazooState.SUSPENDED not in states
+
+
+@pytest.mark.spec("issue 11, B14: merged transactions are limited by their bytes, too")
+def test_small_transactions_are_merged(zk: Any) -> None:
+    written: list[Any] = []
+    before = zk.writer.sent
+    for number in range(80):
+        txn = Txn(zk.writer._client)
+        txn.create(f"/small{number}", b"x" * 1000)
+        zk.writer.submit(txn, lambda results, error: written.append(error))
+    wait_for(lambda: len(written) == 80, what="all answers")
+    assert set(written) == {None}
+    assert zk.writer.sent - before < 20
+
+
+@pytest.mark.spec("issue 11, users 8: the log tells when the connection is back")
+def test_the_connection_is_back(zk: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    zk.client.client._session_callback(KeeperState.CONNECTING)
+    wait_for(lambda: "suspended; no new work until it is back" in caplog.text)
+    zk.client.client._session_callback(KeeperState.CONNECTED)
+    wait_for(lambda: "ZooKeeper connection: back" in caplog.text)

@@ -51,7 +51,8 @@ class StateMachineProvider(Provider, QuotaSupport):
         self._error_since: dict[str, float] = {}
         self.label_problems = LabelProblems(provider.name)
         self.refusals = Refusals()
-        self.label_quota_cache: dict[str, QuotaInformation] = {}
+        #: By pool and label: each pool may have another flavor for it.
+        self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}
         self.possibly_leaked_nodes: dict[Any, Any] = {}
         self.possibly_leaked_uploads: dict[Any, Any] = {}
         self.state_machine_start_worker: ThreadPoolExecutor | None = None
@@ -169,7 +170,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         for label, since in list(self._error_since.items()):
             if now - since > self.ERROR_LABEL_RETRY:
                 self._error_since.pop(label, None)
-                self.label_quota_cache.pop(label, None)
+                self.label_quota_cache = {key: known for key, known in self.label_quota_cache.items() if key[1] != label}
                 self.error_labels.discard(label)
         return self.error_labels
 
@@ -192,7 +193,7 @@ class StateMachineProvider(Provider, QuotaSupport):
 
     def quotaNeededByLabel(self, label: str, pool: Any) -> QuotaInformation:
         """What the label needs; one that can never work counts as nothing and is not offered any more."""
-        known = self.label_quota_cache.get(label)
+        known = self.label_quota_cache.get((pool.name, label))
         if known is not None:
             return known
         needed: QuotaInformation | None
@@ -208,7 +209,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         except NotImplementedError:
             needed = None
         result = needed if needed is not None else QuotaInformation()
-        self.label_quota_cache[label] = result
+        self.label_quota_cache[pool.name, label] = result
         return result
 
     def unmanagedQuotaUsed(self) -> QuotaInformation:
