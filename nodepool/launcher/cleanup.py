@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -23,7 +24,7 @@ class LostRequests:
     """Pending requests that nobody holds go back to ``requested``; their nodes are freed.
 
     This is how work of a dead launcher goes on.  A request whose lock still stands is looked at again when the
-    lock goes.
+    lock goes, it alone: other launchers have thousands, and end many each second.
     """
 
     log = logging.getLogger("nodepool.CleanupWorker")
@@ -31,11 +32,18 @@ class LostRequests:
     def __init__(self, nodepool: NodePool, look_again: Callable[[], Any]) -> None:
         self.nodepool = nodepool
         self._look_again = look_again
+        self._lock = threading.Lock()
+        #: Requests whose lock has changed.
+        self._changed: set[str] = set()
 
-    def run(self) -> None:
+    def run(self, everything: bool) -> None:
+        """:param everything: look at all, not only at those whose lock has changed."""
         facade = self.nodepool.zk
+        with self._lock:
+            changed, self._changed = self._changed, set()
         with facade.request_tree.lock:
-            candidates = [i for i in facade.request_tree.pending if not self.nodepool.is_handled(i)]
+            pending = facade.request_tree.pending
+            candidates = [i for i in (pending if everything else pending & changed) if not self.nodepool.is_handled(i)]
         if not candidates:
             return
         kazoo = facade.kazoo_client
@@ -50,7 +58,11 @@ class LostRequests:
             if not contenders and not self.nodepool.is_handled(request_id):
                 self._recycle(request_id, exists)
 
-    def _lock_changed(self, _event: Any) -> None:
+    def _lock_changed(self, event: Any) -> None:
+        if event.path is None:  # the session has ended: all are looked at when there is another
+            return
+        with self._lock:
+            self._changed.add(event.path.rpartition("/")[2])
         self._look_again()
 
     def _recycle(self, request_id: str, directory_exists: bool) -> None:
@@ -104,14 +116,17 @@ class CleanupWorker(threading.Thread):
         self._now = now
         self._event = threading.Event()
         self._stopping = False
-        self._lost = LostRequests(nodepool, self.wake)
+        #: All pending requests are to be looked at, not only those whose lock has changed.
+        self._everything = True
+        self._lost = LostRequests(nodepool, self._event.set)
         self._ready = ReadyCheck(nodepool)
         self._last_full = 0.0
         #: When each provider's leak search ran last; a slow one runs on its own thread.
         self._leak_threads: dict[str, threading.Thread] = {}
 
     def wake(self) -> None:
-        """Look for lost requests soon."""
+        """Look for lost requests soon, among all."""
+        self._everything = True
         self._event.set()
 
     def stop(self) -> None:
@@ -130,8 +145,12 @@ class CleanupWorker(threading.Thread):
             if not (facade.connected and facade.synced and self.nodepool.config is not None):
                 self._event.wait(0.2)
                 continue
-            self._task("lost requests", self._lost.run)
-            if woken and time.monotonic() - self._last_full < self.nodepool.cleanup_interval:
+            due = not woken or time.monotonic() - self._last_full >= self.nodepool.cleanup_interval
+            everything = due
+            if self._everything:  # whoever sets it from now on wakes this thread again
+                self._everything, everything = False, True
+            self._task("lost requests", functools.partial(self._lost.run, everything))
+            if not due:
                 continue
             self._last_full = time.monotonic()
             self._task("request locks", self._sweep_request_locks)

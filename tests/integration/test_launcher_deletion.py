@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -272,3 +273,32 @@ def test_room_is_made_beside_a_stuck_deletion(bench: LauncherBench, monkeypatch:
     assert calls[4] - calls[0] > 2, "0.2 s, 0.4 s, 0.8 s and 1.6 s between them"
     monkeypatch.setattr(adapter, "_deleteServer", original)
     bench.wait_gone(stuck.id)
+
+
+@pytest.mark.spec("issue 11, A4: of the locks of other launchers only those that have changed are read")
+def test_locks_of_another_launchers_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, count = bench.zuul.client, 60
+    requests = [bench.submit("nowhere", state="pending") for _ in range(count)]
+    held = {i: other.create(f"/nodepool/requests-lock/{i}/{'a' * 32}__lock__", ephemeral=True, sequence=True, makepath=True)
+            for i in requests}
+    pool = bench.start(config(provider()), cleanup_interval=3600)
+    client = pool.zk.kazoo_client
+    looked: list[str] = []
+    original = client.get_children_async
+
+    def counted(path: str, *args: Any, **kwargs: Any) -> Any:
+        looked.append(path)
+        return original(path, *args, **kwargs)
+
+    wait_for(lambda: len(client._child_watchers) >= count, what="the first look at all")
+    monkeypatch.setattr(client, "get_children_async", counted)
+    for request_id in requests[:40]:  # as the launcher that has them does, one after the other
+        record = bench.zuul.request(request_id)
+        other.set(f"/nodepool/requests/{request_id}", json.dumps({**record, "state": "failed"}).encode())
+        other.delete(held[request_id])
+    # The rest is given up by its launcher: found by the locks.
+    for request_id in requests[40:]:
+        other.delete(held[request_id])
+    for request_id in requests[40:]:
+        wait_for(lambda i=request_id: bench.zuul.request(i)["state"] != "pending", what=f"request {request_id}")
+    assert len(looked) <= 2 * count
