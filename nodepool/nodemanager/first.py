@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodepool.nodemanager import inside, syscalls
-from nodepool.nodemanager.operations import finish, run_child
+from nodepool.nodemanager.operations import finish, join_cgroups, run_child
+from nodepool.nodemanager.zygote import receive_frame, send_frame
 
 INIT = ("sleep", "infinity")
 _FAILURE = "process 1 cannot start"
@@ -27,6 +28,13 @@ class First:
     outcome: int
     """Read end of the pipe on which it tells what failed."""
 
+    def join(self, cgroups: Mapping[str, int]) -> None:
+        """Let it move into its cgroups; their files were opened by root of the host, and are closed."""
+        with contextlib.suppress(BrokenPipeError):
+            send_frame(self.gate, {"paths": list(cgroups)}, list(cgroups.values()))
+        for descriptor in cgroups.values():
+            os.close(descriptor)
+
     def failed(self) -> None:
         """Raises StepError if it has told already what it could not do."""
         poller = select.poll()
@@ -37,13 +45,13 @@ class First:
     def go(self) -> None:
         """Let it through the gate and wait until it sleeps. Raises StepError with what it could not do."""
         with contextlib.suppress(BrokenPipeError), self.gate:
-            self.gate.send(b"g")
+            send_frame(self.gate, {})
         finish(self.outcome, self.pid, _FAILURE)
 
 
 def begin(flags: int, request: Mapping[str, Any], before: Callable[[], None], after: Callable[[], None],
           environment: Mapping[str, str] | None = None) -> First:
-    """Clone with namespaces. The child runs `before` at once and `after` behind the gate, then becomes the sleeper.
+    """Clone with namespaces. The child runs `before`, joins its cgroups, runs `after` behind the gate, becomes the sleeper.
 
     It ends when the gate is closed. Raises OSError.
     """
@@ -52,8 +60,10 @@ def begin(flags: int, request: Mapping[str, Any], before: Callable[[], None], af
 
     def life(pipe: int) -> None:
         before()
-        if gate_inside.recv(1) != b"g":
-            os._exit(1)  # the worker failed or was killed
+        # Moving between cgroups may wait for all processors of the host, up to 15 ms; meanwhile the tree is built.
+        message, opened = _wait(gate_inside)
+        join_cgroups(dict(zip(message["paths"], opened, strict=True)))
+        _wait(gate_inside)
         gate_inside.close()
         after()
         null = os.open("/dev/null", os.O_RDWR)
@@ -80,6 +90,13 @@ def begin(flags: int, request: Mapping[str, Any], before: Callable[[], None], af
     gate_inside.close()
     os.close(outcome_write)
     return First(pid, pidfd, gate, outcome)
+
+
+def _wait(gate: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    frame = receive_frame(gate)
+    if frame is None:
+        os._exit(1)  # the worker failed or was killed
+    return frame
 
 
 def settle(request: Mapping[str, Any]) -> None:

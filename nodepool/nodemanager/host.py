@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nodepool.nodemanager import syscalls
 from nodepool.nodemanager.accounting import Accounting, DailyLimits
 from nodepool.nodemanager.api import NodeError
 from nodepool.nodemanager.backends.base import BackendError, Problem, Services
@@ -65,7 +66,8 @@ class Host:
             self._services.cgroups.prepare(self._config.host_reserve)  # type: ignore[attr-defined]
             helper = getattr(self._services.zygote, "pid", None)
             self._services.cgroups.start()  # type: ignore[attr-defined]
-            self._services.cgroups.shelter([os.getpid(), *([helper] if helper else [])])  # type: ignore[attr-defined]
+            helpers = [helper, *syscalls.children(helper)] if helper else []
+            self._services.cgroups.shelter([os.getpid(), *helpers])  # type: ignore[attr-defined]
         if self._services.disks is not None:
             self._services.disks.freed = self._room.keep  # type: ignore[attr-defined]
             # On a full file system what is left is for the database.

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from nodepool.nodemanager import first, syscalls
-from nodepool.nodemanager.operations import child, join_cgroups, open_cgroups
+from nodepool.nodemanager.operations import child, open_cgroups
 from nodepool.nodemanager.syscalls import (
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOEXEC,
@@ -337,6 +337,8 @@ def stand(request: dict[str, Any], one: first.First) -> None:
         root = build_tree(request, userns)
     except OSError as error:
         raise StepError(f"cannot build the root tree: {error.strerror}") from error
+    wait_for_daemon(request)  # for the cgroups
+    one.join(open_cgroups(request["procs"]))
     try:
         build_devices(root, base, request)
         build_run(root, base, request)
@@ -356,8 +358,6 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     base, count = request["base"], request["count"]
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
-    # Opened by root of the host: whoever writes to them, it is with root's rights.
-    cgroups = open_cgroups(request["procs"])
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def after() -> None:
@@ -368,21 +368,18 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
         first.settle(request)
 
     def before() -> None:
-        # Moving between cgroups waits for all processors of the host, up to 15 ms; meanwhile the tree is built.
-        join_cgroups(cgroups)
         limit_objects(proc)
         os.close(proc)
 
     with as_owner(base):
         one = first.begin(NEW, request, before, after)
-    for descriptor in (*cgroups.values(), proc):
-        os.close(descriptor)
+    os.close(proc)
     write_maps(one.pid, base, count)
     started = syscalls.start_time(one.pid)
     try:
         # It was mounted when this mount namespace was there already.
-        disk, = wait_for_daemon(request)
-        stand({**request, "disk": disk}, one)
+        request["disk"], = wait_for_daemon(request)
+        stand(request, one)
     except (OSError, StepError):
         one.failed()  # then that is the better reason
         raise

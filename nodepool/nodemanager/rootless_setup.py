@@ -109,7 +109,9 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
                         "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
                         "kernel.apparmor_restrict_unprivileged_userns") from error
     write_maps(one.pid, uid, gid)
-    wait_for_daemon(request)
+    for _ in ("disk", "cgroups"):
+        wait_for_daemon(request)
+    one.join({})
     one.go()
     return {"pid": one.pid, "start_time": syscalls.start_time(one.pid), "watch": one.pid}, [one.pidfd]
 

@@ -287,6 +287,15 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def children(pid: int) -> list[int]:
+    """Of its main thread; none where this kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return []
+
+
 def boot_id() -> str:
     """Changes with each start of the machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -27,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Any
 
@@ -37,6 +39,8 @@ log = logging.getLogger("nodepool.nodemanager.zygote")
 
 MAX_MESSAGE = 64 * 1024 * 1024
 MAX_DESCRIPTORS = 16
+#: Milliseconds without anything to do after which a worker for the next request is made.
+SPARE_DELAY = 20
 OPERATION_MODULES = ("nodepool.nodemanager.operations", "nodepool.nodemanager.native_setup",
                      "nodepool.nodemanager.rootless_setup", "nodepool.nodemanager.podman_setup")
 """Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to send)."""
@@ -180,11 +184,11 @@ class Pending:
             raise
         return answer, received, self._connection
 
-    def go_on(self, descriptor: int | None = None) -> None:
+    def go_on(self, more: Mapping[str, Any] | None = None, descriptor: int | None = None) -> None:
         """What the worker waits for is there; see `wait_for_daemon`. Closes the descriptor. Raises nothing: the answer tells."""
         given = [] if descriptor is None else [descriptor]
         with contextlib.suppress(OSError):
-            send_frame(self._connection, {}, given)
+            send_frame(self._connection, more or {}, given)
         for each in given:
             os.close(each)
 
@@ -307,6 +311,8 @@ class _Server:
         self.watched: dict[int, socket.socket] = {}
         self.ended: dict[int, int] = {}
         self.poller = select.poll()
+        #: A worker that waits for the next request: a fork takes some ms. It is made when there is nothing else to do.
+        self.spare: _Spare | None = None
 
     def run(self) -> None:
         wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -315,7 +321,10 @@ class _Server:
         self.poller.register(self.requests, select.POLLIN)
         self.poller.register(wakeup, select.POLLIN)
         while True:
-            for descriptor, _event in self.poller.poll():
+            events = self.poller.poll(None if self.spare is not None else SPARE_DELAY)
+            if not events:
+                self._make_spare()
+            for descriptor, _event in events:
                 if descriptor == self.requests.fileno():
                     if not self._request():
                         return
@@ -337,24 +346,68 @@ class _Server:
             return True
         connection = socket.socket(fileno=descriptors[0])
         os.set_inheritable(descriptors[0], False)
-        report, report_write = os.pipe2(os.O_CLOEXEC)
-        try:
-            pid = os.fork()
-        except OSError as error:
-            with contextlib.suppress(OSError), connection:
-                send_frame(connection, {"error": f"the host cannot fork: {error}", "retry": True})
-            os.close(report)
-            os.close(report_write)
-            return True
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            os.close(report)
-            _worker(connection, self.operations, report_write)
-        os.close(report_write)
-        self.workers.add(pid)
+        report = self._give_to_spare(connection)
+        if report is None:
+            try:
+                report = self._fork(lambda: connection, connection)
+            except OSError as error:
+                with contextlib.suppress(OSError), connection:
+                    send_frame(connection, {"error": f"the host cannot fork: {error}", "retry": True})
+                return True
         self.reports[report] = connection
         self.poller.register(report, select.POLLIN)
         return True
+
+    def _fork(self, wait: Callable[[], socket.socket | None], kept: socket.socket) -> int:
+        """A worker; returns the end of its report. Raises OSError.
+
+        :param wait: in the worker: its connection, when there is one; it ends without.
+        :param kept: the socket that it needs.
+        """
+        report, report_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(report)
+            os.close(report_write)
+            raise
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            _worker(wait, self.operations, report_write, kept)
+        os.close(report_write)
+        self.workers.add(pid)
+        return report
+
+    def _make_spare(self) -> None:
+        """No memory, no process left: the next request forks for itself, and tells."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def wait() -> socket.socket | None:
+            data, descriptors, _flags, _address = socket.recv_fds(theirs, 1, 1)
+            theirs.close()
+            if not data or not descriptors:
+                return None
+            os.set_inheritable(descriptors[0], False)
+            return socket.socket(fileno=descriptors[0])
+
+        with theirs:
+            report = -1
+            with contextlib.suppress(OSError):
+                report = self._fork(wait, theirs)
+        self.spare = _Spare(ours, report)
+
+    def _give_to_spare(self, connection: socket.socket) -> int | None:
+        spare, self.spare = self.spare, None
+        if spare is None:
+            return None
+        with spare.ours:
+            try:
+                socket.send_fds(spare.ours, [b"r"], [connection.fileno()])
+            except OSError:  # there is none, or it was killed
+                if spare.report >= 0:
+                    os.close(spare.report)
+                return None
+        return spare.report
 
     def _report(self, report: int) -> None:
         data = os.read(report, 4)
@@ -395,23 +448,34 @@ class _Server:
             send_frame(connection, {"exit": code})
 
 
-def _worker(connection: socket.socket, operations: dict[str, Operation], report: int) -> None:
+@dataclass
+class _Spare:
+    """A worker without a request yet. It ends with the helper: then nobody else has the other end of `ours`."""
+
+    ours: socket.socket
+    report: int
+
+
+def _worker(wait: Callable[[], socket.socket | None], operations: dict[str, Operation], report: int, kept: socket.socket) -> None:
     """Life of a worker; never returns."""
     code = 1
     try:
         # Sockets of other requests must not come near a sliver.
-        syscalls.close_from(3, (connection.fileno(), report))
+        syscalls.close_from(3, (kept.fileno(), report))
         for number in (signal.SIGCHLD, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
-        signal.alarm(30)
         _plain_victim()
+        connection = wait()
+        if connection is None:
+            os._exit(0)
+        signal.alarm(30)
         frame = receive_frame(connection)
         if frame is None:
             os._exit(0)
         request, descriptors = frame
         signal.alarm(max(1, math.ceil(float(request.get("timeout", 30)))))
         request["keep"] = [connection.fileno(), report]
-        request["more"] = lambda: receive_frame(connection)
+        request["more"] = functools.partial(receive_frame, connection)
         try:
             operation = operations.get(request["operation"])
             if operation is None:
@@ -436,11 +500,12 @@ def _worker(connection: socket.socket, operations: dict[str, Operation], report:
         os._exit(code)
 
 
-def wait_for_daemon(request: Mapping[str, Any]) -> list[int]:
-    """Until it says that what this operation needs further is there; its descriptors. Raises StepError."""
+def wait_for_daemon(request: dict[str, Any]) -> list[int]:
+    """Until it says that what this operation needs further is there: more of the request; its descriptors. Raises StepError."""
     frame = request["more"]()
     if frame is None:
         raise StepError("the node manager has given up")
+    request.update(frame[0])
     descriptors: list[int] = frame[1]
     return descriptors
 
@@ -479,7 +544,7 @@ def main(descriptor: int) -> None:
     for name in OPERATION_MODULES:
         operations.update(importlib.import_module(name).OPERATIONS)
     with contextlib.suppress(OSError, KeyError):
-        seccomp.build(syscalls.machine())  # once, for all workers
+        seccomp.build(syscalls.machine(), frozenset())  # once, for all workers
     seal()
     gc.freeze()  # workers must not copy memory only to look through it
     connection = socket.socket(fileno=descriptor)

@@ -18,7 +18,9 @@ import pytest
 from nodepool.nodemanager import disk_templates, disks
 from nodepool.nodemanager.cgroups import Cgroups
 from nodepool.nodemanager.disks import DiskError, Disks
+from nodepool.nodemanager.host import group_name
 from tests.conftest import wait_for
+from tests.integration.nm_bench import NmDaemon
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or bool(Disks("/tmp").problems()),
                                 reason="disks need root, loop devices and e2fsprogs")
@@ -334,3 +336,21 @@ def test_a_link_in_place_of_the_image_is_not_followed(bench: Bench, tmp_path: pa
     with pytest.raises(DiskError):
         bench.disks.mount("alice", str(target))
     assert victim.read_bytes() == b"\0" * 65536
+
+
+@pytest.mark.spec("nodemanager.md C.3: nm_io_read_bps, nm_io_write_bps hold from the first moment")
+def test_io_limits_of_a_sliver_that_was_just_made(tmp_path: pathlib.Path) -> None:
+    if Cgroups.detect().controllers["io"] is None:
+        pytest.skip("this host has no cgroup controller for I/O")
+    daemon = NmDaemon(tmp_path)
+    try:
+        daemon.start()
+        daemon.put("alice", rspec={"nm_io_write_bps": 10 * MIB, "nm_io_read_bps": 20 * MIB})
+        groups = [pathlib.Path(path).parent
+                  for path in Cgroups.detect(group_name(daemon.options["state-dir"])).procs_files("alice")]
+        files = [group / name for group in groups for name in ("blkio.throttle.write_bps_device", "io.max")]
+        (limits,) = [file.read_text().split() for file in files if file.exists()]
+        assert limits[0].startswith("7:")  # its loop device
+        assert {str(10 * MIB), f"wbps={10 * MIB}"} & set(limits)
+    finally:
+        daemon.clean()

@@ -441,6 +441,26 @@ def test_helper_is_started_again(machine: Machine, sliver: Sliver) -> None:
     assert machine.zygote._process is not process
 
 
+def test_worker_that_waits_for_the_next_request(machine: Machine, sliver: Sliver) -> None:
+    process = machine.zygote._process
+    assert process is not None
+
+    def spare(*others: int) -> int | None:
+        found = set(syscalls.children(process.pid)) - {sliver.handle["pid"], *others}
+        return found.pop() if len(found) == 1 else None
+
+    used = wait_for(spare, what="a worker without a request")
+    assert sliver.run("hostname").text == "s1\n"
+    killed = wait_for(lambda: spare(used), what="the next one")
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: syscalls.start_time(killed) is None, what="its end")
+    assert sliver.run("hostname").text == "s1\n"
+    left = wait_for(lambda: spare(killed), what="one more")
+    process.kill()
+    process.wait(5)
+    wait_for(lambda: syscalls.start_time(left) is None, what="its end with the helper")
+
+
 def test_end_of_a_program_whose_helper_died(machine: Machine, sliver: Sliver) -> None:
     with sliver.start_program("sleep", "1000") as program:
         process = machine.zygote._process

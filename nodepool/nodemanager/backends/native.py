@@ -116,14 +116,12 @@ class NativeBackend(Backend):
         directory = self.directory(spec.name)
         directory.mkdir(mode=0o700, exist_ok=True)
         self._claim(spec.name, spec.index)
-        tree = self._tree(spec)
-        handle: Handle = {"backend": self.name, "name": spec.name, "index": spec.index, "generation": 0, "template": tree.key,
-                          "privileges": list(spec.privileges)}
-        if self.services.cgroups is not None:
-            handle["cgroups"] = self.services.cgroups.create(spec.name, spec.rspec)
         # A sliver that runs without a record of it: made by a daemon that was killed before it could note it.
         if not self._gone(spec.name, spec.index):
             self._kill(spec.name, spec.index, None)
+        tree = self._tree(spec)
+        handle: Handle = {"backend": self.name, "name": spec.name, "index": spec.index, "generation": 0, "template": tree.key,
+                          "privileges": list(spec.privileges)}
         return self._run_on_disk(spec, handle, tree)
 
     def _run_on_disk(self, spec: SliverSpec, handle: Handle, tree: RootTree) -> Handle:
@@ -158,11 +156,17 @@ class NativeBackend(Backend):
             self.services.disks.create(spec.name, int(spec.rspec.get("nm_disk_quota", 5_000_000)))
             self.services.disks.mount(spec.name, str(mnt))
 
+    def _limit(self, spec: SliverSpec, handle: Handle) -> Handle:
+        """Its cgroups; its disk is there, for they limit what it reads and writes."""
+        if self.services.cgroups is None:
+            return handle
+        return {**handle, "cgroups": self.services.cgroups.create(spec.name, spec.rspec)}
+
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
         private, public = self._host_key(spec.name)
         request = {
             "base": self.base(spec.index), "count": self.ids, "writable": str(self._writable(spec.name)),
-            "stage": str(self.state_dir / "stage"), "layers": layers, "procs": self._procs(spec.name),
+            "stage": str(self.state_dir / "stage"), "layers": layers,
             "hostname": spec.hostname or spec.name, "api": spec.api_socket, "privileges": list(spec.privileges),
             "memory": int(spec.rspec.get("nm_mem_limit", 0)),
             "present": ["/var/log/lastlog", "/var/log/wtmp"], **self._furnishing(spec), **self._extra(spec),
@@ -171,17 +175,18 @@ class NativeBackend(Backend):
             *ssh_files(private, public), *self._network_files(spec),
             file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
-        # Its namespaces are made beside the disk, of which they know nothing: it is handed in.
+        # Its namespaces are made beside the disk, of which they know nothing: it is handed in. Then its tree, beside the cgroups.
         begun = self.services.zygote.begin(self.operation, request, timeout=MAKE_TIMEOUT)
         try:
             self._ensure_disk(spec)
-            disk = syscalls.open_tree(str(self._writable(spec.name))) if self.operation == "make" else None
+            begun.go_on(descriptor=syscalls.open_tree(str(self._writable(spec.name))) if self.operation == "make" else None)
+            handle = self._limit(spec, handle)
+            begun.go_on({"procs": self._procs(spec.name)})
         except BaseException as error:
             begun.close()
             if isinstance(error, OSError):
                 raise BackendError(f"disk of sliver {spec.name}: {error.strerror}", retry=True) from error
             raise
-        begun.go_on(disk)
         answer, descriptors, connection = begun.answer()
         connection.close()
         for descriptor in descriptors:
@@ -290,8 +295,6 @@ class NativeBackend(Backend):
         self._kill(spec.name, spec.index, handle)
         self.directory(spec.name).mkdir(mode=0o700, exist_ok=True)
         tree = self._tree(spec)
-        if self.services.cgroups is not None:
-            handle = {**handle, "cgroups": self.services.cgroups.create(spec.name, spec.rspec)}
         return self._run_on_disk(spec, {**handle, "template": tree.key, "privileges": list(spec.privileges)}, tree)
 
     def freeze(self, spec: SliverSpec, handle: Handle, frozen: bool) -> None:

@@ -134,6 +134,7 @@ class PodmanBackend(MountedTreeBackend):
 
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
         self._ensure_disk(spec)
+        handle = self._limit(spec, handle)
         private, public = self._host_key(spec.name)
         container = self._container(spec.name)
         self._podman("rm", "--force", "--time", "0", "--ignore", container)
