@@ -23,8 +23,9 @@ log = logging.getLogger("nodepool.nodemanager.cpu")
 FAVOUR = 8
 #: Of the fair part: above the first a sliver is no longer favoured, below the second it is again.
 HEAVY, LIGHT = 0.5, 0.25
-#: Seconds between two looks, while processors are short and until they have not been for some time.
-PERIOD, CALM = 0.2, 2.0
+#: Seconds between the first two looks and between any other two, while processors are short and until they have not been for
+#: some time.
+FIRST, PERIOD, CALM = 0.05, 0.2, 2.0
 PRESSURE = "/proc/pressure/cpu"
 #: Microseconds that some task had to wait, of so many.
 TRIGGER = b"some 50000 500000"
@@ -106,15 +107,17 @@ class CpuPace:
         seen: Mapping[str, int] = {}
         used: dict[str, float] = {}
         looked = short = time.monotonic()
+        pause = 0.0
         while pressure is None or time.monotonic() < short + CALM:
-            events = dict(poller.poll(PERIOD * 1000))
+            events = dict(poller.poll(pause * 1000))
             if self._stopped in events:
                 return True
             now = time.monotonic()
             if events:
                 short = now
-            if now - looked < PERIOD / 2:
+            if now - looked < pause / 2:
                 continue
+            pause = PERIOD if pause else FIRST
             try:
                 times = self._times()
                 for name, spent in times.items():

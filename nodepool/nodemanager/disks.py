@@ -138,8 +138,15 @@ class Disks:
 
     def settle_in(self, name: str) -> None:
         """The sliver runs: what its disk still lacks is done, beside other work."""
+        self._later(self._tame, name)
         self._back_soon(name)
         self._later(self._templates.stock)
+
+    def _tame(self, name: str) -> None:
+        device = self._device(name)
+        if device is not None:
+            with contextlib.suppress(OSError), _loop(device) as loop:  # it may be gone
+                loop.small_requests()
 
     def _back(self, name: str) -> None:
         """Take what the image still lacks of its size."""

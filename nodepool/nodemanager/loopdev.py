@@ -19,8 +19,9 @@ _LOOP_CTL_GET_FREE = 0x4C82
 _LO_FLAGS_AUTOCLEAR = 4
 _LO_FLAGS_DIRECT_IO = 16
 _LOOP_CONFIG_SIZE = 304
-#: Requests that one device may have under way, of 1.25 MiB at most: who writes all the time holds up others for moments only.
-REQUESTS = 4
+#: Requests that one device may have under way, of so many KiB: who writes all the time holds up others for moments only. More of
+#: them are no faster; those of 1.25 MiB are, by a tenth, but beside them others wait half as long again.
+REQUESTS, REQUEST_KIB = 8, 128
 _lock = threading.Lock()
 
 
@@ -51,8 +52,17 @@ class Loop:
         struct.pack_into("=I", config, 8 + 52, _LO_FLAGS_AUTOCLEAR | _LO_FLAGS_DIRECT_IO)
         fcntl.ioctl(self._descriptor, _LOOP_CONFIGURE, bytes(config))
         with contextlib.suppress(OSError):
-            Path(f"/sys/block/{os.path.basename(self.path)}/queue/nr_requests").write_text(str(REQUESTS))
+            self._setting("nr_requests").write_text(str(REQUESTS))
 
+    def _setting(self, name: str) -> Path:
+        return Path("/sys/block", os.path.basename(self.path), "queue", name)
+
+    def small_requests(self) -> None:
+        """The kernel stops the device for some 15 ms to change this; it stays so for the next that use the device."""
+        setting = self._setting("max_sectors_kb")
+        with contextlib.suppress(OSError):
+            if int(setting.read_text()) != REQUEST_KIB:
+                setting.write_text(str(REQUEST_KIB))
 
     def refresh(self) -> None:
         """The file has another size now."""

@@ -288,6 +288,14 @@ def test_a_disk_that_is_in_use_goes_when_its_last_user_does(bench: Bench) -> Non
     wait_for(lambda: not loops(bench.state), 10, "loop device freed")
 
 
+@pytest.mark.spec("nodemanager.md C.3: who writes all the time holds up others for moments only")
+def test_little_is_under_way_at_once(bench: Bench) -> None:
+    bench.make("alice", 65536)
+    (device,) = bench.disks.devices("alice")
+    queue = pathlib.Path("/sys/dev/block", device, "queue")
+    wait_for(lambda: [int((queue / name).read_text()) for name in ("nr_requests", "max_sectors_kb")] == [8, 128], 10, "limits")
+
+
 @pytest.mark.slow
 @pytest.mark.spec("nodemanager.md C.3: nm_io_read_bps, nm_io_write_bps")
 def test_io_limits(bench: Bench) -> None:
