@@ -51,7 +51,13 @@ class ConfigKeeper:
             self._validated = (texts, self._validate(main, secure))
         if self._validated[1] is not None:
             raise ConfigError(self._validated[1])
-        return load_both(main, secure)
+        try:
+            return load_both(main, secure)
+        except (ConfigurationError, OSError):
+            raise
+        except Exception as error:  # of a value that nobody has foreseen
+            self._log.debug("The configuration cannot be used:", exc_info=True)
+            raise ConfigError(f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate") from error
 
     def _validate(self, main: Source, secure: Source | None) -> str | None:
         """The reason why the files cannot be used, or None."""

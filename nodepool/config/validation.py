@@ -88,13 +88,13 @@ class Validation:
             self.note(f"{SCHEMA}the configuration {what}")
             return self.problems
         self._sections(top_level_schema())
-        self._zookeeper()
+        self._check(self._zookeeper)
         if not self.by_daemon:
-            self._files()
-        self._duplicates("labels", "label")
-        self._diskimages()
-        self._providers()
-        self._crosschecks()
+            self._check(self._files)
+        self._check(self._duplicates, "labels", "label")
+        self._check(self._diskimages)
+        self._check(self._providers)
+        self._check(self._crosschecks)
         self.problems.sort(key=lambda problem: problem.line or 0)
         return self.problems
 
@@ -104,6 +104,15 @@ class Validation:
         if isinstance(self.data, dict):
             self._sections(secure_schema())
         return self.problems
+
+    def _check(self, step: Callable[..., None], *arguments: Any) -> None:
+        """One group of checks; what they stumble over the schema has said, or else it is told here."""
+        before = any(problem.error for problem in self.problems)
+        try:
+            step(*arguments)
+        except Exception as error:
+            if not before:
+                self.note(f"cannot be checked: {type(error).__name__}: {error}")
 
     def _text(self) -> None:
         for name, line in leftover_references(self.source.text):
