@@ -225,7 +225,7 @@ class ComponentTree(Tree[Any]):
         return len(parts) == 1
 
     def known_paths(self) -> set[str]:
-        return set(self.components) | set(self.bad)
+        return set(self.components)
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
         content = parse_object(data)

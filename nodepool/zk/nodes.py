@@ -67,7 +67,6 @@ class NodeTree(Tree[Node]):
 
     def known_paths(self) -> set[str]:
         result = {paths.node(i) for i in self.nodes} | {paths.node(i) for i in self.empty}
-        result |= set(self.bad)
         result |= {paths.node_lock(i) for i in self.lock_dirs}
         for node_id, names in self.contenders.items():
             result |= {f"{paths.node_lock(node_id)}/{name}" for name in names}

@@ -1,0 +1,151 @@
+"""The connection breaks, or the server refuses, at the worst moment; nothing is taken for gone that was only not read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kazoo.exceptions import ConnectionDropped, ConnectionLoss, NoAuthError, OperationTimeoutError
+from kazoo.protocol.connection import _CONNECTION_DROP
+from kazoo.protocol.serialization import GetChildren2, GetData
+
+from nodepool.zk import paths
+from nodepool.zk.protocol import AddWatch
+from nodepool.zk.zookeeper import ZooKeeper
+from tests.conftest import Chroot, wait_for
+from tests.integration.test_zk_mirror import make_node
+
+
+class Answers:
+    """Between the server and our client: answers are lost with the connection, or become refusals."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kazoo: Any) -> None:
+        self._connection = kazoo._connection
+        self._real = self._connection._answer
+        self._match: Callable[[Any], bool] | None = None
+        self._refusal: BaseException | None = None
+        self._left = 0
+        self.hit: list[Any] = []
+        monkeypatch.setattr(self._connection, "_answer", self._answer)
+
+    def spoil(self, match: Callable[[Any], bool], times: int = 1, refusal: BaseException | None = None) -> None:
+        """The next answers to matching requests: the server has done its work, we do not hear of it (or of a refusal)."""
+        self._left, self._refusal, self._match = times, refusal, match
+
+    def _answer(self, request: Any, reply: Any, error: int, zxid: int, data: bytes) -> None:
+        if self._match is None or self._left <= 0 or not self._match(request):
+            self._real(request, reply, error, zxid, data)
+            return
+        self._left -= 1
+        self.hit.append(request)
+        if self._refusal is not None:
+            reply.set_exception(self._refusal)
+            return
+        # As kazoo does it: those who wait hear of it before the state changes.
+        reply.set_exception(ConnectionLoss())
+        raise ConnectionDropped("lost by the test")
+
+
+def below(kind: type, path: str) -> Callable[[Any], bool]:
+    return lambda request: isinstance(request, kind) and request.path.endswith(path)
+
+
+@pytest.fixture
+def answers(zk: Any, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    return Answers(monkeypatch, zk.kazoo_client)
+
+
+def watch_nodes(zk: Any) -> tuple[list[str], list[bool]]:
+    """Nodes announced as gone, and what the mirror was connected to at each completion."""
+    gone: list[str] = []
+    synced: list[bool] = []
+    zk.node_tree.listeners.append(lambda node_id, old, new: gone.append(node_id) if new is None else None)
+    zk.node_tree.sync_listeners.append(lambda: synced.append(len(zk.node_tree.nodes) == 8))
+    return gone, synced
+
+
+@pytest.mark.spec("issue 11, B2: the connection breaks during re-synchronisation")
+@pytest.mark.parametrize("what", [AddWatch, GetChildren2, GetData])
+def test_a_break_while_reading_empties_nothing(zk: Any, zk_chroot: Chroot, answers: Answers, what: type,
+                                                caplog: pytest.LogCaptureFixture) -> None:
+    nodes = [make_node() for _ in range(8)]
+    for node in nodes:
+        zk.storeNode(node)
+    gone, synced = watch_nodes(zk)
+    answers.spoil(below(what, paths.node(nodes[3].id) if what is GetData else paths.NODES), times=2)
+    zk.kazoo_client._call(_CONNECTION_DROP, None)
+    wait_for(lambda: len(answers.hit) == 2 and zk.connected and zk.synced, what="synchronised at the third try")
+    assert (gone, synced) == ([], [True])
+    assert [node.id for node in zk.node_tree.snapshot()] == [node.id for node in nodes]
+    assert "3.6" not in caplog.text
+    other = zk_chroot.connect().client
+    other.delete(paths.node(nodes[0].id))
+    wait_for(lambda: gone == [nodes[0].id], what="events are followed")
+
+
+@pytest.mark.spec("issue 11, B2: any other error of a listing empties the mirror likewise")
+@pytest.mark.parametrize("what", [AddWatch, GetChildren2, GetData])
+def test_a_refused_reading_is_tried_again(zk: Any, answers: Answers, what: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.zk.tree.READ_AGAIN", 0.1)
+    nodes = [make_node() for _ in range(8)]
+    for node in nodes:
+        zk.storeNode(node)
+    gone, synced = watch_nodes(zk)
+    answers.spoil(below(what, paths.node(nodes[3].id) if what is GetData else paths.NODES), times=2,
+                  refusal=OperationTimeoutError())
+    zk.kazoo_client._call(_CONNECTION_DROP, None)
+    wait_for(lambda: len(answers.hit) == 2 and zk.connected and zk.synced, what="synchronised at the third try")
+    assert (gone, synced) == ([], [True])
+
+
+@pytest.mark.spec("issue 11, B2: a change whose reading fails is not forgotten")
+def test_a_refused_reading_of_a_change_is_tried_again(
+        zk: Any, zk_chroot: Chroot, answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.zk.tree.READ_AGAIN", 0.1)
+    other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
+    node = make_node()
+    zk.storeNode(node)
+    answers.spoil(below(GetData, paths.node(node.id)), refusal=OperationTimeoutError())
+    theirs = other.getNode(node.id)
+    theirs.state = "hold"
+    other.storeNode(theirs)
+    wait_for(lambda: answers.hit and zk.synced and zk.getCachedNode(node.id).state == "hold")
+
+
+def test_a_record_that_we_may_not_read_concerns_itself_only(zk: Any, answers: Answers) -> None:
+    nodes = [make_node() for _ in range(3)]
+    for node in nodes:
+        zk.storeNode(node)
+    path = paths.node(nodes[1].id)
+    answers.spoil(below(GetData, path), refusal=NoAuthError())
+    zk.kazoo_client._call(_CONNECTION_DROP, None)
+    wait_for(lambda: answers.hit and zk.connected and zk.synced)
+    assert [node.id for node in zk.node_tree.snapshot()] == [nodes[0].id, nodes[2].id]
+    assert "may not read" in zk.node_tree.bad[path]
+
+
+@pytest.mark.spec("issue 11, C11: what was bad and vanished while we were cut off leaves no trace")
+@pytest.mark.parametrize("tree, path", [
+    ("node_tree", f"{paths.NODES}/0000000077"), ("request_tree", f"{paths.REQUESTS}/nonsense"),
+    ("image_tree", f"{paths.IMAGES}/i/builds/b"), ("component_tree", f"{paths.COMPONENTS}/pool/bad"),
+    ("progress_tree", "/nodepool/x-progress/builds/b")])
+def test_bad_records_that_vanish_while_cut_off(zk: Any, zk_chroot: Chroot, tree: str, path: str) -> None:
+    mirror = getattr(zk, tree)
+    if tree == "progress_tree":
+        path = f"{mirror.root}/builds/b"
+    other = zk_chroot.connect().client
+    other.create(path, b"{broken", makepath=True)
+    wait_for(lambda: set(mirror.bad) == {path})
+    suspended = threading.Event()
+
+    def removed(state: str) -> None:
+        if state != "CONNECTED" and not suspended.is_set():
+            other.delete(path)
+            suspended.set()
+
+    zk.client.state_listeners.append(removed)
+    zk.kazoo_client._call(_CONNECTION_DROP, None)
+    wait_for(lambda: suspended.is_set() and zk.connected and zk.synced)
+    assert (mirror.bad, mirror._bad_versions) == ({}, {})
