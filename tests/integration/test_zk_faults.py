@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 from kazoo.exceptions import ConnectionDropped, ConnectionLoss, NoAuthError, OperationTimeoutError
 from kazoo.protocol.connection import _CONNECTION_DROP
-from kazoo.protocol.serialization import GetChildren2, GetData
+from kazoo.protocol.serialization import Create, GetChildren2, GetData, Transaction
 
 from nodepool.zk import paths
+from nodepool.zk.marks import Mark
 from nodepool.zk.protocol import AddWatch
+from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
+from tests.integration.launcher_bench import LauncherBench
+from tests.integration.test_metastatic import backing_nodes, setup, slot
 from tests.integration.test_zk_mirror import make_node
 
 
@@ -149,3 +153,100 @@ def test_bad_records_that_vanish_while_cut_off(zk: Any, zk_chroot: Chroot, tree:
     zk.kazoo_client._call(_CONNECTION_DROP, None)
     wait_for(lambda: suspended.is_set() and zk.connected and zk.synced)
     assert (mirror.bad, mirror._bad_versions) == ({}, {})
+
+
+def create_of(part: str) -> Callable[[Any], bool]:
+    """A transaction that creates something of this name."""
+    return lambda request: isinstance(request, Transaction) and any(
+        isinstance(op, Create) and part in op.path for op in request.operations)
+
+
+@pytest.mark.spec("issue 11, B12: the lock of a backing node outlives sessions, also when the answer to its taking is lost")
+def test_the_lock_of_a_backing_node_is_not_thrown_away(
+        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    pool = bench.start(setup(slot()))
+    answers = Answers(monkeypatch, pool.zk.kazoo_client)
+    # The metastatic driver's contender is persistent.
+    answers.spoil(lambda request: isinstance(request, Transaction) and any(
+        isinstance(op, Create) and "__lock__" in op.path and not op.flags & 1 for op in request.operations))
+    _request, (node,) = bench.fulfilled("user-label")
+    assert answers.hit
+    (backing,) = backing_nodes(bench)
+    directory = paths.node_lock(backing.id)
+    (contender,) = bench.zuul.client.get_children(directory)
+    # Everything that follows the reconnect has been done once another write has been answered.
+    wait_for(lambda: not pool.zk.kazoo_client.abandoned._paths, what="nothing is to be given back any more")
+    assert bench.zuul.client.get_children(directory) == [contender]
+    assert bench.node(node.id).state == "ready"
+    assert [n.id for n in backing_nodes(bench)] == [backing.id]
+    assert "Giving back" not in caplog.text and "Deleting node" not in caplog.text, "another one was made"
+
+
+@pytest.mark.spec("issue 11, B12: a persistent contender that was not obtained does not stay")
+def test_a_persistent_contender_that_was_given_up_is_removed(zk: Any, answers: Answers) -> None:
+    node = make_node()
+    zk.storeNode(node)
+    zk.kazoo_client.create(paths.node_lock(node.id))
+    answers.spoil(create_of("__lock__"))
+    with pytest.raises(ConnectionLoss):
+        zk.lockNode(zk.getNode(node.id), blocking=False, ephemeral=False, identifier="p")
+    wait_for(lambda: answers.hit and zk.connected and zk.kazoo_client.get_children(paths.node_lock(node.id)) == [])
+
+
+@pytest.mark.spec("issue 11, C6: a mark is given back by its exact name, and only by its owner")
+def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers) -> None:
+    other = zk_chroot.connect().client
+    theirs = f"{paths.ELECTIONS}/min-ready-small"
+    longer = [f"{theirs}-8g", f"{theirs}-8g-0000000001"]
+    for path in [theirs, longer[0]]:
+        other.create(path, ephemeral=True, makepath=True)
+    zk.kazoo_client.create(longer[1], ephemeral=True)
+    # Refused, as theirs is there; but we do not hear of it.
+    answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
+    with pytest.raises(ConnectionLoss):
+        Mark(zk.kazoo_client, "us", "min-ready", "small").take()
+    wait_for(lambda: zk.connected and zk.synced and not zk.kazoo_client.abandoned._paths)
+    zk.kazoo_client.exists("/")  # all that was sent before is answered
+    assert all(other.exists(path) for path in [theirs, *longer])
+
+
+def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(zk: Any, answers: Answers) -> None:
+    mark = Mark(zk.kazoo_client, "us", "min-ready", "small")
+    answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
+    with pytest.raises(ConnectionLoss):
+        mark.take()
+    wait_for(lambda: zk.connected and zk.kazoo_client.exists(mark.path) is None)
+    assert mark.take()
+
+
+@pytest.mark.spec("issue 11, C3: after a refused batch its parts go in their order")
+def test_parts_of_a_refused_batch_keep_their_order(zk: Any) -> None:
+    kazoo, writer = zk.kazoo_client, zk.writer
+    kazoo.create("/order")
+    written: list[str] = []
+    done = threading.Event()
+
+    def part(name: str) -> Txn:
+        txn = Txn(kazoo)
+        txn.create(f"/order/{name}-", sequence=True)
+        if name == "x":
+            txn.check("/nowhere")
+        return txn
+
+    def answered(results: list[Any] | None, _error: BaseException | None) -> None:
+        if results is not None:
+            written.append(results[0])
+        if len(written) == 3:
+            done.set()
+
+    with writer._lock:
+        writer._in_flight += writer.MAX_IN_FLIGHT  # all are collected
+    for name in "abxc":
+        writer.submit(part(name), answered)
+    with writer._lock:
+        writer._in_flight -= writer.MAX_IN_FLIGHT - 1
+    writer._next([], one_by_one=False)
+    assert done.wait(10)
+    names = sorted(kazoo.get_children("/order"), key=lambda name: name[-10:])
+    assert [name[0] for name in names] == ["a", "b", "c"]
