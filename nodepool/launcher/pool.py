@@ -311,13 +311,19 @@ class NodePool(threading.Thread):
             client.stop_connecting.set()
         try:
             client.connect()
+            self.zk = zk
+            if not zk.wait_synced(SYNC_TIMEOUT):
+                self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
+            self._component = LauncherComponent(client, hostnames.short())
+            self._component.register()
         except TimeoutError:
             return
-        self.zk = zk
-        if not zk.wait_synced(SYNC_TIMEOUT):
-            self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
-        self._component = LauncherComponent(client, hostnames.short())
-        self._component.register()
+        except Exception:
+            # There will be another client: this one, and what it tells, must end before.
+            self.zk = self._component = None
+            client.state_listeners.clear()
+            zk.disconnect()
+            raise
 
     def run(self) -> None:
         self._begun = True

@@ -103,6 +103,8 @@ class ZooKeeperClient:
         self.on_reconnect_listeners: list[Callable[[], Any]] = []
         self.on_disconnect_listeners: list[Callable[[], Any]] = []
         self.on_connection_lost_listeners: list[Callable[[], Any]] = []
+        #: (kind, id) of registrations whose outcome we do not know: their entries may be there.
+        self.unsure_components: set[tuple[str, str | None]] = set()
         #: Called with kazoo's state name on the connection thread; must return at once.
         self.state_listeners: list[StateListener] = []
         self._state: str | None = None

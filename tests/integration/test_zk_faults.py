@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionDropped, ConnectionLoss, NoAuthError, OperationTimeoutError
-from kazoo.protocol.connection import _CONNECTION_DROP
+from kazoo.protocol.connection import _CONNECTION_DROP, _SESSION_EXPIRED
 from kazoo.protocol.serialization import Create, GetChildren2, GetData, Transaction
 
-from nodepool.zk import paths
+from nodepool.zk import ZooKeeperClient, paths
+from nodepool.zk.components import LauncherComponent, PoolComponent
 from nodepool.zk.marks import Mark
 from nodepool.zk.protocol import AddWatch
 from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
-from tests.integration.launcher_bench import LauncherBench
+from tests.integration.launcher_bench import LauncherBench, config, provider
 from tests.integration.test_metastatic import backing_nodes, setup, slot
 from tests.integration.test_zk_mirror import make_node
 
@@ -250,3 +252,77 @@ def test_parts_of_a_refused_batch_keep_their_order(zk: Any) -> None:
     assert done.wait(10)
     names = sorted(kazoo.get_children("/order"), key=lambda name: name[-10:])
     assert [name[0] for name in names] == ["a", "b", "c"]
+
+
+def pool_entries(kazoo: Any, session: int | None = None) -> list[Any]:
+    parent = f"{paths.COMPONENTS}/pool"
+    read = [kazoo.get(f"{parent}/{name}") for name in kazoo.get_children(parent)]
+    return [json.loads(data) for data, stat in read if session in (None, stat.ephemeralOwner)]
+
+
+def pool_component(zk: Any, **content: Any) -> PoolComponent:
+    component = PoolComponent(zk.client, "host")
+    component.content.update(id="the-pool", **content)
+    return component
+
+
+REGISTRATION = "issue 11, B11: a registration whose answer is lost makes no second entry"
+
+
+@pytest.mark.spec(REGISTRATION)
+def test_a_doubtful_registration_is_found_again(zk: Any, zk_chroot: Chroot, answers: Answers) -> None:
+    other = zk_chroot.connect().client
+    pool_component(zk, state="another pool").register()
+    answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("/pool/host"))
+    second = PoolComponent(zk.client, "host")
+    second.content["id"] = "second"
+    with pytest.raises(ConnectionLoss):
+        second.register()
+    wait_for(lambda: zk.connected)
+    again = PoolComponent(zk.client, "host")  # as the pool worker does it
+    again.content.update(id="second", paused=True)
+    again.register()
+    assert sorted((entry["id"], entry["paused"]) for entry in pool_entries(other)) == [("second", True), ("the-pool", False)]
+    again.paused = False
+    assert not any(entry["paused"] for entry in pool_entries(other))
+    again.unregister()
+    assert [entry["id"] for entry in pool_entries(other)] == ["the-pool"]
+
+
+@pytest.mark.spec(REGISTRATION)
+def test_a_doubtful_registration_after_a_lost_session(zk: Any, zk_chroot: Chroot, answers: Answers) -> None:
+    other = zk_chroot.connect().client
+    component = pool_component(zk)
+    component.register()
+    answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("/pool/host"))
+    zk.kazoo_client._call(_SESSION_EXPIRED, None)
+    wait_for(lambda: answers.hit and zk.connected and component._session == zk.client.session_id)
+    component.paused = True
+    # (The server does not know that the old session is lost.)
+    assert [entry["paused"] for entry in pool_entries(other, zk.client.session_id)] == [True]
+
+
+@pytest.mark.spec("issue 11, B10: a connection that breaks in the first seconds leaves no second client behind")
+@pytest.mark.parametrize("where", ["nodepool.zk.zookeeper.ZooKeeper.start", "nodepool.zk.components.LauncherComponent.register"])
+def test_a_start_that_breaks_leaves_no_client_behind(
+        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    clients: list[Any] = []
+    begin = ZooKeeperClient.connect
+    monkeypatch.setattr(ZooKeeperClient, "connect", lambda self, timeout=None: (clients.append(self), begin(self, timeout))[1])
+    module, _, name = where.rpartition(".")
+    owner = {"ZooKeeper": ZooKeeper, "LauncherComponent": LauncherComponent}[module.rpartition(".")[2]]
+    real, tries = getattr(owner, name), []
+
+    def breaks(self: Any) -> None:
+        tries.append(self)
+        real(self)
+        if len(tries) == 1:
+            raise ConnectionLoss
+
+    monkeypatch.setattr(owner, name, breaks)
+    pool = bench.start(config(provider()))
+    first, second = clients
+    assert first.client is None and second.connected and pool.zk.client is second
+    assert first.state_listeners == []
+    assert len(pool.zk.kazoo_client.get_children(f"{paths.COMPONENTS}/launcher")) == 1
+    bench.fulfilled("fake-label")
