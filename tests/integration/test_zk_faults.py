@@ -63,6 +63,14 @@ def answers(zk: Any, monkeypatch: pytest.MonkeyPatch) -> Answers:
     return Answers(monkeypatch, zk.kazoo_client)
 
 
+@pytest.fixture
+def wait_back(zk: Any) -> Callable[[], None]:
+    """Waits until the connection has been lost and made again."""
+    states: list[str] = []
+    zk.client.state_listeners.append(states.append)
+    return lambda: wait_for(lambda: states[-1:] == ["CONNECTED"] and zk.synced, what="the connection is back")  # type: ignore[no-any-return]
+
+
 def watch_nodes(zk: Any) -> tuple[list[str], list[bool]]:
     """Nodes announced as gone, and what the mirror was connected to at each completion."""
     gone: list[str] = []
@@ -186,18 +194,20 @@ def test_the_lock_of_a_backing_node_is_not_thrown_away(
 
 
 @pytest.mark.spec("issue 11, B12: a persistent contender that was not obtained does not stay")
-def test_a_persistent_contender_that_was_given_up_is_removed(zk: Any, answers: Answers) -> None:
+def test_a_persistent_contender_that_was_given_up_is_removed(
+        zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
     node = make_node()
     zk.storeNode(node)
     zk.kazoo_client.create(paths.node_lock(node.id))
     answers.spoil(create_of("__lock__"))
     with pytest.raises(ConnectionLoss):
         zk.lockNode(zk.getNode(node.id), blocking=False, ephemeral=False, identifier="p")
-    wait_for(lambda: answers.hit and zk.connected and zk.kazoo_client.get_children(paths.node_lock(node.id)) == [])
+    wait_back()
+    wait_for(lambda: zk.kazoo_client.get_children(paths.node_lock(node.id)) == [])
 
 
 @pytest.mark.spec("issue 11, C6: a mark is given back by its exact name, and only by its owner")
-def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers) -> None:
+def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers, wait_back: Callable[[], None]) -> None:
     other = zk_chroot.connect().client
     theirs = f"{paths.ELECTIONS}/min-ready-small"
     longer = [f"{theirs}-8g", f"{theirs}-8g-0000000001"]
@@ -208,17 +218,20 @@ def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers) -> N
     answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
     with pytest.raises(ConnectionLoss):
         Mark(zk.kazoo_client, "us", "min-ready", "small").take()
-    wait_for(lambda: zk.connected and zk.synced and not zk.kazoo_client.abandoned._paths)
+    wait_back()
+    wait_for(lambda: not zk.kazoo_client.abandoned._paths)
     zk.kazoo_client.exists("/")  # all that was sent before is answered
     assert all(other.exists(path) for path in [theirs, *longer])
 
 
-def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(zk: Any, answers: Answers) -> None:
+def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(
+        zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
     mark = Mark(zk.kazoo_client, "us", "min-ready", "small")
     answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
     with pytest.raises(ConnectionLoss):
         mark.take()
-    wait_for(lambda: zk.connected and zk.kazoo_client.exists(mark.path) is None)
+    wait_back()
+    wait_for(lambda: zk.kazoo_client.exists(mark.path) is None)
     assert mark.take()
 
 
@@ -270,7 +283,8 @@ REGISTRATION = "issue 11, B11: a registration whose answer is lost makes no seco
 
 
 @pytest.mark.spec(REGISTRATION)
-def test_a_doubtful_registration_is_found_again(zk: Any, zk_chroot: Chroot, answers: Answers) -> None:
+def test_a_doubtful_registration_is_found_again(
+        zk: Any, zk_chroot: Chroot, answers: Answers, wait_back: Callable[[], None]) -> None:
     other = zk_chroot.connect().client
     pool_component(zk, state="another pool").register()
     answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("/pool/host"))
@@ -278,7 +292,7 @@ def test_a_doubtful_registration_is_found_again(zk: Any, zk_chroot: Chroot, answ
     second.content["id"] = "second"
     with pytest.raises(ConnectionLoss):
         second.register()
-    wait_for(lambda: zk.connected)
+    wait_back()
     again = PoolComponent(zk.client, "host")  # as the pool worker does it
     again.content.update(id="second", paused=True)
     again.register()
