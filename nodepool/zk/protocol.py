@@ -12,6 +12,7 @@ import select
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -146,6 +147,8 @@ class Connection(kazoo_connection.ConnectionHandler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._received = bytearray()
+        #: Since when answers are due of which none has come.
+        self._silent_since = 0.0
 
     def _connect_loop(self, retry: Any) -> Any:
         """Whatever goes wrong on this thread, it connects anew with the same session; kazoo would end for ever."""
@@ -192,6 +195,8 @@ class Connection(kazoo_connection.ConnectionHandler):
             result = self._message(data[start:offset])
             if result is kazoo_connection.CLOSE_RESPONSE:
                 break
+        if size:
+            self._silent_since = time.monotonic()
         if offset:
             del received[:offset]
         if ended and result is not kazoo_connection.CLOSE_RESPONSE:
@@ -297,6 +302,12 @@ class Connection(kazoo_connection.ConnectionHandler):
             pass
         client.wake_sent = False
         queue, pending = client._queue, client._pending
+        # kazoo sends no heartbeat while it sends requests: their answers must do.
+        now = time.monotonic()
+        if not pending:
+            self._silent_since = now
+        elif now - self._silent_since > read_timeout:
+            raise ConnectionDropped(f"no answer for {now - self._silent_since:.1f} s")
         out = bytearray()
         while queue:
             request, reply = queue[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +14,16 @@ from kazoo.exceptions import ConnectionDropped, ConnectionLoss, NoAuthError, Ope
 from kazoo.protocol.connection import _CONNECTION_DROP, _SESSION_EXPIRED
 from kazoo.protocol.serialization import Create, GetChildren2, GetData, Transaction
 
+from nodepool.launcher import NodePool
+from nodepool.webapp import WebApp
 from nodepool.zk import ZooKeeperClient, paths
 from nodepool.zk.components import LauncherComponent, PoolComponent
 from nodepool.zk.marks import Mark
-from nodepool.zk.protocol import AddWatch
+from nodepool.zk.protocol import AddWatch, Reply
 from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
+from tests.faults.harness import Proxy
 from tests.integration.launcher_bench import LauncherBench, config, provider
 from tests.integration.test_metastatic import backing_nodes, setup, slot
 from tests.integration.test_zk_mirror import make_node
@@ -340,3 +345,71 @@ def test_a_start_that_breaks_leaves_no_client_behind(
     assert first.state_listeners == []
     assert len(pool.zk.kazoo_client.get_children(f"{paths.COMPONENTS}/launcher")) == 1
     bench.fulfilled("fake-label")
+
+
+@pytest.mark.spec("issue 11, B7: dashboards do not silence /ready and /metrics while ZooKeeper is away")
+def test_pages_during_an_outage(bench: LauncherBench) -> None:
+    proxy = Proxy(int(bench.chroot.hosts.rpartition(":")[2]))
+    pool = webapp = None
+
+    def get(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{webapp.server.socket.getsockname()[1]}{path}", timeout=5) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    try:
+        path = bench.chroot.config(config(provider()), hosts=proxy.host, timeout=3.0)
+        pool = NodePool(None, path)
+        webapp = WebApp(pool, 0, "127.0.0.1")
+        pool.start()
+        webapp.start()
+        bench.wait_ready(pool)
+        assert [get(path) for path in ("/ready", "/node-list")] == [200, 200]
+        proxy.set("hold")
+        wait_for(lambda: not pool.zk.synced, what="the silence is noticed")
+        lists = ["/node-list", "/image-list", "/request-list", "/label-list", "/problem-list"]
+        assert [get(path) for path in lists] == [503] * len(lists)
+        assert (get("/ready"), get("/metrics")) == (503, 200)
+        proxy.set("open")
+        wait_for(lambda: pool.zk.synced and get("/node-list") == 200)
+    finally:
+        proxy.set("open")
+        for part in (webapp, pool):
+            if part is not None:
+                part.stop()
+        proxy.stop()
+
+
+@pytest.mark.spec("issue 11, C5: a silent partition is noticed although requests go on")
+def test_silence_is_noticed_while_requests_are_sent(zk_chroot: Chroot) -> None:
+    proxy = Proxy(int(zk_chroot.hosts.rpartition(":")[2]))
+    try:
+        client = zk_chroot.connect(timeout=3.0, hosts=proxy.host)
+        states: list[str] = []
+        client.state_listeners.append(states.append)
+        read = GetData(client.client.full_path("/"), None)
+        reader = threading.Event()
+
+        def keep_reading() -> None:
+            while not reader.wait(0.1):
+                client.client.submit(read, Reply(lambda *_answer: None))
+
+        thread = threading.Thread(target=keep_reading)
+        thread.start()
+        try:
+            proxy.set("hold")
+            wait_for(lambda: "SUSPENDED" in states, what="the silence is noticed")
+        finally:
+            proxy.set("open")
+            reader.set()
+            thread.join()
+        wait_for(lambda: client.connected)
+    finally:
+        proxy.set("open")
+        for client in zk_chroot.clients:
+            client.disconnect()
+        zk_chroot.clients.clear()
+        proxy.stop()
