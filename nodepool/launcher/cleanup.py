@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
 from nodepool.launcher.readycheck import ReadyCheck
 from nodepool.zk import paths
@@ -18,6 +18,9 @@ from nodepool.zk.writer import TransactionFailed, Txn
 
 if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
+
+#: Seconds after which the lock directory of a request that is gone is removed (``LOCK_CLEANUP``, if that is less).
+GONE_FOR = 600.0
 
 
 class LostRequests:
@@ -110,7 +113,7 @@ class CleanupWorker(threading.Thread):
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name="CleanupWorker", daemon=True)
         self.nodepool = nodepool
         self._now = now
@@ -120,6 +123,8 @@ class CleanupWorker(threading.Thread):
         self._everything = True
         self._lost = LostRequests(nodepool, self._event.set)
         self._ready = ReadyCheck(nodepool)
+        #: Requests that are gone and have a lock directory still: since when we have seen that.
+        self._gone_requests: dict[str, float] = {}
         self._last_full = 0.0
         #: When each provider's leak search ran last; a slow one runs on its own thread.
         self._leak_threads: dict[str, threading.Thread] = {}
@@ -175,21 +180,24 @@ class CleanupWorker(threading.Thread):
             self.nodepool.node_reconciler.look_at(node_id, urgent=False)
 
     def _sweep_request_locks(self) -> None:
+        """Remove the lock directories of requests that have been gone for a while, unless somebody contends."""
         from nodepool import launcher
 
-        facade = self.nodepool.zk
-        kazoo = facade.kazoo_client
-        requests = facade.request_tree
-        gone = [i for i in facade.getNodeRequestLockIDs() if requests.get(i) is None]
-        for request_id, answer in [(i, kazoo.exists_async(paths.request_lock(i))) for i in gone]:
-            stat = answer.get(timeout=30)
-            if stat is None or self._now() - stat.mtime / 1000 < launcher.LOCK_CLEANUP:
-                continue
-            if stat.numChildren and any(
-                    paths.contender_number(n) is not None for n in kazoo.get_children(paths.request_lock(request_id))):
-                continue
-            if kazoo.exists(paths.request(request_id)) is None:
-                facade.deleteNodeRequestLock(request_id)
+        facade, requests, now = self.nodepool.zk, self.nodepool.zk.request_tree, self._now()
+        known = self._gone_requests
+        self._gone_requests = {i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None}
+        patience = min(GONE_FOR, launcher.LOCK_CLEANUP)
+        # Never at first sight: what another launcher has locked just now, our mirror may still be reading.
+        due = [i for i, since in self._gone_requests.items() if i in known and now - since >= patience]
+        for request_id, answer in [(i, facade.kazoo_client.delete_async(paths.request_lock(i))) for i in due]:
+            try:
+                answer.get(timeout=30)
+            except NoNodeError:
+                pass
+            except NotEmptyError:
+                names = facade.kazoo_client.get_children(paths.request_lock(request_id))
+                if not any(paths.contender_number(name) is not None for name in names):
+                    facade.deleteNodeRequestLock(request_id)
 
     def _leaks(self) -> None:
         """One thread per provider, so that a slow cloud holds up nobody; never two for one provider."""

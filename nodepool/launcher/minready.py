@@ -16,7 +16,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool.zk import paths
 from nodepool.zk.marks import Mark
-from nodepool.zk.records import BUILDING, FAILED, FULFILLED, READY, REQUESTED, NodeRequest
+from nodepool.zk.records import FAILED, FULFILLED, READY, REQUESTED, NodeRequest
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -130,10 +130,9 @@ class MinReady(threading.Thread):
         zk = self.nodepool.zk
         tree = zk.node_tree
         with tree.lock:
-            found = [tree.nodes[i] for request_id, ids in tree.by_request.items()
-                     if zk.request_tree.get(request_id) is None for i in ids if i in tree.nodes]
-            return sum(1 for node in found if node.requestor == MIN_READY and label.name in node.type and (
-                node.state == READY or (node.state == BUILDING and tree.is_locked(node.id))))
+            found = [tree.nodes[i] for i in tree.min_ready if i in tree.nodes]
+            return sum(1 for node in found if label.name in node.type and zk.request_tree.get(node.allocated_to) is None
+                       and (node.state == READY or tree.is_locked(node.id)))
 
     def _servable(self, label: Any) -> bool:
         """Whether some pool of ours could serve it, quota aside."""
