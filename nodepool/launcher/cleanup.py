@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
 from nodepool.launcher.readycheck import ReadyCheck
+from nodepool.version import get_version_string
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed, Txn
@@ -38,6 +39,8 @@ class LostRequests:
         self._lock = threading.Lock()
         #: Requests whose lock has changed.
         self._changed: set[str] = set()
+        #: Whether launchers of another version were registered when the registry had that version.
+        self._others = (-1, False)
 
     def run(self, everything: bool) -> None:
         """:param everything: look at all, not only at those whose lock has changed."""
@@ -60,6 +63,17 @@ class LostRequests:
                 contenders, exists = [], False
             if not contenders and not self.nodepool.is_handled(request_id):
                 self._recycle(request_id, exists)
+
+    def taken(self, request_id: str) -> None:
+        """Another launcher deals with it now.  One of 11.0.0 may let it go as it is: its lock is watched from now on."""
+        tree = self.nodepool.zk.component_tree
+        if self._others[0] != tree.version:
+            ours = get_version_string()
+            self._others = tree.version, any(pool.content.get("version") != ours for pool in tree.registered_pools())
+        if self._others[1]:
+            with self._lock:
+                self._changed.add(request_id)
+            self._look_again()
 
     def _lock_changed(self, event: Any) -> None:
         if event.path is None:  # the session has ended: all are looked at when there is another
@@ -121,7 +135,7 @@ class CleanupWorker(threading.Thread):
         self._stopping = False
         #: All pending requests are to be looked at, not only those whose lock has changed.
         self._everything = True
-        self._lost = LostRequests(nodepool, self._event.set)
+        self.lost = LostRequests(nodepool, self._event.set)
         self._ready = ReadyCheck(nodepool)
         #: Requests that are gone and have a lock directory still: since when we have seen that.
         self._gone_requests: dict[str, float] = {}
@@ -154,7 +168,7 @@ class CleanupWorker(threading.Thread):
             everything = due
             if self._everything:  # whoever sets it from now on wakes this thread again
                 self._everything, everything = False, True
-            self._task("lost requests", functools.partial(self._lost.run, everything))
+            self._task("lost requests", functools.partial(self.lost.run, everything))
             if not due:
                 continue
             self._last_full = time.monotonic()
