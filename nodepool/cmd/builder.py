@@ -61,6 +61,7 @@ class BuilderService:
         self._args = args
         self._builder: Any = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
         self._builder.session_file = f"{args.pidfile}.session"
+        self.watchdog = getattr(self._builder, "watchdog", None)
         self._repl: ReplServer | None = None
         self._webapp: WebApp | None = None
 

@@ -36,6 +36,7 @@ class LauncherService:
         self._args = args
         self._pool: Any = NodePool(args.secure, args.config)
         self._pool.session_file = f"{args.pidfile}.session"
+        self.watchdog = getattr(self._pool, "watchdog", None)
         self._webapp: WebApp | None = None
         self._repl: ReplServer | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures.thread
+import contextlib
 import logging
 import os
 import select
@@ -17,11 +18,15 @@ from nodepool import daemon, stack_dump
 from nodepool.cmd.base import absolute_path, describe, make_parser, report_error
 from nodepool.logconfig import LoggingConfig, ServerLoggingConfig, load_config
 from nodepool.version import get_version_string
+from nodepool.watchdog import Watchdog
 
 #: Seconds for an orderly stop; what is unfinished then is picked up after the restart.
 STOP_LIMIT = 9.5
 LEFT_BEHIND = 0.2
 """Seconds that threads of executors may take to end when everything has stopped: nobody uses any more what they wait for."""
+
+FAILED_STOP_LIMIT = 5.0
+"""Seconds for a stop because a thread has ended: whoever waits for that one waits in vain."""
 
 log = logging.getLogger("nodepool.daemon")
 
@@ -102,7 +107,8 @@ class Runner:
 
     A service with a method ``finish`` is asked by SIGUSR1 to stop when its work in hand is done, however long that
     takes; the next signal (``hurry``) makes that an ordinary stop.  One with a method ``cancel_start`` is told by it to
-    start no further; its ``start`` then raises, or ends as usual.
+    start no further; its ``start`` then raises, or ends as usual.  One with a ``watchdog`` is stopped, with status 1, when a
+    thread has ended that must live.
     """
 
     def __init__(self, pid_file: daemon.PidFile, stop_limit: float = STOP_LIMIT, finish_always: bool = False) -> None:
@@ -123,6 +129,9 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
         service = make_service()
+        watchdog: Watchdog | None = getattr(service, "watchdog", None)
+        if watchdog is not None:
+            watchdog.on_end = lambda: self._wake(written)
         if hasattr(service, "finish"):
             self._impatience = 3
         try:
@@ -137,9 +146,15 @@ class Runner:
         log.info("Nodepool %s is running, process %s", get_version_string(), os.getpid())
         report.running()
         daemon.notify("READY=1")
-        while not self._signals:
+        while not self._signals and not (watchdog is not None and watchdog.ended):
             os.read(wakeup, 512)
         daemon.notify("STOPPING=1")
+        if not self._signals:
+            assert watchdog is not None
+            log.critical("Stopping with status 1, to be started again: %s", "; ".join(watchdog.ended))
+            self._stop_limit = min(self._stop_limit, FAILED_STOP_LIMIT)
+            self._end(service.stop, wakeup)
+            self._exit_now(1)
         if hasattr(service, "finish") and (self._finish_always or self._signals[0] == signal.SIGUSR1):
             log.info("Stopping when the work in hand is finished; the next signal ends it")
             finished = self._end(service.finish, wakeup, service.hurry)  # type: ignore[attr-defined]
@@ -191,6 +206,11 @@ class Runner:
         if errors:
             raise errors[0]
 
+    @staticmethod
+    def _wake(written: int) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full: who reads it is awake
+            os.write(written, b"w")
+
     def _signal(self, number: int, frame: Any) -> None:
         self._signals.append(number)
         if len(self._signals) >= self._impatience:
@@ -227,13 +247,13 @@ class Runner:
             one.join(max(0.0, deadline - time.monotonic()))
         return not any(one.is_alive() for one in waiting)
 
-    def _exit_now(self) -> None:
+    def _exit_now(self, status: int = 0) -> None:
         try:
             self._pid_file.release()
             # In a signal handler this may meet a half-written line of this very thread.
             logging.shutdown()
         finally:
-            os._exit(0)
+            os._exit(status)
 
 
 def _pooled() -> Collection[threading.Thread]:

@@ -162,6 +162,16 @@ class Connection(kazoo_connection.ConnectionHandler):
                 self.client._session_callback(KeeperState.CONNECTING)
             raise ForceRetryError("connecting anew") from error
 
+    def zk_loop(self) -> None:
+        error: BaseException | None = None
+        try:
+            super().zk_loop()
+        except BaseException as problem:
+            log.exception("The thread of the connection to ZooKeeper ends:")
+            error = problem
+        if not self.client._stopped.is_set():
+            self.client.on_loop_end(error)
+
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received = bytearray()
         return super()._connect(host, hostip, port)
@@ -367,6 +377,8 @@ class Client(KazooClient):
         #: (root, callback) of persistent watches; the server forgets them with each connection.
         self.persistent_watches: list[tuple[str, EventCallback]] = []
         super().__init__(*args, **kwargs)
+        #: Called with the error, or None, when the thread of the connection ends without having been told to.
+        self.on_loop_end: Callable[[BaseException | None], Any] = lambda _error: None
         self.abandoned = AbandonedLocks(self)
         old = self._connection
         self._connection = Connection(
