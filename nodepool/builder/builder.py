@@ -206,7 +206,7 @@ class NodePoolBuilder:
         self.watchdog.guard(self.publisher)
         self.publisher.start()
         for worker in self._workers():
-            self.watchdog.guard(worker)
+            self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
             worker.start()
         self._watcher = nodepool_config.ConfigWatcher(
             [p for p in (self._config_path, self._secure_path) if p], self._config_changed, name="CleanupWorker-config")

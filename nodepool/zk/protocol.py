@@ -21,6 +21,7 @@ from kazoo.exceptions import (
     EXCEPTIONS,
     ConnectionClosedError,
     ConnectionDropped,
+    ConnectionLoss,
     KazooException,
     NoNodeError,
     SessionExpiredError,
@@ -46,6 +47,9 @@ _RECEIVE_SIZE = 256 * 1024
 _HANDLE_SIZE = 1024 * 1024
 #: At most this many bytes of requests are put into one send.
 _SEND_SIZE = 256 * 1024
+
+#: The connection broke: nobody made a mistake, and the outcome is unknown.
+BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
 
 EventCallback = Callable[[int, str], None]
 
@@ -440,6 +444,6 @@ class Client(KazooClient):
 
 
 __all__ = [
-    "CHANGED", "CREATED", "DELETED", "AddWatch", "Client", "Connection", "Handler", "KazooException",
+    "BROKEN", "CHANGED", "CREATED", "DELETED", "AddWatch", "Client", "Connection", "Handler", "KazooException",
     "KazooTimeoutError", "Reply",
 ]

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from kazoo.exceptions import ConnectionLoss, NoAuthError, NoNodeError, SessionExpiredError
+from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.protocol.serialization import Exists, GetChildren2, GetData
 from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.zk.client import ZooKeeperClient
-from nodepool.zk.protocol import CHANGED, CREATED, DELETED, Client, Reply
+from nodepool.zk.protocol import BROKEN, CHANGED, CREATED, DELETED, Client, Reply
 
 R = TypeVar("R")
 
@@ -156,7 +156,7 @@ class Tree(Generic[R]):
         self._generation += 1
         self._syncing = False
         self.synced.clear()
-        if isinstance(error, (ConnectionLoss, SessionExpiredError)):
+        if isinstance(error, BROKEN):
             return  # it is read again with the next connection
         self.log.error("Cannot %s: %r; trying again in %g s", what, error, READ_AGAIN)
         generation = self._generation
