@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures.thread
 import contextlib
+import hashlib
 import logging
 import os
 import select
@@ -49,8 +50,25 @@ def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.A
     )  # fmt: skip
     parser.add_argument("-d", dest="debug", action="store_true", help="stay in the foreground, with debug logging")
     parser.add_argument("-f", dest="foreground", action="store_true", help="stay in the foreground")
+    parser.add_argument(
+        "--state-dir", metavar="DIRECTORY", type=absolute_path, default=None,
+        help="where the ZooKeeper session is remembered, so that the next start can end it at once after a kill (default: "
+             "systemd's, else that of the pid file, else ~/.local/state/nodepool)",
+    )  # fmt: skip
     parser.add_argument("--repl", action="store_true", help="serve a Python console on localhost, port 3000")
     return parser
+
+
+def session_file(prog: str, args: argparse.Namespace) -> str:
+    """Where the session is remembered: one file for each daemon with a configuration or a pid file of its own."""
+    directory = args.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or os.path.dirname(args.pidfile)
+    if not args.state_dir and not os.access(directory, os.W_OK):
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        with contextlib.suppress(OSError):
+            os.makedirs(base, 0o700, exist_ok=True)
+        directory = os.path.join(base, "nodepool")
+    which = "\0".join((args.config, args.secure or "", args.pidfile))
+    return os.path.join(directory, f"{prog}-{hashlib.sha256(which.encode()).hexdigest()[:16]}.session")
 
 
 def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> LoggingConfig:
