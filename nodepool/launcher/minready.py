@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
+from nodepool.launcher.labelcheck import LabelCheck
 from nodepool.zk import paths
 from nodepool.zk.marks import Mark
 from nodepool.zk.records import FAILED, FULFILLED, READY, REQUESTED, NodeRequest
@@ -47,6 +48,7 @@ class MinReady(threading.Thread):
         self._adopt = False
         self._delay: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
+        self._labels = LabelCheck(self._event.set)
         #: What was logged last of a label, or a pool of it.
         self._logged: dict[str, str] = {}
 
@@ -55,7 +57,13 @@ class MinReady(threading.Thread):
 
     def stop(self) -> None:
         self._stopping = True
+        self._labels.stop()
         self._event.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
+        self._labels.join(timeout)
 
     def session_lost(self) -> None:
         """Our requests were ephemeral: they are gone."""
@@ -160,7 +168,8 @@ class MinReady(threading.Thread):
         diskimage = getattr(pool_label, "diskimage", None)
         if diskimage:
             return self.nodepool.zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True) is not None
-        return bool(manager.labelReady(pool_label if pool_label is not None else label.name))
+        asked = pool_label if pool_label is not None else label.name
+        return self._labels.ready(provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(asked))
 
     def _create(self, label: Any) -> bool:
         """Ask for what is missing; False when another launcher is at it just now."""
