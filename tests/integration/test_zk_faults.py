@@ -413,3 +413,27 @@ def test_silence_is_noticed_while_requests_are_sent(zk_chroot: Chroot) -> None:
             client.disconnect()
         zk_chroot.clients.clear()
         proxy.stop()
+
+
+@pytest.mark.spec("issue 11, C12: a launcher that is stopped while its connection stands still ends with all its threads")
+def test_stop_while_zookeeper_is_silent(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = Proxy(int(bench.chroot.hosts.rpartition(":")[2]))
+    reached = threading.Event()
+    start = ZooKeeper.start
+
+    def silent(self: Any) -> None:
+        proxy.set("hold")
+        reached.set()
+        start(self)
+
+    monkeypatch.setattr(ZooKeeper, "start", silent)
+    pool = NodePool(None, bench.chroot.config(config(provider()), hosts=proxy.host, timeout=3.0))
+    try:
+        pool.start()
+        assert reached.wait(10)
+        pool.stop()
+        pool.join(5)
+        assert not pool.is_alive()
+    finally:
+        proxy.set("open")
+        proxy.stop()
