@@ -136,6 +136,10 @@ class Reconciler(Generic[K]):
             threading.Thread(target=self._run, name=name if threads == 1 else f"{name}_{i}", daemon=True)
             for i in range(threads)]
 
+    @property
+    def threads(self) -> list[threading.Thread]:
+        return self._threads
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -25,6 +26,7 @@ from nodepool.builder.upload import UploadClaims, UploadWorker
 from nodepool.builder.worker import Worker
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.exceptions import BuilderError, ConfigurationError
+from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
 from nodepool.zk.previous_session import SessionFile
@@ -91,6 +93,8 @@ class NodePoolBuilder:
         self._start_cancelled = threading.Event()
         self._images_lock: Any = None
         self._watcher: Any = None
+        #: Knows the threads that must live; who runs us ends the process when one has ended.
+        self.watchdog = Watchdog()
         self._config_lock = threading.Lock()
         self._start_lock = threading.Lock()
         self._running = False
@@ -199,8 +203,10 @@ class NodePoolBuilder:
         self._upload_workers = [UploadWorker(n, self, self.upload_interval) for n in range(self._num_uploaders)]
         if self.cleanup_interval > 0:
             self._janitor = CleanupWorker(0, self, self.cleanup_interval)
+        self.watchdog.guard(self.publisher)
         self.publisher.start()
         for worker in self._workers():
+            self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
             worker.start()
         self._watcher = nodepool_config.ConfigWatcher(
             [p for p in (self._config_path, self._secure_path) if p], self._config_changed, name="CleanupWorker-config")
@@ -216,6 +222,7 @@ class NodePoolBuilder:
         if self.session_file is not None:
             client.session_file = SessionFile(self.session_file)
         self._client = client
+        client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client, only_images=True)
         assert zk.image_tree is not None
         for tree in zk.trees:
@@ -306,6 +313,7 @@ class NodePoolBuilder:
         details = [] if self._running else ["starting: the workers do not run yet"]
         if not self.session_usable.is_set():
             details.append("ZooKeeper: not connected")
+        details += self.watchdog.ended
         ready = not details
         details += self.config_state.describe()
         if self.config is not None:
@@ -342,6 +350,7 @@ class NodePoolBuilder:
             worker.abort(reason)
 
     def _stop(self, finish: bool) -> None:
+        self.watchdog.release()
         client = self._client
         if client is not None:
             client.stop_connecting.set()

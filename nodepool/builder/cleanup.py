@@ -19,6 +19,7 @@ from nodepool.builder.upload_journal import StraySweeper
 from nodepool.builder.worker import Worker
 from nodepool.zk.images import ImageData
 from nodepool.zk.progress import ProgressStore
+from nodepool.zk.protocol import BROKEN
 from nodepool.zk.records import DELETING
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class CleanupWorker(Worker):
         #: What was tried since the last whole pass; events do not make us try it again.
         self._tried: set[Hashable] = set()
         self._reported: set[BuildKey] = set()
+        #: Images of which it was told that they go, as they are in no configuration here.
+        self._unlisted: set[str] = set()
 
     @staticmethod
     def deleteLocalBuild(images_dir: str, image_name: str, build_id: str,
@@ -109,6 +112,8 @@ class CleanupWorker(Worker):
         """One bad record or cloud stops nothing else: what fails here is logged and tried again in a later pass."""
         try:
             yield
+        except BROKEN as error:
+            self.log.warning(f"{text} the connection to ZooKeeper broke (%r); tried again in a later pass", *args, error)
         except Exception:
             self.log.exception(text, *args)
 
@@ -148,7 +153,9 @@ class CleanupWorker(Worker):
 
     def _clean_image(self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey],
                      unfinished: list[BuildPlan]) -> None:
-        for plan in snapshot.plan(image, rules, everything):
+        plans = snapshot.plan(image, rules, everything)
+        self._tell_unlisted(image, snapshot, rules, plans)
+        for plan in plans:
             with self._going_on("Error cleaning uploads of build %s-%s:", image, plan.build):
                 for upload in plan.drop:
                     self._records.drop(upload)
@@ -160,6 +167,18 @@ class CleanupWorker(Worker):
                 self._finish([plan], snapshot, going)
                 if plan.delete:
                     unfinished.append(plan)
+
+    def _tell_unlisted(self, image: str, snapshot: Snapshot, rules: Rules, plans: list[BuildPlan]) -> None:
+        """Nothing tells an image that was taken out of all configurations from one that only another builder lists."""
+        if image in rules.images:
+            self._unlisted.discard(image)
+        elif image not in self._unlisted and any(plan.remove or plan.delete for plan in plans):
+            self._unlisted.add(image)
+            makers = {build.builder or "unknown" for build in snapshot.builds[image].values()}
+            self.log.warning(
+                "Image %s is not in the configuration of this builder: its builds (made by %s) and their uploads to providers "
+                "that are configured here are being deleted. If another builder is to make it, list it here, too",
+                image, ", ".join(sorted(makers)) or "nobody known")
 
     def _finish(self, plans: list[BuildPlan], snapshot: Snapshot, going: set[BuildKey]) -> None:
         for plan in plans:

@@ -6,6 +6,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from nodepool.zk.protocol import BROKEN
+
 if TYPE_CHECKING:
     from nodepool.builder.builder import NodePoolBuilder
 
@@ -65,6 +67,9 @@ class Worker(threading.Thread):
             self._event.clear()
             try:
                 due = self.make_pass()
+            except BROKEN as error:
+                self.log.warning("The connection to ZooKeeper broke (%r); the pass is made again", error)
+                due = 1.0
             except Exception:  # the thread lives as long as the builder; the pass is made again
                 self.log.exception("Error in %s:", self.name)
                 due = ERROR_WAIT_TIME if self._running else 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nodepool.cmd.base import arguments
-from nodepool.cmd.service import make_daemon_parser, run_daemon
+from nodepool.cmd.service import make_daemon_parser, run_daemon, session_file
 
 if TYPE_CHECKING:
     from nodepool.repl import ReplServer
@@ -60,7 +60,8 @@ class BuilderService:
 
         self._args = args
         self._builder: Any = NodePoolBuilder(args.config, args.secure, args.build_workers, args.upload_workers)
-        self._builder.session_file = f"{args.pidfile}.session"
+        self._builder.session_file = session_file(PROG, args)
+        self.watchdog = getattr(self._builder, "watchdog", None)
         self._repl: ReplServer | None = None
         self._webapp: WebApp | None = None
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nodepool.cmd.base import arguments
-from nodepool.cmd.service import make_daemon_parser, run_daemon
+from nodepool.cmd.service import make_daemon_parser, run_daemon, session_file
 
 if TYPE_CHECKING:
     from nodepool.repl import ReplServer
@@ -35,7 +35,8 @@ class LauncherService:
 
         self._args = args
         self._pool: Any = NodePool(args.secure, args.config)
-        self._pool.session_file = f"{args.pidfile}.session"
+        self._pool.session_file = session_file(PROG, args)
+        self.watchdog = getattr(self._pool, "watchdog", None)
         self._webapp: WebApp | None = None
         self._repl: ReplServer | None = None
 

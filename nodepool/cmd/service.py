@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures.thread
+import contextlib
+import hashlib
 import logging
 import os
 import select
@@ -17,11 +19,15 @@ from nodepool import daemon, stack_dump
 from nodepool.cmd.base import absolute_path, describe, make_parser, report_error
 from nodepool.logconfig import LoggingConfig, ServerLoggingConfig, load_config
 from nodepool.version import get_version_string
+from nodepool.watchdog import Watchdog
 
 #: Seconds for an orderly stop; what is unfinished then is picked up after the restart.
 STOP_LIMIT = 9.5
 LEFT_BEHIND = 0.2
 """Seconds that threads of executors may take to end when everything has stopped: nobody uses any more what they wait for."""
+
+FAILED_STOP_LIMIT = 5.0
+"""Seconds for a stop because a thread has ended: whoever waits for that one waits in vain."""
 
 log = logging.getLogger("nodepool.daemon")
 
@@ -44,8 +50,25 @@ def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.A
     )  # fmt: skip
     parser.add_argument("-d", dest="debug", action="store_true", help="stay in the foreground, with debug logging")
     parser.add_argument("-f", dest="foreground", action="store_true", help="stay in the foreground")
+    parser.add_argument(
+        "--state-dir", metavar="DIRECTORY", type=absolute_path, default=None,
+        help="where the ZooKeeper session is remembered, so that the next start can end it at once after a kill (default: "
+             "systemd's, else that of the pid file, else ~/.local/state/nodepool)",
+    )  # fmt: skip
     parser.add_argument("--repl", action="store_true", help="serve a Python console on localhost, port 3000")
     return parser
+
+
+def session_file(prog: str, args: argparse.Namespace) -> str:
+    """Where the session is remembered: one file for each daemon with a configuration or a pid file of its own."""
+    directory = args.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or os.path.dirname(args.pidfile)
+    if not args.state_dir and not os.access(directory, os.W_OK):
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        with contextlib.suppress(OSError):
+            os.makedirs(base, 0o700, exist_ok=True)
+        directory = os.path.join(base, "nodepool")
+    which = "\0".join((args.config, args.secure or "", args.pidfile))
+    return os.path.join(directory, f"{prog}-{hashlib.sha256(which.encode()).hexdigest()[:16]}.session")
 
 
 def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> LoggingConfig:
@@ -102,7 +125,8 @@ class Runner:
 
     A service with a method ``finish`` is asked by SIGUSR1 to stop when its work in hand is done, however long that
     takes; the next signal (``hurry``) makes that an ordinary stop.  One with a method ``cancel_start`` is told by it to
-    start no further; its ``start`` then raises, or ends as usual.
+    start no further; its ``start`` then raises, or ends as usual.  One with a ``watchdog`` is stopped, with status 1, when a
+    thread has ended that must live.
     """
 
     def __init__(self, pid_file: daemon.PidFile, stop_limit: float = STOP_LIMIT, finish_always: bool = False) -> None:
@@ -123,6 +147,9 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._signal)
         service = make_service()
+        watchdog: Watchdog | None = getattr(service, "watchdog", None)
+        if watchdog is not None:
+            watchdog.on_end = lambda: self._wake(written)
         if hasattr(service, "finish"):
             self._impatience = 3
         try:
@@ -137,9 +164,15 @@ class Runner:
         log.info("Nodepool %s is running, process %s", get_version_string(), os.getpid())
         report.running()
         daemon.notify("READY=1")
-        while not self._signals:
+        while not self._signals and not (watchdog is not None and watchdog.ended):
             os.read(wakeup, 512)
         daemon.notify("STOPPING=1")
+        if not self._signals:
+            assert watchdog is not None
+            log.critical("Stopping with status 1, to be started again: %s", "; ".join(watchdog.ended))
+            self._stop_limit = min(self._stop_limit, FAILED_STOP_LIMIT)
+            self._end(service.stop, wakeup)
+            self._exit_now(1)
         if hasattr(service, "finish") and (self._finish_always or self._signals[0] == signal.SIGUSR1):
             log.info("Stopping when the work in hand is finished; the next signal ends it")
             finished = self._end(service.finish, wakeup, service.hurry)  # type: ignore[attr-defined]
@@ -191,6 +224,11 @@ class Runner:
         if errors:
             raise errors[0]
 
+    @staticmethod
+    def _wake(written: int) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full: who reads it is awake
+            os.write(written, b"w")
+
     def _signal(self, number: int, frame: Any) -> None:
         self._signals.append(number)
         if len(self._signals) >= self._impatience:
@@ -227,13 +265,13 @@ class Runner:
             one.join(max(0.0, deadline - time.monotonic()))
         return not any(one.is_alive() for one in waiting)
 
-    def _exit_now(self) -> None:
+    def _exit_now(self, status: int = 0) -> None:
         try:
             self._pid_file.release()
             # In a signal handler this may meet a half-written line of this very thread.
             logging.shutdown()
         finally:
-            os._exit(0)
+            os._exit(status)
 
 
 def _pooled() -> Collection[threading.Thread]:

@@ -9,15 +9,19 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
 from nodepool.launcher.readycheck import ReadyCheck
+from nodepool.version import get_version_string
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed, Txn
 
 if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
+
+#: Seconds after which the lock directory of a request that is gone is removed (``LOCK_CLEANUP``, if that is less).
+GONE_FOR = 600.0
 
 
 class LostRequests:
@@ -35,6 +39,8 @@ class LostRequests:
         self._lock = threading.Lock()
         #: Requests whose lock has changed.
         self._changed: set[str] = set()
+        #: Whether launchers of another version were registered when the registry had that version.
+        self._others = (-1, False)
 
     def run(self, everything: bool) -> None:
         """:param everything: look at all, not only at those whose lock has changed."""
@@ -57,6 +63,17 @@ class LostRequests:
                 contenders, exists = [], False
             if not contenders and not self.nodepool.is_handled(request_id):
                 self._recycle(request_id, exists)
+
+    def taken(self, request_id: str) -> None:
+        """Another launcher deals with it now.  One of 11.0.0 may let it go as it is: its lock is watched from now on."""
+        tree = self.nodepool.zk.component_tree
+        if self._others[0] != tree.version:
+            ours = get_version_string()
+            self._others = tree.version, any(pool.content.get("version") != ours for pool in tree.registered_pools())
+        if self._others[1]:
+            with self._lock:
+                self._changed.add(request_id)
+            self._look_again()
 
     def _lock_changed(self, event: Any) -> None:
         if event.path is None:  # the session has ended: all are looked at when there is another
@@ -110,7 +127,7 @@ class CleanupWorker(threading.Thread):
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name="CleanupWorker", daemon=True)
         self.nodepool = nodepool
         self._now = now
@@ -118,8 +135,10 @@ class CleanupWorker(threading.Thread):
         self._stopping = False
         #: All pending requests are to be looked at, not only those whose lock has changed.
         self._everything = True
-        self._lost = LostRequests(nodepool, self._event.set)
+        self.lost = LostRequests(nodepool, self._event.set)
         self._ready = ReadyCheck(nodepool)
+        #: Requests that are gone and have a lock directory still: since when we have seen that.
+        self._gone_requests: dict[str, float] = {}
         self._last_full = 0.0
         #: When each provider's leak search ran last; a slow one runs on its own thread.
         self._leak_threads: dict[str, threading.Thread] = {}
@@ -149,7 +168,7 @@ class CleanupWorker(threading.Thread):
             everything = due
             if self._everything:  # whoever sets it from now on wakes this thread again
                 self._everything, everything = False, True
-            self._task("lost requests", functools.partial(self._lost.run, everything))
+            self._task("lost requests", functools.partial(self.lost.run, everything))
             if not due:
                 continue
             self._last_full = time.monotonic()
@@ -175,21 +194,24 @@ class CleanupWorker(threading.Thread):
             self.nodepool.node_reconciler.look_at(node_id, urgent=False)
 
     def _sweep_request_locks(self) -> None:
+        """Remove the lock directories of requests that have been gone for a while, unless somebody contends."""
         from nodepool import launcher
 
-        facade = self.nodepool.zk
-        kazoo = facade.kazoo_client
-        requests = facade.request_tree
-        gone = [i for i in facade.getNodeRequestLockIDs() if requests.get(i) is None]
-        for request_id, answer in [(i, kazoo.exists_async(paths.request_lock(i))) for i in gone]:
-            stat = answer.get(timeout=30)
-            if stat is None or self._now() - stat.mtime / 1000 < launcher.LOCK_CLEANUP:
-                continue
-            if stat.numChildren and any(
-                    paths.contender_number(n) is not None for n in kazoo.get_children(paths.request_lock(request_id))):
-                continue
-            if kazoo.exists(paths.request(request_id)) is None:
-                facade.deleteNodeRequestLock(request_id)
+        facade, requests, now = self.nodepool.zk, self.nodepool.zk.request_tree, self._now()
+        known = self._gone_requests
+        self._gone_requests = {i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None}
+        patience = min(GONE_FOR, launcher.LOCK_CLEANUP)
+        # Never at first sight: what another launcher has locked just now, our mirror may still be reading.
+        due = [i for i, since in self._gone_requests.items() if i in known and now - since >= patience]
+        for request_id, answer in [(i, facade.kazoo_client.delete_async(paths.request_lock(i))) for i in due]:
+            try:
+                answer.get(timeout=30)
+            except NoNodeError:
+                pass
+            except NotEmptyError:
+                names = facade.kazoo_client.get_children(paths.request_lock(request_id))
+                if not any(paths.contender_number(name) is not None for name in names):
+                    facade.deleteNodeRequestLock(request_id)
 
     def _leaks(self) -> None:
         """One thread per provider, so that a slow cloud holds up nobody; never two for one provider."""

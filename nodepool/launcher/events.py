@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kazoo.protocol.states import KazooState
 
 from nodepool.launcher.nodes import DELETABLE
-from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, READY, Node, NodeRequest
+from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
 from nodepool.zk.requests import MIN_READY
 
 if TYPE_CHECKING:
@@ -132,6 +132,9 @@ class LauncherEvents:
         nodepool = self._nodepool
         nodepool.assignment.request_changed(request_id, new)
         nodepool.statistics.wake()
+        if (new is not None and new._state == PENDING and nodepool.zk is not None and not nodepool.is_handled(request_id)
+                and (old is None or old._state != PENDING)):
+            nodepool.cleanup.lost.taken(request_id)
         if nodepool.min_ready.owns(request_id) or (new is None and old is not None and old.requestor == MIN_READY):
             nodepool.min_ready.wake()  # also when one of another launcher, that has died, is gone
         if new is None and nodepool.zk is not None:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
+from nodepool.launcher.labelcheck import LabelCheck
 from nodepool.zk import paths
 from nodepool.zk.marks import Mark
-from nodepool.zk.records import BUILDING, FAILED, FULFILLED, READY, REQUESTED, NodeRequest
+from nodepool.zk.records import FAILED, FULFILLED, READY, REQUESTED, NodeRequest
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -47,6 +48,7 @@ class MinReady(threading.Thread):
         self._adopt = False
         self._delay: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
+        self._labels = LabelCheck(self._event.set)
         #: What was logged last of a label, or a pool of it.
         self._logged: dict[str, str] = {}
 
@@ -55,7 +57,13 @@ class MinReady(threading.Thread):
 
     def stop(self) -> None:
         self._stopping = True
+        self._labels.stop()
         self._event.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
+        self._labels.join(timeout)
 
     def session_lost(self) -> None:
         """Our requests were ephemeral: they are gone."""
@@ -130,10 +138,9 @@ class MinReady(threading.Thread):
         zk = self.nodepool.zk
         tree = zk.node_tree
         with tree.lock:
-            found = [tree.nodes[i] for request_id, ids in tree.by_request.items()
-                     if zk.request_tree.get(request_id) is None for i in ids if i in tree.nodes]
-            return sum(1 for node in found if node.requestor == MIN_READY and label.name in node.type and (
-                node.state == READY or (node.state == BUILDING and tree.is_locked(node.id))))
+            found = [tree.nodes[i] for i in tree.min_ready if i in tree.nodes]
+            return sum(1 for node in found if label.name in node.type and zk.request_tree.get(node.allocated_to) is None
+                       and (node.state == READY or tree.is_locked(node.id)))
 
     def _servable(self, label: Any) -> bool:
         """Whether some pool of ours could serve it, quota aside."""
@@ -161,7 +168,8 @@ class MinReady(threading.Thread):
         diskimage = getattr(pool_label, "diskimage", None)
         if diskimage:
             return self.nodepool.zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True) is not None
-        return bool(manager.labelReady(pool_label if pool_label is not None else label.name))
+        asked = pool_label if pool_label is not None else label.name
+        return self._labels.ready(provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(asked))
 
     def _create(self, label: Any) -> bool:
         """Ask for what is missing; False when another launcher is at it just now."""

@@ -44,6 +44,7 @@ class NodeReconciler:
         self._marking: set[str] = set()
         self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
         self.queue = self._worker.queue
+        self.threads = self._worker.threads
 
     def start(self) -> None:
         self._worker.start()

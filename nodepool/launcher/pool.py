@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -24,6 +25,7 @@ from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.problems import Problem, one_line, published
 from nodepool.provider_manager import ProviderManager, is_silent, provider_problems
+from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.previous_session import SessionFile
@@ -115,6 +117,12 @@ class NodePool(threading.Thread):
         self.events = LauncherEvents(self)
         self._delete_thread = threading.Thread(
             target=self._run_deletions, name="DeletedNodeWorker", daemon=True)
+        #: Knows the threads without which we serve nothing; who runs us ends the process when one has ended.
+        self.watchdog = Watchdog()
+        for thread in (self, self.assignment, self.min_ready, self.cleanup, self._delete_thread,
+                       *self.node_reconciler.threads):
+            self.watchdog.guard(thread)
+        self.watchdog.guard(self.statistics, may_end=lambda: self.statsd is None)
 
     # -- what others ask
 
@@ -161,6 +169,9 @@ class NodePool(threading.Thread):
             details.append("starting: the first pass is not complete")
         if self.zk is None or not self.zk.connected:
             details.append("ZooKeeper: not connected")
+        elif not self.zk.synced:
+            details.append("ZooKeeper: its content is being read")
+        details += self.watchdog.ended
         ready = not details
         details += self.config_state.describe()
         details += [str(problem) for problem in self.problems()]
@@ -291,6 +302,7 @@ class NodePool(threading.Thread):
             if key not in self._pool_threads:
                 worker = PoolWorker(self, provider_name, pool_name)
                 self._pool_threads[key] = worker
+                self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
                 worker.start()
         self._workers = {w.launcher_id: w for w in self._pool_threads.values()}
         self._leaving = [w for w in self._leaving if w.is_alive()]
@@ -304,6 +316,7 @@ class NodePool(threading.Thread):
             insecure=getattr(config, "zookeeper_insecure", False))
         if self.session_file is not None:
             client.session_file = SessionFile(self.session_file)
+        client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client)
         self.events.attach(zk)
         self._client = client
@@ -311,13 +324,19 @@ class NodePool(threading.Thread):
             client.stop_connecting.set()
         try:
             client.connect()
+            self.zk = zk
+            if not zk.wait_synced(SYNC_TIMEOUT):
+                self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
+            self._component = LauncherComponent(client, hostnames.short())
+            self._component.register()
         except TimeoutError:
             return
-        self.zk = zk
-        if not zk.wait_synced(SYNC_TIMEOUT):
-            self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
-        self._component = LauncherComponent(client, hostnames.short())
-        self._component.register()
+        except Exception:
+            # There will be another client: this one, and what it tells, must end before.
+            self.zk = self._component = None
+            client.state_listeners.clear()
+            zk.disconnect()
+            raise
 
     def run(self) -> None:
         self._begun = True
@@ -381,6 +400,7 @@ class NodePool(threading.Thread):
         """Stop everything in order, within 10 s; unfinished requests are picked up again from ZooKeeper."""
         began = time.monotonic()
         deadline = began + STOP_TIMEOUT
+        self.watchdog.release()
         self.stopped.set()
         self.ready = False
         self._wake.set()

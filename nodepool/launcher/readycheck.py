@@ -43,14 +43,18 @@ class ReadyCheck:
             self._threads[name].start()
 
     def _check(self, name: str, find: Any, nodes: list[zk.Node]) -> None:
-        try:
-            missing = find(nodes)
-        except Exception as error:  # a driver may raise anything; the nodes stay as they are
-            self.log.warning("Ready nodes of provider %s cannot be compared with the cloud: %s: %s", name,
-                             type(error).__name__, error)
-            return
-        for node in missing:
-            self._nodepool.node_reconciler.discard(node)
+        # Apart, as drivers look ids up: one of an odd kind (a provider that had another driver) must not keep the others back.
+        texts = [node for node in nodes if isinstance(node.external_id, str)]
+        for some in (texts, [node for node in nodes if not isinstance(node.external_id, str)]):
+            try:
+                missing = find(some) if some else []
+            except Exception as error:  # a driver may raise anything; the nodes stay as they are
+                which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
+                self.log.warning("Ready nodes of provider %s%s cannot be compared with the cloud: %s: %s", name, which,
+                                 type(error).__name__, error)
+                continue
+            for node in missing:
+                self._nodepool.node_reconciler.discard(node)
 
     def join(self, timeout: float | None = None) -> None:
         for thread in self._threads.values():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
@@ -44,6 +46,8 @@ class StatsWorker(threading.Thread):
         self._sent: dict[str, float] = {}
         self._complete_at = 0.0
         self._warned: dict[str, float] = {}
+        #: What was told last of each part that raises.
+        self._errors: dict[str, str] = {}
 
     def wake(self) -> None:
         self._event.set()
@@ -74,16 +78,14 @@ class StatsWorker(threading.Thread):
             now = time.monotonic()
             try:
                 if self.nodepool.zk.connected:
-                    self.nodepool.publish_problems()
-                    self._stand_for_election()
+                    self._safely("publishing problems", self.nodepool.publish_problems)
+                    self._safely("standing for election", self._stand_for_election)
                     if now >= internals_at:
                         internals_at = now + INTERNAL_INTERVAL
-                        self._internals()
-                    self._report()
+                        self._safely("reporting internals", self._internals)
+                    self._safely("reporting", self._report)
             except KazooException as error:
                 self.log.warning("Cannot report: %r", error)
-            except Exception:
-                self.log.exception("Error reporting statistics:")
             # At most once a second; nothing changes without an event except the internals.
             if not self._stopping:
                 self._event.wait(max(0.1, internals_at - time.monotonic()))
@@ -91,6 +93,19 @@ class StatsWorker(threading.Thread):
             left = INTERVAL - (time.monotonic() - now)
             if left > 0 and not self._stopping:
                 self.nodepool.stopped.wait(left)
+
+    def _safely(self, what: str, function: Callable[[], Any]) -> None:
+        """What raises in one part keeps back nothing else; it is told once, not each second."""
+        try:
+            function()
+        except KazooException:
+            raise
+        except Exception as error:
+            if self._errors.get(what) != repr(error):
+                self._errors[what] = repr(error)
+                self.log.exception("Error %s:", what)
+        else:
+            self._errors.pop(what, None)
 
     # -- election
 
@@ -142,14 +157,18 @@ class StatsWorker(threading.Thread):
         if config is None:
             return
         for provider in config.providers.values():
-            total = sum(pool.max_servers for pool in provider.pools.values())
-            if total != math.inf:
-                values[f"nodepool.provider.{provider.name}.max_servers"] = total
+            self._safely(f"reporting limits of provider {provider.name}", functools.partial(self._limit, provider, values))
         for tenant, limits in config.tenant_resource_limits.items():
             for name, limit in limits.items():
                 if limit != math.inf:
                     values[f"nodepool.tenant_limits.{normalize_statsd_name(tenant)}."
                            f"{normalize_statsd_name(name)}"] = limit
+
+    @staticmethod
+    def _limit(provider: Any, values: dict[str, float]) -> None:
+        total = sum(pool.max_servers for pool in provider.pools.values())
+        if total != math.inf:
+            values[f"nodepool.provider.{provider.name}.max_servers"] = total
 
     def _cluster(self, values: dict[str, float]) -> None:
         zk = self.nodepool.zk

@@ -108,6 +108,10 @@ class Application:
         zk = self._nodepool.getZK()
         if zk is None:
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper has not been reached yet")
+        if not getattr(zk, "synced", True):
+            # A call to ZooKeeper would wait for the server, and with it the few threads that answer /ready, too.
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, (
+                "ZooKeeper's content is being read, try again" if zk.connected else "ZooKeeper cannot be reached"))
         arguments = {name: request.parameters[name] for name in listing.parameters if name in request.parameters}
         form = "json" if media == JSON else "pretty"
         fields = _fields(request, listing) if form == "pretty" else None
@@ -116,7 +120,10 @@ class Application:
             source = self._nodepool if listing.own else zk
             return status.output(listing.read(source, **arguments), form, fields).encode()
 
-        entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
+        try:
+            entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
+        except TimeoutError:
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being made for somebody else, try again") from None
         headers = (
             ("Cache-Control", f"max-age={self._max_age:g}, public"),
             ("Last-Modified", format_date(entry.made_at)),

@@ -6,9 +6,12 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 MAX_ENTRIES = 64
+#: Seconds to wait for a body that another thread is making.
+MAKE_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,35 @@ class ResponseCache:
         self._clock = clock
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        self._making: dict[Hashable, Future[Entry]] = {}
 
     def get(self, key: Hashable, make: Callable[[], bytes]) -> Entry:
-        """The kept entry, or a new one; equal requests at one time are computed once."""
+        """The kept entry, or a new one; equal requests at one time are computed once, without holding up others.
+
+        :raises TimeoutError: another thread has been making it for longer than :data:`MAKE_TIMEOUT`.
+        """
         with self._lock:
             entry = self.cache.get(key)
             if entry is not None and self._monotonic() < entry.expires_at:
                 return entry
+            theirs = self._making.get(key)
+            if theirs is None:
+                ours = self._making[key] = Future()
+        if theirs is not None:
+            return theirs.result(MAKE_TIMEOUT)
+        try:
             body = make()
             entry = Entry(body, float(int(self._clock())), self._monotonic() + self._expiry)
+        except BaseException as error:
+            with self._lock:
+                del self._making[key]
+            ours.set_exception(error)
+            raise
+        with self._lock:
+            del self._making[key]
             self.cache[key] = entry
             self.cache.move_to_end(key)
             while len(self.cache) > self._max_entries:
                 self.cache.popitem(last=False)
-            return entry
+        ours.set_result(entry)
+        return entry

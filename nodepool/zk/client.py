@@ -103,8 +103,12 @@ class ZooKeeperClient:
         self.on_reconnect_listeners: list[Callable[[], Any]] = []
         self.on_disconnect_listeners: list[Callable[[], Any]] = []
         self.on_connection_lost_listeners: list[Callable[[], Any]] = []
+        #: (kind, id) of registrations whose outcome we do not know: their entries may be there.
+        self.unsure_components: set[tuple[str, str | None]] = set()
         #: Called with kazoo's state name on the connection thread; must return at once.
         self.state_listeners: list[StateListener] = []
+        #: Called with the error, or None, when the thread of the connection has ended: there will be no other.
+        self.on_thread_end: Callable[[BaseException | None], Any] = lambda _error: None
         self._state: str | None = None
         self._closing = False
         self._connected = threading.Event()
@@ -182,6 +186,7 @@ class ZooKeeperClient:
             **self._tls)
         logging.getLogger("kazoo.client").addFilter(_calm)
         client.add_listener(self._state_changed)
+        client.on_loop_end = self.on_thread_end
         self.client = client
         started = time.monotonic()
         last = started - CONNECT_MESSAGE_INTERVAL + FIRST_MESSAGE_AFTER

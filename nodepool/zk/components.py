@@ -80,13 +80,29 @@ class Component:
         kazoo = self.client.client
         if kazoo is None:
             raise RuntimeError("not connected to ZooKeeper")
-        prefix = f"{paths.COMPONENTS}/{self.kind}/{self.content['hostname']}"
-        self.path = kazoo.create(prefix, self._serialize(), makepath=True, ephemeral=True, sequence=True)
-        self._version = 0
+        session = self.client.session_id
+        key = (self.kind, self.content.get("id"))
+        self.path = self._adopt(kazoo, session) if key in self.client.unsure_components else None
+        if self.path is None:
+            self.client.unsure_components.add(key)
+            prefix = f"{paths.COMPONENTS}/{self.kind}/{self.content['hostname']}"
+            self.path = kazoo.create(prefix, self._serialize(), makepath=True, ephemeral=True, sequence=True)
+            self._version = 0
+        self.client.unsure_components.discard(key)
         self._unwritten = False
-        self._session = self.client.session_id
+        self._session = session
         self._registered = True
         self.log.info("Registered component %s", self.path)
+
+    def _adopt(self, kazoo: Any, session: int | None) -> str | None:
+        """Our entry, of whose making we have not heard, brought up to date; None: there is none."""
+        parent = f"{paths.COMPONENTS}/{self.kind}"
+        kazoo.sync(parent)  # another server may not know yet what the one before it has done for us
+        for path, content, stat in _entries(self.client, self.kind):
+            if stat.ephemeralOwner == session and content.get("id") == self.content.get("id"):
+                self._version = kazoo.set(path, self._serialize()).version
+                return path
+        return None
 
     def unregister(self) -> None:
         """Remove our entry."""
@@ -225,7 +241,7 @@ class ComponentTree(Tree[Any]):
         return len(parts) == 1
 
     def known_paths(self) -> set[str]:
-        return set(self.components) | set(self.bad)
+        return set(self.components)
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
         content = parse_object(data)
@@ -279,6 +295,11 @@ def read_launchers(client: ZooKeeperClient) -> list[dict[str, Any]]:
 
 
 def _read(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, content, _stat in _entries(client, kind):
+        yield path, content
+
+
+def _entries(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str, Any], ZnodeStat]]:
     kazoo = client.client
     if kazoo is None:
         return
@@ -289,11 +310,12 @@ def _read(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str, A
         return
     for name, answer in [(name, kazoo.get_async(f"{parent}/{name}")) for name in sorted(names)]:
         try:
-            content = parse_object(answer.get(timeout=30)[0])
+            data, stat = answer.get(timeout=30)
+            content = parse_object(data)
         except (NoNodeError, RecordError):
             continue
         if content:
-            yield f"{parent}/{name}", content
+            yield f"{parent}/{name}", content, stat
 
 
 class _ComponentRegistry:

@@ -126,7 +126,7 @@ class NodeMethods(FacadeBase):
             if node_id != node.id:
                 return
             if new is not None and new is not node:
-                node.updateFromDict(new.toDict())
+                node.updateFromDict({**new.extra, **new.toDict()})
                 node.stat = new.stat
             if callback(node, new is None) is False or new is None:
                 tree.listeners.remove(changed)

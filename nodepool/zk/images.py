@@ -102,7 +102,7 @@ class ImageTree(Tree[Any]):
             stat is None or stat.numChildren > 0)
 
     def known_paths(self) -> set[str]:
-        result = {paths.image(name) for name in self.names} | set(self.bad)
+        result = {paths.image(name) for name in self.names}
         result |= {paths.build(*key) for key in self.builds}
         result |= {paths.upload(*key) for key in self.uploads}
         result |= {f"{paths.build_providers(*key)}/{p}" for key, names in self.providers.items() for p in names}

@@ -20,12 +20,13 @@ log = logging.getLogger("nodepool.zk.locks")
 class LockHandle:
     """A lock that we hold: the path of our contender and the session that it lives in."""
 
-    __slots__ = ("directory", "path", "session_id")
+    __slots__ = ("directory", "ephemeral", "path", "session_id")
 
-    def __init__(self, directory: str, path: str, session_id: int | None) -> None:
+    def __init__(self, directory: str, path: str, session_id: int | None, ephemeral: bool = True) -> None:
         self.directory = directory
         self.path = path
         self.session_id = session_id
+        self.ephemeral = ephemeral
 
     def __repr__(self) -> str:
         return f"<LockHandle {self.path}>"
@@ -71,7 +72,7 @@ def acquire(
             place = [other for _, other in ahead].index(name)
             if place == 0:
                 client_id = client.client_id
-                return LockHandle(directory, path, client_id[0] if client_id else None)
+                return LockHandle(directory, path, client_id[0] if client_id else None, ephemeral)
             if not blocking:
                 raise ZKLockException(f"Did not get lock on {directory}")
             gone = threading.Event()
@@ -81,7 +82,7 @@ def acquire(
             if (left <= 0 or not gone.wait(left)) and deadline is not None:
                 raise TimeoutException(f"Timeout trying to acquire lock {directory}")
     except BaseException:
-        _withdraw(client, path)
+        _withdraw(client, path, ephemeral)
         raise
 
 
@@ -98,7 +99,7 @@ def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, 
         try:
             results = txn.commit()
         except ConnectionLoss:
-            client.abandoned.add(prefix)  # the contender may be there
+            client.abandoned.add(prefix, ephemeral)  # the contender may be there
             raise
         problem = next((r for r in results if isinstance(r, (NoNodeError, NodeExistsError))), None)
         if isinstance(results[-1], str):
@@ -118,14 +119,14 @@ def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, 
     raise ZKLockException(f"Did not get lock on {directory}: it changes all the time")
 
 
-def _withdraw(client: Client, path: str) -> None:
+def _withdraw(client: Client, path: str, ephemeral: bool) -> None:
     try:
         client.delete(path)
     except NoNodeError:
         pass
     except KazooException as error:
         log.warning("Cannot withdraw from lock %s now: %r", path, error)
-        client.abandoned.add(path)
+        client.abandoned.add(path, ephemeral)
 
 
 def release(client: Client, handle: LockHandle) -> None:
@@ -135,7 +136,7 @@ def release(client: Client, handle: LockHandle) -> None:
     except NoNodeError:
         pass
     except (ConnectionLoss, ConnectionClosedError):
-        client.abandoned.add(handle.path)
+        client.abandoned.add(handle.path, handle.ephemeral)
 
 
 def names_in_order(client: Client, directory: str) -> list[str]:

@@ -34,6 +34,7 @@ class Mark:
         except KazooException:
             self._kazoo.abandoned.add(self.path)  # it may be there
             raise
+        self._kazoo.abandoned.taken(self.path)
         return True
 
     def catch_up(self, tree: Any) -> None:

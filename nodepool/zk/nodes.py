@@ -10,7 +10,8 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk import paths
 from nodepool.zk.client import ZooKeeperClient
-from nodepool.zk.records import DELETING, LARGEST, READY, Node, RecordError, parse_object
+from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, RecordError, parse_object
+from nodepool.zk.requests import MIN_READY
 from nodepool.zk.tree import Tree
 
 #: listener(node id, record before or None, record now or None); on the connection thread.
@@ -34,6 +35,8 @@ class NodeTree(Tree[Node]):
         self.empty: set[str] = set()
         #: node ids by the request they are allocated to.
         self.by_request: dict[str, set[str]] = defaultdict(set)
+        #: ids of nodes that were made for min-ready and are allocated still.
+        self.min_ready: set[str] = set()
         self.by_provider: dict[str, set[str]] = defaultdict(set)
         #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes, oldest first.
         self.free: dict[PoolKey, dict[str, dict[str, None]]] = {}
@@ -67,7 +70,6 @@ class NodeTree(Tree[Node]):
 
     def known_paths(self) -> set[str]:
         result = {paths.node(i) for i in self.nodes} | {paths.node(i) for i in self.empty}
-        result |= set(self.bad)
         result |= {paths.node_lock(i) for i in self.lock_dirs}
         for node_id, names in self.contenders.items():
             result |= {f"{paths.node_lock(node_id)}/{name}" for name in names}
@@ -180,6 +182,8 @@ class NodeTree(Tree[Node]):
                 ids.discard(node_id)
                 if not ids:
                     del self.by_request[node.allocated_to]
+            if node.requestor == MIN_READY and state in (READY, BUILDING):
+                (self.min_ready.add if sign > 0 else self.min_ready.discard)(node_id)
         if provider is None:
             return
         self.provider_state_count[provider][state] += sign

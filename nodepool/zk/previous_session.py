@@ -1,11 +1,13 @@
 """Ends the session that a killed process has left behind, so that its locks do not outlive it until the time-out.
 
 The session's id and password are kept in a file that only its owner can read.  A lock on the open file, which the
-kernel gives back when the process dies, tells a dead owner from a living one.
+kernel gives back when the process dies, tells a dead owner from a living one.  Of what ran on another machine, or before
+this one was started anew, that cannot be known (a volume may be mounted elsewhere): such a session is left to its time-out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -18,14 +20,25 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 log = logging.getLogger("nodepool.zk.ZooKeeperClient")
 
+#: Names the running kernel; containers see the same as their machine.
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 #: Seconds to reach ZooKeeper for ending the old session.
 TIMEOUT = 5.0
+
+
+def boot_id() -> str:
+    """Of this kernel; empty when there is no telling."""
+    try:
+        with open(BOOT_ID) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 class SessionFile:
     """Remembers the present session for the next process.
 
-    :param path: where; its directory must exist and be writable, else nothing is remembered.
+    :param path: where; its directory must be writable (the last part of it is made), else nothing is remembered.
     """
 
     def __init__(self, path: str) -> None:
@@ -35,9 +48,12 @@ class SessionFile:
     def acquire(self) -> dict[str, Any] | None:
         """Become the owner; returns what the last owner remembered, if it is dead and has not ended in order."""
         try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(self.path), 0o700)
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            log.debug("Not remembering the session in %s: %s", self.path, error.strerror)
+            log.info("The ZooKeeper session cannot be remembered in %s (%s): when this process is killed, its locks stay until "
+                     "the session times out", self.path, error.strerror)
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,11 +66,18 @@ class SessionFile:
             value = json.loads(os.pread(fd, 4096, 0) or b"null")
         except ValueError:
             value = None
-        return value if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        if not value.get("boot") or value["boot"] != boot_id():
+            log.info("The last process ran on another machine, or before this one was started anew: its session ends by its "
+                     "time-out")
+            return None
+        return value
 
     def remember(self, hosts: str, client_id: tuple[int, bytes]) -> None:
         """The session in use now."""
-        self._write(json.dumps({"hosts": hosts, "id": client_id[0], "password": client_id[1].hex()}).encode())
+        self._write(json.dumps({"hosts": hosts, "id": client_id[0], "password": client_id[1].hex(),
+                                "boot": boot_id()}).encode())
 
     def release(self) -> None:
         """The session was ended in order."""

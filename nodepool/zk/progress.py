@@ -215,7 +215,7 @@ class ProgressTree(Tree[Any]):
         return len(parts) == 1 and parts[0] in self._KINDS
 
     def known_paths(self) -> set[str]:
-        result = {build.path for build in self.builds.values()} | set(self.bad)
+        result = {build.path for build in self.builds.values()}
         result |= {upload.path for upload in self.uploads.values()}
         return result | {failure.path for failure in self.failures.values()}
 

@@ -12,6 +12,7 @@ import select
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ from kazoo.exceptions import (
     EXCEPTIONS,
     ConnectionClosedError,
     ConnectionDropped,
+    ConnectionLoss,
     KazooException,
     NoNodeError,
     SessionExpiredError,
@@ -45,6 +47,9 @@ _RECEIVE_SIZE = 256 * 1024
 _HANDLE_SIZE = 1024 * 1024
 #: At most this many bytes of requests are put into one send.
 _SEND_SIZE = 256 * 1024
+
+#: The connection broke: nobody made a mistake, and the outcome is unknown.
+BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
 
 EventCallback = Callable[[int, str], None]
 
@@ -146,6 +151,8 @@ class Connection(kazoo_connection.ConnectionHandler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._received = bytearray()
+        #: Since when answers are due of which none has come.
+        self._silent_since = 0.0
 
     def _connect_loop(self, retry: Any) -> Any:
         """Whatever goes wrong on this thread, it connects anew with the same session; kazoo would end for ever."""
@@ -158,6 +165,16 @@ class Connection(kazoo_connection.ConnectionHandler):
             if self.client._state != KeeperState.CONNECTING:
                 self.client._session_callback(KeeperState.CONNECTING)
             raise ForceRetryError("connecting anew") from error
+
+    def zk_loop(self) -> None:
+        error: BaseException | None = None
+        try:
+            super().zk_loop()
+        except BaseException as problem:
+            log.exception("The thread of the connection to ZooKeeper ends:")
+            error = problem
+        if not self.client._stopped.is_set():
+            self.client.on_loop_end(error)
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received = bytearray()
@@ -192,6 +209,8 @@ class Connection(kazoo_connection.ConnectionHandler):
             result = self._message(data[start:offset])
             if result is kazoo_connection.CLOSE_RESPONSE:
                 break
+        if size:
+            self._silent_since = time.monotonic()
         if offset:
             del received[:offset]
         if ended and result is not kazoo_connection.CLOSE_RESPONSE:
@@ -297,6 +316,12 @@ class Connection(kazoo_connection.ConnectionHandler):
             pass
         client.wake_sent = False
         queue, pending = client._queue, client._pending
+        # kazoo sends no heartbeat while it sends requests: their answers must do.
+        now = time.monotonic()
+        if not pending:
+            self._silent_since = now
+        elif now - self._silent_since > read_timeout:
+            raise ConnectionDropped(f"no answer for {now - self._silent_since:.1f} s")
         out = bytearray()
         while queue:
             request, reply = queue[0]
@@ -356,6 +381,8 @@ class Client(KazooClient):
         #: (root, callback) of persistent watches; the server forgets them with each connection.
         self.persistent_watches: list[tuple[str, EventCallback]] = []
         super().__init__(*args, **kwargs)
+        #: Called with the error, or None, when the thread of the connection ends without having been told to.
+        self.on_loop_end: Callable[[BaseException | None], Any] = lambda _error: None
         self.abandoned = AbandonedLocks(self)
         old = self._connection
         self._connection = Connection(
@@ -417,6 +444,6 @@ class Client(KazooClient):
 
 
 __all__ = [
-    "CHANGED", "CREATED", "DELETED", "AddWatch", "Client", "Connection", "Handler", "KazooException",
+    "BROKEN", "CHANGED", "CREATED", "DELETED", "AddWatch", "Client", "Connection", "Handler", "KazooException",
     "KazooTimeoutError", "Reply",
 ]

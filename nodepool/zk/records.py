@@ -2,138 +2,43 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from kazoo.protocol.states import ZnodeStat
 
-BUILDING = "building"
-UPLOADING = "uploading"
-READY = "ready"
-DELETING = "deleting"
-FAILED = "failed"
-REQUESTED = "requested"
-FULFILLED = "fulfilled"
-PENDING = "pending"
-TESTING = "testing"
-IN_USE = "in-use"
-USED = "used"
-HOLD = "hold"
-INIT = "init"
-ABORTED = "aborted"
-DELETED = "deleted"
-
-_encode = json.JSONEncoder(ensure_ascii=True, separators=(", ", ": ")).encode
-
-
-#: Seconds; beyond it there is no date.
-_LATEST = 1e11
-#: Numbers beyond it (and Infinity and NaN, which JSON readers let pass) are no amounts.
-LARGEST = 1e15
-
-
-class RecordError(ValueError):
-    """Data in ZooKeeper that are not a usable record; the text says why."""
-
-
-def parse_object(data: bytes | None) -> dict[str, Any] | None:
-    """The JSON object in a znode; None when it is empty.
-
-    :raises RecordError: not JSON, or not an object.
-    """
-    if not data:
-        return None
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise RecordError(f"a JSON object is expected, found {type(value).__name__}")
-    return value
-
-
-class BaseModel:
-    """A record with an id and a checked state; setting the state stamps ``state_time``."""
-
-    VALID_STATES: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, o_id: str | None) -> None:
-        self._id: str | None = None
-        if o_id is not None:
-            self.id = o_id
-        self._state: str | None = None
-        self.state_time: float | None = None
-        self.stat: ZnodeStat | None = None
-
-    @property
-    def id(self) -> str | None:
-        return self._id
-
-    @id.setter
-    def id(self, value: str) -> None:
-        if not isinstance(value, str):
-            raise TypeError("'id' attribute must be a string type")
-        self._id = value
-
-    @property
-    def state(self) -> str | None:
-        return self._state
-
-    @state.setter
-    def state(self, value: str) -> None:
-        if value not in self.VALID_STATES:
-            raise TypeError(f"'{value}' is not a valid state")
-        self._state = value
-        self.state_time = time.time()
-
-    def toDict(self) -> dict[str, Any]:
-        """What is stored: everything but the id."""
-        return {"state": self._state, "state_time": self.state_time}
-
-    def updateFromDict(self, d: Mapping[str, Any]) -> None:
-        """Take over stored values.
-
-        :raises RecordError: the state is unknown or its time is no number of seconds.
-        """
-        state = d.get("state")
-        if state is not None and (not isinstance(state, str) or state not in self.VALID_STATES):
-            raise RecordError(f"unknown state {state!r}")
-        state_time = d.get("state_time")
-        # Everybody sorts by it: one text among the numbers would stop them all. NaN fails the comparison, too.
-        if state_time is not None and (not isinstance(state_time, (int, float)) or not abs(state_time) < _LATEST):
-            raise RecordError(f"state_time {state_time!r} is no time in seconds")
-        self._state = state
-        self.state_time = state_time
-
-    def serialize(self) -> bytes:
-        return _encode(self.toDict()).encode("utf8")
-
-    def _comparable(self) -> dict[str, Any]:
-        return self.toDict()
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return self._id == other._id and self._comparable() == other._comparable()
-
-    # Records change; they are told apart by identity when they are put into sets.
-    __hash__ = object.__hash__
-
-    def __repr__(self) -> str:
-        values = " ".join(f"{key}={value!r}" for key, value in self.toDict().items() if key not in SECRETS)
-        return f"<{type(self).__name__} {self._id} {values}>"
-
-
-#: Fields that may hold credentials (Kubernetes-like connection data) and are kept out of logs.
-SECRETS = frozenset({"connection_port", "ssh_port", "driver_data"})
+from nodepool.zk.record_base import (
+    ABORTED,
+    BUILDING,
+    DELETED,
+    DELETING,
+    FAILED,
+    FULFILLED,
+    HOLD,
+    IN_USE,
+    INIT,
+    LARGEST,
+    LATEST,
+    PENDING,
+    READY,
+    REQUESTED,
+    SECRETS,
+    TESTING,
+    UPLOADING,
+    USED,
+    BaseModel,
+    RecordError,
+    parse_object,
+    text_of,
+    texts_of,
+)
 
 
 class ImageBuild(BaseModel):
     """A build of an image; ``formats`` is a list here and a comma-joined text in ZooKeeper."""
 
     VALID_STATES = frozenset({BUILDING, READY, DELETING, FAILED})
+    KEYS = BaseModel.KEYS | {"builder", "builder_id", "formats", "username", "python_path", "shell_type"}
 
     def __init__(self, image_name: str | None = None, build_id: str | None = None) -> None:
         super().__init__(build_id)
@@ -176,6 +81,7 @@ class ImageUpload(BaseModel):
     """An image uploaded to a provider; image, build, provider and number come from the path."""
 
     VALID_STATES = frozenset({UPLOADING, READY, DELETING, FAILED})
+    KEYS = BaseModel.KEYS | {"external_id", "external_name", "format", "username", "python_path", "shell_type"}
 
     def __init__(
         self, build_id: str | None = None, provider_name: str | None = None, image_name: str | None = None,
@@ -242,6 +148,9 @@ class NodeRequest(BaseModel):
     """A request for nodes; the name is ``<priority>-<sequence>`` (zookeeper-schema.md section 5)."""
 
     VALID_STATES = frozenset({REQUESTED, PENDING, FULFILLED, FAILED})
+    KEYS = BaseModel.KEYS | {
+        "declined_by", "node_types", "nodes", "reuse", "requestor", "requestor_data", "provider", "relative_priority",
+        "event_id", "created_time", "tenant_name"}
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id)
@@ -324,27 +233,6 @@ class NodeRequest(BaseModel):
             tenant_name=self.tenant_name)
 
 
-def text_of(d: Mapping[str, Any], key: str) -> str | None:
-    """A field that is looked up, compared and sorted by everybody.
-
-    :raises RecordError: it is neither a text nor null.
-    """
-    value = d.get(key)
-    if value is not None and not isinstance(value, str):
-        raise RecordError(f"{key} is not a text but {type(value).__name__}")
-    return value
-
-
-def texts_of(d: Mapping[str, Any], key: str) -> list[str]:
-    """:raises RecordError: it is not a list of texts."""
-    value = d.get(key)
-    if not value:
-        return []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise RecordError(f"{key} is not a list of texts")
-    return list(value)
-
-
 #: Stored fields of a node whose absence reads as null.
 _NODE_PLAIN = (
     "cloud", "provider", "pool", "allocated_to", "az", "region", "public_ipv4", "private_ipv4", "public_ipv6",
@@ -361,6 +249,8 @@ class Node(BaseModel):
 
     VALID_STATES = frozenset(
         {INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED})
+    KEYS = BaseModel.KEYS | {
+        *_NODE_PLAIN, "type", "connection_port", "ssh_port", "username", "host_keys", "hold_expiration"}
 
     provider: str | None
     pool: str | None
@@ -454,7 +344,7 @@ class Node(BaseModel):
         expiration = get("hold_expiration")
         if expiration is not None:
             try:
-                expiration = min(int(expiration), int(_LATEST))
+                expiration = min(int(expiration), int(LATEST))
             except (TypeError, ValueError, OverflowError):
                 expiration = 0
         self.hold_expiration = expiration
@@ -491,3 +381,11 @@ class NodeRequestLockStats:
 
     def __repr__(self) -> str:
         return f"<NodeRequestLockStats {self.lock_id}>"
+
+
+__all__ = [
+    "ABORTED", "BUILDING", "DELETED", "DELETING", "FAILED", "FULFILLED", "HOLD", "INIT", "IN_USE", "LARGEST",
+    "PENDING", "READY", "REQUESTED", "SECRETS", "TESTING", "UPLOADING", "USED", "BaseModel", "ImageBuild",
+    "ImageBuildRequest", "ImageUpload", "Node", "NodeRequest", "NodeRequestLockStats", "RecordError",
+    "parse_object", "text_of", "texts_of",
+]

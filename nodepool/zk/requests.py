@@ -42,7 +42,7 @@ class RequestTree(Tree[NodeRequest]):
         return False
 
     def known_paths(self) -> set[str]:
-        return {paths.request(i) for i in self.requests} | set(self.bad)
+        return {paths.request(i) for i in self.requests}
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
         values = parse_object(data)

@@ -12,14 +12,17 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from kazoo.exceptions import NoNodeError
-from kazoo.protocol.serialization import GetChildren2, GetData
+from kazoo.exceptions import NoAuthError, NoNodeError
+from kazoo.protocol.serialization import Exists, GetChildren2, GetData
 from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.zk.client import ZooKeeperClient
-from nodepool.zk.protocol import CHANGED, CREATED, DELETED, Client, Reply
+from nodepool.zk.protocol import BROKEN, CHANGED, CREATED, DELETED, Client, Reply
 
 R = TypeVar("R")
+
+#: Seconds until a tree that could not be read is read again; a broken connection is not waited for so.
+READ_AGAIN = 5.0
 
 
 class Tree(Generic[R]):
@@ -42,6 +45,8 @@ class Tree(Generic[R]):
         self._outstanding = 0
         self._stale: set[str] = set()
         self._syncing = False
+        self._stopped = False
+        self._again: threading.Timer | None = None
         # Writes of our own under way: path -> [how many, how many change events came meanwhile].
         self._own: dict[str, list[int]] = {}
         self._own_creates = 0
@@ -61,7 +66,7 @@ class Tree(Generic[R]):
         raise NotImplementedError
 
     def known_paths(self) -> set[str]:
-        """All paths shown at present."""
+        """All paths shown at present; those in :attr:`bad` need not be among them."""
         raise NotImplementedError
 
     def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
@@ -93,8 +98,13 @@ class Tree(Generic[R]):
             self._synchronise()
 
     def stop(self) -> None:
+        self._stopped = True
         if self._state_changed in self.client.state_listeners:
             self.client.state_listeners.remove(self._state_changed)
+        timer, self._again = self._again, None
+        if timer is not None:
+            timer.cancel()
+            timer.join(1.0)
         if self.client.client is not None:
             self.client.client.remove_persistent_watch(self.root, self._event)
 
@@ -123,7 +133,7 @@ class Tree(Generic[R]):
         generation = self._generation
         self.synced.clear()
         with self.lock:
-            self._stale = self.known_paths()
+            self._stale = self.known_paths() | set(self.bad)
         self._outstanding = 1
         self._syncing = True
         kazoo = self._kazoo()
@@ -132,12 +142,38 @@ class Tree(Generic[R]):
             if generation != self._generation:
                 return
             if error is not None:
-                self.log.error("Cannot watch %s: %r (ZooKeeper 3.6 or newer is needed)", self.root, error)
+                self._failed(generation, f"watch {self.root} (ZooKeeper 3.6 or newer is needed)", error)
                 return
             self._look_below(self.root, [], generation)
             self._done_one(generation)
 
         kazoo.arm_persistent_watch(self.root, Reply(armed))
+
+    def _failed(self, generation: int, what: str, error: BaseException) -> None:
+        """What could not be read is not gone: what was shown stays as it is, and the tree is read again."""
+        if generation != self._generation:
+            return
+        self._generation += 1
+        self._syncing = False
+        self.synced.clear()
+        if isinstance(error, BROKEN):
+            return  # it is read again with the next connection
+        self.log.error("Cannot %s: %r; trying again in %g s", what, error, READ_AGAIN)
+        generation = self._generation
+
+        def on_connection(_result: Any, _error: BaseException | None, _zxid: int) -> None:
+            if generation == self._generation and self.client.connected:
+                self._synchronise()
+
+        def again() -> None:
+            client = self.client.client
+            if client is not None and generation == self._generation and not self._stopped:
+                client.submit(Exists(client.full_path(self.root), None), Reply(on_connection))
+
+        if not self._stopped:
+            self._again = threading.Timer(READ_AGAIN, again)
+            self._again.name, self._again.daemon = f"ThreadPoolExecutor mirror of {self.root}", True
+            self._again.start()
 
     def _done_one(self, generation: int) -> None:
         if generation != self._generation or not self._syncing:
@@ -161,8 +197,10 @@ class Tree(Generic[R]):
             if error is None:
                 for name in result[0]:
                     self._discovered(f"{path}/{name}", [*parts, name], generation)
+            elif isinstance(error, NoAuthError) and parts:
+                self._set_aside(parts, path, f"we may not list it: {error!r}", 0)
             elif not isinstance(error, NoNodeError):
-                self.log.warning("Cannot list %s: %r", path, error)
+                self._failed(generation, f"list {path}", error)
             self._done_one(generation)
 
         self._submit_read(GetChildren2(self._kazoo().full_path(path), None), answer)
@@ -182,6 +220,8 @@ class Tree(Generic[R]):
         self._kazoo().submit(request, Reply(answer))
 
     def _read(self, path: str, parts: list[str], sync_generation: int | None) -> None:
+        generation = self._generation
+
         def answer(result: Any, error: BaseException | None, _zxid: int) -> None:
             left = self.reading.get(path, 1) - 1
             if left > 0:
@@ -197,6 +237,10 @@ class Tree(Generic[R]):
                     self._look_below(path, parts, sync_generation)
             elif isinstance(error, NoNodeError):
                 self._gone(parts, path)
+            elif isinstance(error, NoAuthError):  # it concerns this record alone
+                self._set_aside(parts, path, f"we may not read it: {error!r}", 0)
+            else:
+                self._failed(generation, f"read {path}", error)
             if sync_generation is not None:
                 self._done_one(sync_generation)
 
@@ -212,14 +256,17 @@ class Tree(Generic[R]):
         try:
             self.store(parts, path, data, stat)
         except Exception as error:
-            if self._bad_versions.get(path) != stat.mzxid:
-                self.log.error("Ignoring %s: %s", path, error)
-            self._gone(parts, path)
-            self._bad_versions[path] = stat.mzxid
-            with self.lock:
-                self.bad[path] = str(error)
+            self._set_aside(parts, path, str(error), stat.mzxid)
         else:
             self._not_bad(path)
+
+    def _set_aside(self, parts: list[str], path: str, reason: str, version: int) -> None:
+        if self._bad_versions.get(path) != version:
+            self.log.error("Ignoring %s: %s", path, reason)
+        self._gone(parts, path)
+        self._bad_versions[path] = version
+        with self.lock:
+            self.bad[path] = reason
 
     def _not_bad(self, path: str) -> None:
         if path in self.bad:

@@ -192,20 +192,20 @@ class Writer:
             log.exception("Error after a transaction")
 
     def _abandon(self, txns: list[Txn]) -> None:
-        """The outcome is unknown: no lock that was to be taken or given back may stay."""
+        """The outcome is unknown: no lock that was to be taken or given back may stay; backing nodes' persistent ones do."""
         for txn in txns:
             for operation in txn.operations:
-                if isinstance(operation, (Create, Delete)) and "__lock__" in operation.path:
+                ephemeral = isinstance(operation, Delete) or (isinstance(operation, Create) and operation.flags & 1)
+                if ephemeral and "__lock__" in operation.path:
                     self._client.abandoned.add(self._client.unchroot(operation.path))
 
     def _next(self, again: list[Txn], one_by_one: bool) -> None:
         """One answer came: send what was refused only for its company, then what has been waiting."""
         if one_by_one:
-            for txn in again[1:]:
-                with self._lock:
-                    self._in_flight += 1
+            with self._lock:
+                self._in_flight += len(again) - 1
+            for txn in again:  # in their order
                 self._send([txn])
-            self._send(again[:1])
             return
         batch: list[Txn] = []
         with self._lock:

@@ -3,6 +3,8 @@
 NODEPOOL_FAULT_DRIVERS   directory of drivers to search
 NODEPOOL_FAULT_CLEANUP   seconds between two clean-ups (default 1)
 NODEPOOL_JOURNAL         file that gets a JSON line per transaction answered: what was written, by which session
+NODEPOOL_END_THREAD      a file; once it names a thread, an exception that nobody foresaw is raised in that one; then
+                         the file is removed
 NODEPOOL_CRASH_AT        <point>[:n] - SIGKILL ourselves at the n-th passing of a point:
     txn-before   a transaction is about to be sent
     txn-sent     it has been given to the connection
@@ -13,8 +15,10 @@ NODEPOOL_CRASH_AT        <point>[:n] - SIGKILL ourselves at the n-th passing of 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import pathlib
 import signal
 import sys
 import threading
@@ -33,6 +37,31 @@ def passed(name: str) -> None:
         _left["n"] -= 1
         if _left["n"] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unforeseen(BaseException):
+    """Passes by all who expect errors."""
+
+
+def end_thread(thread: threading.Thread) -> None:
+    """Raised as soon as the thread runs Python code."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Unforeseen))
+
+
+def end_threads() -> None:
+    """Do as the environment says."""
+    path = pathlib.Path(os.environ.get("NODEPOOL_END_THREAD", "/nowhere"))
+
+    def wait() -> None:
+        while not path.exists():
+            time.sleep(0.05)
+        for thread in threading.enumerate():
+            if thread.name == path.read_text():
+                end_thread(thread)
+        path.unlink()
+
+    if "NODEPOOL_END_THREAD" in os.environ:
+        threading.Thread(target=wait, name="Thread-ender", daemon=True).start()
 
 
 def _describe(client: Any, operation: Any, result: Any) -> dict[str, Any]:
@@ -117,6 +146,7 @@ def main() -> int:
     load_drivers()
     patch_writer()
     patch_intervals()
+    end_threads()
     from nodepool.cmd.launcher import main as launcher_main
 
     return launcher_main()

@@ -1,6 +1,7 @@
 """The nodepool-builder program with faults built in from outside.
 
 NODEPOOL_FAULT_CLEANUP   seconds between two clean-ups (default 1); builds and uploads are looked for each 0.5 s
+NODEPOOL_END_THREAD      as in serve.py
 NODEPOOL_CRASH_AT        <point>[:n] - SIGKILL ourselves at the n-th passing of a point, each -before and -after:
     build-record     the record of a new build
     process          the start of the command
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tests.faults.serve import passed
+from tests.faults.serve import end_threads, passed
 
 
 def around(owner: Any, name: str, point: Callable[..., str | None]) -> None:
@@ -77,6 +78,7 @@ def patch_intervals() -> None:
 def main() -> int:
     patch_points()
     patch_intervals()
+    end_threads()
     from nodepool.cmd.builder import main as builder_main
 
     return builder_main()

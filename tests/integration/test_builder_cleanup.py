@@ -9,7 +9,10 @@ import uuid
 from typing import Any
 
 import pytest
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, SessionExpiredError
 
+from nodepool.builder.cleanup_records import RecordCleaner
+from nodepool.zk.facade_images import ImageMethods
 from nodepool.zk.progress import BuildProgress, UploadFailure
 from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
 from tests.conftest import wait_for
@@ -507,3 +510,41 @@ def test_passes_at_rest_ask_nothing(builders: BuilderBench, cloud: BalkyCloud) -
     pings = 3
     assert kazoo._connection._xid - before <= pings
     assert {b.id for b in builders.builds()} == set(builds)
+
+
+@pytest.mark.spec("issue 11, users 5: it is told that images go which this configuration does not name")
+def test_images_of_another_configuration_are_told_of(
+        builders: BuilderBench, cloud: BalkyCloud, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        build = store_build(builders, "theirs")
+        store_upload(builders, build, "balky", image="theirs", external_id=None)
+    ours = store_build(builders)
+    builders.start(config(builders, [cloud.provider([paused()])]))
+    wait_for(lambda: not builders.builds("theirs", None), what="the builds of the image are gone")
+    told = [r.getMessage() for r in caplog.records if "is not in the configuration of this builder" in r.getMessage()]
+    assert len(told) == 1 and told[0].startswith("Image theirs ") and "made by host" in told[0]
+    assert [build.id for build in builders.builds()] == [ours]
+
+
+@pytest.mark.spec("issue 11, users 5: a session that expires during a pass is no error of the builder")
+@pytest.mark.parametrize("error", [SessionExpiredError, ConnectionLoss, ConnectionClosedError])
+@pytest.mark.parametrize("where", ["finish", "readImages"])
+def test_a_broken_connection_is_one_line(builders: BuilderBench, cloud: BalkyCloud, monkeypatch: pytest.MonkeyPatch,
+                                         caplog: pytest.LogCaptureFixture, error: type[Exception], where: str) -> None:
+    owner = RecordCleaner if where == "finish" else ImageMethods
+    real, failed = getattr(owner, where), []
+
+    def breaks(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not failed and threading.current_thread().name.startswith("CleanupWorker"):
+            failed.append(1)
+            raise error
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, where, breaks)
+    build = store_build(builders, "theirs")
+    builders.start(config(builders, [cloud.provider([paused()])]))
+    builders.wait_gone("theirs", build)
+    assert failed
+    lines = [r for r in caplog.records if "connection to ZooKeeper broke" in r.getMessage()]
+    assert [(r.levelname, r.exc_info) for r in lines] == [("WARNING", None)]
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]

@@ -135,3 +135,15 @@ def test_a_cloud_that_cannot_be_asked_loses_no_ready_node(bench: LauncherBench, 
     wait_for(lambda: len(calls) >= 2, what="two questions")
     stays(bench, node.id, "ready")
     assert "Ready nodes of provider fake-provider cannot be compared with the cloud: OSError: no route" in caplog.text
+
+
+@pytest.mark.spec("issue 11: an external_id of an odd kind keeps no other ready node from being compared with the cloud")
+def test_an_odd_external_id_beside_others(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.start(config(provider(labels=["a"]), labels={"a": {"min-ready": 1}}), cleanup_interval=0.3)
+    (node,) = bench.wait_nodes(1, state="ready")
+    odd = bench.ready_node("fake-provider", "main", "a", external_id={"host": "h", "sliver": ["s"]})
+    with bench.cloud("fake-provider")._lock:
+        bench.cloud("fake-provider")._server_list.clear()
+    bench.wait_gone(node.id)
+    stays(bench, odd.id, "ready")
+    assert f"Ready nodes of provider fake-provider with an odd external_id ({odd.id}) cannot be compared" in caplog.text

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.launcher.cleanup import CleanupWorker
 from tests.conftest import wait_for
 from tests.integration.launcher_bench import LauncherBench, StatsdReceiver, config, provider
 
@@ -214,6 +215,34 @@ def test_request_locks_are_swept_with_care(bench: LauncherBench, monkeypatch: py
     bench.zuul.client.delete(held)
     bench.zuul.cancel(waiting)
     wait_for(lambda: not bench.zk.getNodeRequestLockIDs())
+
+
+@pytest.mark.spec("issue 11, B13: lock directories of requests do not pile up, and are not read one by one each minute")
+def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.launcher.cleanup.GONE_FOR", 100.0)
+    pool = bench.start(config(provider()), cleanup_interval=1000)
+    sent: list[str] = []
+    call = pool.zk.kazoo_client._call
+    monkeypatch.setattr(pool.zk.kazoo_client, "_call", lambda request, reply: (
+        sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"), call(request, reply))[1])
+    clock = [1000.0]
+    worker = CleanupWorker(pool, now=lambda: clock[0])
+    root = f"{pool.zk.kazoo_client.chroot}/nodepool/requests-lock"
+    served = [bench.fulfilled("fake-label")[0] for _ in range(3)]
+    bench.use_up(*served)
+    wait_for(lambda: not any(pool.zk.request_tree.get(i) for i in served))
+
+    def sweep(seconds: float) -> list[str]:
+        clock[0] += seconds
+        sent.clear()
+        worker._sweep_request_locks()
+        return [line for line in sent if line.split()[1].startswith(root)]
+
+    left = set(bench.zk.getNodeRequestLockIDs())
+    assert left == set(served)
+    assert sweep(0) == sweep(60) == [f"GetChildren {root}"]
+    assert sorted(sweep(60)) == sorted([f"GetChildren {root}", *(f"Delete {root}/{i}" for i in served)])
+    assert bench.zk.getNodeRequestLockIDs() == []
 
 
 @pytest.mark.spec("launcher.md 10: a deletion that fails is tried again: the node does not stay locked")

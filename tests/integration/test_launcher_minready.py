@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from tests.conftest import wait_for
@@ -95,3 +98,25 @@ def test_min_ready_without_a_pool(bench: LauncherBench) -> None:
     bench.zk.deleteRawNode(bench.zk.getNodes()[0])
     bench.wait_nodes(1, state="ready", allocated_to=None)
     assert not [r for r in bench.zk.nodeRequestIterator(cached=False) if r.node_types == ["orphan"]]
+
+
+@pytest.mark.spec("issue 11: a cloud that does not answer holds up no other's min-ready nodes")
+def test_a_slow_cloud_beside_others(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nodepool.driver.statemachine import StateMachineProvider
+
+    ready, go_on = StateMachineProvider.labelReady, threading.Event()
+
+    def slow(manager: Any, label: Any) -> Any:
+        if manager.provider.name == "fake-p1":
+            assert go_on.wait(60)
+        return ready(manager, label)
+
+    monkeypatch.setattr(StateMachineProvider, "labelReady", slow)
+    try:
+        bench.start(config(
+            provider("fake-p1", labels=["a"]), provider("fake-p2", labels=["b"]),
+            labels={name: {"min-ready": 1} for name in ("a", "b")}))
+        wait_for(lambda: [node.type for node in bench.nodes(state="ready")] == [["b"]])
+    finally:
+        go_on.set()
+    wait_for(lambda: sorted(node.type for node in bench.nodes(state="ready")) == [["a"], ["b"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import pathlib
 import signal
@@ -11,12 +12,14 @@ import time
 
 import pytest
 
+from nodepool.cmd.service import make_daemon_parser, session_file
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.previous_session import SessionFile
 from tests.conftest import Chroot, wait_for
 
 HOLDER = """
 import sys, time
+from nodepool.cmd.service import make_daemon_parser, session_file
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.previous_session import SessionFile
 hosts, ca, cert, key, path = sys.argv[1:]
@@ -93,4 +96,53 @@ def test_a_broken_file_does_no_harm(zk_chroot: Chroot, tmp_path: pathlib.Path, c
 
 
 def test_a_directory_that_is_missing_does_no_harm(zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
-    assert connect(zk_chroot, tmp_path / "missing" / "session").connected
+    assert connect(zk_chroot, tmp_path / "missing" / "too" / "session").connected
+
+
+@pytest.mark.spec("issue 11, point 7: what ran on another machine, or before a boot, may live on there")
+def test_the_session_of_another_machine_is_left_alone(
+        zk_chroot: Chroot, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = tmp_path / "boot"
+    path = tmp_path / "session"
+    process = start_holder(zk_chroot, path)
+    remembered = path.read_bytes()
+    try:
+        # Over a volume in a network the lock of the file does not tell.
+        copy = tmp_path / "elsewhere"
+        copy.write_bytes(remembered)
+        for content in ("another-kernel\n", ""):
+            boot.write_text(content)
+            monkeypatch.setattr("nodepool.zk.previous_session.BOOT_ID", str(boot))
+            client = connect(zk_chroot, copy)
+            assert client.client is not None
+            assert client.client.exists("/mark") is not None
+            client.disconnect()
+            copy.write_bytes(remembered)
+        monkeypatch.setattr("nodepool.zk.previous_session.BOOT_ID", str(tmp_path / "missing"))
+        assert SessionFile(str(copy)).acquire() is None
+    finally:
+        end(process)
+
+
+def arguments(tmp_path: pathlib.Path, *options: str) -> argparse.Namespace:
+    return make_daemon_parser("nodepool-launcher", "", str(tmp_path / "run" / "x.pid")).parse_args(list(options))
+
+
+@pytest.mark.spec("issue 11, point 7: a place for it in the foreground, too; none is shared by two launchers of one machine")
+def test_where_the_session_is_remembered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+
+    def where(*options: str) -> pathlib.Path:
+        return pathlib.Path(session_file("nodepool-launcher", arguments(tmp_path, *options)))
+
+    assert where("-f").parent == tmp_path / "home" / "state" / "nodepool"
+    (tmp_path / "run").mkdir()
+    assert where("-f").parent == tmp_path / "run"
+    monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path}:{tmp_path}/images")
+    assert where("-f").parent == tmp_path
+    assert where("-f", "--state-dir", str(tmp_path / "own")).parent == tmp_path / "own"
+    assert where("-f") == where()
+    others = [where(), where("-c", "/other"), where("-s", "/secure"), where("-p", "/other.pid"),
+              pathlib.Path(session_file("nodepool-builder", arguments(tmp_path)))]
+    assert len(set(others)) == len(others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -159,3 +160,31 @@ def test_the_connection_is_back(zk: Any, caplog: pytest.LogCaptureFixture) -> No
     wait_for(lambda: "suspended; no new work until it is back" in caplog.text)
     zk.client.client._session_callback(KeeperState.CONNECTED)
     wait_for(lambda: "ZooKeeper connection: back" in caplog.text)
+
+
+@pytest.mark.spec("issue 11, B9: min-ready does not look at all nodes in use for each label")
+def test_nodes_made_for_min_ready_are_known(zk: Any) -> None:
+    from types import SimpleNamespace
+
+    from nodepool.launcher.minready import MinReady
+    from nodepool.zk.requests import MIN_READY
+
+    class NotWalked(defaultdict[str, set[str]]):
+        def items(self) -> Any:
+            raise AssertionError("all allocated nodes are looked at")
+
+    worker = MinReady(SimpleNamespace(zk=zk))  # type: ignore[arg-type]
+    label = SimpleNamespace(name="label")
+    made = make_node(requestor=MIN_READY, allocated_to="900-0000000001")
+    for node in (made, make_node(requestor=MIN_READY), make_node(allocated_to="100-0000000002")):
+        zk.storeNode(node)
+    zk.node_tree.by_request = NotWalked(set, zk.node_tree.by_request)
+    assert worker._arriving(label) == 1
+    assert worker._arriving(SimpleNamespace(name="other")) == 0
+    for state, arriving in ((zk_module.BUILDING, 0), (zk_module.READY, 1), (zk_module.IN_USE, 0), (zk_module.READY, 1)):
+        made.state = state  # building and unlocked: its launcher has died
+        zk.storeNode(made)
+        assert worker._arriving(label) == arriving
+    made.allocated_to = None
+    zk.storeNode(made)
+    assert (worker._arriving(label), zk.node_tree.min_ready) == (0, set())

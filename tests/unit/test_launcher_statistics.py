@@ -24,3 +24,33 @@ def test_long_queues_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     assert warnings({"a": long, "b": 0}, 1.0) == ["a"]
     assert warnings({"a": long, "b": long}, 2.0) == ["b"]
     assert warnings({"a": long, "b": long}, 1.0 + WARNING_INTERVAL) == ["a"]
+
+
+@pytest.mark.spec("issue 11: the limits of one provider that cannot be told keep back no other's, and are told of once")
+def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
+    def provider(name: str, *limits: Any) -> Any:
+        return SimpleNamespace(name=name, pools={str(i): SimpleNamespace(max_servers=n) for i, n in enumerate(limits)})
+
+    providers = {name: provider(name, *limits) for name, limits in {"a": (1, 2), "b": ("20", 1), "c": (3,)}.items()}
+    settings = SimpleNamespace(providers=providers, tenant_resource_limits={"t": {"cores": 4}})
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, config=settings)))
+    for _ in range(2):
+        values: dict[str, float] = {}
+        worker._limits(values)
+        assert values == {"nodepool.provider.a.max_servers": 3, "nodepool.provider.c.max_servers": 3,
+                          "nodepool.tenant_limits.t.cores": 4}
+    assert [record.getMessage() for record in caplog.records] == ["Error reporting limits of provider b:"]
+    providers["b"].pools["0"].max_servers = 20
+    values = {}
+    worker._limits(values)
+    assert values["nodepool.provider.b.max_servers"] == 21
+
+
+def test_a_part_that_raises_keeps_back_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)))
+    for error in ("one", "one", "two"):
+        worker._safely("reporting", lambda error=error: [][len(error)])  # type: ignore[misc]
+    assert len(caplog.records) == 1
+    worker._safely("reporting", lambda: None)
+    worker._safely("reporting", lambda: [][3])
+    assert len(caplog.records) == 2

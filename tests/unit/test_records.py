@@ -238,3 +238,26 @@ def test_small_records() -> None:
     assert zk.NodeRequestLockStats().lock_id is None
     request = zk.ImageBuildRequest("image", True)
     assert (request.image_name, request.pending) == ("image", True)
+
+
+NEWER = {"of_a_newer_release": {"a": [1, None]}, "zz": "text"}
+
+
+@pytest.mark.spec("issue 11, users 5: keys that we do not know stay when a record is rewritten, in all records")
+@pytest.mark.parametrize("read, write", [
+    (lambda d: zk.Node.fromDict(d, "1"), lambda record: record.copy()),
+    (lambda d: zk.NodeRequest.fromDict(d, "100-1"), lambda record: record.copy()),
+    (lambda d: zk.ImageBuild.fromDict(d, "i", "1"), lambda record: record),
+    (lambda d: zk.ImageUpload.fromDict(d, "1", "p", "i", "1"), lambda record: record)])
+def test_unknown_keys_stay(read: Any, write: Any) -> None:
+    record = write(read({"state": "failed", "state_time": 1.0, "id": "1", **NEWER}))
+    known = set(record.toDict())
+    assert not known & set(NEWER)
+    record.state = "ready" if "ready" in record.VALID_STATES else "fulfilled"
+    after = stored(record)
+    assert {key: after[key] for key in NEWER} == NEWER
+    assert set(after) == known | set(NEWER)
+    assert "of_a_newer_release" not in repr(record), "it may be a secret"
+    record.updateFromDict({"state": "failed"})
+    assert set(stored(record)) == known
+    assert set(stored(type(record)())) == set(type(record)().toDict())

@@ -239,3 +239,46 @@ def test_stop_without_start(nodepool):
     app.stop()
     app.stop()
     assert not [t for t in threading.enumerate() if "WebApp" in t.name or "waitress" in t.name]
+
+
+@pytest.mark.spec("issue 11, B7: a page that takes long holds up no other, and not for ever those who want the same")
+def test_a_slow_page_holds_up_no_other(monkeypatch):
+    monkeypatch.setattr("nodepool.web.cache.MAKE_TIMEOUT", 0.1)
+    cache = ResponseCache(10)
+    begun, go_on = threading.Event(), threading.Event()
+    made = []
+
+    def slow():
+        begun.set()
+        assert go_on.wait(10)
+        return b"slow"
+
+    thread = threading.Thread(target=lambda: made.append(cache.get("slow", slow)))
+    thread.start()
+    assert begun.wait(10)
+    try:
+        assert cache.get("other", lambda: b"other").body == b"other"
+        with pytest.raises(TimeoutError):
+            cache.get("slow", lambda: b"made twice")
+    finally:
+        go_on.set()
+        thread.join(10)
+    assert made[0].body == b"slow" == cache.get("slow", lambda: b"made twice").body
+
+
+def test_a_page_that_cannot_be_made_is_tried_anew():
+    cache = ResponseCache(10)
+    with pytest.raises(ZeroDivisionError):
+        cache.get("page", lambda: bytes(1 // 0))
+    assert cache.get("page", lambda: b"page").body == b"page"
+
+
+@pytest.mark.spec("issue 11, B7: while ZooKeeper cannot be reached lists say so at once")
+@pytest.mark.parametrize("connected", [True, False])
+def test_lists_without_zookeeper(get, nodepool, connected):
+    nodepool.zk.synced, nodepool.zk.connected = False, connected
+    reply = get("/node-list")
+    assert (reply.status, reply.body) == (503, (
+        "ZooKeeper's content is being read, try again" if connected else "ZooKeeper cannot be reached"))
+    nodepool.zk.synced = True
+    assert get("/node-list").status == 200

@@ -255,10 +255,16 @@ class MetastaticAdapter(Adapter):
 
     def live_node(self, record: BackingNodeRecord) -> Node | None:
         """The backing node, None when it cannot be used any more."""
-        if record.node_id is None:
-            return None
-        node: Node | None = self.zk.getCachedNode(record.node_id)
+        return self.live(record.node_id) if record.node_id is not None else None
+
+    def live(self, node_id: str) -> Node | None:
+        """The node, None when the mirror does not show it in use."""
+        node: Node | None = self.zk.getCachedNode(node_id)
         return node if node is not None and node.state == IN_USE else None
+
+    def waits(self, node_id: str) -> bool:
+        """Whether a slot is being looked for, for this node, here."""
+        return node_id in self._waiting
 
     def machines(self, record: BackingNodeRecord) -> list[MetastaticCreateStateMachine]:
         """Those that wait for a slot of this record."""

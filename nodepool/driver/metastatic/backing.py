@@ -200,8 +200,17 @@ class BackingRequests:
                 data = parse_user_data(node.user_data, self.adapter.my_id)
                 if node.state == IN_USE and data is not None:
                     # The connection broke after the write.
-                    self._taken(record, request_id, node_id, data.allocations)
-                    return
+                    if not self.adapter.zk.getNodeLockContenders(node):
+                        reason = "its lock is gone"
+                        break
+                    if self.adapter.live(node_id) is not None:
+                        self._taken(record, request_id, node_id, data.allocations)
+                        return
+                    # The mirror is being read again; as long as it shows the node free it would be taken for lost.
+                    reason = "it is not seen to be ours yet"
+                    self.adapter.stop_event.wait(pause)
+                    pause = min(pause * 2, 1.0)
+                    continue
                 if node.state != READY:
                     reason = f"it is {node.state}"
                     break

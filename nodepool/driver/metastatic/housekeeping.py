@@ -121,7 +121,9 @@ class Housekeeping:
             # Somebody died between giving it back and unlocking it.
             self._unlock(node)
             return
-        present = {user for user in data.allocations.values() if adapter.zk.getNode(user, cached=True) is not None}
+        # Who waits for a slot here would stand in two places.
+        present = {user for user in data.allocations.values()
+                   if not adapter.waits(user) and adapter.zk.getNode(user, cached=True) is not None}
         with adapter.lock:
             if node_id in adapter.book.by_backing_node:
                 return

@@ -1,0 +1,162 @@
+"""What all records in ZooKeeper have in common: states, checks of their fields, JSON (zookeeper-schema.md section 1)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from kazoo.protocol.states import ZnodeStat
+
+BUILDING = "building"
+UPLOADING = "uploading"
+READY = "ready"
+DELETING = "deleting"
+FAILED = "failed"
+REQUESTED = "requested"
+FULFILLED = "fulfilled"
+PENDING = "pending"
+TESTING = "testing"
+IN_USE = "in-use"
+USED = "used"
+HOLD = "hold"
+INIT = "init"
+ABORTED = "aborted"
+DELETED = "deleted"
+
+_encode = json.JSONEncoder(ensure_ascii=True, separators=(", ", ": ")).encode
+
+
+#: Seconds; beyond it there is no date.
+LATEST = 1e11
+#: Numbers beyond it (and Infinity and NaN, which JSON readers let pass) are no amounts.
+LARGEST = 1e15
+
+
+class RecordError(ValueError):
+    """Data in ZooKeeper that are not a usable record; the text says why."""
+
+
+def parse_object(data: bytes | None) -> dict[str, Any] | None:
+    """The JSON object in a znode; None when it is empty.
+
+    :raises RecordError: not JSON, or not an object.
+    """
+    if not data:
+        return None
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise RecordError(f"a JSON object is expected, found {type(value).__name__}")
+    return value
+
+
+class BaseModel:
+    """A record with an id and a checked state; setting the state stamps ``state_time``."""
+
+    VALID_STATES: ClassVar[frozenset[str]] = frozenset()
+    #: Stored keys that we know.
+    KEYS: ClassVar[frozenset[str]] = frozenset({"id", "state", "state_time"})
+    #: What others have stored under other keys; it stays when the record is written, and is shown nowhere.
+    extra: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, o_id: str | None) -> None:
+        self._id: str | None = None
+        if o_id is not None:
+            self.id = o_id
+        self._state: str | None = None
+        self.state_time: float | None = None
+        self.stat: ZnodeStat | None = None
+
+    @property
+    def id(self) -> str | None:
+        return self._id
+
+    @id.setter
+    def id(self, value: str) -> None:
+        if not isinstance(value, str):
+            raise TypeError("'id' attribute must be a string type")
+        self._id = value
+
+    @property
+    def state(self) -> str | None:
+        return self._state
+
+    @state.setter
+    def state(self, value: str) -> None:
+        if value not in self.VALID_STATES:
+            raise TypeError(f"'{value}' is not a valid state")
+        self._state = value
+        self.state_time = time.time()
+
+    def toDict(self) -> dict[str, Any]:
+        """What is stored: everything but the id."""
+        return {"state": self._state, "state_time": self.state_time}
+
+    def updateFromDict(self, d: Mapping[str, Any]) -> None:
+        """Take over stored values.
+
+        :raises RecordError: the state is unknown or its time is no number of seconds.
+        """
+        state = d.get("state")
+        if state is not None and (not isinstance(state, str) or state not in self.VALID_STATES):
+            raise RecordError(f"unknown state {state!r}")
+        state_time = d.get("state_time")
+        # Everybody sorts by it: one text among the numbers would stop them all. NaN fails the comparison, too.
+        if state_time is not None and (not isinstance(state_time, (int, float)) or not abs(state_time) < LATEST):
+            raise RecordError(f"state_time {state_time!r} is no time in seconds")
+        self._state = state
+        self.state_time = state_time
+        unknown = d.keys() - self.KEYS
+        if unknown:
+            self.extra = {key: d[key] for key in unknown}
+        else:
+            self.__dict__.pop("extra", None)
+
+    def serialize(self) -> bytes:
+        values = self.toDict()
+        return _encode({**self.extra, **values} if self.extra else values).encode("utf8")
+
+    def _comparable(self) -> dict[str, Any]:
+        return self.toDict()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._id == other._id and self._comparable() == other._comparable()
+
+    # Records change; they are told apart by identity when they are put into sets.
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        values = " ".join(f"{key}={value!r}" for key, value in self.toDict().items() if key not in SECRETS)
+        return f"<{type(self).__name__} {self._id} {values}>"
+
+
+#: Fields that may hold credentials (Kubernetes-like connection data) and are kept out of logs.
+SECRETS = frozenset({"connection_port", "ssh_port", "driver_data"})
+
+
+def text_of(d: Mapping[str, Any], key: str) -> str | None:
+    """A field that is looked up, compared and sorted by everybody.
+
+    :raises RecordError: it is neither a text nor null.
+    """
+    value = d.get(key)
+    if value is not None and not isinstance(value, str):
+        raise RecordError(f"{key} is not a text but {type(value).__name__}")
+    return value
+
+
+def texts_of(d: Mapping[str, Any], key: str) -> list[str]:
+    """:raises RecordError: it is not a list of texts."""
+    value = d.get(key)
+    if not value:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise RecordError(f"{key} is not a list of texts")
+    return list(value)
