@@ -66,7 +66,7 @@ class ProviderManager:
                 new_config.provider_managers[config.name] = manager
                 continue
             if manager is not None:
-                cls.log.debug("Replacing provider %s", config.name)
+                cls.log.info("Provider %s has changed; starting it anew", config.name)
                 cls._call(manager, "idle")
                 replaced.append(manager)
             wanted.append(config)

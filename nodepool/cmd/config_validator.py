@@ -26,7 +26,10 @@ class ConfigValidator:
         log.info("validating %s", self.config_file)
         try:
             validation = Validation(Source(self.config_file, env))
-        except (ConfigError, OSError) as exc:
+        except OSError as exc:
+            log.error("%s: cannot be read: %s", self.config_file, exc.strerror or exc)
+            return 1
+        except ConfigError as exc:
             log.error("YAML parsing failed: %s", exc)
             return 1
         self.config = validation.data

@@ -12,6 +12,7 @@ from typing import Any
 
 from nodepool import config as nodepool_config
 from nodepool import hostnames, metrics
+from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import ConfigurationError
@@ -237,6 +238,7 @@ class NodePool(threading.Thread):
         old = self.config
         if old is not None:
             self._keep_unusable(old, config)
+        self.log.info("%s", taken_over(old, config, self.configfile))
         replaced: list[Any] = []
         ProviderManager.reconfigure(old, config, self.zk, retire=replaced.append)
         config.providers_not_running = []

@@ -15,6 +15,7 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
+from nodepool.cmd.base import seconds, whole_number
 from nodepool.cmd.commands import leases, reasons
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing
 from nodepool.cmd.commands.follow import FINISHED, Follower, exit_status
@@ -33,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
     _register_create(commands)
     parser = add_command(commands, "wait", wait, "follow requests until they are finished")
     parser.add_argument("ids", metavar="ID", nargs="+", help="request id")
-    parser.add_argument("--timeout", metavar="S", type=float, help="give up after S seconds (status 3)")
+    parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S seconds (status 3)")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     parser = add_command(commands, "show", show, "show a request and its nodes")
     parser.add_argument("id", metavar="ID", help="request id")
@@ -57,19 +58,12 @@ def _register_create(commands: Subparsers) -> None:
     parser.add_argument("--tenant", metavar="T", help="count against the limits of this tenant")
     parser.add_argument("--provider", metavar="P", help="a preference: this provider, when it offers the labels")
     parser.add_argument("--requestor", metavar="NAME", default=REQUESTOR, help="default: %(default)s")
-    parser.add_argument("--count", metavar="N", type=_positive, default=1, help="make N such requests")
+    parser.add_argument("--count", metavar="N", type=whole_number(1), default=1, help="make N such requests")
     parser.add_argument(
-        "--wait", metavar="SECONDS", type=float, nargs="?", const=float("inf"), default=None,
+        "--wait", metavar="SECONDS", type=seconds, nargs="?", const=float("inf"), default=None,
         help="follow the requests until they are finished, or for SECONDS",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
 
 
 def request_list(context: Context) -> None:

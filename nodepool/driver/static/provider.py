@@ -93,6 +93,8 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
         # The mirror may show a deleted record for a moment longer.
         self._deleted: deque[str] = deque(maxlen=1000)
         self._warned: dict[NodeTuple, str] = {}
+        #: Hosts that the log has named; again when they come back.
+        self._announced: set[NodeTuple] = set()
 
     # Life cycle
 
@@ -203,6 +205,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
             if slots.empty or (update and slots.taken):
                 template = self._template(pool, static_node)
             if template is not None and self._warned.pop(host, None) is not None:
+                self._announced.discard(host)
                 self.log.info("Static host %s can be used again", host)
         except (StaticNodeError, exceptions.LaunchNetworkException) as error:
             self._warn(host, error)
@@ -242,8 +245,12 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
         try:
             mark.catch_up(self.zk.node_tree)
             self._read_records()
-            for slot in self._slots(host).empty:
+            empty = self._slots(host).empty
+            for slot in empty:
                 self._register(template, slot)
+            if host not in self._announced:
+                self._announced.add(host)
+                self.log.info("Static host %s is registered: %d node(s) of %s", host, len(empty), ",".join(template.type))
         finally:
             mark.drop()
 
