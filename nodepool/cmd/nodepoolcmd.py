@@ -13,11 +13,13 @@ from nodepool.cmd.commands import aliens, configuration, data, images, nodes, pr
 from nodepool.cmd.commands.context import Context
 
 COMMANDS = (nodes, images, aliens, providers, data, configuration, requests)
+EPILOG = "`nodepool SUBCOMMAND --help` tells more; the manual is doc/operation/ of the source, or its rendered pages."
 WITHOUT_CONFIGURATION = frozenset({"config-validate"})
 
 
 def create_parser() -> argparse.ArgumentParser:
     parser = make_parser("nodepool", "Look at and steer nodes, images and requests.")
+    parser.epilog = EPILOG
     parser.add_argument("--debug", action="store_true", help="debug logging, and tracebacks of errors")
     parser.add_argument(
         "--connect-timeout", metavar="SECONDS", type=seconds, default=None,

@@ -226,3 +226,14 @@ def test_users_20_import_tells_of_running_daemons(run: Run, zk_chroot: Chroot, t
     assert "daemons are running, which may undo this: builder nb01" in run("import-image-data", str(path))[1]
     done = json.loads(run("import-image-data", str(path), "--format", "json")[0])
     assert str(path) in json.dumps(done), "the file, not the last record"
+
+
+def test_users_section_5_errors_of_main_are_exceptions(file: str) -> None:
+    """Refuted: callers of ``main()`` that catch ``Exception`` catch what the command refuses."""
+    for command in (["image-build", "nosuch"], ["request", "show", "100-1"], ["--strict", "info", "nosuch"]):
+        try:
+            nodepoolcmd.main(["-c", file, *command])
+        except Exception as error:
+            assert isinstance(error, CommandError) and str(error)
+        else:
+            raise AssertionError(command)

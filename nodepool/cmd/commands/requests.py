@@ -28,7 +28,8 @@ PRIORITIES = ("100", "200", "300")
 
 def register(subparsers: Subparsers) -> None:
     _add_list(subparsers, "request-list")
-    group = subparsers.add_parser("request", help="ask for nodes, and use them", description=__doc__)
+    group = subparsers.add_parser("request", help="ask for nodes, and use them",
+                                  description="A person's or a script's way to nodes, on the protocol that Zuul speaks.")
     commands = group.add_subparsers(metavar="COMMAND", required=True)
     _add_list(commands, "list")
     _register_create(commands)
