@@ -14,7 +14,7 @@ from nodepool.cmd.commands.context import Context
 
 COMMANDS = (nodes, images, aliens, providers, data, configuration, requests)
 EPILOG = "`nodepool SUBCOMMAND --help` tells more; the manual is doc/operation/ of the source, or its rendered pages."
-WITHOUT_CONFIGURATION = frozenset({"config-validate"})
+WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema"})
 
 
 def create_parser() -> argparse.ArgumentParser:
