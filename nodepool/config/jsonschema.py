@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import voluptuous as v
 
@@ -96,7 +96,7 @@ def _scalar(schema: Any) -> Json:
     if isinstance(schema, v.Length):
         return {key: value for key, value in (("minLength", schema.min), ("maxLength", schema.max)) if value is not None}
     if isinstance(schema, v.In):
-        return {"enum": sorted(schema.container)}
+        return {"enum": sorted(cast("Iterable[Any]", schema.container))}
     if isinstance(schema, type):
         if schema in (int, float, bool):
             return {"anyOf": [{"type": _TYPES[schema]}, VARIABLE]}
