@@ -128,10 +128,11 @@ def test_users_4_what_it_waits_for(bench: LauncherBench, command: Command) -> No
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     bench.fulfilled("fake-label")
     waiting = bench.submit("fake-label")
+    bench.wait_request(waiting, "pending")
     wait_for(lambda: any(p.paused for p in bench.zk.getRegisteredPools()), what="the pool is paused")
     assert pool.ready
     _out, err = command("request", "wait", waiting, "--timeout", "0.2", status=3)
-    assert f"{waiting}: offered by fake-provider-main (paused: at its quota)" in err
+    assert f"{waiting}: a launcher has taken it on; offered by fake-provider-main (paused: at its quota)" in err
     assert "fake-provider-main (paused: at its quota)" in command("request", "show", waiting)[0]
 
 
@@ -152,6 +153,27 @@ def test_reasons_end_with_the_request(bench: LauncherBench, command: Command) ->
     bench.stop(pool)
     wait_for(lambda: kazoo.get_children(declines.ROOT) == [], what="the rest goes with the launcher")
     assert "Declined by: fake-provider-main on " in command("request", "show", kept)[0]
+
+
+def test_a_reason_for_a_request_that_has_gone_meanwhile_does_not_stay(bench: LauncherBench) -> None:
+    from nodepool.zk.records import NodeRequest
+
+    pool = bench.start(config(provider()))
+    kept = bench.submit("nosuch")
+    bench.wait_request(kept, "failed")
+    gone = NodeRequest("100-0000000099")
+    pool.declines.note(gone, "launcher", "pool", "because")
+    # What is sent on one connection is done in order: when the last one is there, the others have been dealt with.
+    pool.declines.note(pool.zk.request_tree.get(kept), "another", "pool", "because")
+    wait_for(lambda: bench.zuul.client.exists(declines.path(kept, "another")), what="the last is written")
+    assert not [name for name in bench.zuul.client.get_children(declines.ROOT) if "99" in name]
+
+
+def test_users_12_another_provider_serves(bench: LauncherBench, command: Command) -> None:
+    bench.start(config(provider("fake-one", labels=["a"]), provider("fake-two", labels=["b"])))
+    err = command("request", "create", "a", "--provider", "fake-two", "--wait")[1]
+    assert "provider fake-two does not offer a; another one serves: fake-one" in err
+    assert command("request", "create", "b", "--provider", "fake-two", "--wait")[1] == ""
 
 
 def test_broken_reasons_disturb_nobody(bench: LauncherBench, command: Command) -> None:

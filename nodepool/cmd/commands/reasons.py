@@ -6,8 +6,9 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from nodepool.offers import why_not_offered
+from nodepool.offers import joined, why_not_offered
 from nodepool.zk import declines
+from nodepool.zk.records import PENDING
 
 NO_LAUNCHER = "no launcher is alive; requests wait until one starts"
 
@@ -25,8 +26,18 @@ def not_offered(zk: Any, labels: Collection[str]) -> str | None:
     return why_not_offered(labels, pools, "launcher")
 
 
-def waits_for(zk: Any, labels: Collection[str], declined_by: Collection[str]) -> str:
+def other_provider(zk: Any, labels: Collection[str], provider: str | None) -> str | None:
+    """That the provider asked for will not be the one that serves; None: it may be."""
+    pools = [pool for pool in zk.getRegisteredPools() if set(labels) <= pool.labels]
+    if not provider or not pools or any(pool.provider_name == provider for pool in pools):
+        return None
+    return (f"provider {provider} does not offer {joined(set(labels))}; another one serves: "
+            f"{joined({str(pool.provider_name) for pool in pools})}")
+
+
+def waits_for(zk: Any, request: Any) -> str:
     """Whom an open request waits for."""
+    labels, declined_by = request.node_types, request.declined_by
     why = not_offered(zk, labels)
     if why is not None:
         return why
@@ -36,7 +47,8 @@ def waits_for(zk: Any, labels: Collection[str], declined_by: Collection[str]) ->
         + (" (has declined it)" if pool.id in declined_by else " (paused: at its quota)" if pool.paused else "")
         for pool in sorted(offering, key=lambda pool: (str(pool.provider_name), str(pool.name)))
     ]
-    return f"offered by {', '.join(said)}"
+    taken = "a launcher has taken it on; " if request.state == PENDING else ""
+    return f"{taken}offered by {', '.join(said)}"
 
 
 def declined(kazoo: Any, request_id: str, declined_by: list[str]) -> tuple[list[str], list[str]]:

@@ -102,7 +102,7 @@ def create(context: Context) -> int:
     if not args.json:
         for request_id in ids:
             print(request_id, flush=True)
-    why = reasons.not_offered(context.zk, args.labels)
+    why = reasons.not_offered(context.zk, args.labels) or reasons.other_provider(context.zk, args.labels, args.provider)
     if why is not None:
         reasons.note(why)
     if args.wait is None:
@@ -171,7 +171,7 @@ def _follow(context: Context, ids: list[str], timeout: float | None, start: floa
             request = context.zk.getNodeRequest(request_id)
             if request is None:
                 continue
-            text = reasons.waits_for(context.zk, request.node_types, request.declined_by)
+            text = reasons.waits_for(context.zk, request)
             if told.get(request_id) != text:
                 told[request_id] = text
                 reasons.note(f"{request_id}: {text}")
@@ -202,8 +202,7 @@ def show(context: Context) -> None:
         return
     _, declined = reasons.declined(context.kazoo, request.id, request.declined_by)
     why = reasons.not_offered(context.zk, request.node_types) if request.state == FAILED else None
-    waits = reasons.waits_for(context.zk, request.node_types, request.declined_by) \
-        if request.state in (REQUESTED, PENDING) else None
+    waits = reasons.waits_for(context.zk, request) if request.state in (REQUESTED, PENDING) else None
     now = time.time()
     print(f"Request {request.id}")
     for title, value in (
