@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,8 @@ class Problem:
     text: str
     provider: str | None = None
     label: str | None = None
+    #: Who has it, when that is not the launcher that tells it.
+    host: str | None = None
 
     def __str__(self) -> str:
         place = ", ".join(f"{kind} {name}" for kind, name in (("provider", self.provider), ("label", self.label)) if name)
@@ -35,12 +39,40 @@ class Problem:
         return {"provider": self.provider, "label": self.label, "problem": self.text}
 
 
+def image_problems(zk: Any) -> list[Problem]:
+    """Images whose last build failed, and uploads of which the last failed, until one works; by image.
+
+    :param zk: the facade; None before there is a connection.
+    """
+    if zk is None:
+        return []
+    progress = zk.readProgress()
+    newest: dict[str, Any] = {}
+    for build in progress.builds.values():
+        other = newest.get(build.image)
+        if not build.running and (other is None or (build.started or 0) > (other.started or 0)):
+            newest[build.image] = build
+    found = [
+        Problem(one_line(f"image {image}: the last build failed: {build.reason or 'see its log'}"), host=build.builder or None)
+        for image, build in sorted(newest.items()) if build.state == "failed"]
+    return found + [Problem(one_line(f"image {failure.image}: the last upload failed: {failure.reason}"), failure.provider)
+                    for _key, failure in sorted(progress.failures.items())]
+
+
 def published(problems: list[Problem]) -> list[dict[str, Any]]:
     """As the component record has them, not more than it can hold."""
     shown = [problem.record() for problem in problems[:MOST_PUBLISHED]]
     if left := len(problems) - len(shown):
         shown.append(Problem(f"and {left} more; /ready of this launcher has all").record())
     return shown
+
+
+class TellsTroubles(abc.ABC):
+    """A provider that tells itself what does not work at present."""
+
+    @abc.abstractmethod
+    def troubles(self) -> list[str]:
+        """One line each, without the name of the provider."""
 
 
 class LabelProblems:
@@ -67,6 +99,12 @@ class LabelProblems:
         if self._known:
             with self._lock:
                 self._known.pop((label, what), None)
+
+    def of(self, labels: Iterable[str]) -> list[str]:
+        """What is wrong with these labels; a text each."""
+        wanted = set(labels)
+        with self._lock:
+            return [f"label {key[0]}: {problem.text}" for key, problem in sorted(self._known.items()) if key[0] in wanted]
 
     def listed(self) -> list[Problem]:
         with self._lock:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.driver import Drivers, purpose
-from nodepool.problems import LabelProblems, Problem, one_line
+from nodepool.problems import LabelProblems, Problem, TellsTroubles, one_line
 
 
 def get_provider(provider_config: Any) -> Any:
@@ -20,7 +20,8 @@ def provider_problems(config: Any) -> list[Problem]:
     """What the clouds of the running providers refuse at present, and which labels do not work; for drivers that tell."""
     found: list[Problem] = []
     for name, manager in sorted(config.provider_managers.items()):
-        troubles = getattr(getattr(getattr(manager, "adapter", None), "calls", None), "troubles", None)
+        told_by = manager if isinstance(manager, TellsTroubles) else getattr(getattr(manager, "adapter", None), "calls", None)
+        troubles = getattr(told_by, "troubles", None)
         if callable(troubles):
             try:
                 found += [Problem(line, name) for line in troubles()]
@@ -65,7 +66,7 @@ class ProviderManager:
                 new_config.provider_managers[config.name] = manager
                 continue
             if manager is not None:
-                cls.log.debug("Replacing provider %s", config.name)
+                cls.log.info("Provider %s has changed; starting it anew", config.name)
                 cls._call(manager, "idle")
                 replaced.append(manager)
             wanted.append(config)

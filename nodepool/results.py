@@ -74,7 +74,7 @@ def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
         return f"{value[: WIDEST[key] - 3]}..."
     if key in BYTES and units:
         return format_bytes(value) + ("/s" if key == "rate" else "")
-    return str(value)
+    return json.dumps(value, default=_plain) if isinstance(value, dict) else str(value)
 
 
 def _selected(results: Results, fields: Iterable[str] | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nodepool.problems import image_problems
 from nodepool.results import FORMATS, Results, format_age, format_bytes, output, whole
 from nodepool.status_images import (
     BUILD_COLUMNS,
@@ -63,6 +64,7 @@ REQUEST_COLUMNS = {
     "declined_by": "Declined By",
     "event_id": "Event ID",
 }
+REQUEST_DETAIL_COLUMNS = {**REQUEST_COLUMNS, "reasons": "Declined Because"}
 LABEL_COLUMNS = {"label": "Label"}
 PROBLEM_COLUMNS = {"launcher": "Launcher", "provider": "Provider", "label": "Label", "problem": "Problem"}
 ALIEN_COLUMNS = {"provider": "Provider", "name": "Name", "image_id": "Image ID"}
@@ -119,7 +121,10 @@ def node_list(
     return Results(rows, NODE_DETAIL_COLUMNS if detail else NODE_COLUMNS)
 
 
-def request_list(zk: Any) -> Results:
+def request_list(zk: Any, detail: bool = False) -> Results:
+    """All requests by id; ``reasons`` (with ``detail`` also in the table) are the words of those who declined."""
+    requests = sorted(zk.readRequests(), key=lambda request: request.id)
+    reasons = zk.readDeclines(requests)
     rows = [
         {
             "id": request.id,
@@ -130,10 +135,11 @@ def request_list(zk: Any) -> Results:
             "nodes": list(request.nodes),
             "declined_by": list(request.declined_by),
             "event_id": request.event_id,
+            "reasons": reasons.get(request.id, []),
         }
-        for request in sorted(zk.readRequests(), key=lambda request: request.id)
+        for request in requests
     ]
-    return Results(rows, REQUEST_COLUMNS)
+    return Results(rows, REQUEST_DETAIL_COLUMNS if detail else REQUEST_COLUMNS)
 
 
 def waiting_list(nodepool: Any) -> Results:
@@ -152,7 +158,7 @@ def label_list(zk: Any) -> Results:
 
 
 def problem_list(zk: Any) -> Results:
-    """What providers and labels cannot do at present, as each launcher tells."""
+    """What providers and labels cannot do at present, as each launcher tells; images that fail, as builders tell."""
     rows = [
         {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem")}}
         for content in zk.getLaunchers()
@@ -160,6 +166,7 @@ def problem_list(zk: Any) -> Results:
         for problem in problems
         if isinstance(problem, dict)
     ]
+    rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk)]
     return Results(rows, PROBLEM_COLUMNS)
 
 
@@ -187,7 +194,8 @@ def provider_nodes(zk: Any, provider: str) -> Results:
 __all__ = [
     "ALIEN_COLUMNS", "BUILD_COLUMNS", "BUILD_DETAIL_COLUMNS", "FORMATS", "IMAGE_STATUS_COLUMNS", "LABEL_COLUMNS",
     "NODE_COLUMNS", "NODE_DETAIL_COLUMNS", "PROBLEM_COLUMNS", "PROGRESS_COLUMNS", "PROVIDER_IMAGE_COLUMNS",
-    "PROVIDER_NODE_COLUMNS", "REDACTED", "REQUEST_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS", "WAITING_COLUMNS",
+    "PROVIDER_NODE_COLUMNS", "REDACTED", "REQUEST_COLUMNS", "REQUEST_DETAIL_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS",
+    "WAITING_COLUMNS",
     "Results",
     "build_request_state", "dib_image_list", "format_age", "format_bytes", "image_list", "image_progress",
     "image_status", "label_list", "node_list", "output", "problem_list", "provider_images", "provider_nodes", "request_list",

@@ -6,14 +6,20 @@ import ctypes
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 
+from progress import StepFailed, run_step
+from system_services import left_as_they_are
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 VENV = REPOSITORY / ".venv"
+#: MiB that it takes.
+VENV_MIB = 400
 #: program -> Debian package that brings it.
 PROGRAMS = {"java": "default-jre-headless", "openssl": "openssl", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
             "ip": "iproute2", "nft": "nftables", "mkfs.ext4": "e2fsprogs", "losetup": "mount", "podman": "podman", "crun": "crun"}
@@ -27,6 +33,13 @@ IMAGE_FILES = {"/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def old_python() -> str | None:
+    """Why this interpreter does not do; None when it does."""
+    if sys.version_info >= (3, 11):  # noqa: UP036 - the scripts are started by whatever python3 there is
+        return None
+    return f"Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}"
 
 
 def missing_packages(images: bool) -> list[str]:
@@ -107,53 +120,119 @@ def name_this_machine() -> None:
     pathlib.Path("/etc/hosts").write_text(f"{old}127.0.1.1\t{name}\n")
 
 
-def install_packages(images: bool = True) -> None:
+def install_packages(images: bool = True, log: pathlib.Path | None = None) -> None:
     """Install what is missing.
 
     :param images: also what building images needs.
+    :param log: for what the tools print; default: a file of its own.
 
-    :raises SystemExit: something is missing and we are not root.
+    :raises SystemExit: something is missing and we are not root, or it cannot be installed.
     """
     if images:
         name_this_machine()
-    _install(missing_packages(images))
+    _install(missing_packages(images), log)
 
 
 def install(programs: dict[str, str]) -> None:
     """Install those of the programs (with the packages that bring them) that are missing.
 
-    :raises SystemExit: something is missing and we are not root.
+    :raises SystemExit: something is missing and we are not root, or it cannot be installed.
     """
-    _install(sorted({package for program, package in programs.items() if shutil.which(program) is None}))
+    _install(sorted({package for program, package in programs.items() if shutil.which(program) is None}), None)
 
 
-def _install(packages: list[str]) -> None:
+def _log(log: pathlib.Path | None) -> pathlib.Path:
+    """Where the details go, said when it is first used."""
+    if log is None:
+        handle, name = tempfile.mkstemp(prefix="nodepool-setup-", suffix=".log")
+        os.close(handle)
+        log = pathlib.Path(name)
+    elif log.exists():
+        return log
+    say(f"Something has to be prepared; details go to {log}")
+    return log
+
+
+def _install(packages: list[str], log: pathlib.Path | None) -> None:
     if not packages:
         return
     command = f"apt-get install {' '.join(packages)}"
+    if shutil.which("apt-get") is None:
+        sys.exit(f"There is no apt-get here: what is missing has to be installed by hand; Debian calls it {', '.join(packages)}")
     if os.geteuid() != 0:
         sys.exit(f"These packages are missing; install them first: {command}")
-    say(f"Installing {', '.join(packages)}")
-    environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
-    for step in (["apt-get", "update", "-qq"],
-                 ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]):
-        subprocess.run(step, check=True, env=environment, stdout=sys.stderr, timeout=1800)
+    log = _log(log)
+    environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive", NEEDRESTART_SUSPEND="1", LC_ALL="C")
+    install = ["apt-get", "install", "--no-install-recommends", *packages]
+    try:
+        run_step("Asking the Debian mirror what there is", [["apt-get", "update"]], log, environment=environment)
+        plan = subprocess.run([*install, "--assume-no"], check=False, capture_output=True, text=True, env=environment,
+                              stdin=subprocess.DEVNULL, timeout=300).stdout
+        say(f"Missing: {', '.join(packages)}.{_extent(plan)} No service of them is started or enabled; they stay installed.")
+        with left_as_they_are():
+            run_step(f"Installing {len(packages)} Debian packages and what they need", [[*install, "-y"]], log,
+                     environment=environment)
+    except StepFailed as failure:
+        sys.exit(f"{explain(failure.output, 'the Debian mirror')} All that was printed: {log}")
 
 
-def virtual_environment(extras: str = "") -> pathlib.Path:
-    """Make (or bring up to date) the virtual environment in .venv; returns its python."""
-    if sys.version_info < (3, 11):  # noqa: UP036 - the scripts are started by whatever python3 there is
-        sys.exit(f"Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}")
+def _extent(plan: str) -> str:
+    """How much apt is about to install, in its own words."""
+    found = re.search(r"(\d+) newly installed", plan)
+    sizes = re.search(r"Need to get (.*?) of archives|Need to get \S+/?(.*?) of archives", plan)
+    disk = re.search(r"After this operation, (.*?) of additional disk space", plan)
+    parts = [f" With what they need {found[1]} packages"] if found else []
+    parts += [f"{sizes[1] or sizes[2]} to fetch"] if sizes else []
+    parts += [f"{disk[1]} on disk"] if disk else []
+    return f"{', '.join(parts)}." if parts else ""
+
+
+#: What a tool prints -> what is wrong.
+_NO_ROOM = re.compile("No space left on device|enough free space")
+_BUSY = re.compile("Could not get lock|is another process using it")
+_NO_ANSWER = re.compile(
+    "Temporary failure (resolving|in name resolution)|Could not resolve|Could not connect|Failed to fetch|Connection failed|"
+    "Network is unreachable|Connection refused|Connection timed out|NewConnectionError|ConnectTimeoutError|Read timed out|"
+    "Failed to establish a new connection|No route to host|No matching distribution found|Unable to locate package|"
+    "has no installation candidate|ProxyError|no end within")
+
+
+def explain(output: str, source: str) -> str:
+    """What went wrong, in one sentence."""
+    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "nothing was printed")
+    if _NO_ROOM.search(output):
+        return "There is not enough disk space; make room and start again."
+    if _BUSY.search(output):
+        return "Another program is installing packages; wait for its end and start again."
+    if _NO_ANSWER.search(output):
+        return (f"{source[0].upper()}{source[1:]} cannot be reached, or does not have what is wanted; "
+                "is there a network, or a proxy to set?")
+    return f"It failed: {last[:300]}"
+
+
+def virtual_environment(extras: str = "", log: pathlib.Path | None = None) -> pathlib.Path:
+    """Make (or bring up to date) the virtual environment in .venv; returns its python.
+
+    :raises SystemExit: it cannot be made.
+    """
+    problem = old_python()
+    if problem is not None:
+        sys.exit(problem)
     python = VENV / "bin" / "python"
     wanted = hashlib.sha256((REPOSITORY / "setup.cfg").read_bytes() + extras.encode()).hexdigest()
     stamp = VENV / f"installed-{extras or 'plain'}"
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
-    say("Preparing the virtual environment")
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True, timeout=300)
+    free = shutil.disk_usage(REPOSITORY).free / 2**20
+    if not python.exists() and free < VENV_MIB:
+        sys.exit(f"{REPOSITORY} has {free:.0f} MiB free; the virtual environment in .venv takes {VENV_MIB} MiB")
+    log = _log(log)
     target = f"{REPOSITORY}[{extras}]" if extras else str(REPOSITORY)
-    subprocess.run([str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-e", target],
-                   check=True, stdout=sys.stderr, timeout=1800)
+    commands = [] if python.exists() else [[sys.executable, "-m", "venv", str(VENV)]]
+    commands.append([str(python), "-m", "pip", "install", "--disable-pip-version-check", "--retries", "2", "-e", target])
+    try:
+        run_step(f"Python packages from PyPI into {VENV} (about 200 MB)", commands, log)
+    except StepFailed as failure:
+        sys.exit(f"{explain(failure.output, 'PyPI')} All that was printed: {log}")
     stamp.write_text(wanted)
     return python

@@ -23,7 +23,9 @@ from typing import Any
 
 import demo_image
 import demo_slivers
+import quickstart_options
 import yaml
+from progress import step
 
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk import zookeeper as zk
@@ -66,7 +68,10 @@ class Demo:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
-        self.work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-quickstart-"))
+        self.work = arguments.work or pathlib.Path(tempfile.mkdtemp(prefix="nodepool-quickstart-"))
+        #: What has ended that should not have, with its log.
+        self.dead: dict[str, str] = {}
+        self.stopping = False
         self.processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.server: dict[str, Any] = {}
         self.web_port = free_port()
@@ -88,6 +93,8 @@ class Demo:
         self.server = json.loads(out.stdout)
         say(f"Starting nodepool-nodemanager ({self.slivers.backend}): it carves this machine into slivers")
         self.slivers.start()
+        if self.slivers.process is not None:
+            self._watch("nodepool-nodemanager", self.slivers.process, "nodemanager.log")
         problem = None if self.arguments.no_image else demo_image.obstacle()
         if problem is not None:
             say(f"No image is built: {problem}")
@@ -101,11 +108,13 @@ class Demo:
                  "-p", str(self.work / "launcher.pid")],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.processes.append(("nodepool-launcher", process))
+        self._watch("nodepool-launcher", process, "launcher.log")
         self._wait_ready(process)
         client = ZooKeeperClient(
             f"127.0.0.1:{self.server['port']}", tls_cert=self.server["cert"], tls_key=self.server["key"],
             tls_ca=self.server["ca"])
         client.connect(timeout=30)
+        client.state_listeners.append(self._connection_changed)
         self.facade = zk.ZooKeeper(client)
         self.facade.wait_synced(30)
         self.facade.request_tree.listeners.append(self._request_changed)
@@ -136,6 +145,30 @@ class Demo:
             time.sleep(0.05)
 
     # -- watching
+
+    def _watch(self, name: str, process: subprocess.Popen[bytes], log: str) -> None:
+        """Notice at once when a daemon ends."""
+        def wait() -> None:
+            status = process.wait()
+            with self.condition:
+                if not self.stopping:
+                    how = f"was killed by signal {-status}" if status < 0 else f"has ended with status {status}"
+                    self.dead[name] = f"{name} {how}; its log is {self.work}/{log}"
+                self.condition.notify_all()
+
+        threading.Thread(target=wait, name=f"Thread-{name}", daemon=True).start()
+
+    def _connection_changed(self, state: str) -> None:
+        if state == "LOST":
+            with self.condition:
+                if not self.stopping:
+                    self.dead["zookeeper"] = f"ZooKeeper does not answer any more; its log is in {self.work}/zookeeper"
+                self.condition.notify_all()
+
+    def check(self) -> None:
+        """:raises SystemExit: a daemon has ended."""
+        if self.dead:
+            raise SystemExit("\n".join(self.dead.values()))
 
     def _request_changed(self, request_id: str, _old: Any, new: Any) -> None:
         now = time.monotonic()
@@ -172,6 +205,7 @@ class Demo:
         deadline = time.monotonic() + STEP_TIMEOUT
         with self.condition:
             while not condition():
+                self.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise SystemExit(f"{what} took more than {STEP_TIMEOUT:.0f} s; see {self.work}/launcher.log")
@@ -291,17 +325,25 @@ Log in to a node (its port is in: np list --detail):
 For a browser or curl: http://127.0.0.1:{self.web_port}/node-list, /request-list, /waiting-list, /ready, /metrics
 
 Ctrl-C stops everything.""")
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                signal.pause()
+        with contextlib.suppress(KeyboardInterrupt), self.condition:
+            while not self.dead:
+                self.condition.wait()
+        self.check()
 
     # -- stopping
 
     def stop(self) -> list[str]:
         """Stop all that was started; returns what would not go."""
+        with self.condition:
+            self.stopping = True
+        say("")
+        with step("Stopping everything", sys.stdout):
+            return self._stop()
+
+    def _stop(self) -> list[str]:
         left: list[str] = self.image.stop() if self.image is not None else []
         if self.facade is not None:
-            left += [f"node {n.id} ({n.state})" for n in self.facade.nodeIterator(cached=False)
+            left += [f"node {n.id} ({n.state}): goes with the rest" for n in self.facade.nodeIterator(cached=False)
                      if n.state in (zk.BUILDING, zk.INIT, zk.USED, zk.DELETING)]
             self.facade.disconnect()
         for name, process in reversed(self.processes):
@@ -311,14 +353,14 @@ Ctrl-C stops everything.""")
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)
-                left.append(f"process {name} had to be killed")
+                left.append(f"{name} had to be killed; nothing to do")
         left += self.slivers.stop()
         if (self.work / "zookeeper").exists():
             tool = [sys.executable, str(HERE / "zookeeper")]
             directory = ["--dir", str(self.work / "zookeeper")]
-            subprocess.run([*tool, "stop", *directory], check=False, timeout=60)
-            if subprocess.run([*tool, "status", *directory], check=False, timeout=60).returncode == 0:
-                left.append("process zookeeper")
+            subprocess.run([*tool, "stop", *directory], check=False, timeout=60, capture_output=True)
+            if subprocess.run([*tool, "status", *directory], check=False, timeout=60, capture_output=True).returncode == 0:
+                left.append(f"ZooKeeper: {HERE}/zookeeper stop --dir {self.work}/zookeeper")
         return left
 
 
@@ -329,12 +371,17 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+def write(path: pathlib.Path | None, summary: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(summary, indent=2) + "\n")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tools/quickstart", description="Launch real nodes on this machine.")
-    parser.add_argument("--keep", action="store_true", help="leave it running until Ctrl-C")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write what happened to FILE")
-    parser.add_argument("--no-image", action="store_true", help="build no image: seconds instead of minutes")
-    arguments = parser.parse_args()
+    arguments = quickstart_options.create_parser().parse_args()
+    problem = quickstart_options.obstacle(arguments)
+    if problem is not None:
+        print(f"tools/quickstart: error: {problem}", file=sys.stderr)
+        return 2
     demo = Demo(arguments)
     for number in ENDS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
@@ -350,20 +397,25 @@ def main() -> int:
         summary = demo.summary()
         good = True
         if arguments.keep:
+            write(arguments.json, summary)
+            good = False
             demo.keep()
+            good = True
     except KeyboardInterrupt:
         interrupted = True
         say("interrupted")
     finally:
         summary["left_behind"] = demo.stop()
-        if arguments.json:
-            arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
+        write(arguments.json, summary)
         good = good and not summary["left_behind"]
         if good or (interrupted and not summary["left_behind"]):
             shutil.rmtree(demo.work, ignore_errors=True)
-        else:
-            say("\nLeft behind: " + (", ".join(summary["left_behind"]) or "nothing"))
-            say(f"The logs are in {demo.work}")
+        if summary["left_behind"]:
+            say("\nLeft behind, and how to remove it:")
+            for what in summary["left_behind"]:
+                say(f"  {what}")
+        if demo.work.exists():
+            say(f"The logs are in {demo.work}; when you have read them: rm -r {demo.work}")
     if good:
         say(f"\nAll stopped; nothing left behind.\n{len(summary['nodes'])} nodes: ready after "
             + ", ".join(f"{n['ready_ms']:.0f}" for n in summary["nodes"]) + " ms")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import time
 from typing import Any
+
+from progress import step
 
 IMAGE = "debian"
 RELEASE = "bookworm"
@@ -55,6 +58,16 @@ def read_apt_sources() -> str:
     return "\n".join(f.read_text(errors="replace") for f in files if f.is_file())
 
 
+def loop_devices(work: pathlib.Path) -> list[str]:
+    """Those of files in the working directory, and what removes them."""
+    found = []
+    for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # it goes at this moment
+            if str(work) in path.read_text():
+                found.append(f"loop device: losetup -d /dev/{path.parent.parent.name}")
+    return found
+
+
 class ImageDemo:
     """Builder, image and upload in a working directory of the demonstration."""
 
@@ -88,7 +101,8 @@ class ImageDemo:
         say(f"\nBuilding a Debian {RELEASE} image with diskimage-builder (a few minutes; --no-image skips it)")
         # Asked for before the builder is there, so that its first build is the one that is followed.
         waiting = subprocess.Popen([*nodepool, "image-build", IMAGE, "--wait", "--timeout", str(int(BUILD_TIMEOUT))],
-                                   env=environment, stdin=subprocess.DEVNULL)
+                                   env=environment, stdin=subprocess.DEVNULL,
+                                   start_new_session=True)  # Ctrl-C is for us: the build ends with all the rest
         try:
             with open(self.work / "builder.log", "wb") as log:
                 self.process = subprocess.Popen(
@@ -100,7 +114,8 @@ class ImageDemo:
             if waiting.poll() is None:
                 waiting.kill()
                 waiting.wait(5)
-        upload = self._wait_upload(nodepool, environment)
+        with step("Uploading the image to the node manager", sys.stdout):
+            upload = self._wait_upload(nodepool, environment)
         say("\nnodepool dib-image-list")
         subprocess.run([*nodepool, "dib-image-list"], env=environment, check=True, timeout=60)
         say("nodepool image-list")
@@ -133,6 +148,5 @@ class ImageDemo:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(5)
-            return ["process nodepool-builder had to be killed"]
-        backing = [path.read_text().strip() for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file")]
-        return [f"loop device for {path}" for path in backing if str(self.work) in path]
+            return ["nodepool-builder had to be killed; nothing to do"]
+        return []

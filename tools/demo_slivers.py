@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+import demo_image
 import yaml
 
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault
@@ -69,24 +70,35 @@ class SliverDemo:
         config.write_text(yaml.safe_dump({
             "state-dir": str(self.work / "slivers"), "run-dir": str(self.work / "run"), "backend": self.backend,
             "max-slivers": PLACES, "ssh": {"ports": f"{first}-{first + PLACES - 1}"}, "api": {"tcp": False}}))
-        with open(self.work / "nodemanager.log", "wb") as log:
+        self._launch()
+        for problem in self._wait_ready()["problems"]:
+            say(f"  missing on this machine: {problem}")
+
+    def _launch(self) -> None:
+        with open(self.work / "nodemanager.log", "ab") as log:
             self.process = subprocess.Popen(
-                [str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager")), "-f", "-c", str(config),
-                 "-p", str(self.work / "nodemanager.pid")], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                [str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager")), "-f", "-c",
+                 str(self.work / "nodemanager.yaml"), "-p", str(self.work / "nodemanager.pid")],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def _wait_ready(self) -> dict[str, Any]:
+        """What the node has.
+
+        :raises SystemExit: it does not answer.
+        """
+        assert self.process is not None
         deadline = time.monotonic() + START_TIMEOUT
         while True:
             try:
                 capacity = self.client.call("GetCapacity", timeout=5)
                 if capacity["prepared"]:
-                    break
+                    return dict(capacity)
                 time.sleep(0.02)
             except (RpcError, RpcFault):
                 if self.process.poll() is not None or time.monotonic() > deadline:
                     tail = (self.work / "nodemanager.log").read_text(errors="replace")[-3000:]
                     sys.exit(f"nodepool-nodemanager did not start; end of its log:\n{tail}")
                 time.sleep(0.02)
-        for problem in capacity["problems"]:
-            say(f"  missing on this machine: {problem}")
 
     def provider(self, images: list[str]) -> dict[str, Any]:
         """The provider for nodepool.yaml."""
@@ -151,6 +163,11 @@ class SliverDemo:
         if self.process is None:
             return []
         left: list[str] = []
+        if self.process.poll() is not None:
+            # It knows best what belongs to its slivers: mounts, loop devices, cgroups, interfaces.
+            self._launch()
+            with contextlib.suppress(SystemExit):
+                self._wait_ready()
         if self.process.poll() is None:
             with contextlib.suppress(RpcError, RpcFault):
                 names = [s["name"] for s in self.client.call("ListSlivers")]
@@ -164,9 +181,10 @@ class SliverDemo:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(5)
-                left.append("process nodepool-nodemanager had to be killed")
+                left.append("nodepool-nodemanager had to be killed; nothing to do")
         mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
-        left += [f"mount {line.split()[4]}" for line in mounts if str(self.work) in line]
+        left += [f"mount: umount {line.split()[4]}" for line in reversed(mounts) if str(self.work) in line]
+        left += demo_image.loop_devices(self.work)
         if not left:
             shutil.rmtree(self.work / "slivers", ignore_errors=True)
         return left

@@ -24,6 +24,7 @@ from nodepool.builder.managers import ImageManagers
 from nodepool.builder.publisher import Publisher
 from nodepool.builder.upload import UploadClaims, UploadWorker
 from nodepool.builder.worker import Worker
+from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.watchdog import Watchdog
@@ -136,6 +137,7 @@ class NodePoolBuilder:
             raise ConfigurationError(f"{self._config_path}: No images-dir specified in config.")
 
     def _apply(self, config: Any) -> None:
+        self.log.info("%s", taken_over(self.config, config, self._config_path))
         if self.zk is not None:
             try:
                 self.zk.resetHosts(config.zookeeper_servers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 import traceback
@@ -33,6 +34,28 @@ def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
         "-s", dest="secure", metavar="FILE", type=absolute_path, default=None, help="file with secrets"
     )
     return parser
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Argument type: a whole number, at least this."""
+
+    def parse(text: str) -> int:
+        if not text.strip().lstrip("+").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"a whole number from {least} up is wanted, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    """Argument type: a time in seconds, more than 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"a number of seconds is wanted, more than 0, not {text!r}")
+    return number
 
 
 class _StandardError(logging.StreamHandler[TextIO]):

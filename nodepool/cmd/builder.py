@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nodepool.cmd.base import arguments
+from nodepool.cmd.base import arguments, whole_number
 from nodepool.cmd.service import make_daemon_parser, run_daemon, session_file
 
 if TYPE_CHECKING:
@@ -23,13 +23,6 @@ STOP_LIMIT = 19.0
 log = logging.getLogger("nodepool.daemon")
 
 
-def _workers(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return number
-
-
 def _listen(text: str) -> tuple[str, int]:
     address, _, port = text.rpartition(":")
     if not port.isdigit() or int(port) > 65535:
@@ -39,9 +32,9 @@ def _listen(text: str) -> tuple[str, int]:
 
 def create_parser() -> argparse.ArgumentParser:
     parser = make_daemon_parser(PROG, "Build disk images and upload them to providers.", PID_FILE)
-    parser.add_argument("--build-workers", metavar="N", type=_workers, default=1,
+    parser.add_argument("--build-workers", metavar="N", type=whole_number(0), default=1,
                         help="builds at one time (default: %(default)s)")
-    parser.add_argument("--upload-workers", metavar="N", type=_workers, default=4,
+    parser.add_argument("--upload-workers", metavar="N", type=whole_number(0), default=4,
                         help="uploads at one time (default: %(default)s)")
     parser.add_argument("--webapp", metavar="[ADDRESS:]PORT", type=_listen, default=None,
                         help="serve metrics, readiness and lists of images over HTTP (default: no web server; address "

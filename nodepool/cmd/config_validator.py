@@ -8,33 +8,94 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodepool.config.errors import ConfigError
+from nodepool.config.loading import replaced_keys
 from nodepool.config.source import Source
-from nodepool.config.validation import Validation
+from nodepool.config.validation import Problem, Validation
 
 log = logging.getLogger("nodepool.cmd.config_validator")
 
 
 class ConfigValidator:
-    """Checks one file; ``config`` holds its data afterwards."""
+    """Checks one file; ``config`` holds its data afterwards, ``findings`` what was found: (file, problem).
 
-    def __init__(self, config_file: str) -> None:
+    ``strict``: warnings are errors, too.
+
+    :param secure_file: with it, the options that it replaces are judged there; one that cannot be read is a warning, as it
+        often is not on the machine of the author.
+    """
+
+    def __init__(self, config_file: str, secure_file: str | None = None) -> None:
         self.config_file = config_file
+        self.secure_file = secure_file
         self.config: Any = None
+        self.strict = False
+        self.findings: list[tuple[str, Problem]] = []
 
     def validate(self, env: Mapping[str, str] = os.environ) -> int:
         """0 when the file is good, 1 when not; each finding is one log record."""
         log.info("validating %s", self.config_file)
+        self.check(env)
+        for path, problem in self.findings:
+            log.log(logging.ERROR if problem.error else logging.WARNING, "%s", problem.format(path))
+        log.info("%s", self.summary())
+        return 0 if self.good else 1
+
+    def count(self, error: bool) -> int:
+        """How many errors, or warnings, were found."""
+        return sum(1 for _path, problem in self.findings if problem.error is error)
+
+    @property
+    def good(self) -> bool:
+        return not (self.count(True) or (self.strict and self.count(False)))
+
+    def counts(self) -> dict[str, int]:
+        """How many labels and providers the file has."""
+        data = self.config if isinstance(self.config, dict) else {}
+        return {key: len(data[key]) if isinstance(data.get(key), list) else 0 for key in ("labels", "providers")}
+
+    def summary(self) -> str:
+        """The last line."""
+        errors, warnings = self.count(True), self.count(False)
+        if self.good:
+            counts = ", ".join(f"{number} {key}" for key, number in self.counts().items())
+            return f"{self.config_file} is good ({counts})" + (f", with {_number(warnings, 'warning')}" if warnings else "")
+        found = " and ".join(_number(*pair) for pair in ((errors, "error"), (warnings, "warning")) if pair[0])
+        return f"{self.config_file} is not good: {found}" + ("" if errors else " (--strict)")
+
+    def report(self) -> dict[str, Any]:
+        """All of it for programs."""
+        return {
+            "file": self.config_file, "good": self.good, **self.counts(), "errors": self.count(True),
+            "warnings": self.count(False),
+            "problems": [
+                {"file": path, "line": problem.line, "option": problem.path or None,
+                 "level": "error" if problem.error else "warning", "text": problem.text}
+                for path, problem in self.findings
+            ],
+        }  # fmt: skip
+
+    def check(self, env: Mapping[str, str] = os.environ) -> None:
+        """Look for findings; nothing is logged of them."""
+        self.findings = []
+        main, secure = self._read(self.config_file, env), None
+        if self.secure_file is not None:
+            secure = self._read(self.secure_file, env, missing_is_error=False)
+        if main is not None:
+            validation = Validation(main, replaced_keys(secure))
+            self.config = validation.data
+            self.findings += [(self.config_file, problem) for problem in validation.run()]
+        if secure is not None:
+            self.findings += [(secure.path, problem) for problem in Validation(secure).run_secure()]
+
+    def _read(self, path: str, env: Mapping[str, str], missing_is_error: bool = True) -> Source | None:
         try:
-            validation = Validation(Source(self.config_file, env))
-        except (ConfigError, OSError) as exc:
-            log.error("YAML parsing failed: %s", exc)
-            return 1
-        self.config = validation.data
-        problems = validation.run()
-        for problem in problems:
-            log.log(logging.ERROR if problem.error else logging.WARNING, "%s", problem.format(self.config_file))
-        if any(problem.error for problem in problems):
-            return 1
-        labels, providers = (len(self.config.get(key) or ()) for key in ("labels", "providers"))
-        log.info("%s is good (%d labels, %d providers)", self.config_file, labels, providers)
-        return 0
+            return Source(path, env)
+        except OSError as exc:
+            self.findings.append((path, Problem(f"cannot be read: {exc.strerror or exc}", error=missing_is_error)))
+        except ConfigError as exc:
+            self.findings.append((path, Problem(f"YAML parsing failed: {exc}")))
+        return None
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

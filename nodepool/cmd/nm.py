@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodepool import status
-from nodepool.cmd.base import absolute_path, arguments, run_console
+from nodepool.cmd.base import absolute_path, arguments, run_console, seconds, whole_number
 from nodepool.nodemanager.rpc_client import Client, RpcFault, Tls
 from nodepool.nodemanager.texts import clean
 from nodepool.version import get_version_string
@@ -20,9 +20,12 @@ PROG = "nodepool-nm"
 LIST_COLUMNS = {"name": "Name", "state": "State", "image": "Image", "ssh": "SSH", "guarantee": "CPU Guarantee",
                 "memory": "Memory MiB", "expires": "Expires", "source": "Source", "error": "Error"}
 TOP_COLUMNS = {"name": "Name", "state": "State", "cpu": "CPU %", "guarantee": "Guarantee %", "cap": "Cap %", "share": "Share",
-               "memory": "Memory", "memory_limit": "Limit", "pids": "Pids", "tx": "Sent/s", "rx": "Recv/s", "disk": "Disk",
+               "memory": "Memory MiB", "memory_limit": "Limit MiB", "pids": "Pids", "tx": "Sent bit/s", "rx": "Recv bit/s",
+               "disk": "Disk MiB",
                "sessions": "SSH", "loans": "Loans"}
 WAIT = 60.0
+#: Fault: no such sliver, or no name of one.
+BAD_ARGUMENT = 102
 
 
 def default_url() -> str:
@@ -54,11 +57,12 @@ def create_parser() -> argparse.ArgumentParser:
     listing = command("list", list_slivers, "list slivers", False)
     listing.add_argument("--format", choices=status.FORMATS, default="table")
     command("show", show, "all about a sliver")
-    create = command("create", create_sliver, "make a sliver; without options, one that its authority delegated")
+    create = command("create", create_sliver, "make a sliver as the options say; without options, one whose record its "
+                     "authority has sent with plc_instantiated off")
     create.add_argument("--image", help="host, dir:/path, tar:/path, image:NAME or oci:REFERENCE")
     create.add_argument("--key", metavar="FILE", type=absolute_path, dest="ssh_key", help="public keys that may log in")
     create.add_argument("--network", help="none, nat or bridge:INTERFACE")
-    create.add_argument("--lease", type=int, metavar="SECONDS", help="time after which it goes by itself")
+    create.add_argument("--lease", type=whole_number(1), metavar="SECONDS", help="time after which it goes by itself")
     create.add_argument("--rspec", nargs="+", default=[], dest="resources", metavar="RESOURCE=AMOUNT",
                         help="for example nm_mem_limit=512")
     for name, method, text in (("delete", "DeleteSliver", "remove a sliver"), ("start", "Start", "start a sliver"),
@@ -69,7 +73,8 @@ def create_parser() -> argparse.ArgumentParser:
     command("console", show_console, "what the sliver printed")
     lend = command("loans", show_or_set_loans, "show what a sliver lends; with loans, replace all of them")
     lend.add_argument("loans", nargs="*", metavar="RECIPIENT:RESOURCE:AMOUNT", help="'none' for no loans")
-    command("capacity", lambda client, args: _print(client.call("GetCapacity")), "what the node has", False)
+    command("capacity", lambda client, args: _print(client.call("GetCapacity")),
+            "what the node has: memory in MiB, disk in KiB, CPU in per mille of the host", False)
     command("dump", lambda client, args: print(client.call("DumpDatabase")), "the whole database (root)", False)
     old = command("import-pickle", import_database, "take over the database of the original; the node manager must not run",
                   False)
@@ -77,7 +82,7 @@ def create_parser() -> argparse.ArgumentParser:
     old.add_argument("--database", type=absolute_path, default="/var/lib/nodepool/nodemanager/nodemanager.sqlite", metavar="FILE")
     command("help", lambda client, args: print(client.call("Help"), end=""), "methods of the API", False)
     top = command("top", show_top, "live table of slivers", False)
-    top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS")
+    top.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS")
     top.add_argument("--once", action="store_true", help="print one table and end")
     _ticket(commands)
     return parser
@@ -97,7 +102,7 @@ def _ticket(commands: Any) -> None:
         parser.add_argument("--key-file", type=absolute_path, required=True, metavar="PEM", help="private key (Ed25519 or P-256)")
         parser.add_argument("--issuer", required=True)
         parser.add_argument("--host", required=True, help="name of the node that it is for")
-        parser.add_argument("--lifetime", type=int, default=3600, metavar="SECONDS")
+        parser.add_argument("--lifetime", type=whole_number(1), default=3600, metavar="SECONDS")
         parser.add_argument("--xml", type=absolute_path, metavar="CERTIFICATE", help="the XML form, with the key's certificate")
     verify = actions.add_parser("verify", help="check a ticket without handing it in, and show its records")
     verify.add_argument("ticket", type=absolute_path, metavar="FILE")
@@ -125,7 +130,9 @@ def list_slivers(client: Client, args: argparse.Namespace) -> None:
             "name": sliver["name"], "state": sliver["state"], "image": sliver["image"],
             "ssh": f"{sliver['ssh_address']}:{sliver['ssh_port']}",
             "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
-            "memory": effective.get("nm_mem_limit") or "-", "source": sliver["source"], "error": sliver["error"] or "",
+            "memory": effective.get("nm_mem_limit") or "-", "error": sliver["error"] or "",
+            # Who delivered its record; "driver" are launchers and this program.
+            "source": "API call" if sliver["source"] == "driver" and args.format == "table" else sliver["source"],
             "expires": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sliver["expiry"])) if sliver["expiry"] else "never"})
     print(status.output(status.Results(rows, LIST_COLUMNS), args.format))
 
@@ -158,10 +165,16 @@ def create_sliver(client: Client, args: argparse.Namespace) -> int:
             record["expiry"] = int(time.time()) + args.lease
         client.call("PutRecord", record)
     else:
-        client.call("CreateSliver", args.sliver)
+        try:
+            client.call("CreateSliver", args.sliver)
+        except RpcFault as fault:
+            if fault.code == BAD_ARGUMENT:
+                raise RpcFault(fault.code, f"{fault.text}; to make a new one give options, such as --image host") from None
+            raise
     found = client.call("WaitSliver", args.sliver, "ready", WAIT, timeout=WAIT + 10)
     if found.get("state") != "ready":
-        print(f"{PROG}: error: {args.sliver} is {found.get('state')}: {found.get('error') or 'no reason known'}", file=sys.stderr)
+        print(f"{PROG}: error: {args.sliver} is {found.get('state')}: {found.get('error') or 'no reason known'}; "
+              f"it stays for a look (`{PROG} console {args.sliver}`) until `{PROG} delete {args.sliver}`", file=sys.stderr)
         return 1
     print(f"{found['name']} is ready: ssh -p {found['ssh_port']} {found['username']}@{found['ssh_address']}")
     return 0

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from nodepool.cmd.base import arguments, make_parser, run_console, setup_command_logging
+from nodepool.cmd.base import arguments, make_parser, run_console, seconds, setup_command_logging
 from nodepool.cmd.commands import aliens, configuration, data, images, nodes, providers, requests
 from nodepool.cmd.commands.context import Context
 
 COMMANDS = (nodes, images, aliens, providers, data, configuration, requests)
-WITHOUT_CONFIGURATION = frozenset({"config-validate"})
+EPILOG = "`nodepool SUBCOMMAND --help` tells more; the manual is doc/operation/ of the source, or its rendered pages."
+WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema"})
 
 
 def create_parser() -> argparse.ArgumentParser:
     parser = make_parser("nodepool", "Look at and steer nodes, images and requests.")
+    parser.epilog = EPILOG
     parser.add_argument("--debug", action="store_true", help="debug logging, and tracebacks of errors")
     parser.add_argument(
-        "--connect-timeout", metavar="SECONDS", type=float, default=None,
+        "--connect-timeout", metavar="SECONDS", type=seconds, default=None,
         help="how long to try to reach ZooKeeper (default: for ever)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--strict", action="store_true",
+        help="status 1 when something is not found or refused (without: 0 for those commands that had it in 11.0.0)",
     )  # fmt: skip
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND")
     for module in COMMANDS:
         module.register(subparsers)
     return parser
+
+
+@contextlib.contextmanager
+def _quiet_drivers(debug: bool) -> Iterator[None]:
+    """A driver that cannot be loaded is named for the provider that has it, not for being there."""
+    log = logging.getLogger("nodepool.driver.Drivers")
+    before = log.level
+    if not debug:
+        log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.subcommand not in WITHOUT_CONFIGURATION:
             # Both before any work: mistakes in the configuration and no ZooKeeper show up alike for all commands.
-            _ = context.config, context.zk
+            with _quiet_drivers(args.debug):
+                _ = context.config
+            _ = context.zk
         return args.function(context) or 0
     finally:
         context.close()

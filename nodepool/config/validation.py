@@ -246,7 +246,8 @@ class Validation:
             schema = config.getSchema()
         except UnknownDriver as exc:
             if not self.by_daemon:
-                self.note(f"{exc}; known are {', '.join(Drivers.known())}", (*where, "driver"))
+                advice_given = ";" in str(exc)
+                self.note(str(exc) if advice_given else f"{exc}; known are {', '.join(Drivers.known())}", (*where, "driver"))
             return
         except (DriverLoadError, ImportError) as exc:
             if not self.by_daemon:

@@ -39,6 +39,7 @@ class NodeRequestHandler(RequestEnds):
             reasons = self.getDeclinedReasons()
             if reasons:
                 self.log.info("Declining node request because: %s", ", ".join(reasons))
+                self.declined_because = "; ".join([*reasons, *self._label_problems()])
                 self.declineRequest()
             else:
                 self._fill()
@@ -233,6 +234,7 @@ class NodeRequestHandler(RequestEnds):
         if step.fused:
             self._ready_nodes = list(self.nodeset)
             self.log.info("Fulfilled node request with ready nodes %s", ",".join(self.request.nodes))
+            self.pw.nodepool.declines.driver_works(self.pw, self.request)
             self._finish()
             return
         for _label, node in step.reused:

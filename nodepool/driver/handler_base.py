@@ -44,6 +44,8 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self.shortage: str | None = None
         #: What of the limits the request exceeds by itself.
         self.exceeded: str | None = None
+        #: Why it is declined, in words, for whoever waits.
+        self.declined_because: str | None = None
         # Our own books.
         self._busy = False  # a transaction is under way
         self._finishing = False

@@ -17,6 +17,7 @@ from kazoo.exceptions import (
 
 from nodepool.driver.handler_base import HandlerBase
 from nodepool.driver.quota import LimitsPending
+from nodepool.problems import LabelProblems
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
@@ -67,6 +68,8 @@ class RequestEnds(HandlerBase):
             self._wait_for_limits(error)
             return
         self.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
+        self.declined_because = f"error: {error or repr(error)}"
+        self.pw.nodepool.declines.driver_failed(self.pw, self.request, error)
         self.declineRequest()
 
     def _wait_for_limits(self, error: LimitsPending) -> None:
@@ -115,6 +118,8 @@ class RequestEnds(HandlerBase):
             self._release(None)
         elif self._failed_nodes:
             self.log.info("Declining node request because nodes failed: %s", [n.id for n in self._failed_nodes])
+            self.declined_because = "; ".join(
+                [f"node {', '.join(n.id or '' for n in self._failed_nodes)} could not be made", *self._label_problems()])
             self.declineRequest()
         elif len(self._ready_nodes) < len(self.request.node_types):
             # Aborted for quota: go on when there is some.
@@ -201,6 +206,7 @@ class RequestEnds(HandlerBase):
         self._finishing = False
         if error is None:
             self.log.info("Fulfilled node request with nodes %s", ",".join(self.request.nodes))
+            self.pw.nodepool.declines.driver_works(self.pw, self.request)
             self._finish()
             return
         self.request.nodes = []
@@ -223,6 +229,11 @@ class RequestEnds(HandlerBase):
             self.request = present
             self.request.state = zk.PENDING
 
+    def _label_problems(self) -> list[str]:
+        """What is known to be wrong with the labels of the request here."""
+        problems = getattr(self.manager, "label_problems", None)
+        return problems.of(self.request.node_types) if isinstance(problems, LabelProblems) else []
+
     def declineRequest(self) -> None:
         """Say that this pool cannot serve it; FAILED when every registered pool has said so."""
         if self.done or self._declined:
@@ -241,10 +252,13 @@ class RequestEnds(HandlerBase):
         request = self.request
         if self.launcher_id not in request.declined_by:
             request.declined_by = [*request.declined_by, self.launcher_id]
+        self.pw.nodepool.declines.note(
+            request, self.launcher_id, self.pw.label, self.declined_because or "the driver has declined it")
         # Those of ours that are only being registered count, too.
         pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.pw.nodepool.workers_by_id().keys()
         if pools <= set(request.declined_by):
-            self.log.info("Failing declined node request: every pool has declined it")
+            self.log.info("Failing declined node request: every pool has declined it (%s)",
+                          self.pw.nodepool.declines.known(request))
             request.state = zk.FAILED
         else:
             request.state = zk.REQUESTED

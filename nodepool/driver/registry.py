@@ -7,6 +7,7 @@ driver, or merely large, concerns the users of that driver alone.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.machinery
@@ -38,6 +39,8 @@ BUILTIN_NAMES = (
     "static",
     "test",
 )
+#: Of 11.0.0 but not (yet) here.
+OLD_NAMES = frozenset({"azure", "gce", "ibmvpc", "kubernetes", "openshift", "openshiftpods"})
 ENTRY_POINT_GROUP = "nodepool.drivers"
 
 
@@ -98,11 +101,23 @@ def _exec_directory(name: str, path: str) -> ModuleType:
 def _describe_failure(name: str, path: str, exc: BaseException) -> DriverLoadError:
     text = f"{name}: driver cannot be loaded from {path}: {type(exc).__name__}: {exc}"
     if isinstance(exc, ImportError):
-        missing = f" {exc.name!r}" if exc.name else ""
-        text += f"; install the missing Python module{missing}"
+        parents = (name, f"nodepool.driver.{name}")
+        if exc.name and any(exc.name == parent or exc.name.startswith(f"{parent}.") for parent in parents):
+            text += "; a driver of drivers-path imports its own modules relatively (from . import ...)"
+        else:
+            missing = f" {exc.name!r}" if exc.name else ""
+            text += f"; install the missing Python module{missing}"
     elif isinstance(exc, DriverLoadError):
         text = f"{name}: driver cannot be loaded: {exc}"
     return DriverLoadError(text)
+
+
+def _meant(name: str) -> str:
+    """What an unknown name may mean, for the end of a message."""
+    if name in OLD_NAMES:
+        return "; it is one of release 11.0.0 that this release does not have"
+    close = difflib.get_close_matches(name, Drivers.known(), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class _Registry(Mapping[str, Driver]):
@@ -245,13 +260,19 @@ class Drivers:
             except Exception as exc:
                 registry.failures[name] = _describe_failure(name, path, exc)
                 registry.failures[name].__cause__ = exc
-                Drivers.log.exception("Driver %s cannot be loaded from %s", name, path)
+                Drivers._tell_failure(registry.failures[name])
                 continue
             try:
                 registry.instances[name] = cls()
             except Exception as exc:
                 registry.failures[name] = _describe_failure(name, path, exc)
-                Drivers.log.exception("Driver %s of %s cannot be made", name, path)
+                registry.failures[name].__cause__ = exc
+                Drivers._tell_failure(registry.failures[name])
+
+    @staticmethod
+    def _tell_failure(error: DriverLoadError) -> None:
+        Drivers.log.error("%s", error)
+        Drivers.log.debug("Driver that cannot be loaded:", exc_info=error.__cause__)
 
     @staticmethod
     def get(name: str) -> Driver:
@@ -265,7 +286,7 @@ class Drivers:
                     return registry.load_one(name)
                 return registry[name]
             except KeyError:
-                raise UnknownDriver(f"{name}: unknown driver") from None
+                raise UnknownDriver(f"{name}: unknown driver{_meant(name)}") from None
 
     @staticmethod
     def loaded() -> list[Driver]:

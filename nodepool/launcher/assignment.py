@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
+from nodepool.offers import joined, why_not_offered
 from nodepool.zk import paths
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import FAILED, REQUESTED, NodeRequest
@@ -415,10 +416,15 @@ class Assignment(threading.Thread):
             self.release(request_id)
             return
         request = seen.copy()
+        registered, workers = {pool.id: pool for pool in zk.getRegisteredPools()}, self.nodepool.workers_by_id()
         for launcher_id in launcher_ids:
             if launcher_id not in request.declined_by:
                 request.declined_by.append(launcher_id)
-        pools = {pool.id for pool in zk.getRegisteredPools()} | self.nodepool.workers_by_id().keys()
+                worker, pool = workers.get(launcher_id), registered.get(launcher_id)
+                if worker is not None and pool is not None:
+                    missing = set(request.node_types) - pool.labels
+                    self.nodepool.declines.note(request, launcher_id, worker.label, f"does not offer {joined(missing)}")
+        pools = registered.keys() | workers.keys()
         if pools <= set(request.declined_by):
             request.state = FAILED
         else:
@@ -439,7 +445,8 @@ class Assignment(threading.Thread):
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
             if error is None:
                 if request.state == FAILED:
-                    self.log.info("Failed request %s: no pool offers %s", request_id, ",".join(request.node_types))
+                    self.log.info("Failed request %s: %s", request_id, why_not_offered(
+                        request.node_types, zk.getRegisteredPools()) or self.nodepool.declines.known(request))
                 self.release(request_id)
             elif isinstance(error, TransactionFailed) and error.path == directory and error.index == 0 \
                     and not lock_directory_exists:

@@ -31,6 +31,7 @@ class LauncherEvents:
         zk.node_tree.listeners.append(self._node_changed)
         zk.node_tree.lock_listeners.append(self._node_lock_changed)
         zk.request_tree.listeners.append(self._request_changed)
+        zk.request_tree.listeners.append(self._nodepool.declines.request_changed)
         zk.component_tree.listeners.append(self._component_changed)
         zk.image_tree.listeners.append(self._image_changed)
         for tree in zk.trees:

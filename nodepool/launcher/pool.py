@@ -13,17 +13,19 @@ from typing import Any
 
 from nodepool import config as nodepool_config
 from nodepool import hostnames, metrics
+from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import ConfigurationError
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
+from nodepool.launcher.declines import Declines
 from nodepool.launcher.events import LauncherEvents
 from nodepool.launcher.minready import MinReady
 from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
-from nodepool.problems import Problem, one_line, published
+from nodepool.problems import Problem, image_problems, one_line, published
 from nodepool.provider_manager import ProviderManager, is_silent, provider_problems
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
@@ -109,6 +111,7 @@ class NodePool(threading.Thread):
         self._component: LauncherComponent | None = None
         self._watcher: Any = None
         self._begun = False
+        self.declines = Declines(self)
         self.assignment = Assignment(self)
         self.node_reconciler = NodeReconciler(self)
         self.min_ready = MinReady(self)
@@ -174,7 +177,7 @@ class NodePool(threading.Thread):
         details += self.watchdog.ended
         ready = not details
         details += self.config_state.describe()
-        details += [str(problem) for problem in self.problems()]
+        details += [str(problem) for problem in [*self.problems(), *image_problems(self.zk)]]
         return ready, details
 
     def problems(self) -> list[Problem]:
@@ -188,7 +191,7 @@ class NodePool(threading.Thread):
                  for name in config.providers_not_running]
         found += [Problem(f"goes on with its last good configuration: {reason}", name)
                   for name, reason in config.provider_errors.items() if name in config.providers]
-        return found + provider_problems(config) + records
+        return found + provider_problems(config) + self.declines.problems(config) + records
 
     def publish_problems(self) -> None:
         """Tell everybody, in our component record; written only when something has changed."""
@@ -246,6 +249,7 @@ class NodePool(threading.Thread):
         old = self.config
         if old is not None:
             self._keep_unusable(old, config)
+        self.log.info("%s", taken_over(old, config, self.configfile))
         replaced: list[Any] = []
         ProviderManager.reconfigure(old, config, self.zk, retire=replaced.append)
         config.providers_not_running = []

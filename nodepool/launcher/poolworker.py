@@ -310,8 +310,9 @@ class PoolWorker(threading.Thread):
             return
         try:
             handler = manager.getRequestHandler(self, request.copy())
-        except Exception:
+        except Exception as error:
             self.log.exception("The driver cannot handle request %s:", request_id)
+            self.nodepool.declines.driver_failed(self, request, error)
             assignment.release(request_id, retry_after=30.0)
             self._launches_ended()
             return
@@ -333,6 +334,7 @@ class PoolWorker(threading.Thread):
                     self.withdraw(handler, wait_for=f"{self.label}: paused at quota", checked_by=self.launcher_id)
                     return
                 handler.log.info("Declining node request because: %s", ", ".join(reasons))
+                handler.declined_because = "; ".join(reasons)
                 handler.declineRequest()
                 return
         except Exception as error:

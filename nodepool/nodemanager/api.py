@@ -275,12 +275,13 @@ class Api:
             return None
         try:
             name = rspec.check_name(arguments[0])
-        except ValueError:
-            raise Fault(BAD_ARGUMENT, "Invalid argument: the first argument must be a sliver name.") from None
+        except ValueError as error:
+            raise Fault(BAD_ARGUMENT, f"Invalid argument: the first argument must be a sliver name: {error}") from None
         record = self._node.sliver_record(name)
         # What is gone already has been waited for successfully.
         if record is None and method.name != "WaitSliver":
-            raise Fault(BAD_ARGUMENT, "Invalid argument: the first argument must be a sliver name.")
+            raise Fault(BAD_ARGUMENT, "Invalid argument: the first argument must be a sliver name: "
+                        f"there is no sliver {name} here")
         return record
 
     def _permit(self, caller: Caller, method: Method, arguments: Sequence[Any], record: dict[str, Any] | None) -> None:

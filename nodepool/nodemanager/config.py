@@ -167,7 +167,10 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
     try:
         given = _SCHEMA(content)
     except vol.MultipleInvalid as errors:
-        texts = [f"{'.'.join(str(part) for part in error.path) or 'top level'}: {error.msg}" for error in errors.errors]
+        from nodepool.config.schema import advice
+
+        texts = [f"{'.'.join(str(part) for part in error.path) or 'top level'}: {error.msg}{advice(_SCHEMA, error)}"
+                 for error in errors.errors]
         raise ConfigurationError(f"{path}: {'; '.join(texts)}") from None
     try:
         defaults = rspec.validate(given.get("default-rspec", {}))

@@ -346,7 +346,8 @@ class NodeManager:
             record = self._record(name)
             if CREATED in values and record.get("plc_instantiated"):
                 raise NodeError(f"sliver {name} is kept by its authority: "
-                                + ("it exists already, or will soon" if values[CREATED] else "it cannot be deleted here"))
+                                + ("it exists already, or will soon, without being asked for" if values[CREATED]
+                                   else "it cannot be deleted here"))
             self.database.update_local(key_of(name), **values)
 
     def create_sliver(self, name: str) -> None:

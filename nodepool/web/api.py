@@ -90,7 +90,8 @@ class Application:
             return self._ready()
         if request.path == "/metrics":
             return Response(self._exposition.render(), self._exposition.content_type, headers=NO_STORE)
-        raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found")
+        there = ", ".join(sorted([*LISTINGS, "/ready", "/metrics"]))
+        raise HttpError(http.HTTPStatus.NOT_FOUND, f"Not found; there are {there}")
 
     def _ready(self) -> Response:
         """Details follow in lines of their own, also when ready (a configuration that could not be reloaded)."""

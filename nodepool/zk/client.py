@@ -27,10 +27,14 @@ class _Calm(logging.Filter):
         super().__init__()
         self._interval = interval
         self._seen: dict[str, float] = {}
+        #: The last complaint, let through or not.
+        self.last = ""
 
     def filter(self, record: logging.LogRecord) -> bool:
         now = time.monotonic()
         message = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self.last = message
         if now - self._seen.get(message, -self._interval) < self._interval:
             return False
         if len(self._seen) > 100:
@@ -188,24 +192,31 @@ class ZooKeeperClient:
         client.add_listener(self._state_changed)
         client.on_loop_end = self.on_thread_end
         self.client = client
+        _calm.last = ""
         started = time.monotonic()
         last = started - CONNECT_MESSAGE_INTERVAL + FIRST_MESSAGE_AFTER
         live = client.start_async()
         while not live.wait(0.2):
             now = time.monotonic()
             if self.stop_connecting.is_set() or (timeout is not None and now - started > timeout):
+                why = self._why()  # the end is complained about, too
                 self.disconnect()
-                raise TimeoutError(f"No ZooKeeper server answers at {self.hosts}")
+                raise TimeoutError(f"No ZooKeeper server answers at {self.hosts}{why}")
             if now - last >= CONNECT_MESSAGE_INTERVAL:
                 last = now
                 self.log.warning(
-                    "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)", self.hosts, now - started)
+                    "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)%s", self.hosts, now - started, self._why())
         if left_behind is not None:
             end_session(left_behind, self.hosts, lambda client_id: Client(
                 hosts=servers + chroot, timeout=self.timeout, client_id=client_id, handler=Handler("old session"),
                 **self._tls))
         for listener in list(self.on_connect_listeners):
             listener()
+
+    @staticmethod
+    def _why() -> str:
+        """Why the last attempt to connect failed, as far as it is known."""
+        return f"; the last attempt: {_calm.last}" if _calm.last else ""
 
     def disconnect(self) -> None:
         """End the session; ephemeral znodes and locks go with it."""

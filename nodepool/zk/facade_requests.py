@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
 from nodepool.exceptions import ZKException, ZKLockException
-from nodepool.zk import locks, paths
+from nodepool.zk import declines, locks, paths
 from nodepool.zk.components import RegisteredPool, read_launchers, read_pools
 from nodepool.zk.facade_base import FacadeBase
 from nodepool.zk.records import NodeRequest, NodeRequestLockStats, parse_object
@@ -65,6 +65,10 @@ class RequestMethods(FacadeBase):
     def readRequests(self) -> list[NodeRequest]:
         """All requests, sorted by id; writes nothing."""
         return list(self.nodeRequestIterator())
+
+    def readDeclines(self, requests: Iterable[NodeRequest]) -> dict[str, list[str]]:
+        """Request id -> why pools have declined it, as far as they told; writes nothing."""
+        return declines.reasons(self.kazoo_client, [request for request in requests if request.declined_by])
 
     def storeNodeRequest(self, request: NodeRequest, priority: str = "100") -> None:
         """Create the request (ephemeral; sets ``id``), or write it.

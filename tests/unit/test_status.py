@@ -59,6 +59,9 @@ class FakeZK:
     def readProgress(self):
         return ProgressData()
 
+    def readDeclines(self, requests):
+        return {}
+
     def getRegisteredPools(self):
         return self.pools
 
@@ -224,7 +227,7 @@ def test_request_list():
     results = status.request_list(FakeZK(node_requests=[request]))
     assert results.rows == [
         {"id": "200-0000000001", "relative_priority": 0, "state": "requested", "requestor": "r",
-         "node_types": ["a", "b"], "nodes": [], "declined_by": [], "event_id": "e"}
+         "node_types": ["a", "b"], "nodes": [], "declined_by": [], "event_id": "e", "reasons": []}
     ]  # fmt: skip
     assert "| a,b        |" in status.output(results, "pretty")
 

@@ -62,6 +62,8 @@ class _Listing(threading.Thread):
 def alien_image_list(context: Context) -> None:
     wanted = context.args.provider
     zk = context.zk
+    if wanted:
+        context.check_provider(wanted)
     # Providers without image building (static hosts, namespaces) have no images to list.
     configs = {
         name: config for name, config in sorted(context.config.providers.items())

@@ -1,15 +1,34 @@
-"""``config-validate`` (config.md section 12): neither ZooKeeper nor a cloud is asked."""
+"""``config-validate`` and ``config-schema`` (config.md section 12): neither ZooKeeper nor a cloud is asked."""
 
 from __future__ import annotations
+
+import json
 
 from nodepool.cmd.commands.context import Context, Subparsers, add_command
 
 
 def register(subparsers: Subparsers) -> None:
-    add_command(subparsers, "config-validate", config_validate, "check the configuration file")
+    parser = add_command(subparsers, "config-validate", config_validate, "check the configuration file")
+    # Not "strict": the default would undo the option of the same name before the subcommand.
+    parser.add_argument("--strict", action="store_true", dest="strict_warnings", help="warnings are errors, too")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="(default: %(default)s, to the log)")
+    add_command(subparsers, "config-schema", config_schema, "print the JSON schema of the configuration file, for editors")
 
 
 def config_validate(context: Context) -> int:
     from nodepool.cmd.config_validator import ConfigValidator
 
-    return ConfigValidator(context.args.config).validate()
+    args = context.args
+    validator = ConfigValidator(args.config, args.secure)
+    validator.strict = args.strict or args.strict_warnings
+    if args.format == "text":
+        return validator.validate()
+    validator.check()
+    print(json.dumps(validator.report(), indent=1))
+    return 0 if validator.good else 1
+
+
+def config_schema(context: Context) -> None:
+    from nodepool.config import jsonschema
+
+    print(json.dumps(jsonschema.document(), indent=1))

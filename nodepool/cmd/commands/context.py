@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -64,6 +66,29 @@ class Context:
 
     def show(self, results: status.Results) -> None:
         print(status.output(results, self.args.format))
+
+    def refuse(self, text: str, said: bool = False) -> None:
+        """Something is unknown or cannot be done: status 0, as in 11.0.0, on which scripts rely.
+
+        :param said: the text is on standard output already, where 11.0.0 has it.
+        :raises CommandError: ``--strict`` was given.
+        """
+        if self.args.strict:
+            raise CommandError(text)
+        if not said:
+            print(f"nodepool: {text}", file=sys.stderr, flush=True)
+
+    def check_provider(self, name: str, has_records: bool = False) -> None:
+        """Say so when nobody knows the provider: nothing will be found of it.
+
+        :raises CommandError: ``--strict`` was given.
+        """
+        known = {*self.config.providers, *self.config.provider_errors}
+        if has_records or name in known:
+            return
+        close = difflib.get_close_matches(name, sorted(known), n=1)
+        self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper"
+                    + (f"; did you mean {close[0]}?" if close else ""))
 
     def close(self) -> None:
         zk, self._zk = self._zk, None

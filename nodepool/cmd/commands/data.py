@@ -200,6 +200,15 @@ def _advance(kazoo: Any, container: str, wanted: set[int]) -> None:
             return
 
 
+def running_daemons(kazoo: Any) -> list[str]:
+    """``launcher HOST`` and ``builder HOST`` of all that are registered."""
+    found = set()
+    for path, text in _data(kazoo, _children(kazoo, [f"{paths.COMPONENTS}/{kind}" for kind in ("builder", "launcher")])).items():
+        with contextlib.suppress(ValueError, AttributeError):
+            found.add(f"{path.split('/')[-2]} {json.loads(text).get('hostname')}")
+    return sorted(found)
+
+
 def import_image_data(context: Context) -> None:
     path = context.args.path
     try:
@@ -208,9 +217,12 @@ def import_image_data(context: Context) -> None:
     except UnicodeDecodeError as error:
         raise CommandError(f"{path} is no text in UTF-8: {error.reason}") from None
     kazoo = context.kazoo
+    running = running_daemons(kazoo)
+    if running:
+        context.refuse(f"daemons are running, which may undo this: {', '.join(running)}; stop them and import again")
     containers: dict[str, set[int]] = defaultdict(set)
-    for path in records:
-        match = UPLOAD.match(path)
+    for name in records:
+        match = UPLOAD.match(name)
         if match:
             containers[match[1]].add(int(match[2]))
     for container, wanted in sorted(containers.items()):

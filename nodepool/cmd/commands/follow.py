@@ -18,11 +18,15 @@ GONE = "gone"
 FINISHED = frozenset({FULFILLED, FAILED, GONE})
 #: Seconds after which a request is read again even if no watch fired (session lost meanwhile).
 READ_AGAIN = 10.0
+#: Seconds without news after which people are told for the first time what is waited for.
+QUIET = 1.0
 
 EXIT_OK, EXIT_FAILED, EXIT_TIMEOUT = 0, 1, 3
 
 #: report(request id, state or GONE, record)
 Report = Callable[[str, str, dict[str, Any]], None]
+#: quiet(ids of the requests that are not finished); nothing has happened for a while.
+Quiet = Callable[[list[str]], None]
 
 
 class Follower:
@@ -33,25 +37,28 @@ class Follower:
         self._clock = clock
         self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def follow(self, request_ids: Iterable[str], timeout: float | None, report: Report) -> dict[str, str | None]:
+    def follow(self, request_ids: Iterable[str], timeout: float | None, report: Report,
+               quiet: Quiet | None = None) -> dict[str, str | None]:
         """Report each state of each request until all are finished, or ``timeout`` seconds passed."""
         start = self._clock()
         states: dict[str, str | None] = dict.fromkeys(request_ids)
         for request_id in states:
             self._changed.put(request_id)
-        while not all(state in FINISHED for state in states.values()):
-            wait = READ_AGAIN
+        told = 0
+        while open_ids := [request_id for request_id, state in states.items() if state not in FINISHED]:
+            wait = READ_AGAIN if told else QUIET
             if timeout is not None:
-                wait = min(wait, timeout - (self._clock() - start))
-                if wait <= 0:
-                    break
+                wait = min(wait, max(0.0, timeout - (self._clock() - start)))
             try:
-                todo = [self._changed.get(timeout=wait)]
+                self._look(self._changed.get(timeout=wait), states, report)
+                continue
             except queue.Empty:
-                if timeout is not None and self._clock() - start >= timeout:
-                    break
-                todo = [request_id for request_id, state in states.items() if state not in FINISHED]
-            for request_id in todo:
+                told += 1
+            if quiet is not None:
+                quiet(open_ids)
+            if timeout is not None and self._clock() - start >= timeout:
+                break
+            for request_id in open_ids:
                 self._look(request_id, states, report)
         return states
 

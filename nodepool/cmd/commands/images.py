@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from nodepool import status
+from nodepool.cmd.base import seconds
 from nodepool.cmd.commands import image_log
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing
 from nodepool.cmd.commands.image_follow import EXIT_INTERRUPTED, BuildFollower, Display, Outcome
@@ -32,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("image", metavar="IMAGE", help="image name")
     parser.add_argument("--wait", action="store_true",
                         help="follow the build; status 0: built, 1: failed, 3: not ended in time, 130: interrupted")  # fmt: skip
-    parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, help="how long to wait (default: for ever)")
+    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="how long to wait (default: for ever)")
     for name, function, text in (
         ("image-pause", image_pause, "stop building an image"),
         ("image-unpause", image_unpause, "build an image again"),
@@ -55,13 +56,6 @@ def _add_action(
     parser = add_command(subparsers, name, function, text)
     parser.add_argument("--format", choices=status.FORMATS, help="tell what was done, in this form")
     return parser
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return seconds
 
 
 def report(context: Context, row: dict[str, Any], message: str | None = None) -> None:
@@ -101,7 +95,7 @@ def image_build(context: Context) -> int:
         raise CommandError("--timeout is of no use without --wait")
     image = context.config.diskimages.get(name)
     if image is None:
-        raise CommandError(f"Trying to build a non disk-image-builder image: {name}")
+        raise CommandError(f"Trying to build a non disk-image-builder image: {name}{_meant(context, name)}")
     if image.pause:
         raise CommandError(f"Skipping build request for image {name}; paused")
     if args.wait:
@@ -109,6 +103,12 @@ def image_build(context: Context) -> int:
     context.zk.submitBuildRequest(name)
     report(context, {"image": name, "result": "requested"})
     return 0
+
+
+def _meant(context: Context, name: str) -> str:
+    """What may have been meant."""
+    close = difflib.get_close_matches(name, sorted(context.config.diskimages), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _submit(context: Context, name: str) -> int:
@@ -152,7 +152,8 @@ def image_pause(context: Context) -> None:
     name = context.args.image
     known = name in context.config.diskimages or name in context.zk.getImageNames()
     if not known:
-        raise CommandError(f"image {name} is neither in {context.args.config} nor in ZooKeeper")
+        raise CommandError(
+            f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
     context.zk.setImagePaused(name, True)
     report(context, {"image": name, "result": "paused"})
 
@@ -162,6 +163,8 @@ def image_unpause(context: Context) -> None:
     if "/" in name:
         raise CommandError(f"{name} is no image name")
     context.zk.setImagePaused(name, False)
+    if name not in context.config.diskimages and name not in context.zk.getImageNames():
+        context.refuse(f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
     report(context, {"image": name, "result": "unpaused"})
 
 
@@ -187,6 +190,7 @@ def _mark_deleting(
             break
         if record.state == running:
             report(context, {**row, "result": "refused"}, refused)
+            context.refuse(f"{path}: {refused}", said=True)
             return
         if record.state == DELETING:
             report(context, {**row, "result": DELETING})
@@ -203,6 +207,7 @@ def _mark_deleting(
     else:
         raise CommandError(f"{path} is changed all the time; try again")
     report(context, {**row, "result": "not found"}, missing)
+    context.refuse(f"{path}: {missing}", said=True)
 
 
 def image_delete(context: Context) -> None:

@@ -23,7 +23,9 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from nodepool.cmd.base import describe as describe_error
+from nodepool.cmd.base import seconds
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.cmd.commands.nodes import find_node
 from nodepool.status import REDACTED
 from nodepool.zk import paths
 from nodepool.zk.records import FULFILLED, IN_USE, READY, USED
@@ -48,7 +50,7 @@ log = logging.getLogger("nodepool.cmd.requests")
 def register(commands: Subparsers) -> None:
     parser = add_command(commands, "accept", accept, "lock and use the nodes of a fulfilled request")
     parser.add_argument("id", metavar="ID", help="request id")
-    parser.add_argument("--hold", metavar="SECONDS", type=float, help="return the nodes after SECONDS")
+    parser.add_argument("--hold", metavar="SECONDS", type=seconds, help="return the nodes after SECONDS")
     parser.add_argument("--detach", action="store_true", help="keep the nodes until `request return`")
     parser.add_argument("--json", action="store_true", help="print the nodes as JSON, with connection data")
     parser.add_argument(
@@ -241,7 +243,7 @@ def _return_request(context: Context, request_id: str) -> None:
 
 def _return_node(context: Context, node_id: str) -> None:
     zk = context.zk
-    node = zk.getNode(node_id)
+    node = find_node(zk, node_id)
     if node is None:
         raise CommandError(f"Node id {node_id} not found")
     holder = _holder(zk, node)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from nodepool import status
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
+from nodepool.exceptions import TimeoutException
 from nodepool.zk.records import DELETING, HOLD
 
 LOCK_TIMEOUT = 5
@@ -14,66 +16,84 @@ LOCK_TIMEOUT = 5
 def register(subparsers: Subparsers) -> None:
     parser = add_listing(subparsers, "list", list_nodes, "list nodes")
     parser.add_argument("--detail", action="store_true", help="show all columns")
-    parser = add_listing(subparsers, "delete", delete, "delete a node")
-    parser.add_argument("id", metavar="ID", help="node id")
+    parser = add_listing(subparsers, "delete", delete, "delete nodes")
+    parser.add_argument("ids", metavar="ID", nargs="+", help="node id; zeros in front may be left out")
     parser.add_argument("--now", action="store_true", help="delete through the provider here, and wait")
-    parser = add_listing(subparsers, "hold", hold, "keep a node from being used or deleted")
-    parser.add_argument("id", metavar="ID", help="node id")
+    parser = add_listing(subparsers, "hold", hold, "keep nodes from being used or deleted")
+    parser.add_argument("ids", metavar="ID", nargs="+", help="node id; zeros in front may be left out")
 
 
 def list_nodes(context: Context) -> None:
     context.show(status.node_list(context.zk, detail=context.args.detail))
 
 
-def _show_node(context: Context, node_id: str) -> None:
-    context.show(status.node_list(context.zk, node_id=node_id, detail=False))
-
-
-def _locked(context: Context) -> Any:
-    """The node, locked by us; None when there is none (said so).
-
-    :raises TimeoutException: somebody holds the lock.
-    """
-    node_id = context.args.id
-    node = context.zk.getNode(node_id)
-    if node is None:
-        print(f"Node id {node_id} not found")
-        return None
-    context.zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT)
+def find_node(zk: Any, text: str) -> Any:
+    """The node of this id, which may be given without the zeros in front; None when there is none."""
+    node = zk.getNode(text) if "/" not in text else None
+    if node is None and text.isdecimal() and len(text) < 10:
+        node = zk.getNode(text.zfill(10))
     return node
 
 
+def _each(context: Context, change: Callable[[Context, Any], bool]) -> None:
+    """Do it with every node that there is, under its lock, and show those with which it was done.
+
+    :raises TimeoutException: somebody holds the lock of one; those after it are left alone.
+    """
+    done = set()
+    try:
+        for text in context.args.ids:
+            node = find_node(context.zk, text)
+            if node is None:
+                print(f"Node id {text} not found", flush=True)
+                context.refuse(f"Node id {text} not found", said=True)
+                continue
+            _lock(context.zk, node)
+            try:
+                if change(context, node):
+                    done.add(node.id)
+            finally:
+                # The deleter lets go of a node that it has deleted.
+                if node.lock:
+                    context.zk.unlockNode(node)
+    finally:
+        if done:
+            found = status.node_list(context.zk, detail=False)
+            context.show(status.Results([row for row in found.rows if row["id"] in done], found.columns))
+
+
+def _lock(zk: Any, node: Any) -> None:
+    try:
+        zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT)
+    except TimeoutException as error:
+        holder = next(iter(zk.getNodeLockContenders(node)), None)
+        facts = [f"state {node.state}", f"request {node.allocated_to}" if node.allocated_to else "",
+                 f"locked by {holder}" if holder else ""]
+        raise TimeoutException(
+            f"node {node.id} is in use ({', '.join(filter(None, facts))}): no lock within {LOCK_TIMEOUT:g} s; "
+            "see its user data in `nodepool list --detail`") from error
+
+
 def delete(context: Context) -> None:
-    if context.args.now:
-        _delete_now(context)
-        return
-    node = _locked(context)
-    if node is None:
-        return
-    try:
-        node.state = DELETING
-        context.zk.storeNode(node)
-    finally:
-        context.zk.unlockNode(node)
-    _show_node(context, node.id)
+    _each(context, _delete_now if context.args.now else _mark_deleting)
 
 
-def _delete_now(context: Context) -> None:
-    zk = context.zk
-    node = _locked(context)
-    if node is None:
-        return
-    try:
-        provider_config = context.config.providers.get(node.provider)
-        if provider_config is None:
-            print(f"Provider {node.provider} for node {node.id} not defined on this launcher")
-            return
-        _delete_through_provider(zk, node, provider_config)
-    finally:
-        # The deleter lets go of a node that it has deleted.
-        if node.lock:
-            zk.unlockNode(node)
-    _show_node(context, node.id)
+def _mark_deleting(context: Context, node: Any) -> bool:
+    node.state = DELETING
+    context.zk.storeNode(node)
+    return True
+
+
+def _delete_now(context: Context, node: Any) -> bool:
+    provider_config = context.config.providers.get(node.provider)
+    if provider_config is None:
+        text = f"Provider {node.provider} for node {node.id} not defined on this launcher"
+        print(text, flush=True)
+        why = context.config.provider_errors.get(node.provider)
+        context.refuse(why or text, said=why is None)
+        return False
+    _delete_through_provider(context.zk, node, provider_config)
+    return True
 
 
 def _delete_through_provider(zk: Any, node: Any, provider_config: Any) -> None:
@@ -91,12 +111,10 @@ def _delete_through_provider(zk: Any, node: Any, provider_config: Any) -> None:
 
 
 def hold(context: Context) -> None:
-    node = _locked(context)
-    if node is None:
-        return
-    try:
-        node.state = HOLD
-        context.zk.storeNode(node)
-    finally:
-        context.zk.unlockNode(node)
-    _show_node(context, node.id)
+    _each(context, _mark_hold)
+
+
+def _mark_hold(context: Context, node: Any) -> bool:
+    node.state = HOLD
+    context.zk.storeNode(node)
+    return True

@@ -25,6 +25,7 @@ def info(context: Context) -> None:
     if context.args.format in ("json", "yaml"):
         both = [{"images": images.rows, "nodes": nodes.rows}]
         context.show(status.Results(both, {"images": "Image data", "nodes": "Nodes"}))
+        context.check_provider(provider, bool(images.rows or nodes.rows))
         return
     titles = context.args.format == "table"
     if titles:
@@ -32,6 +33,7 @@ def info(context: Context) -> None:
     context.show(images)
     print("\nNodes:" if titles else "")
     context.show(nodes)
+    context.check_provider(provider, bool(images.rows or nodes.rows))
 
 
 def problem_list(context: Context) -> None:
@@ -39,7 +41,9 @@ def problem_list(context: Context) -> None:
 
 
 def erase(context: Context) -> None:
-    provider = context.args.provider
+    provider, zk = context.args.provider, context.zk
+    has_records = status.provider_images(zk, provider).rows or status.provider_nodes(zk, provider).rows
+    context.check_provider(provider, bool(has_records))
     if not context.args.force:
         print()
         print("WARNING! This action is not reversible!")
@@ -50,7 +54,6 @@ def erase(context: Context) -> None:
         if answer.lower() != "y":
             print("Aborting. No data erased.")
             return
-    zk = context.zk
     print(f"Erasing build data for {provider}...")
     for (image, build), providers in zk.readImages().providers.items():
         if provider in providers:

@@ -20,6 +20,9 @@ class NodeTuple(NamedTuple):
     username: str
     port: int
 
+    def __str__(self) -> str:
+        return f"{self.username}@{self.hostname} port {self.port}"
+
 
 def nodeTuple(node: Any) -> NodeTuple:
     """The identity of a host of the configuration (a dict) or of a registered ``Node``."""

@@ -14,6 +14,7 @@ from nodepool import exceptions, nodeutils
 from nodepool.driver.provider import Provider
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
+from nodepool.problems import TellsTroubles, one_line
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.marks import Mark
 
@@ -65,7 +66,7 @@ def _is_free(node: zk.Node) -> bool:
     return node.state == zk.READY and node.allocated_to is None
 
 
-class StaticNodeProvider(Provider, QuotaSupport):
+class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
     """Hosts are brought in line one by one, in parallel, each by looking at its present records.
 
     Nothing is remembered about slots: ZooKeeper has it.
@@ -92,6 +93,8 @@ class StaticNodeProvider(Provider, QuotaSupport):
         # The mirror may show a deleted record for a moment longer.
         self._deleted: deque[str] = deque(maxlen=1000)
         self._warned: dict[NodeTuple, str] = {}
+        #: Hosts that the log has named; again when they come back.
+        self._announced: set[NodeTuple] = set()
 
     # Life cycle
 
@@ -201,14 +204,17 @@ class StaticNodeProvider(Provider, QuotaSupport):
             template = None
             if slots.empty or (update and slots.taken):
                 template = self._template(pool, static_node)
-            self._warned.pop(host, None)
+            if template is not None and self._warned.pop(host, None) is not None:
+                self._announced.discard(host)
+                self.log.info("Static host %s can be used again", host)
         except (StaticNodeError, exceptions.LaunchNetworkException) as error:
             self._warn(host, error)
             if update:
                 for node in self._records(host):
                     self.deregisterNode(node)
             return False
-        except Exception:
+        except Exception as error:
+            self._warned[host] = one_line(repr(error))
             self.log.exception("Error checking static host %s:", host)
             return False
         try:
@@ -239,8 +245,12 @@ class StaticNodeProvider(Provider, QuotaSupport):
         try:
             mark.catch_up(self.zk.node_tree)
             self._read_records()
-            for slot in self._slots(host).empty:
+            empty = self._slots(host).empty
+            for slot in empty:
                 self._register(template, slot)
+            if host not in self._announced:
+                self._announced.add(host)
+                self.log.info("Static host %s is registered: %d node(s) of %s", host, len(empty), ",".join(template.type))
         finally:
             mark.drop()
 
@@ -249,7 +259,11 @@ class StaticNodeProvider(Provider, QuotaSupport):
         text = str(error)
         if self._warned.get(host) != text:
             self._warned[host] = text
-            self.log.warning("Static host %s cannot be registered now: %s", host.hostname, text)
+            self.log.warning("Static host %s cannot be registered now: %s", host, text)
+
+    def troubles(self) -> list[str]:
+        """The hosts that cannot be used now, and why."""
+        return [one_line(f"host {host} cannot be used now: {text}") for host, text in sorted(self._warned.copy().items())]
 
     def checkHost(self, static_node: dict[str, Any]) -> list[str]:
         """The host keys; raises StaticNodeError when the host cannot be reached or is not the one configured."""
@@ -396,7 +410,7 @@ class StaticNodeProvider(Provider, QuotaSupport):
             )
             return True
         except Exception as error:
-            self.log.warning("Static host %s does not answer, deregistering node %s: %s", node.hostname, node.id, error)
+            self.log.warning("Static host %s does not answer, deregistering node %s: %s", nodeTuple(node), node.id, error)
         try:
             self.deregisterNode(node)
         except Exception:

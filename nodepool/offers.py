@@ -1,0 +1,38 @@
+"""Which registered pools offer what is asked for, in words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from typing import Any
+
+
+def joined(words: Iterable[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``; sorted."""
+    words = sorted(words)
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def unknown_labels(labels: Collection[str], pools: Iterable[Any]) -> set[str]:
+    """Those that no pool has."""
+    return set(labels) - {label for pool in pools for label in pool.labels}
+
+
+def why_not_offered(labels: Collection[str], pools: Collection[Any], who: str = "pool") -> str | None:
+    """Why no pool can serve a request for these labels at once; None: at least one offers them all.
+
+    :param pools: with the attribute ``labels``.
+    """
+    unknown = unknown_labels(labels, pools)
+    if unknown:
+        return f"no {who} offers {joined(unknown)}{_meant(unknown, pools)}"
+    if any(set(labels) <= pool.labels for pool in pools):
+        return None
+    return f"no pool offers {joined(set(labels))} together; nodes of one request come from one pool"
+
+
+def _meant(unknown: set[str], pools: Iterable[Any]) -> str:
+    if len(unknown) != 1:
+        return ""
+    close = difflib.get_close_matches(next(iter(unknown)), sorted({label for p in pools for label in p.labels}), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
