@@ -8,6 +8,8 @@ in ``handler_ends``, what drivers see and implement in ``handler_base``.
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import Counter
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
@@ -44,13 +46,6 @@ class NodeRequestHandler(RequestEnds):
                 self._fill()
         except Exception as error:
             self.trouble(error)
-
-    def _missing_labels(self) -> list[str]:
-        missing = list(self.request.node_types)
-        for label in self._satisfied_types.labels():
-            if label in missing:
-                missing.remove(label)
-        return missing
 
     def _fill(self) -> None:
         step = Step()
@@ -95,6 +90,12 @@ class NodeRequestHandler(RequestEnds):
                 self.declineRequest()
             else:
                 self._give_back()
+            return
+        if step.short is not None and self.gives_way and not self.accepted:
+            self._forget(step)
+            reason = self.shortage or f"no room for {step.short}"
+            self.pw.note_full([step.short], reason)
+            self._give_back(reason=reason)
             return
         if step.short is not None:
             # At once: the pool takes nothing more from now on, not only when this has been written.
@@ -156,6 +157,26 @@ class NodeRequestHandler(RequestEnds):
             return node.resources
         needed = getattr(self.manager, "quotaNeededByLabel", None)
         return needed(label, self.pool).get_resources() if needed is not None else {"instances": 1}
+
+    def could_serve(self) -> bool:
+        """Whether there is room for all nodes of the request now; nothing is kept.
+
+        A driver that counts recorded nodes only cannot tell for several.
+        """
+        self._refresh()
+        if self.getDeclinedReasons():
+            return False
+        wanted = Counter(self.request.node_types)
+        if self.request.reuse:
+            for label in wanted:
+                free = itertools.islice(self.zk.node_tree.iter_free(self.provider.name, self.pool.name, label), wanted[label])
+                wanted[label] -= sum(1 for _ in free)
+        missing = list(wanted.elements())
+        return not missing or self._hasRoomFor(missing)
+
+    def _hasRoomFor(self, labels: list[str]) -> bool:
+        """Whether new nodes of these labels fit, all together."""
+        return len(labels) == 1 and self.hasRemainingQuota(labels[0])
 
     def _forget(self, step: Step) -> None:
         """Nothing of this step was or will be written."""
