@@ -44,9 +44,10 @@ class RequestEnds(HandlerBase):
     def _answered(self, then: Callable[..., None], args: tuple[Any, ...], results: list[Any] | None,
                   error: BaseException | None) -> None:
         self._busy = False
-        if self.done and results is not None:
-            # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper.
-            for result in results:
+        if self.done:
+            # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper. The request may
+            # be in other hands by now.
+            for result in results or ():
                 if isinstance(result, str) and "__lock__" in result:
                     self.zk.kazoo_client.abandoned.add(result)
             results, error = None, SessionExpiredError()

@@ -8,10 +8,13 @@ import weakref
 from typing import Any
 
 import pytest
+from kazoo.exceptions import BadVersionError, SessionExpiredError
 
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import LoopEnded
+from nodepool.zk import paths
+from nodepool.zk.writer import TransactionFailed
 from tests.conftest import wait_for
 from tests.integration.launcher_bench import LauncherBench, config, expire_session, provider
 
@@ -123,7 +126,7 @@ def test_a_static_provider_becomes_a_cloud(bench: LauncherBench) -> None:
     bench.wait_request(waiting, "fulfilled")
 
 
-@pytest.mark.spec("issue 11, C4: a handler that is to be handed back waits for the answer of ZooKeeper without turning in circles")
+@pytest.mark.spec("issue 11, C4: a handler that is to be handed back waits for the answer of ZooKeeper; it does not spin")
 def test_handing_back_does_not_spin(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider("fake-a"), provider("fake-b", priority=200)))
     (worker,) = pool.getPoolWorkers("fake-a")
@@ -168,24 +171,27 @@ def test_an_offer_to_a_pool_that_has_ended(bench: LauncherBench, late: bool) -> 
     assert released == ["200-0000000009"] and not worker.backlog
 
 
-@pytest.mark.spec("issue 11, C10: what is kept for a handler goes with it, also when an answer comes after its end")
-def test_nothing_is_kept_for_a_handler_that_has_ended(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def dropped_with_an_answer_to_come(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str, Any]:
+    """A classic handler whose session was lost while it waited for ZooKeeper: it, its request, what takes the answer."""
     pool = bench.start({"labels": [{"name": "test-label"}], "providers": [
         {"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}]})
     held: list[Any] = []
-    submit = pool.zk.writer.submit
     with monkeypatch.context() as patch:
         patch.setattr(pool.zk.writer, "submit", lambda *args: held.append(args))
         request_id = bench.submit("test-label")
-        wait_for(lambda: held and pool.handler_of(request_id))
-        kept = weakref.ref(pool.handler_of(request_id))
+        handler = wait_for(lambda: pool.handler_of(request_id) if held else None)
         expire_session(pool)
         wait_for(lambda: not pool.is_handled(request_id))
-    wait_for(lambda: pool.zk.synced)
-    for args in held:
-        submit(*args)
-    held.clear()
-    del args
+    ((_txn, answered),) = held
+    return handler, request_id, answered
+
+
+@pytest.mark.spec("issue 11, C10: what is kept for a handler goes with it, also when an answer comes after its end")
+def test_nothing_is_kept_for_a_handler_that_has_ended(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, request_id, answered = dropped_with_an_answer_to_come(bench, monkeypatch)
+    kept = weakref.ref(handler)
+    answered(None, SessionExpiredError())
+    del handler, answered
     bench.wait_request(request_id, "fulfilled")
 
     def gone() -> bool:
@@ -193,3 +199,15 @@ def test_nothing_is_kept_for_a_handler_that_has_ended(bench: LauncherBench, monk
         return kept() is None
 
     wait_for(gone, what="nobody knows the handler any more")
+
+
+@pytest.mark.spec("issue 11, C10: an answer that comes after the end of a handler takes the request from nobody else")
+def test_a_late_answer(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, request_id, answered = dropped_with_an_answer_to_come(bench, monkeypatch)
+    finished: list[Any] = []
+    bench.wait_request(request_id, "fulfilled")
+    monkeypatch.setattr(handler.pw, "finished", lambda *args, **_options: finished.append(args))
+    answered(None, TransactionFailed(0, BadVersionError(), paths.request(request_id)))
+    passed = threading.Event()
+    handler.pw.post(handler, passed.set)
+    assert passed.wait(10) and not finished
