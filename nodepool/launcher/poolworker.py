@@ -303,6 +303,12 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.capacity_changed()
         self.nodepool.assignment.wake()
 
+    def _look_at_limits(self) -> None:
+        """Nobody tells when they grow."""
+        manager = self.getProviderManager()
+        if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider for h in list(self.paused_handlers)):
+            manager.limits_are_waited_for(self.limits_known)
+
     def _retry_paused(self) -> None:
         self._retry_queued = False
         for handler in sorted(self.paused_handlers, key=lambda h: h.request.priority):
@@ -377,6 +383,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._room(FORGET)
         self._retry()
         if self.paused_handlers:
+            self.guard(self._look_at_limits, ())
             self.guard(moves.end_standstill, (self,))
         polled = [handler for handler in list(self.request_handlers) if handler.BLOCKING and not handler.paused]
         for handler in polled:
