@@ -19,7 +19,7 @@ from nodepool.driver.provider import NodeRequestHandlerNotifications
 from nodepool.driver.steps import Step, read_results
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.locks import add_lock
+from nodepool.zk.locks import add_lock, add_unlocked_check
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -114,7 +114,7 @@ class NodeRequestHandler(RequestEnds):
     def _find_reusable(self, label: str) -> zk.Node | None:
         tree = self.zk.node_tree
         for node_id in tree.iter_free(self.provider.name, self.pool.name, label):
-            if not self.pw.claim(node_id):
+            if node_id in self._held or not self.pw.claim(node_id):
                 continue
             taken = False
             try:
@@ -198,11 +198,11 @@ class NodeRequestHandler(RequestEnds):
             node.requestor = self.request.requestor
             version = node.stat.version if node.stat else -1
             directory = paths.node_lock(node.id or "")
-            known = node.id in self.zk.node_tree.lock_dirs
-            if not step.fused:
-                step.lock_index[id(node)] = add_lock(txn, directory, known)
-            elif known:
-                txn.delete(directory)  # refused when anybody contends
+            exists = self._lock_directories.get(directory, node.id in self.zk.node_tree.lock_dirs)
+            if step.fused:
+                add_unlocked_check(txn, directory, exists)
+            else:
+                step.lock_index[id(node)] = add_lock(txn, directory, exists)
             step.set_index[id(node)] = txn.set(
                 paths.node(node.id or ""), node.serialize(), version, tree=self.zk.node_tree, record=node.copy())
         for _label, node in step.created:
@@ -220,9 +220,7 @@ class NodeRequestHandler(RequestEnds):
         changed = request.copy()
         if step.fused:
             # Nobody may hold the lock at this moment; nobody can take it in between.
-            if not self._lock_directory_exists:
-                txn.create(directory)
-            txn.delete(directory)
+            add_unlocked_check(txn, directory, self._lock_directory_exists)
             changed.nodes = self._ordered_ids([(label, node.id or "") for label, node in step.reused])
             changed.state = zk.FULFILLED
         else:
@@ -289,6 +287,12 @@ class NodeRequestHandler(RequestEnds):
                 self._give_back()
                 return
             self.request = present.copy()
+        for _label, node in step.reused:
+            if error.path == paths.node_lock(node.id or ""):
+                # Our copy may know of it only later; a node that somebody holds is left alone.
+                self._lock_directories[error.path] = not isinstance(error.cause, NoNodeError)
+                if isinstance(error.cause, NotEmptyError):
+                    self._held.add(node.id)
         self._conflicts += 1
         self.log.debug("Conflict at %s (%r), trying again", error.path, error.cause)
         if self._conflicts > CONFLICT_RETRIES and not self.accepted:

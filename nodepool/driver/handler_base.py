@@ -65,6 +65,8 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self._request_free = False  # handed back; only waits for launches that are under way
         self._conflicts = 0
         self._lock_directory_exists = False
+        self._lock_directories: dict[str, bool] = {}  # of ready nodes: whether they exist, as ZooKeeper has told us
+        self._held: set[str | None] = set()  # ready nodes that somebody holds, as ZooKeeper has told us
         self._poll_later = False
         self._hand_back_later = False
         self._retry_after: float | None = None  # seconds before the request that is given back is looked at again

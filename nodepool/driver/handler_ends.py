@@ -20,7 +20,7 @@ from nodepool.driver.handler_base import NOTHING_FREE, HandlerBase
 from nodepool.driver.quota import LimitsPending
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.locks import LockHandle
+from nodepool.zk.locks import LockHandle, add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: What says nothing about the request.
@@ -312,10 +312,7 @@ class RequestEnds(HandlerBase):
             self._add_unlock(txn, node, write)
         if request is not None:
             if not self.accepted:
-                directory = paths.request_lock(request.id or "")
-                if not self._lock_directory_exists:
-                    txn.create(directory)
-                txn.delete(directory)
+                add_unlocked_check(txn, paths.request_lock(request.id or ""), self._lock_directory_exists)
             self._add_request_end(txn)
         elif self.accepted:
             txn.delete(self.request.lock.path)

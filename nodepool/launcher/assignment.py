@@ -21,6 +21,7 @@ from nodepool.launcher.moves import PATIENCE, Moves
 from nodepool.launcher.safety_net import SafetyNet
 from nodepool.zk import paths
 from nodepool.zk.components import RegisteredPool
+from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.records import FAILED, REQUESTED, NodeRequest
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
@@ -414,9 +415,7 @@ class Assignment(threading.Thread):
         request_id = request.id or ""
         directory = paths.request_lock(request_id)
         txn = Txn(zk.kazoo_client)
-        if not lock_directory_exists:
-            txn.create(directory)
-        txn.delete(directory)  # refused while somebody holds the lock
+        add_unlocked_check(txn, directory, lock_directory_exists)
         txn.set(paths.request(request_id), request.serialize(), request.stat.version if request.stat else -1,
                 tree=zk.request_tree, record=request.copy())
 
