@@ -50,6 +50,7 @@ class NodeRequestHandler(RequestEnds):
     def _fill(self) -> None:
         step = Step()
         self._more_to_fill = False
+        # It counts recorded nodes: the next one is looked at when this one has been recorded, and in one request at a time.
         serial = not self.RESERVES and type(self).hasRemainingQuota is not NodeRequestHandler.hasRemainingQuota
         try:
             for label in self._missing_labels():
@@ -58,12 +59,12 @@ class NodeRequestHandler(RequestEnds):
                     step.reused.append((label, node))
                     continue
                 if serial and step.created:
-                    self._more_to_fill = True  # the next one when this one has been recorded
+                    self._more_to_fill = True
                     break
-                if self.BLOCKING and not self.pw.begin_creation(self):
+                if serial and not self.pw.begin_creation(self):
                     self._forget(step)
                     return  # our turn comes, then run() is called
-                if self.BLOCKING and not self.accepted and self.pw.paused:
+                if serial and not self.accepted and self.pw.paused:
                     # Another handler of the pool has paused while we waited for our turn.
                     self._forget(step)
                     self.pw.end_creation(self)

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from nodepool import hostnames
@@ -18,6 +17,7 @@ from nodepool.driver.quota import QuotaSupport
 from nodepool.driver.resources import QuotaInformation
 from nodepool.launcher import moves
 from nodepool.launcher.fullness import FORGET, Fullness
+from nodepool.launcher.helpers import Helpers
 from nodepool.launcher.mailbox import Mailbox, Task
 from nodepool.launcher.poolroom import BACKLOG, PoolRoom
 from nodepool.launcher.tenants import tenant_is_limited, tenant_shortage
@@ -27,8 +27,6 @@ from nodepool.zk.records import REQUESTED
 if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
 
-#: Helper threads of a pool whose driver's checks may block.
-HELPERS = 8
 #: Seconds between two looks at handlers that no event announces.
 TICK = 1.0
 #: Seconds during which changes of ``paused`` are collected before they are published.
@@ -59,7 +57,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._creation_lock = threading.Lock()
         self._creator: Any = None
         self._creation_queue: deque[Any] = deque()
-        self._helpers: ThreadPoolExecutor | None = None
+        self._helpers = Helpers(f"{self.name}_helper", nodepool.common_helpers)
         self._retry_queued = False
         self._publish_at: float | None = None
         self._logged: set[str] = set()
@@ -399,11 +397,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.log.exception("Error in pool %s:", self.label)
 
     def help(self, function: Callable[[], None]) -> None:
-        if self._helpers is None:
-            self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix=f"{self.name}_helper")
-        try:
-            self._helpers.submit(function)
-        except RuntimeError:
+        if not self._helpers.submit(function):
             self.log.debug("Not running a step: the pool has stopped")
 
     def _register(self) -> None:
@@ -444,5 +438,4 @@ class PoolWorker(threading.Thread, PoolRoom):
     def join(self, timeout: float | None = None) -> None:
         if self.ident is not None:
             super().join(timeout)
-        if self._helpers is not None:
-            self._helpers.shutdown(wait=False, cancel_futures=True)
+        self._helpers.close()
