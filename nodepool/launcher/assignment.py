@@ -154,11 +154,10 @@ class Assignment(threading.Thread):
             if entry[0].reason is None or wait_for is None:
                 self._condition.notify()
 
-    def leave_to_others(self, request_id: str) -> bool:
-        """Other launchers may take the request now; False: they have had time for that already."""
-        now = time.monotonic()
+    def leave_to_others(self, request_id: str) -> None:
+        """Other launchers may take the request now; for :data:`PATIENCE` seconds, and once only."""
         with self._condition:
-            return now - self._left_to_others.setdefault(request_id, now) < PATIENCE
+            self._left_to_others.setdefault(request_id, time.monotonic())
 
     def was_left_to_others(self, request_id: str) -> bool:
         return request_id in self._left_to_others
@@ -374,6 +373,9 @@ class Assignment(threading.Thread):
         with self._condition:
             if not cls.queue or cls.queue[0][1] != request_id:
                 return
+            if decision.left_to_others and request_id not in self._left_to_others:
+                self.leave_to_others(request_id)
+                heapq.heappush(self._timers, (time.monotonic() + PATIENCE + 0.01, request_id, False))
             if decision.worker is None and not decision.decline_by:
                 if not self._changed_since(events, decision.reason):
                     cls.reason = decision.reason

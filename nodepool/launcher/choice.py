@@ -55,6 +55,8 @@ class Decision:
     #: When the pool turns out to be full the request is not kept: another one is open.
     gives_way: bool = False
     decline_by: tuple[str, ...] = ()
+    #: It could wait here, pending, and is left to other launchers instead.
+    left_to_others: bool = False
     reason: str = ""
 
 
@@ -121,7 +123,7 @@ def choose(cls: RequestClass, pools: list[RegisteredPool], workers: dict[str, An
         return Decision(worker=min(waitable, key=lambda w: w.load))  # nobody has room: it waits there
     if others_open:
         reasons.append("another launcher can serve it")
-    return Decision(reason="; ".join(reasons))
+    return Decision(reason="; ".join(reasons), left_to_others=bool(waitable))
 
 
 def _nobody(cls: RequestClass, pools: list[RegisteredPool], workers: dict[str, Any]) -> Decision:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodepool import hostnames
 from nodepool.driver.handler_base import NOTHING_FREE
-from nodepool.driver.quota import QuotaSupport
+from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.resources import QuotaInformation
 from nodepool.launcher import moves
 from nodepool.launcher.fullness import FORGET, Fullness
@@ -277,12 +277,21 @@ class PoolWorker(threading.Thread, PoolRoom):
 
     def ask(self, waiting: Any) -> None:
         """A request waits at another pool of ours: it is sent for when we have room for all of its nodes."""
-        handler = self.getProviderManager().getRequestHandler(self, waiting.request.copy())
-        self.post(handler, self._answer, handler, waiting)
+        try:
+            handler = self.getProviderManager().getRequestHandler(self, waiting.request.copy())
+        except Exception as error:
+            self._log_once("The driver cannot handle a request:", error)
+        else:
+            self.post(handler, self._answer, handler, waiting)
 
     def _answer(self, handler: Any, waiting: Any) -> None:
-        if not self.paused and self.running and handler.could_serve():
-            waiting.pw.post(waiting, waiting.move)
+        try:
+            if not self.paused and self.running and handler.could_serve():
+                waiting.pw.post(waiting, waiting.move)
+        except LimitsPending as error:
+            self.log.debug("Not sending for request %s: %s", waiting.request.id, error)
+        except Exception as error:
+            self._log_once("Cannot tell whether there is room for a request that waits at another pool:", error)
 
     # -- events
 

@@ -146,3 +146,51 @@ def test_a_full_static_pool_overflows(bench: LauncherBench, launchers: int) -> N
     bench.wait_nodes(1, provider="static", state="ready")
     wait_for(lambda: not any(p.paused for p in bench.zk.getRegisteredPools()), what="open again for everybody")
     assert served_by(bench, bench.submit("both")) == ["static"]
+
+
+@pytest.mark.spec("issue 11, users 5 hoarding: what a pool of another launcher does not take is kept after a while")
+def test_another_launcher_that_does_not_take_it(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of 11.0.0 whose static nodes are all in use: it never says so."""
+    from nodepool.zk.components import PoolComponent
+
+    monkeypatch.setattr("nodepool.launcher.assignment.PATIENCE", 0.5)
+    pool = bench.start(config(provider("fake-one", labels=["fake-label", "idle"], pool={"max-servers": 1})))
+    theirs = PoolComponent(bench.zk.client, "elsewhere")
+    theirs.content.update(id="theirs", name="main", provider_name="p", state="running", supported_labels=["fake-label"])
+    theirs.register()
+    wait_for(lambda: len(pool.zk.getRegisteredPools()) == 2)
+    _first, (idle,) = bench.fulfilled("idle")
+    bench.zuul.cancel(_first)
+    wait_for(lambda: bench.node(idle.id).allocated_to is None)
+    # It is kept at last, and room is made for it.
+    waiting = bench.submit("fake-label")
+    wait_for(lambda: "another launcher can serve it" in (pool.assignment.reason_for(waiting) or ""))
+    assert served_by(bench, waiting) == ["fake-one"]
+    assert idle.id not in bench.zk.getNodes()
+    theirs.unregister()
+
+
+@pytest.mark.spec("issue 11, A1: a driver that raises when it is asked whether it could serve a waiting request stops nobody")
+@pytest.mark.parametrize("where", ["getRequestHandler", "labelReady"])
+def test_a_driver_that_raises_when_it_is_asked(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    pool = bench.start(config(provider("fake-one", pool={"max-servers": 1}), provider("fake-two", pool={"max-servers": 1}),
+                              provider("fake-three", labels=["other"])))
+    first, second = bench.fulfilled("fake-label")[0], bench.fulfilled("fake-label")[0]
+    waiting = bench.submit("fake-label")
+    bench.wait_request(waiting, "pending")
+    name = next(n for n in ("fake-one", "fake-two") if paused(pool, n))
+    other = {"fake-one": "fake-two", "fake-two": "fake-one"}[name]
+    asked: list[int] = []
+
+    def fail(*_args: Any) -> None:
+        asked.append(1)
+        raise RuntimeError("induced")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool.getProviderManager(other), where, fail)
+        bench.use_up(next(i for i in (first, second) if bench.node(bench.zuul.request(i)["nodes"][0]).provider == other))
+        wait_for(lambda: asked)
+        bench.fulfilled("other")
+        assert bench.zuul.request(waiting)["state"] == "pending"
+    bench.use_up(next(i for i in (first, second) if bench.zuul.request(i) is not None))
+    bench.wait_request(waiting, "fulfilled")
