@@ -49,6 +49,8 @@ PATTERNS = (
              "Resource limit of the tenant"),
     _pattern(r"nodepool\.launcher\.(?P<host>.+)\.zk\.(?P<queue>[^.]+\.[^.]+)", "nodepool_zookeeper_queue",
              "Length of a queue between ZooKeeper and this launcher"),
+    _pattern(r"nodepool\.launcher\.(?P<host>.+)\.found_by_resync", "nodepool_launcher_found_by_resync",
+             "Requests that were found by the regular look at everything, not by an event: defects"),
     _pattern(rf"nodepool\.launch\.requestor\.(?P<requestor>[^.]+)\.{_RESULT}", "nodepool_requestor_launches",
              "Launch attempts by requestor and result"),
     _pattern(rf"nodepool\.launch\.provider\.(?P<provider>.+?)\.{_RESULT}", "nodepool_provider_launches",

@@ -173,6 +173,25 @@ def no_thread_survives() -> Iterator[None]:
     assert not left, f"threads left over: {[t.name for t in left]}"
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_lost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No launcher of this process may need its safety net, which looks often here: each event does its work.
+
+    A test that provokes it is marked ``finds_lost``.
+    """
+    from nodepool import metrics
+
+    def found() -> float:
+        counters = metrics._shared.snapshot().counters if metrics._shared is not None else {}
+        return sum(count for name, count in counters.items() if name.endswith(".found_by_resync"))
+
+    monkeypatch.setattr("nodepool.launcher.safety_net.RESYNC", 2.0)
+    before = found()
+    yield
+    if not request.node.get_closest_marker("finds_lost"):
+        assert found() == before, "the safety net has found what was lost (see the log)"
+
+
 def _is_harmless(thread: threading.Thread) -> bool:
     return thread.name.startswith("pydevd")
 

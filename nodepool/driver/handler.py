@@ -8,6 +8,8 @@ in ``handler_ends``, what drivers see and implement in ``handler_base``.
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import Counter
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
@@ -17,7 +19,7 @@ from nodepool.driver.provider import NodeRequestHandlerNotifications
 from nodepool.driver.steps import Step, read_results
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.locks import add_lock
+from nodepool.zk.locks import add_lock, add_unlocked_check
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -46,16 +48,10 @@ class NodeRequestHandler(RequestEnds):
         except Exception as error:
             self.trouble(error)
 
-    def _missing_labels(self) -> list[str]:
-        missing = list(self.request.node_types)
-        for label in self._satisfied_types.labels():
-            if label in missing:
-                missing.remove(label)
-        return missing
-
     def _fill(self) -> None:
         step = Step()
         self._more_to_fill = False
+        # It counts recorded nodes: the next one is looked at when this one has been recorded, and in one request at a time.
         serial = not self.RESERVES and type(self).hasRemainingQuota is not NodeRequestHandler.hasRemainingQuota
         try:
             for label in self._missing_labels():
@@ -64,12 +60,12 @@ class NodeRequestHandler(RequestEnds):
                     step.reused.append((label, node))
                     continue
                 if serial and step.created:
-                    self._more_to_fill = True  # the next one when this one has been recorded
+                    self._more_to_fill = True
                     break
-                if self.BLOCKING and not self.pw.begin_creation(self):
+                if serial and not self.pw.begin_creation(self):
                     self._forget(step)
                     return  # our turn comes, then run() is called
-                if self.BLOCKING and not self.accepted and self.pw.paused:
+                if serial and not self.accepted and self.pw.paused:
                     # Another handler of the pool has paused while we waited for our turn.
                     self._forget(step)
                     self.pw.end_creation(self)
@@ -97,6 +93,12 @@ class NodeRequestHandler(RequestEnds):
             else:
                 self._give_back()
             return
+        if step.short is not None and self.gives_way and not self.accepted:
+            self._forget(step)
+            reason = self.shortage or f"no room for {step.short}"
+            self.pw.note_full([step.short], reason)
+            self._give_back(reason=reason)
+            return
         if step.short is not None:
             # At once: the pool takes nothing more from now on, not only when this has been written.
             if not self.paused:
@@ -114,7 +116,7 @@ class NodeRequestHandler(RequestEnds):
     def _find_reusable(self, label: str) -> zk.Node | None:
         tree = self.zk.node_tree
         for node_id in tree.iter_free(self.provider.name, self.pool.name, label):
-            if not self.pw.claim(node_id):
+            if node_id in self._held or not self.pw.claim(node_id):
                 continue
             taken = False
             try:
@@ -158,6 +160,26 @@ class NodeRequestHandler(RequestEnds):
         needed = getattr(self.manager, "quotaNeededByLabel", None)
         return needed(label, self.pool).get_resources() if needed is not None else {"instances": 1}
 
+    def could_serve(self) -> bool:
+        """Whether there is room for all nodes of the request now; nothing is kept.
+
+        A driver that counts recorded nodes only cannot tell for several.
+        """
+        self._refresh()
+        if self.getDeclinedReasons():
+            return False
+        wanted = Counter(self.request.node_types)
+        if self.request.reuse:
+            for label in wanted:
+                free = itertools.islice(self.zk.node_tree.iter_free(self.provider.name, self.pool.name, label), wanted[label])
+                wanted[label] -= sum(1 for _ in free)
+        missing = list(wanted.elements())
+        return not missing or self._hasRoomFor(missing)
+
+    def _hasRoomFor(self, labels: list[str]) -> bool:
+        """Whether new nodes of these labels fit, all together."""
+        return len(labels) == 1 and self.hasRemainingQuota(labels[0])
+
     def _forget(self, step: Step) -> None:
         """Nothing of this step was or will be written."""
         for _label, node in step.reused:
@@ -178,11 +200,11 @@ class NodeRequestHandler(RequestEnds):
             node.requestor = self.request.requestor
             version = node.stat.version if node.stat else -1
             directory = paths.node_lock(node.id or "")
-            known = node.id in self.zk.node_tree.lock_dirs
-            if not step.fused:
-                step.lock_index[id(node)] = add_lock(txn, directory, known)
-            elif known:
-                txn.delete(directory)  # refused when anybody contends
+            exists = self._lock_directories.get(directory, node.id in self.zk.node_tree.lock_dirs)
+            if step.fused:
+                add_unlocked_check(txn, directory, exists)
+            else:
+                step.lock_index[id(node)] = add_lock(txn, directory, exists)
             step.set_index[id(node)] = txn.set(
                 paths.node(node.id or ""), node.serialize(), version, tree=self.zk.node_tree, record=node.copy())
         for _label, node in step.created:
@@ -200,9 +222,7 @@ class NodeRequestHandler(RequestEnds):
         changed = request.copy()
         if step.fused:
             # Nobody may hold the lock at this moment; nobody can take it in between.
-            if not self._lock_directory_exists:
-                txn.create(directory)
-            txn.delete(directory)
+            add_unlocked_check(txn, directory, self._lock_directory_exists)
             changed.nodes = self._ordered_ids([(label, node.id or "") for label, node in step.reused])
             changed.state = zk.FULFILLED
         else:
@@ -270,6 +290,12 @@ class NodeRequestHandler(RequestEnds):
                 self._give_back()
                 return
             self.request = present.copy()
+        for _label, node in step.reused:
+            if error.path == paths.node_lock(node.id or ""):
+                # Our copy may know of it only later; a node that somebody holds is left alone.
+                self._lock_directories[error.path] = not isinstance(error.cause, NoNodeError)
+                if isinstance(error.cause, NotEmptyError):
+                    self._held.add(node.id)
         self._conflicts += 1
         self.log.debug("Conflict at %s (%r), trying again", error.path, error.cause)
         if self._conflicts > CONFLICT_RETRIES and not self.accepted:

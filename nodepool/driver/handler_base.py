@@ -12,6 +12,9 @@ from nodepool.logconfig import get_annotated_logger
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
 
+#: Why a request that a pool can serve waits, where no figures tell it.
+NOTHING_FREE = "nothing free"
+
 
 class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
     """Base of the request handlers of all drivers."""
@@ -42,10 +45,20 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self.manager: Any = None
         #: Which quota is short by how much, in words; while paused.
         self.shortage: str | None = None
+        #: Whether it is the provider's, not the pool's own.
+        self.wants_more_of_provider = True
         #: What of the limits the request exceeds by itself.
         self.exceeded: str | None = None
         #: Why it is declined, in words, for whoever waits.
         self.declined_because: str | None = None
+        #: When it was paused (monotonic seconds).
+        self.paused_since = 0.0
+        #: Another pool is open, which is to have the request when this one has no room.
+        self.gives_way = False
+        #: The tenant's limits have room for it; the nodes are booked.
+        self.promised = False
+        #: When the other pools were last asked whether they could serve it, by launcher id (monotonic seconds).
+        self.asked: dict[str, float] = {}
         # Our own books.
         self._busy = False  # a transaction is under way
         self._finishing = False
@@ -54,7 +67,12 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self._request_free = False  # handed back; only waits for launches that are under way
         self._conflicts = 0
         self._lock_directory_exists = False
+        self._lock_directories: dict[str, bool] = {}  # of ready nodes: whether they exist, as ZooKeeper has told us
+        self._held: set[str | None] = set()  # ready nodes that somebody holds, as ZooKeeper has told us
         self._poll_later = False
+        self._hand_back_later = False
+        self._retry_after: float | None = None  # seconds before the request that is given back is looked at again
+        self._discard = False  # the nodes that are given back are to be deleted: they keep what others wait for
 
     # -- for drivers
 
@@ -114,13 +132,26 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         """Whether we hold the lock of the request."""
         return isinstance(self.request.lock, LockHandle)
 
+    @property
+    def homeless(self) -> bool:
+        """Whether the pool or its provider is not configured any more, or does not run."""
+        pw = self.pw
+        return pw.getProviderConfig() is None or pw.getPoolConfig() is None or pw.getProviderManager() is None
+
     def _refresh(self) -> None:
         self.provider = self.pw.getProviderConfig()
         self.pool = self.pw.getPoolConfig()
         self.zk = self.pw.getZK()
         self.manager = self.pw.getProviderManager()
-        if self.provider is None or self.pool is None or self.manager is None:
+        if self.provider is None or self.pool is None or self.manager is None:  # gives the request back, see trouble()
             raise RuntimeError(f"provider {self.pw.provider_name} or its pool {self.pw.pool_name} is gone")
+
+    def _missing_labels(self) -> list[str]:
+        missing = list(self.request.node_types)
+        for label in self._satisfied_types.labels():
+            if label in missing:
+                missing.remove(label)
+        return missing
 
     def getDeclinedReasons(self) -> list[str]:
         """Why this pool can never serve the request; the first reason found, or nothing."""

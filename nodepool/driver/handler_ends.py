@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,12 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 
-from nodepool.driver.handler_base import HandlerBase
+from nodepool.driver.handler_base import NOTHING_FREE, HandlerBase
 from nodepool.driver.quota import LimitsPending
 from nodepool.problems import LabelProblems
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.locks import LockHandle
+from nodepool.zk.locks import LockHandle, add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: What says nothing about the request.
@@ -44,9 +45,10 @@ class RequestEnds(HandlerBase):
     def _answered(self, then: Callable[..., None], args: tuple[Any, ...], results: list[Any] | None,
                   error: BaseException | None) -> None:
         self._busy = False
-        if self.done and results is not None:
-            # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper.
-            for result in results:
+        if self.done:
+            # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper. The request may
+            # be in other hands by now.
+            for result in results or ():
                 if isinstance(result, str) and "__lock__" in result:
                     self.zk.kazoo_client.abandoned.add(result)
             results, error = None, SessionExpiredError()
@@ -54,18 +56,25 @@ class RequestEnds(HandlerBase):
             then(*args, results, error)
         except Exception as error:
             self.trouble(error)
+        if self._hand_back_later and not self._busy:
+            self._hand_back_later = False
+            self.hand_back()
         if self._poll_later and not self._busy:
             self._poll_later = False
             self.poll()
 
     def trouble(self, error: Exception) -> None:
-        """A step has failed: decline, unless only ZooKeeper was out of reach."""
+        """A step has failed: decline, unless only ZooKeeper was out of reach, or the pool is about to go."""
         if isinstance(error, CONNECTION_ERRORS):
             self.log.warning("ZooKeeper failed while working on the request: %r", error)
             self._drop()
             return
         if isinstance(error, LimitsPending):
             self._wait_for_limits(error)
+            return
+        if self.homeless:
+            self.log.info("Giving the request back: provider %s or its pool %s is gone", self.pw.provider_name, self.pw.pool_name)
+            self.hand_back()
             return
         self.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
         self.declined_because = f"error: {error or repr(error)}"
@@ -86,6 +95,7 @@ class RequestEnds(HandlerBase):
     def _set_paused(self, paused: bool) -> None:
         if self.paused != paused:
             self.paused = paused
+            self.paused_since = time.monotonic()
             self.pw.pause_changed(self)
 
     # -- ends
@@ -116,6 +126,8 @@ class RequestEnds(HandlerBase):
         if gone:
             self.log.info("Node request was removed by its owner; releasing its nodes")
             self._release(None)
+        elif self._failed_nodes and self.homeless:
+            self._give_back()
         elif self._failed_nodes:
             self.log.info("Declining node request because nodes failed: %s", [n.id for n in self._failed_nodes])
             self.declined_because = "; ".join(
@@ -272,18 +284,33 @@ class RequestEnds(HandlerBase):
             self._release(None)
         return self.done
 
-    def _give_back(self, retry_after: float | None = None) -> None:
+    def _give_back(self, retry_after: float | None = None, reason: str = NOTHING_FREE) -> None:
         """Leave the request to the queue, as if we had never looked at it."""
+        if self.zk is None:
+            self.zk = self.pw.getZK()
         self._set_paused(False)
         self.pw.end_creation(self)
         if self.accepted:
             self._declined = True
+            self._retry_after = retry_after
             self.request.state = zk.REQUESTED
             self.request.nodes = []
             self._release(self.request)
             return
         self.done = True
-        self.pw.finished(self, retry_after=retry_after if retry_after is not None else 0.0)
+        self.pw.finished(self, retry_after=retry_after if retry_after is not None else 0.0, reason=reason)
+
+    def move(self, retry_after: float | None = None, discard: bool = False) -> None:
+        """The request waits for room here, and somebody else is to have it, or its nodes.
+
+        :param retry_after: seconds before it is looked at again.
+        :param discard: delete its nodes: what they occupy is wanted for another pool.
+        """
+        if not self.paused or self.done or self._busy or self._declined or self._finishing:
+            return  # it has gone on meanwhile
+        self.pw.note_full(self._missing_labels(), self.shortage or "no room")
+        self._discard = discard
+        self._give_back(retry_after)
 
     def _release(self, request: zk.NodeRequest | None) -> None:
         """Free the nodes that have reached an end; write and unlock the request when one is given."""
@@ -294,13 +321,12 @@ class RequestEnds(HandlerBase):
             write = node.state == zk.READY
             if write:
                 node.allocated_to = None
+                if self._discard:
+                    node.state = zk.DELETING
             self._add_unlock(txn, node, write)
         if request is not None:
             if not self.accepted:
-                directory = paths.request_lock(request.id or "")
-                if not self._lock_directory_exists:
-                    txn.create(directory)
-                txn.delete(directory)
+                add_unlocked_check(txn, paths.request_lock(request.id or ""), self._lock_directory_exists)
             self._add_request_end(txn)
         elif self.accepted:
             txn.delete(self.request.lock.path)
@@ -371,7 +397,7 @@ class RequestEnds(HandlerBase):
         if self.done or self._declined or self._finishing:
             return
         if self._busy:
-            self.pw.post(self, self.hand_back)
+            self._hand_back_later = True  # when the answer has come
             return
         self._give_back()
 
@@ -395,4 +421,4 @@ class RequestEnds(HandlerBase):
     def _finish(self) -> None:
         self._set_paused(False)
         self.done = True
-        self.pw.finished(self)
+        self.pw.finished(self, retry_after=self._retry_after)

@@ -31,6 +31,8 @@ class QuotaSupport:
     _monotonic = staticmethod(time.monotonic)
     #: Seconds before limits that could not be renewed in the background are asked for again.
     RENEWAL_PAUSE: float = 10.0
+    #: Seconds after which limits are asked for again while a request waits for room in them.
+    WAITING_AGE: float = 20.0
     #: How often the cloud has contradicted the limits, and of these, how often before they were last asked for.
     _quota_contradicted = 0
     _quota_considered = 0
@@ -123,6 +125,13 @@ class QuotaSupport:
             if short is not None or (launch and contradicted):
                 raise LimitsPending(f"the limits of provider {self.provider.name} are being asked for")
         return short
+
+    def limits_are_waited_for(self, wake: Callable[[], Any]) -> None:
+        """A request waits for room; when the limits are older than ``WAITING_AGE`` they are renewed, then ``wake`` is called."""
+        cached = self._current_nodepool_quota
+        if cached is not None and self._monotonic() - cached[0] >= self.WAITING_AGE and not self._quota_renewing:
+            self._renew_limits()
+            self.when_limits_known(wake)
 
     def when_limits_known(self, wake: Callable[[], Any]) -> None:
         """Call this once when the renewal under way has ended, on its thread; or at once when none is."""

@@ -13,7 +13,10 @@ import kazoo.exceptions
 from nodepool import exceptions
 from nodepool.logconfig import get_annotated_logger
 from nodepool.stats import StatsReporter
-from nodepool.zk.zookeeper import ABORTED, DELETING, FAILED, Node
+from nodepool.zk import paths
+from nodepool.zk.locks import LockHandle
+from nodepool.zk.writer import TransactionFailed, Txn
+from nodepool.zk.zookeeper import ABORTED, DELETED, DELETING, FAILED, Node
 
 
 class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
@@ -87,10 +90,10 @@ class NodeDeleter(threading.Thread):
         """
         log = get_annotated_logger(NodeDeleter.log, node_id=node.id)
         try:
-            if node.state != DELETING:  # state_time tells since when
+            if node.state != DELETING:  # the launcher has written it before; state_time tells since when
                 node.state = DELETING
-            if node_exists:
-                zk_conn.storeNode(node)
+                if node_exists:
+                    zk_conn.storeNode(node)
             if node.external_id:
                 manager.cleanupNode(node.external_id)
                 manager.waitForNodeCleanup(node.external_id)
@@ -103,8 +106,25 @@ class NodeDeleter(threading.Thread):
             return
         if node_exists:
             log.info("Deleting ZooKeeper record of node %s, state %s", node.id, node.state)
-            zk_conn.deleteNode(node)
+            NodeDeleter._remove(zk_conn, node)
         manager.nodeDeletedNotification(node)
+
+    @staticmethod
+    def _remove(zk_conn: Any, node: Node) -> None:
+        """The record and our lock in one transaction; the careful way when somebody waits for the lock."""
+        if isinstance(node.lock, LockHandle):
+            txn = Txn(zk_conn.kazoo_client)
+            txn.delete(node.lock.path)
+            txn.delete(node.lock.directory)
+            txn.delete(paths.node(node.id or ""))
+            try:
+                zk_conn.writer.run(txn)
+            except TransactionFailed:
+                pass
+            else:
+                node.state, node.lock = DELETED, None
+                return
+        zk_conn.deleteNode(node)
 
     def run(self) -> None:
         # A node without id stands for a resource without a record.

@@ -12,14 +12,17 @@ import heapq
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
+from nodepool.launcher.choice import Decision, RequestClass, SortKey, choose
+from nodepool.launcher.moves import PATIENCE, Moves
+from nodepool.launcher.safety_net import SafetyNet
 from nodepool.offers import joined, why_not_offered
 from nodepool.zk import paths
 from nodepool.zk.components import RegisteredPool
+from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.records import FAILED, REQUESTED, NodeRequest
 from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
@@ -28,103 +31,10 @@ if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
     from nodepool.launcher.poolworker import PoolWorker
 
-SortKey = tuple[str, int, str]
-
 #: After so many decisions newcomers are sorted in, so that an urgent one overtakes a flood.
 ROUND = 32
 #: Seconds that other launchers get to register again after a lost session; counted from the reconnect.
 REGISTRATION_GRACE = 5.0
-#: Seconds after which waiting requests are looked at again without any event (safety net).
-RESYNC = 30.0
-
-
-@dataclass
-class RequestClass:
-    """Requests that are treated alike."""
-
-    node_types: tuple[str, ...]
-    provider: str | None
-    tenant: str | None
-    declined: frozenset[str]
-    queue: list[tuple[SortKey, str]] = field(default_factory=list)
-    #: Why its head has to wait; None when it has not been looked at since something changed.
-    reason: str | None = None
-    #: Launcher ids of paused pools that found nothing to decline, and for which state of affairs.
-    checked: dict[str, int] = field(default_factory=dict)
-    #: Launcher ids of pools that have looked and cannot serve it now, with the reason; until something changes.
-    refused: dict[str, str] = field(default_factory=dict)
-    #: The error that was logged last.
-    logged: str | None = None
-
-    def look_again(self) -> None:
-        """Something has changed."""
-        self.reason = None
-        self.refused.clear()
-
-    def __post_init__(self) -> None:
-        self.labels = frozenset(self.node_types)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to do with the head of a class."""
-
-    worker: PoolWorker | None = None
-    check_only: bool = False
-    decline_by: tuple[str, ...] = ()
-    reason: str = ""
-
-
-def choose(
-    cls: RequestClass, pools: list[RegisteredPool], workers: dict[str, Any], version: int
-) -> Decision:
-    """Decide about the head of the class from a snapshot; no effects.
-
-    ``workers`` are our own pools by launcher id; each offers ``paused``, ``load`` and ``admission(cls)``.
-    """
-    eligible = [p for p in pools if cls.labels <= p.labels and p.id not in cls.declined]
-    if not eligible:
-        if not workers.keys() <= {p.id for p in pools}:
-            return Decision(reason="some pools of ours are still being registered")
-        ours = tuple(i for i in workers if i not in cls.declined and any(p.id == i for p in pools))
-        if ours:
-            return Decision(decline_by=ours)
-        if workers and pools and all(p.id in cls.declined for p in pools):
-            return Decision(decline_by=(next(iter(workers)),))  # its last hope has gone: re-evaluate
-        return Decision(reason="no pool of ours offers it; other launchers still have to decline")
-    if cls.provider and any(p.provider_name == cls.provider for p in eligible):
-        eligible = [p for p in eligible if p.provider_name == cls.provider]
-    ours_eligible = [p for p in eligible if p.id in workers]
-    if not ours_eligible:
-        return Decision(reason="another launcher can serve it")
-
-    def is_paused(pool: RegisteredPool) -> bool:
-        worker = workers.get(pool.id)
-        return bool(worker.paused) if worker is not None else pool.paused
-
-    best = min((p.priority for p in eligible if not is_paused(p)), default=None)
-    reasons: list[str] = []
-    usable: list[Any] = []
-    for pool in ours_eligible:
-        worker = workers[pool.id]
-        if best is not None and best < pool.priority:
-            reasons.append(f"{worker.label}: a pool of better priority is open")
-            continue
-        if pool.id in cls.refused:
-            reasons.append(f"{worker.label}: {cls.refused[pool.id]}")
-            continue
-        reason = worker.admission(cls)
-        if reason is None and worker.paused:
-            if cls.checked.get(pool.id) != version:
-                return Decision(worker=worker, check_only=True)
-            reason = "paused at quota"
-        if reason is None:
-            usable.append(worker)
-        else:
-            reasons.append(f"{worker.label}: {reason}")
-    if usable:
-        return Decision(worker=min(usable, key=lambda w: w.load))
-    return Decision(reason="; ".join(reasons))
 
 
 class Assignment(threading.Thread):
@@ -139,12 +49,19 @@ class Assignment(threading.Thread):
         self._dirty: dict[str, None] = {}
         self._wake_all = True
         self._stopping = False
-        self._timers: list[tuple[float, str]] = []
+        #: When to look at a request again; True: until then it is claimed.
+        self._timers: list[tuple[float, str, bool]] = []
         self._classes: dict[tuple[Any, ...], RequestClass] = {}
         self._where: dict[str, tuple[RequestClass, SortKey]] = {}
-        self._claimed: set[str] = set()
+        #: Handed out, with the pool that has it; None: left alone for a moment, or being declined.
+        self._claimed: dict[str, PoolWorker | None] = {}
+        #: Counts what waiting requests may wait for; when everything was last to be looked at, or what waits for a reason.
         self._events = 0
+        self._woken = 0
+        self._rechecked: dict[str, int] = {}
         self._claimed_at: dict[str, int] = {}
+        #: Requests that were left to other launchers, and since when (monotonic seconds).
+        self._left_to_others: dict[str, float] = {}
         #: Grows whenever a decline check may come out differently.
         self.version = 0
         self.decisions = 0
@@ -152,7 +69,9 @@ class Assignment(threading.Thread):
         self.others_return_until = 0.0
         #: Requests that cannot be put into a class, and why.
         self._unusable: dict[str, str] = {}
-        self._resync_at = time.monotonic() + RESYNC
+        self._net = SafetyNet(nodepool.statsd)
+        self._moves = Moves(nodepool)
+        self._look_at_moves = True
 
     def session_lost(self) -> None:
         """ZooKeeper may have been gone for everybody: give other launchers time to register again."""
@@ -162,7 +81,12 @@ class Assignment(threading.Thread):
 
     def request_changed(self, request_id: str, request: NodeRequest | None) -> None:
         """A request appeared, changed or vanished; most changes of requests in work do not concern us."""
-        if (request is None or request._state != REQUESTED) and request_id not in self._where:
+        open_still = request is not None and request._state == REQUESTED
+        offered_at = self._net.offered.get(request_id)
+        if offered_at is not None and not open_still:
+            with self._condition:
+                self._net.taken(request_id, request is not None and not self._changed_since(offered_at))
+        if not open_still and request_id not in self._where:
             return
         with self._condition:
             self._dirty[request_id] = None
@@ -170,54 +94,74 @@ class Assignment(threading.Thread):
 
     def wake(self, recheck: bool = False) -> None:
         """Something that waiting requests may wait for has changed."""
-        self._events += 1
-        if recheck:
-            self.version += 1
         with self._condition:
+            self._events += 1
+            self._woken = self._events
+            if recheck:
+                self.version += 1
             if not self._wake_all:
-                self._wake_all = True
-                if self._where:
+                self._wake_all = self._look_at_moves = True
+                if self._where or any(worker.paused for worker in self.nodepool.workers_by_id().values()):
                     self._condition.notify()  # else whoever comes next brings it about
 
     def recheck(self, reason: str) -> None:
         """Look again at the classes that wait for this reason, and only at them."""
         with self._condition:
+            self._events += 1
+            self._rechecked[reason] = self._events
             for cls in self._classes.values():
-                if cls.reason is not None and reason in cls.reason and cls.queue:
-                    cls.look_again()
-                    self._dirty.setdefault(cls.queue[0][1], None)
+                refused = [i for i, why in cls.refused.items() if reason in why]
+                if not cls.queue or not (refused or reason in (cls.reason or "")):
+                    continue
+                cls.look_again()
+                self._dirty.setdefault(cls.queue[0][1], None)
             self._condition.notify()
 
+    def _changed_since(self, moment: int, reason: str = "") -> bool:
+        """Whether what is waited for may have happened after that moment (condition held)."""
+        return self._woken > moment or any(at > moment and what in reason for what, at in self._rechecked.items())
+
     def release(self, request_id: str, wait_for: str | None = None, retry_after: float = 0.0,
-                checked_by: str | None = None, refused_by: str | None = None) -> None:
+                checked_by: str | None = None, refused_by: str | None = None, full: bool = False) -> None:
         """A pool is through with the request; when it is still open it is queued again.
 
         :param wait_for: the reason why its class has to wait for a change; only for this pool with ``refused_by``.
         :param retry_after: seconds to leave it alone.
+        :param full: the pool has no room: another one may serve it, also of worse priority.
         """
         with self._condition:
-            self._claimed.discard(request_id)
-            # What happened since it was handed out may have taken the reason to wait away.
-            unchanged = self._claimed_at.pop(request_id, self._events) == self._events
+            self._claimed.pop(request_id, None)
+            claimed_at = self._claimed_at.pop(request_id, self._events)
             if retry_after > 0:
-                self._claimed.add(request_id)
-                heapq.heappush(self._timers, (time.monotonic() + retry_after, request_id))
-            else:
-                self._queue_again(request_id)
-                entry = self._where.get(request_id)
-                if entry is not None:
-                    self._dirty.setdefault(request_id, None)
-                    if checked_by is not None:
-                        entry[0].checked[checked_by] = self.version  # another pool may still take it
-                    elif wait_for is not None and refused_by is not None:
-                        if unchanged:
-                            entry[0].refused[refused_by] = wait_for
-                    elif wait_for is not None and unchanged:
-                        entry[0].reason = wait_for
-                    if entry[0].reason is None or wait_for is None:
-                        self._condition.notify()
+                self._claimed[request_id] = None
+                heapq.heappush(self._timers, (time.monotonic() + retry_after, request_id, True))
+                self._condition.notify()
                 return
-            self._condition.notify()
+            self._queue_again(request_id)
+            entry = self._where.get(request_id)
+            if entry is None:
+                self._condition.notify()
+                return
+            self._dirty.setdefault(request_id, None)
+            # What happened since it was handed out may have taken the reason to wait away.
+            unchanged = wait_for is not None and not self._changed_since(claimed_at, wait_for)
+            if checked_by is not None:
+                entry[0].checked[checked_by] = self.version  # another pool may still take it
+            elif wait_for is not None and refused_by is not None:
+                if unchanged:
+                    (entry[0].full if full else entry[0].refused)[refused_by] = wait_for
+            elif unchanged:
+                entry[0].reason = wait_for
+            if entry[0].reason is None or wait_for is None:
+                self._condition.notify()
+
+    def leave_to_others(self, request_id: str) -> None:
+        """Other launchers may take the request now; for :data:`PATIENCE` seconds, and once only."""
+        with self._condition:
+            self._left_to_others.setdefault(request_id, time.monotonic())
+
+    def was_left_to_others(self, request_id: str) -> bool:
+        return request_id in self._left_to_others
 
     def stop(self) -> None:
         with self._condition:
@@ -236,6 +180,11 @@ class Assignment(threading.Thread):
             entries = [(key, request_id, cls) for request_id, (cls, key) in self._where.items()]
         return [(request_id, cls.node_types, cls.reason or "to be looked at") for _, request_id, cls in sorted(
             entries, key=lambda entry: entry[:2])]
+
+    def is_wanted(self, label: str) -> bool:
+        """Whether a request that waits here wants such a node."""
+        with self._condition:
+            return any(cls.queue and label in cls.labels for cls in self._classes.values())
 
     def waiting(self) -> int:
         with self._condition:
@@ -295,15 +244,6 @@ class Assignment(threading.Thread):
             self._wake_all = True
             self._condition.notify()
 
-    def _resync(self) -> None:
-        """Safety net: look at all classes again, and for open requests that are in none of them."""
-        self._wake_all = True
-        for request in self.nodepool.zk.request_tree.snapshot():
-            if request._state == REQUESTED and request.id not in self._where and request.id not in self._claimed:
-                self._dirty[request.id] = None
-        for request_id in [i for i in self._unusable if self.nodepool.zk.request_tree.get(i) is None]:
-            del self._unusable[request_id]
-
     # -- the loop
 
     def run(self) -> None:
@@ -312,7 +252,8 @@ class Assignment(threading.Thread):
                 if self._stopping:
                     return
                 if not self._dirty and not self._wake_all:
-                    wait = min([self._resync_at, *(due for due, _ in self._timers[:1])]) - time.monotonic()
+                    due = [self._net.due, self._moves.due, *(timer[0] for timer in self._timers[:1])]
+                    wait = min(due) - time.monotonic()
                     if wait > 0:
                         self._condition.wait(wait)
                     if self._stopping:
@@ -327,17 +268,7 @@ class Assignment(threading.Thread):
     def _pass(self) -> None:
         ready = self.nodepool.zk.connected and self.nodepool.zk.synced
         with self._condition:
-            now = time.monotonic()
-            while self._timers and self._timers[0][0] <= now:
-                request_id = heapq.heappop(self._timers)[1]
-                self._claimed.discard(request_id)
-                self._dirty[request_id] = None
-                entry = self._where.get(request_id)
-                if entry is not None:
-                    entry[0].look_again()
-            if now >= self._resync_at:
-                self._resync_at = now + RESYNC
-                self._resync()
+            self._run_timers(ready)
             dirty, self._dirty = self._dirty, {}
             for request_id in dirty:
                 self._queue_again(request_id)
@@ -350,6 +281,10 @@ class Assignment(threading.Thread):
                     cls.look_again()
             heads = [(cls.queue[0], id(cls), cls) for cls in self._classes.values()
                      if cls.queue and cls.reason is None]
+            look_at_moves = self._look_at_moves
+            self._look_at_moves = False
+        if ready and look_at_moves:
+            self._moves.look()
         if not ready or not heads:
             return
         heapq.heapify(heads)
@@ -374,6 +309,50 @@ class Assignment(threading.Thread):
                 # More to do: go round again, after newcomers have been sorted in.
                 self._dirty.setdefault(heads[0][0][1], None)
 
+    def _run_timers(self, ready: bool) -> None:
+        """What no event announces (condition held)."""
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _due, request_id, rested = heapq.heappop(self._timers)
+            if rested:
+                self._claimed.pop(request_id, None)
+            self._dirty[request_id] = None
+            entry = self._where.get(request_id)
+            if entry is not None:
+                entry[0].look_again()
+        if now >= self._moves.due:
+            self._look_at_moves = True
+        if now >= self._net.due:
+            self._net.delay(now)
+            if ready:
+                self._look_at_everything(now)
+
+    def _look_at_everything(self, now: float) -> None:
+        """Safety net: the books are compared with the mirror, and whoever waits is looked at again (condition held)."""
+        snapshot = self.nodepool.zk.request_tree.snapshot()
+        alive = {request.id for request in snapshot}
+        for book in (self._unusable, self._left_to_others):
+            for request_id in [i for i in book if i not in alive]:
+                del book[request_id]
+        self._dirty.update(dict.fromkeys(self._unusable))
+        adrift = {r.id for r in snapshot if r._state == REQUESTED and not self._is_known(r.id)}
+        for request_id in self._net.confirmed(adrift, now):
+            self._claimed.pop(request_id, None)
+            self._dirty[request_id] = None
+        for cls in self._classes.values():
+            if cls.reason is not None:
+                told = not self._net.nobody_tells(cls.reason)
+                cls.look_again()
+                cls.netted = self._events if told else None
+
+    def _is_known(self, request_id: str) -> bool:
+        if request_id in self._where or request_id in self._unusable or request_id in self._dirty:
+            return True
+        if request_id not in self._claimed:
+            return False
+        worker = self._claimed[request_id]
+        return worker is None or worker.has(request_id)
+
     def _log_once(self, cls: RequestClass, request_id: str, error: Exception) -> None:
         if cls.logged != repr(error):
             cls.logged = repr(error)
@@ -382,26 +361,34 @@ class Assignment(threading.Thread):
     def _decide(self, cls: RequestClass, request_id: str, pools: list[RegisteredPool],
                 workers: dict[str, PoolWorker]) -> None:
         self.decisions += 1
-        events = self._events
-        decision = choose(cls, pools, workers, self.version)
+        with self._condition:
+            events, left_at = self._events, self._left_to_others.get(request_id)
+        insist = left_at is not None and time.monotonic() - left_at >= PATIENCE
+        decision = choose(cls, pools, workers, self.version, insist)
         wait = self.others_return_until - time.monotonic() if decision.decline_by else 0.0
         if wait > 0:
             # Everybody's registration went with the session: who can serve it may not be back yet.
             decision = Decision(reason="after a lost session: other launchers may still have to register again")
             with self._condition:
-                heapq.heappush(self._timers, (time.monotonic() + wait + 0.01, request_id))
+                heapq.heappush(self._timers, (time.monotonic() + wait + 0.01, request_id, False))
         with self._condition:
             if not cls.queue or cls.queue[0][1] != request_id:
                 return
+            if decision.left_to_others and request_id not in self._left_to_others:
+                self.leave_to_others(request_id)
+                heapq.heappush(self._timers, (time.monotonic() + PATIENCE + 0.01, request_id, False))
             if decision.worker is None and not decision.decline_by:
-                cls.reason = decision.reason
+                if not self._changed_since(events, decision.reason):
+                    cls.reason = decision.reason
                 return
-            self._claimed.add(request_id)
+            if cls.netted is not None and not self._changed_since(cls.netted):
+                self._net.offered[request_id] = cls.netted
+            self._claimed[request_id] = decision.worker
             self._claimed_at[request_id] = events
             self._remove(request_id)
         try:
             if decision.worker is not None:
-                decision.worker.offer(request_id, decision.check_only)
+                decision.worker.offer(request_id, decision.check_only, decision.gives_way)
             else:
                 self._decline(request_id, decision.decline_by)
         except Exception as error:
@@ -436,9 +423,7 @@ class Assignment(threading.Thread):
         request_id = request.id or ""
         directory = paths.request_lock(request_id)
         txn = Txn(zk.kazoo_client)
-        if not lock_directory_exists:
-            txn.create(directory)
-        txn.delete(directory)  # refused while somebody holds the lock
+        add_unlocked_check(txn, directory, lock_directory_exists)
         txn.set(paths.request(request_id), request.serialize(), request.stat.version if request.stat else -1,
                 tree=zk.request_tree, record=request.copy())
 
@@ -459,4 +444,4 @@ class Assignment(threading.Thread):
         zk.writer.submit(txn, written)
 
 
-__all__ = ["Assignment", "Decision", "RequestClass", "choose"]
+__all__ = ["Assignment"]

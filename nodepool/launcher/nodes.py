@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kazoo.exceptions import NodeExistsError, NotEmptyError
+
 from nodepool.workqueue import Reconciler
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.locks import LockHandle, add_lock
+from nodepool.zk.locks import LockHandle, add_lock, add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
 if TYPE_CHECKING:
@@ -149,13 +151,12 @@ class NodeReconciler:
             return False
         return facade.kazoo_client.exists(paths.request(request_id)) is None
 
-    def _change(self, seen: zk.Node, changed: zk.Node, message: str) -> None:
-        """Write, provided that nobody has locked or changed the node."""
+    def _change(self, seen: zk.Node, changed: zk.Node, message: str, exists: bool | None = None) -> None:
+        """Write, provided that nobody has locked or changed the node; ``exists``: whether it has a lock directory."""
         facade = self.nodepool.zk
         node_id = seen.id or ""
-        txn = Txn(facade.kazoo_client)
-        if node_id in facade.node_tree.lock_dirs:
-            txn.delete(paths.node_lock(node_id))  # refused while anybody contends
+        txn, directory = Txn(facade.kazoo_client), paths.node_lock(node_id)
+        add_unlocked_check(txn, directory, node_id in facade.node_tree.lock_dirs if exists is None else exists)
         txn.set(paths.node(node_id), changed.serialize(), seen.stat.version if seen.stat else -1,
                 tree=facade.node_tree, record=changed.copy())
 
@@ -164,6 +165,8 @@ class NodeReconciler:
                 self.log.info(message, node_id)
             elif not isinstance(error, TransactionFailed):
                 self.log.warning("Cannot write node %s: %r", node_id, error)
+            elif error.path == directory and exists is None and not isinstance(error.cause, NotEmptyError):
+                self._change(seen, changed, message, isinstance(error.cause, NodeExistsError))  # not in our copy yet
             # When it was refused the record has changed, and that change brings us back.
 
         facade.writer.submit(txn, written)

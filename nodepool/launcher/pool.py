@@ -17,6 +17,7 @@ from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import ConfigurationError
+from nodepool.launcher import helpers
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.declines import Declines
@@ -100,6 +101,7 @@ class NodePool(threading.Thread):
         self.stopped = threading.Event()
         self.identifier = f"{hostnames.short()}-{os.getpid()}"
         self.claims = NodeClaims()
+        self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
         self.config_state = ConfigKeeper(
             (configfile, securefile), self.log, lambda stale: self.statsd.gauge("nodepool.launcher.config_stale", stale))
         self._wake = threading.Event()

@@ -9,60 +9,31 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from nodepool import hostnames
-from nodepool.driver.quota import QuotaSupport
+from nodepool.driver.handler_base import NOTHING_FREE
+from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.resources import QuotaInformation
-from nodepool.launcher.tenants import tenant_shortage
+from nodepool.launcher import moves
+from nodepool.launcher.fullness import FORGET, Fullness
+from nodepool.launcher.helpers import Helpers
+from nodepool.launcher.mailbox import Mailbox, Task
+from nodepool.launcher.poolroom import BACKLOG, PoolRoom
+from nodepool.launcher.tenants import tenant_is_limited, tenant_shortage
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.records import REQUESTED
 
 if TYPE_CHECKING:
-    from nodepool.launcher.assignment import RequestClass
     from nodepool.launcher.pool import NodePool
 
-#: Requests handed to a pool that it has not looked at yet; more wait in serving order.
-BACKLOG = 48
-#: Helper threads of a pool whose driver's checks may block.
-HELPERS = 8
 #: Seconds between two looks at handlers that no event announces.
 TICK = 1.0
 #: Seconds during which changes of ``paused`` are collected before they are published.
 PUBLISH_DELAY = 0.05
 
-Task = tuple[Callable[..., Any], tuple[Any, ...]]
 
-
-class _Mailbox:
-    """Runs the steps of one handler one after the other on helper threads."""
-
-    def __init__(self, worker: PoolWorker) -> None:
-        self._worker = worker
-        self._lock = threading.Lock()
-        self._tasks: deque[Task] = deque()
-        self._running = False
-
-    def put(self, task: Task) -> None:
-        with self._lock:
-            self._tasks.append(task)
-            if self._running:
-                return
-            self._running = True
-        self._worker.help(self._drain)
-
-    def _drain(self) -> None:
-        while True:
-            with self._lock:
-                if not self._tasks:
-                    self._running = False
-                    return
-                function, args = self._tasks.popleft()
-            self._worker.guard(function, args)
-
-
-class PoolWorker(threading.Thread):
+class PoolWorker(threading.Thread, PoolRoom):
     """The thread of one pool.  Drivers see it as ``pw`` (driver-api.md 5.1)."""
 
     def __init__(self, nodepool: NodePool, provider_name: str, pool_name: str) -> None:
@@ -77,33 +48,20 @@ class PoolWorker(threading.Thread):
         self.paused_handlers: set[Any] = set()
         self.request_handlers: list[Any] = []
         self.component: PoolComponent | None = None
-        self.backlog = 0
+        #: Requests that were handed to us and not looked at yet.
+        self._offered: set[str] = set()
+        self._door = threading.Lock()
+        self._closed = False
+        self._full = Fullness()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._mailboxes: dict[Any, _Mailbox] = {}
         self._creation_lock = threading.Lock()
         self._creator: Any = None
         self._creation_queue: deque[Any] = deque()
-        self._helpers: ThreadPoolExecutor | None = None
+        self._helpers = Helpers(f"{self.name}_helper", nodepool.common_helpers)
         self._retry_queued = False
         self._publish_at: float | None = None
-        self._counts_labels: bool | None = None
         self._logged: set[str] = set()
         self._leaving = False
-
-    # -- what drivers use
-
-    def getZK(self) -> Any:
-        return self.nodepool.getZK()
-
-    def getProviderConfig(self) -> Any:
-        return self.nodepool.config.providers.get(self.provider_name)
-
-    def getPoolConfig(self) -> Any:
-        provider = self.getProviderConfig()
-        return provider.pools.get(self.pool_name) if provider is not None else None
-
-    def getProviderManager(self) -> Any:
-        return self.nodepool.config.provider_managers.get(self.provider_name)
 
     # -- what handlers use
 
@@ -112,14 +70,13 @@ class PoolWorker(threading.Thread):
         if not handler.BLOCKING:
             self._tasks.put((function, args))
             return
-        mailbox = self._mailboxes.get(handler)
-        if mailbox is None:
-            mailbox = self._mailboxes.setdefault(handler, _Mailbox(self))
-        mailbox.put((function, args))
+        # It belongs to the handler, so that it goes with it; steps may come after the handler's end.
+        handler.__dict__.setdefault("_mailbox", Mailbox(self)).put((function, args))
 
     def progress(self, handler: Any) -> None:
         """A launch of this handler has ended."""
         self.post(handler, handler.poll)
+        self._launches_ended()
 
     def claim(self, node_id: str | None) -> bool:
         return self.nodepool.claims.claim(node_id)
@@ -164,10 +121,13 @@ class PoolWorker(threading.Thread):
         else:
             self.paused_handlers.discard(handler)
         if before != self.paused:
-            if self._publish_at is None:
-                self._publish_at = time.monotonic() + PUBLISH_DELAY
-                self._tasks.put((self._nothing, ()))
+            self._publish_soon()
             self.nodepool.assignment.wake()
+
+    def _publish_soon(self) -> None:
+        if self._publish_at is None:
+            self._publish_at = time.monotonic() + PUBLISH_DELAY
+            self._tasks.put((self._nothing, ()))
 
     def recorded(self, handler: Any, missing: list[str]) -> None:
         """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
@@ -197,13 +157,12 @@ class PoolWorker(threading.Thread):
         """The request is open again while launches of this handler still run."""
         self.nodepool.assignment.release(handler.request.id)
 
-    def finished(self, handler: Any, retry_after: float | None = None) -> None:
-        """The handler has come to its end; ``retry_after``: the request was given back unserved."""
+    def finished(self, handler: Any, retry_after: float | None = None, reason: str = NOTHING_FREE) -> None:
+        """The handler has come to its end; ``retry_after``: the request was given back unserved, because of ``reason``."""
         self.end_creation(handler)
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)
-        self._mailboxes.pop(handler, None)
         self.nodepool.handler_finished(handler)
         assignment = self.nodepool.assignment
         if retry_after is None:
@@ -213,92 +172,40 @@ class PoolWorker(threading.Thread):
             assignment.release(handler.request.id, retry_after=retry_after)
             self._launches_ended()
         else:
-            assignment.release(handler.request.id, wait_for="nothing free", refused_by=self.launcher_id)
+            if reason == NOTHING_FREE and not self._counts_labels(self.getProviderManager()):
+                reason += "; no event of this driver tells when there is"
+            assignment.release(handler.request.id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
             self._launches_ended()
+        self._promise_returned(handler)
 
     # -- what the assignment uses
 
-    @property
-    def paused(self) -> bool:
-        return bool(self.paused_handlers)
-
-    @property
-    def load(self) -> int:
-        return len(self.request_handlers) + self.backlog
-
-    def admission(self, cls: RequestClass) -> str | None:
-        """None when the pool takes (further) requests of this class now, else why not.
-
-        A driver or an option that raises closes this pool only, and says so where people look for the reason.
-        """
-        try:
-            return self._admission(cls)
-        except Exception as error:
-            self._log_once("Cannot tell whether the pool takes a request:", error)
-            return f"error: {error!r}"
-
-    def _log_once(self, message: str, error: Exception) -> None:
-        key = message + repr(error)
-        if key not in self._logged and len(self._logged) < 100:
-            self._logged.add(key)
-            self.log.error("%s", message, exc_info=error)
-
-    def _admission(self, cls: RequestClass) -> str | None:
-        provider, manager = self.getProviderConfig(), self.getProviderManager()
-        if not self.running or provider is None or manager is None:
-            return "not running"
-        if provider.max_concurrency == 0:
-            return "max-concurrency is 0"
-        if self.backlog >= BACKLOG:
-            return "busy"
-        if self._counts_labels is None:
-            self._counts_labels = isinstance(manager, QuotaSupport) and (
-                type(manager).getLabelQuota is not QuotaSupport.getLabelQuota)
-        if self._counts_labels:
-            quota = manager.getLabelQuota()
-            short = [label for label in cls.labels if quota.get(label, 0) <= 0]
-            if short:
-                return f"no free node of {','.join(sorted(short))}"
-        if provider.max_concurrency > 0:
-            active = sum(worker.active_launches() for worker in self.nodepool.getPoolWorkers(self.provider_name))
-            if active >= provider.max_concurrency:
-                return f"max-concurrency: {active} launches under way"
-        return None
-
-    def active_launches(self) -> int:
-        return self.backlog + sum(self._launches(handler) for handler in list(self.request_handlers))
-
-    def _launches(self, handler: Any) -> int:
-        try:
-            alive = int(handler.alive_thread_count)
-        except Exception as error:
-            self._log_once("The driver cannot tell how many launches are under way; all of the request count:", error)
-            return len(handler.request.node_types)
-        if alive or handler.nodeset or handler.paused or handler.done:
-            return alive
-        return len(handler.request.node_types)  # just taken on: its launches are about to begin
-
-    def _launches_ended(self) -> None:
-        """What counted as launches to come does so no more."""
-        provider = self.getProviderConfig()
-        if provider is not None and provider.max_concurrency != -1:
-            self.nodepool.assignment.recheck("max-concurrency")
-
-    def offer(self, request_id: str, check_only: bool) -> None:
-        self.backlog += 1
-        self._tasks.put((self._consider, (request_id, check_only)))
+    def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
+        """Take on a request; ``gives_way``: another pool is open, if we have no room."""
+        with self._door:
+            if not self._closed:
+                self._offered.add(request_id)
+                self._tasks.put((self._consider, (request_id, check_only, gives_way)))
+                return
+        self.nodepool.assignment.release(request_id)
 
     # -- requests
 
-    def _consider(self, request_id: str, check_only: bool) -> None:
-        self.backlog -= 1
-        if self.backlog == BACKLOG // 2:
-            self.nodepool.assignment.wake()
+    def _consider(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
+        try:
+            self._take_on(request_id, check_only, gives_way)
+        finally:
+            self._offered.discard(request_id)  # also when something has failed
+            if self.backlog == BACKLOG // 2:
+                self.nodepool.assignment.wake()
+
+    def _take_on(self, request_id: str, check_only: bool, gives_way: bool) -> None:
         assignment = self.nodepool.assignment
         zk = self.getZK()
         request = zk.request_tree.get(request_id)
         if request is None or request.state != REQUESTED or self.launcher_id in request.declined_by \
                 or not self.running:
+            self._offered.discard(request_id)
             assignment.release(request_id)
             self._launches_ended()
             return
@@ -316,8 +223,10 @@ class PoolWorker(threading.Thread):
             assignment.release(request_id, retry_after=30.0)
             self._launches_ended()
             return
-        self.request_handlers.append(handler)
+        handler.gives_way = gives_way
         self.nodepool.handler_started(handler)
+        self._offered.discard(request_id)
+        self.request_handlers.append(handler)
         self.post(handler, self._begin, handler, manager, check_only)
 
     def _begin(self, handler: Any, manager: Any, check_only: bool) -> None:
@@ -347,26 +256,53 @@ class PoolWorker(threading.Thread):
         handler.done = True
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
-        self._mailboxes.pop(handler, None)
         self.nodepool.handler_finished(handler)
         self.nodepool.assignment.release(
             handler.request.id, wait_for=wait_for, checked_by=checked_by, refused_by=self.launcher_id)
         self._launches_ended()
+        self._promise_returned(handler)
+
+    def _promise_returned(self, handler: Any) -> None:
+        """What the tenant was promised for this request may be what others of it wait for."""
+        if handler.promised:
+            self.nodepool.assignment.recheck(tenant_is_limited(handler.request.tenant_name))
 
     def _tenant_shortage(self, handler: Any, manager: Any) -> str | None:
         request = handler.request
         limits = self.nodepool.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
-        if not limits:
-            return None
         pool = self.getPoolConfig()
-        if any(label not in pool.labels for label in request.node_types):
+        if not limits or pool is None or any(label not in pool.labels for label in request.node_types):
             return None
-        return tenant_shortage(self.nodepool, request, limits, pool, manager, handler)
+        shortage = tenant_shortage(self.nodepool, request, limits, pool, manager, handler)
+        handler.promised = shortage is None
+        return shortage
+
+    def ask(self, waiting: Any) -> None:
+        """A request waits at another pool of ours: it is sent for when we have room for all of its nodes."""
+        try:
+            handler = self.getProviderManager().getRequestHandler(self, waiting.request.copy())
+        except Exception as error:
+            self._log_once("The driver cannot handle a request:", error)
+        else:
+            self.post(handler, self._answer, handler, waiting)
+
+    def _answer(self, handler: Any, waiting: Any) -> None:
+        try:
+            if not self.paused and self.running and handler.could_serve():
+                waiting.pw.post(waiting, waiting.move)
+        except LimitsPending as error:
+            self.log.debug("Not sending for request %s: %s", waiting.request.id, error)
+        except Exception as error:
+            self._log_once("Cannot tell whether there is room for a request that waits at another pool:", error)
 
     # -- events
 
     def capacity_changed(self) -> None:
         """Quota may have become free: paused handlers try again, in request order."""
+        self._room()
+        self._retry()
+
+    def _retry(self) -> None:
         if self.paused_handlers and not self._retry_queued:
             self._retry_queued = True
             self._tasks.put((self._retry_paused, ()))
@@ -375,6 +311,12 @@ class PoolWorker(threading.Thread):
         """The limits of the provider have been asked for again; from any thread."""
         self.capacity_changed()
         self.nodepool.assignment.wake()
+
+    def _look_at_limits(self) -> None:
+        """Nobody tells when they grow."""
+        manager = self.getProviderManager()
+        if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider for h in list(self.paused_handlers)):
+            manager.limits_are_waited_for(self.limits_known)
 
     def _retry_paused(self) -> None:
         self._retry_queued = False
@@ -401,7 +343,8 @@ class PoolWorker(threading.Thread):
             return
         priority = pool.priority if pool.priority is not None else provider.priority
         self.component.update(
-            supported_labels=sorted(pool.labels), paused=self.paused, priority=100 if priority is None else priority)
+            supported_labels=sorted(pool.labels), paused=self.paused or bool(self._full),
+            priority=100 if priority is None else priority)
 
     # -- the thread
 
@@ -427,9 +370,18 @@ class PoolWorker(threading.Thread):
                 break
             self.guard(*task)
         self.running = False
+        self._close_door()
+
+    def _close_door(self) -> None:
+        """What came at the last moment goes back: nobody would look at it."""
+        with self._door:
+            self._closed = True
+        for request_id in list(self._offered):
+            self._offered.discard(request_id)
+            self.nodepool.assignment.release(request_id)
 
     def _pause(self, next_tick: float) -> float | None:
-        ticking = self.request_handlers or (self.component is None and self.running)
+        ticking = self.request_handlers or self._full or (self.component is None and self.running)
         due = [t for t in (self._publish_at, next_tick if ticking else None) if t is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -437,10 +389,16 @@ class PoolWorker(threading.Thread):
         """What no event announces: external quota, threads of classic drivers."""
         if self.component is None and self.running and self.nodepool.zk.connected:
             self.guard(self._register, ())
-        self.capacity_changed()
-        for handler in list(self.request_handlers):
-            if handler.BLOCKING and not handler.paused:
-                self.post(handler, handler.poll)
+        self._room(FORGET)
+        self._retry()
+        if self.paused_handlers:
+            self.guard(self._look_at_limits, ())
+            self.guard(moves.end_standstill, (self,))
+        polled = [handler for handler in list(self.request_handlers) if handler.BLOCKING and not handler.paused]
+        for handler in polled:
+            self.post(handler, handler.poll)
+        if polled:
+            self._launches_ended()  # of threads of theirs
 
     def guard(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Run a step; whatever it raises concerns that step only."""
@@ -450,11 +408,7 @@ class PoolWorker(threading.Thread):
             self.log.exception("Error in pool %s:", self.label)
 
     def help(self, function: Callable[[], None]) -> None:
-        if self._helpers is None:
-            self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix=f"{self.name}_helper")
-        try:
-            self._helpers.submit(function)
-        except RuntimeError:
+        if not self._helpers.submit(function):
             self.log.debug("Not running a step: the pool has stopped")
 
     def _register(self) -> None:
@@ -495,5 +449,4 @@ class PoolWorker(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         if self.ident is not None:
             super().join(timeout)
-        if self._helpers is not None:
-            self._helpers.shutdown(wait=False, cancel_futures=True)
+        self._helpers.close()

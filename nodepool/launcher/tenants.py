@@ -20,6 +20,11 @@ log = logging.getLogger("nodepool.Tenants")
 _lock = threading.Lock()
 
 
+def tenant_is_limited(tenant: str) -> str:
+    """How a reason to wait for the tenant's limits begins."""
+    return f"tenant {tenant} is limited to"
+
+
 def tenant_shortage(nodepool: NodePool, request: Any, limits: Mapping[str, float], pool: Any, manager: Any,
                     key: Any) -> str | None:
     """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
@@ -40,7 +45,7 @@ def tenant_shortage(nodepool: NodePool, request: Any, limits: Mapping[str, float
         for name, need in needed.get_resources().items():
             limit = limits.get(name, math.inf)
             if limit != math.inf and limit - used.get(name, 0) - need < 0:
-                return f"tenant {request.tenant_name} is limited to {limit} {name}, {used.get(name, 0)} in use"
+                return f"{tenant_is_limited(request.tenant_name)} {limit} {name}, {used.get(name, 0)} in use"
         zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
     return None
 

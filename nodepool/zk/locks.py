@@ -48,6 +48,13 @@ def add_lock(txn: Txn, directory: str, exists: bool) -> int:
     return txn.create(contender_prefix(directory), ephemeral=True, sequence=True)
 
 
+def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:
+    """Let the transaction succeed only when nobody contends for the lock at that moment; no directory is left."""
+    if not exists:
+        txn.create(directory)
+    txn.delete(directory)
+
+
 def acquire(
     client: Client, directory: str, record: str | None, blocking: bool = True, timeout: float | None = None,
     ephemeral: bool = True, identifier: str | None = None,

@@ -65,10 +65,16 @@ class Launcher:
 
     def memory(self) -> float:
         """Resident memory in MB."""
+        return self._status("VmRSS") / 1024
+
+    def threads(self) -> float:
+        return self._status("Threads")
+
+    def _status(self, key: str) -> int:
         for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) / 1024
-        return 0.0
+            if line.startswith(key):
+                return int(line.split()[1])
+        return 0
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -65,9 +65,32 @@ def launched(bench: Bench, count: int = 200, outstanding: int = 10) -> Figures:
     return {"launched, 10 outstanding: median ms": median(times)}
 
 
-def burst(bench: Bench, count: int = 1000) -> Figures:
+def burst(bench: Bench) -> Figures:
     """All at once; then the nodes are used and deleted."""
-    bench.start(instant())
+    return _burst(bench, instant(), "burst")
+
+
+def classic(count: int = 1) -> dict[str, Any]:
+    """Providers of the `test` driver, written as for 11.0.0: no state machine, its launches block on ZooKeeper."""
+    return {"labels": [{"name": "small"}], "providers": [
+        {"name": f"p{i}", "driver": "test", "pools": [{"name": "main", "labels": ["small"]}]} for i in range(count)]}
+
+
+def classic_burst(bench: Bench) -> Figures:
+    """The same through the classic handlers."""
+    return _burst(bench, classic(), "classic")
+
+
+def classic_threads(bench: Bench, count: int = 500) -> Figures:
+    """Threads of the launcher after a burst for twenty pools of a classic driver."""
+    bench.start(classic(20))
+    start = time.monotonic()
+    end = bench.zuul.wait(bench.zuul.submit_many([["small"]] * count))
+    return {"classic, 20 pools: requests/s": count / (end - start), "classic, 20 pools: threads": bench.launcher.threads()}
+
+
+def _burst(bench: Bench, config: dict[str, Any], name: str, count: int = 1000) -> Figures:
+    bench.start(config)
     zuul = bench.zuul
     zuul.wait(warm := [zuul.submit(["small"])])
     zuul.wait_gone(zuul.use(warm))
@@ -80,10 +103,10 @@ def burst(bench: Bench, count: int = 1000) -> Figures:
     used = bench.launcher.cpu() - cpu
     after = bench.server.counters()
     return {
-        "burst: requests/s": count / (end - start),
-        "burst: CPU ms per node": used / count * 1000,
-        "burst: transactions per node": (after["update"] - counters["update"] - (zuul.updates - updates)) / count,
-        "burst: reads per node": (after["read"] - counters["read"] - (zuul.reads - reads)) / count,
+        f"{name}: requests/s": count / (end - start),
+        f"{name}: CPU ms per node": used / count * 1000,
+        f"{name}: transactions per node": (after["update"] - counters["update"] - (zuul.updates - updates)) / count,
+        f"{name}: reads per node": (after["read"] - counters["read"] - (zuul.reads - reads)) / count,
     }
 
 
@@ -215,6 +238,8 @@ SCENARIOS: dict[str, Callable[[Bench], Figures]] = {
     "ready": ready_node,
     "launched": launched,
     "burst": burst,
+    "classic": classic_burst,
+    "classic-threads": classic_threads,
     "metastatic": metastatic,
     "providers": many_providers,
     "clouds": clouds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -409,3 +410,43 @@ def test_raised_limits_are_noticed_before_a_request_is_declined(bench: LauncherB
     bench.quota(instances=2)
     manager._current_nodepool_quota = (-math.inf, manager._current_nodepool_quota[1])
     bench.fulfilled("fake-label", "fake-label")
+
+
+@pytest.mark.spec("issue 11, users 5: limits for which a request waits are looked at every 15 to 30 s, others are not")
+def test_limits_that_grow_while_a_request_waits(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quota shrinks behind the launcher's back, nova refuses; later it is raised, and no event tells."""
+    bench.quota(instances=2)
+    pool = bench.start(config(provider(pools=[{"name": n, "labels": [n], "max-servers": 2} for n in ("one", "two")])))
+    manager = pool.getProviderManager("fake-provider")
+    assert 15 <= manager.WAITING_AGE <= 29
+    bench.fulfilled("one")
+    bench.quota(instances=1)
+    waiting = bench.submit("one")
+    reasons = lambda: {i: reason for i, _labels, _state, reason in pool.explain()}  # noqa: E731
+    wait_for(lambda: "provider fake-provider, instances: 1 needed, 0 of 1 left" in reasons().get(waiting, ""))
+    bench.quota(instances=2)
+    limits = SlowLimits(bench, monkeypatch)
+    limits.open.set()
+    worker, ticks = pool.getPoolWorkers("fake-provider")[0], []
+    tick = worker._tick
+    monkeypatch.setattr(worker, "_tick", lambda: (ticks.append(1), tick())[1])
+    wait_for(lambda: len(ticks) >= 2)
+    assert limits.asked == 0
+    monkeypatch.setattr(manager, "_monotonic", lambda: time.monotonic() + manager.WAITING_AGE)
+    bench.wait_request(waiting, "fulfilled")
+    assert limits.asked == 1
+
+
+def test_limits_are_left_alone_while_a_request_waits_for_its_pool(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 1})))
+    bench.fulfilled("fake-label")
+    waiting = bench.submit("fake-label")
+    bench.wait_request(waiting, "pending")
+    limits, manager, worker = SlowLimits(bench, monkeypatch), pool.getProviderManager("fake-provider"), (
+        pool.getPoolWorkers("fake-provider")[0])
+    monkeypatch.setattr(manager, "WAITING_AGE", 0.0)
+    ticks: list[int] = []
+    tick = worker._tick
+    monkeypatch.setattr(worker, "_tick", lambda: (tick(), ticks.append(1))[0])
+    wait_for(lambda: len(ticks) >= 2)
+    assert limits.asked == 0

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nodepool.launcher.assignment import Assignment, RequestClass, choose
+from nodepool.launcher.assignment import Assignment
+from nodepool.launcher.choice import RequestClass, choose
+from nodepool.metrics import Metrics
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, REQUESTED, NodeRequest
 
@@ -24,8 +26,21 @@ class Worker:
     paused: bool = False
     refusal: str | None = None
 
+    closure: str | None = None
+    paused_handlers: tuple[Any, ...] = ()
+    fullness: str | None = None
+
     def admission(self, _cls: RequestClass) -> str | None:
         return self.refusal
+
+    def closed(self, _cls: RequestClass) -> str | None:
+        return self.closure
+
+    def full(self, _cls: RequestClass) -> str | None:
+        return self.fullness
+
+    def has(self, _request_id: str) -> bool:
+        return True
 
 
 def pool(pool_id: str, labels: str = "a", priority: int = 100, paused: bool = False,
@@ -126,7 +141,7 @@ class TakingWorker(Worker):
         super().__init__("worker")
         self.log = log
 
-    def offer(self, request_id: str, check_only: bool) -> None:
+    def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
         assert not check_only
         self.log.append(request_id)
 
@@ -144,6 +159,7 @@ class Zk:
 
 class Launcher:
     def __init__(self, tree: Tree, worker: Any) -> None:
+        self.statsd = Metrics()
         self.zk = Zk(tree, [pool("one", "a b c")])
         self.workers = {"one": worker}
 
@@ -187,19 +203,18 @@ def test_serving_order(records: list[tuple[str, int, tuple[str, ...], str | None
 
 
 @dataclasses.dataclass
-class Room:
+class Room(Worker):
     """A worker with room for so many; the rest waits."""
 
     label: str = "worker"
-    load: int = 0
-    paused: bool = False
+    refusal_text: str = "full"
     room: int = 0
     log: list[str] = dataclasses.field(default_factory=list)
 
     def admission(self, _cls: RequestClass) -> str | None:
-        return None if self.room else "full"
+        return None if self.room else self.refusal_text
 
-    def offer(self, request_id: str, check_only: bool) -> None:
+    def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
         self.room -= 1
         self.log.append(request_id)
 
@@ -344,21 +359,208 @@ def test_a_malformed_request_among_others(caplog: pytest.LogCaptureFixture) -> N
     assert log[-1] == bad
 
 
-@pytest.mark.spec("issue 11, A5: the safety net finds requests that no event has brought")
-def test_the_net_is_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr("nodepool.launcher.assignment.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nodepool.launcher.safety_net.RESYNC", 30.0)
+    return now
+
+
+def found(assignment: Assignment) -> float:
+    """What the safety net has counted."""
+    return sum(count for name, count in assignment.nodepool.statsd.snapshot().counters.items() if "found_by_resync" in name)
+
+
+@pytest.mark.spec("issue 11, A5, B4: the safety net is a clock; it finds and counts requests that no event has brought")
+def test_the_net_is_a_clock(clock: list[float]) -> None:
     tree, log = Tree(), []
     assignment = make(tree, TakingWorker(log))
     tree.requests["200-0000000001"] = request("200-0000000001")
     assignment._pass()
     for number in range(2, 5):  # what happens meanwhile does not put it off
-        now[0] += 11
+        clock[0] += 11
         name = f"200-{number:010}"
         tree.requests[name] = request(name)
         assignment.request_changed(name, tree.get(name))
         assignment._pass()
-    assert "200-0000000001" in log and len(log) == 4
+    assert "200-0000000001" not in log and found(assignment) == 0, "its event may be on the way"
+    clock[0] += 1.1
+    assignment._pass()
+    assert "200-0000000001" in log and len(log) == 4 and found(assignment) == 1
+    for _ in range(3):
+        clock[0] += 31
+        assignment._pass()
+    assert found(assignment) == 1
+
+
+@pytest.mark.spec("issue 11, C1: a request that is handed out and that nobody has is found")
+def test_a_forgotten_claim_is_found(clock: list[float]) -> None:
+    tree, log = Tree(), []
+    worker = TakingWorker(log)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    clock[0] += 31
+    assignment._pass()
+    clock[0] += 1.1
+    assignment._pass()
+    assert log == [name] and found(assignment) == 0, "the pool has it"
+    worker.has = lambda _request_id: False  # type: ignore[method-assign]
+    clock[0] += 31
+    assignment._pass()
+    clock[0] += 1.1
+    assignment._pass()
+    assert log == [name] * 2 and found(assignment) == 1
+
+
+@pytest.mark.spec("issue 11, B4: a lost wake-up is counted, a wake-up that comes in time is not")
+@pytest.mark.parametrize("woken", [False, True])
+def test_lost_wake_ups_are_counted(clock: list[float], woken: bool) -> None:
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    worker.room = 1
+    clock[0] += 31
+    assignment._pass()
+    assert worker.log == [name]
+    if woken:
+        assignment.wake()
+    taken = request(name)
+    taken.state = PENDING
+    assignment.request_changed(name, taken)
+    assert found(assignment) == (0 if woken else 1)
+
+
+@pytest.mark.spec("issue 11, B4: what the net looks at and has to wait still is nothing found")
+def test_the_net_finds_nothing(clock: list[float]) -> None:
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    for _ in range(3):
+        assignment._pass()
+        clock[0] += 31
+    assert assignment.reason_for(name) == "worker: full" and found(assignment) == 0
+    worker.refusal_text = "error: induced"  # of which nobody tells the end
+    clock[0] += 31
+    assignment._pass()
+    worker.room = 1
+    clock[0] += 31
+    assignment._pass()
+    taken = request(name)
+    taken.state = PENDING
+    assignment.request_changed(name, taken)
+    assert worker.log == [name] and found(assignment) == 0
+
+
+@pytest.mark.spec("issue 11, B4: a recheck between the decision and the storing of its reason is not lost")
+def test_a_recheck_during_the_decision() -> None:
+    tree = Tree()
+
+    class Racing(Room):
+        def admission(self, cls: RequestClass) -> str | None:
+            reason = super().admission(cls)
+            if reason is not None and not raced:
+                raced.append(1)
+                self.room = 1
+                assignment.recheck("full")
+            return reason
+
+    raced: list[int] = []
+    worker = Racing()
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assert raced and worker.log == [name]
+
+
+@pytest.mark.spec("issue 11, B4: classes that a pool has refused for a reason are looked at again, too, when it goes")
+def test_a_recheck_after_a_refusal() -> None:
+    tree, worker = Tree(), Room(room=1)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assignment.release(name, wait_for="tenant t is limited to 3 cores", refused_by="one")
+    assignment._pass()
+    assert worker.log == [name] and assignment.reason_for(name) == "worker: tenant t is limited to 3 cores"
+    worker.room = 2
+    assignment.recheck("tenant u is limited")
+    assignment._pass()
+    assert worker.log == [name]
+    assignment.recheck("tenant t is limited")
+    assignment._pass()
+    # Promised to another one while this one is being looked at.
+    assignment.recheck("tenant t is limited")
+    assignment.release(name, wait_for="tenant t is limited to 3 cores", refused_by="one")
+    assignment._pass()
+    assert worker.log == [name] * 3
+
+
+@pytest.mark.spec("issue 11, C7: a timer to look again takes no request away from the pool that has it")
+def test_a_timer_leaves_claims_alone(clock: list[float]) -> None:
+    tree, worker = Tree(), Room(room=5)
+    launcher = Launcher(tree, worker)
+    assignment = Assignment(launcher)  # type: ignore[arg-type]
+    assignment.session_lost()
+    name = "200-0000000001"
+    launcher.zk.pools = [pool("one", "other")]
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assert "after a lost session" in str(assignment.reason_for(name))
+    launcher.zk.pools = [pool("one", "a b c")]
+    assignment.wake(recheck=True)
+    assignment._pass()
+    assert worker.log == [name]
+    clock[0] += 6
+    assignment._pass()
+    assert worker.log == [name]
+
+
+@pytest.mark.spec("issue 11, users 5 hoarding: a pool without room gives way to one that is open, and keeps it when none is")
+def test_giving_way() -> None:
+    one, two = Worker("one"), Worker("two", load=3)
+    workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
+    assert choose(requests(), pools, workers, 0).gives_way
+    one.fullness = "full"
+    decision = choose(requests(), pools, workers, 0)
+    assert decision.worker is two and not decision.gives_way
+    two.paused = True
+    cls = requests()
+    cls.checked["two"] = 0
+    decision = choose(cls, pools, workers, 0)
+    assert decision.worker is one and not decision.gives_way, "it waits there"
+    # A pool of another launcher.
+    for worse, there in ((pool("theirs"), True), (pool("theirs", paused=True), False)):
+        decision = choose(requests(), [pool("one"), worse], {"one": one}, 0)
+        assert (decision.worker is None) == there
+        assert not there or "another launcher" in decision.reason
+        assert choose(requests(), [pool("one"), worse], {"one": one}, 0, insist=True).worker is one
+        one.fullness = None
+        assert choose(requests(), [pool("one"), worse], {"one": one}, 0).gives_way == there
+        one.fullness = "full"
+    # One of worse priority is no reason to leave it, but has it when this one is known to be full.
+    one.fullness, two.paused = None, False
+    pools[1].priority = 200
+    decision = choose(requests(), pools, workers, 0)
+    assert decision.worker is one and not decision.gives_way
+    one.fullness = "full"
+    assert choose(requests(), pools, workers, 0).worker is two
+    # B5: a static pool without a free node is closed.
+    one.fullness, one.closure = None, "no free node of a"
+    assert choose(requests(), pools, workers, 0).worker is two
+    assert choose(requests(), [pool("one")], {"one": one}, 0).reason == "one: no free node of a"
 
 
 class Poisoned(TakingWorker):

@@ -89,7 +89,14 @@ class StateMachineHandler(NodeRequestHandler):
         elif self.manager.refusals.rests(ntype):
             short = f"provider {self.provider.name}: its cloud has just refused a node of label {ntype} for its quota"
         self.shortage = short
+        self.wants_more_of_provider = short is None or not short.startswith("pool ")
         return short is None
+
+    def _hasRoomFor(self, labels: list[str]) -> bool:
+        needed = QuotaInformation()
+        for label in labels:
+            needed.add(self.manager.quotaNeededByLabel(label, self.pool))
+        return self._short(needed.get_resources(), used=True) is None and not any(map(self.manager.refusals.rests, labels))
 
     def _short(self, needed: Mapping[str, float], used: bool) -> str | None:
         manager = self.manager

@@ -1,0 +1,116 @@
+"""Requests that wait at a full pool: another pool may serve them, or they may keep each other waiting (launcher.md 6)."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from nodepool.launcher.choice import RequestClass, eligible_pools
+from nodepool.zk.components import RegisteredPool
+from nodepool.zk.records import PENDING, READY
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.poolworker import PoolWorker
+
+#: Seconds that a request waits for its pool before one of worse priority, or another launcher, may have it.
+PATIENCE = 10.0
+#: Seconds between two questions to a pool whether it could serve a request that waits elsewhere.
+ASK_AGAIN = 1.0
+#: Seconds after which requests that wait with nodes in hand are taken to wait for each other.
+STANDSTILL = 5.0
+
+
+class Moves:
+    """Finds another pool for paused requests; used by the assignment's thread only."""
+
+    def __init__(self, nodepool: NodePool) -> None:
+        self._nodepool = nodepool
+        #: When to look although no event has come (monotonic seconds).
+        self.due = math.inf
+
+    def look(self) -> None:
+        self.due = math.inf
+        workers = self._nodepool.workers_by_id()
+        paused = [h for worker in workers.values() for h in list(worker.paused_handlers)]
+        if not paused:
+            return
+        pools = self._nodepool.zk.getRegisteredPools()
+        for handler in sorted(paused, key=lambda h: h.request.priority):
+            if handler.accepted and not handler.done:
+                self._look_at(handler, pools, workers)
+
+    def _look_at(self, handler: Any, pools: list[RegisteredPool], workers: dict[str, PoolWorker]) -> None:
+        request, own_id = handler.request, handler.launcher_id
+        cls = RequestClass(tuple(request.node_types), request.provider, request.tenant_name, frozenset(request.declined_by))
+        eligible = sorted(eligible_pools(cls, pools), key=lambda p: p.priority)
+        mine = next((p for p in eligible if p.id == own_id), None)
+        if mine is None:
+            return
+        patient_until = handler.paused_since + PATIENCE
+        for pool in eligible:
+            worker = workers.get(pool.id)
+            if pool is mine or (not _is_open(worker, cls) if worker is not None else pool.paused):
+                continue
+            if (worker is None or pool.priority > mine.priority) and time.monotonic() < patient_until:
+                self.due = min(self.due, patient_until)
+            elif worker is not None:
+                self._ask(worker, handler)
+            elif not handler.nodeset and not self._nodepool.assignment.was_left_to_others(request.id):
+                # They cannot be asked; so only once, and not with nodes that it has already.
+                self._nodepool.assignment.leave_to_others(request.id)
+                handler.pw.post(handler, handler.move)
+                return
+
+    def _ask(self, worker: PoolWorker, handler: Any) -> None:
+        now = time.monotonic()
+        again = handler.asked.get(worker.launcher_id, -math.inf) + ASK_AGAIN
+        if now < again:
+            self.due = min(self.due, again)
+            return
+        handler.asked[worker.launcher_id] = now
+        worker.ask(handler)
+
+
+def _is_open(worker: PoolWorker, cls: RequestClass) -> bool:
+    return not (worker.paused or worker.closed(cls) or worker.full(cls) or worker.admission(cls))
+
+
+def end_standstill(worker: PoolWorker) -> None:
+    """The worst paused request of the provider gives its nodes back when a better one has waited for them for long.
+
+    Else each could keep what the other needs, for ever.  Other launchers' requests are told by their nodes.
+    """
+    waiting = [h for w in worker.nodepool.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)]
+    holders = [h for h in waiting if h.nodeset]
+    worst = max(holders, key=lambda h: h.request.priority, default=None)
+    if worst is None or worst.pw is not worker or time.monotonic() - worst.paused_since < STANDSTILL \
+            or any(node.state != READY for node in worst.nodeset):
+        return
+    better = [(h.pw.pool_name, h.request.id) for h in waiting if h.request.priority < worst.request.priority
+              and (h.pw is worker or h.wants_more_of_provider) and time.monotonic() - h.paused_since >= STANDSTILL]
+    better = better or _stuck_elsewhere(worker, worst)
+    if better:
+        worst.log.info("Giving request and nodes back: request %s, which is first, waits for room in the same provider",
+                       better[0][1])
+        worker.post(worst, worst.move, STANDSTILL, all(pool != worker.pool_name for pool, _id in better))
+
+
+def _stuck_elsewhere(worker: PoolWorker, worst: Any) -> list[tuple[str, str]]:
+    """(pool, id) of pending requests of other launchers that have had nodes of our provider, and no others, for long."""
+    zk = worker.nodepool.zk
+    tree = zk.node_tree
+    with tree.lock:
+        candidates = {i: list(ids) for i, ids in tree.by_request.items() if i}
+    found = []
+    for request_id, node_ids in candidates.items():
+        request = zk.request_tree.get(request_id)
+        if request is None or request.state != PENDING or request.priority >= worst.request.priority \
+                or worker.nodepool.is_handled(request_id) or time.time() - request.state_time < STANDSTILL:
+            continue
+        nodes = [node for node in map(tree.get, node_ids) if node is not None]
+        if nodes and all(n.provider == worker.provider_name and n.state == READY and
+                         time.time() - n.state_time >= STANDSTILL for n in nodes):
+            found.append((str(nodes[0].pool), str(request_id)))
+    return found
