@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodepool.nodemanager import inside, syscalls
+from nodepool.nodemanager.frames import receive_frame, send_frame
 from nodepool.nodemanager.operations import finish, join_cgroups, run_child
-from nodepool.nodemanager.zygote import receive_frame, send_frame
 
 INIT = ("sleep", "infinity")
 _FAILURE = "process 1 cannot start"

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from nodepool.nodemanager import first, syscalls
+from nodepool.nodemanager.helper import Operation, StepError, wait_for_daemon
 from nodepool.nodemanager.operations import child, open_cgroups
 from nodepool.nodemanager.syscalls import (
     MOUNT_ATTR_NODEV,
@@ -23,7 +24,6 @@ from nodepool.nodemanager.syscalls import (
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
 )
-from nodepool.nodemanager.zygote import Operation, StepError, wait_for_daemon
 
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from nodepool.nodemanager import inside, relay, syscalls
-from nodepool.nodemanager.zygote import Operation, StepError
+from nodepool.nodemanager.helper import Operation, StepError
 
 ALL_NAMESPACES = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET
                   | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWCGROUP)

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from nodepool.nodemanager import first, native_setup, syscalls
-from nodepool.nodemanager.zygote import Operation, StepError
+from nodepool.nodemanager.helper import Operation, StepError
 
 
 def mount_tree(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any], list[int]]:

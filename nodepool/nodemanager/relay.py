@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Sequence
 
 from nodepool.nodemanager import syscalls
-from nodepool.nodemanager.zygote import StepError
+from nodepool.nodemanager.helper import StepError
 
 PIECE = 128 * 1024
 #: Seconds for a client to take what the ended program has left to say.

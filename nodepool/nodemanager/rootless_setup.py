@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 from nodepool.nodemanager import first, inside, native_setup, syscalls
+from nodepool.nodemanager.helper import Operation, StepError, wait_for_daemon
 from nodepool.nodemanager.native_setup import (
     DEVICES,
     LINKS,
@@ -19,7 +20,6 @@ from nodepool.nodemanager.native_setup import (
     cover,
 )
 from nodepool.nodemanager.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
-from nodepool.nodemanager.zygote import Operation, StepError, wait_for_daemon
 
 UID = 1000
 """The one id inside."""

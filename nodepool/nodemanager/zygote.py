@@ -1,94 +1,26 @@
-"""The helper that forks: one small process with a single thread, because the daemon has many and those must never fork.
-
-It is a server of workers: each request gets a forked worker that reads the request from a socket of its own, does the work
-(namespaces, mounts, process 1, a process inside a sliver) and answers there. So requests run side by side, a crash in
-one harms no other, and a worker that hangs ends itself by SIGALRM at the deadline. The helper ends when the daemon's
-end of its socket closes; slivers live on (nodemanager.md C.7).
-
-Processes of slivers are adopted by the helper, which reaps them and sends their exit status to whoever spawned them.
-"""
+"""The daemon's handle of its helper, which makes slivers and starts programs in them; see :mod:`helper`."""
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import functools
-import gc
-import importlib
-import json
 import logging
 import math
 import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.machinery import BuiltinImporter, FrozenImporter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nodepool.nodemanager import seccomp, syscalls
 from nodepool.nodemanager.backends.base import BackendError, Exit
+from nodepool.nodemanager.frames import receive_frame, send_frame
 
 log = logging.getLogger("nodepool.nodemanager.zygote")
 
-MAX_MESSAGE = 64 * 1024 * 1024
-MAX_DESCRIPTORS = 16
-#: Milliseconds without anything to do after which a worker for the next request is made.
-SPARE_DELAY = 20
-OPERATION_MODULES = ("nodepool.nodemanager.operations", "nodepool.nodemanager.native_setup",
-                     "nodepool.nodemanager.rootless_setup", "nodepool.nodemanager.podman_setup")
-"""Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to send)."""
-
-Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]
-
-
-class StepError(Exception):
-    """A step of a worker failed: text for people."""
-
-
-# --- frames on a stream socket ---------------------------------------------------------------------------------------
-
-def send_frame(connection: socket.socket, value: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """A JSON object with its length; descriptors ride on the first byte."""
-    body = json.dumps(value).encode()
-    data = struct.pack("=I", len(body)) + body
-    sent = socket.send_fds(connection, [data], list(descriptors)) if descriptors else connection.send(data)
-    if sent < len(data):  # sending nothing fails too, when the other end has answered already and is gone
-        connection.sendall(data[sent:])
-
-
-def receive_frame(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next object, or None at the end of the stream. Raises OSError, ValueError."""
-    head, descriptors, _flags, _address = socket.recv_fds(connection, 4, MAX_DESCRIPTORS)
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    if not head:
-        return None
-    while len(head) < 4:
-        head += _some(connection, 4 - len(head))
-    length = struct.unpack("=I", head)[0]
-    if length > MAX_MESSAGE:
-        raise ValueError(f"a message of {length} bytes is too long (limit {MAX_MESSAGE})")
-    body = bytearray()
-    while len(body) < length:
-        body += _some(connection, length - len(body))
-    return json.loads(bytes(body)), descriptors
-
-
-def _some(connection: socket.socket, limit: int) -> bytes:
-    data = connection.recv(min(limit, 1 << 20))
-    if not data:
-        raise ConnectionResetError("the other end closed in the middle of a message")
-    return data
-
-
-# --- the daemon's side -----------------------------------------------------------------------------------------------
 
 class SpawnedProcess:
     """A process inside a sliver, seen from the daemon."""
@@ -233,7 +165,7 @@ class Zygote:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "nodepool.nodemanager.zygote", str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                    [sys.executable, "-m", "nodepool.nodemanager.helper", str(theirs.fileno())], stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()], close_fds=True, start_new_session=True, cwd="/")
             except OSError as error:
                 ours.close()
@@ -295,265 +227,3 @@ class Zygote:
         answer, received, connection = self.begin(operation, arguments, descriptors, timeout).answer()
         connection.close()
         return answer, received
-
-
-# --- the helper's side -----------------------------------------------------------------------------------------------
-
-class _Server:
-    """The loop of the helper: fork a worker per request, reap, pass on exit statuses."""
-
-    def __init__(self, requests: socket.socket, operations: dict[str, Operation]) -> None:
-        self.requests = requests
-        self.operations = operations
-        self.workers: set[int] = set()
-        self.reports: dict[int, socket.socket] = {}
-        """Pipe on which a worker names the process to be watched -> where to send its exit status."""
-        self.watched: dict[int, socket.socket] = {}
-        self.ended: dict[int, int] = {}
-        self.poller = select.poll()
-        #: A worker that waits for the next request: a fork takes some ms. It is made when there is nothing else to do.
-        self.spare: _Spare | None = None
-
-    def run(self) -> None:
-        wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        self.poller.register(self.requests, select.POLLIN)
-        self.poller.register(wakeup, select.POLLIN)
-        while True:
-            events = self.poller.poll(None if self.spare is not None else SPARE_DELAY)
-            if not events:
-                self._make_spare()
-            for descriptor, _event in events:
-                if descriptor == self.requests.fileno():
-                    if not self._request():
-                        return
-                elif descriptor == wakeup:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(wakeup, 4096)
-                    self._reap()
-                elif descriptor in self.reports:
-                    self._report(descriptor)
-
-    def _request(self) -> bool:
-        try:
-            data, descriptors, _flags, _address = socket.recv_fds(self.requests, 16, 1)
-        except OSError:
-            return False
-        if not data:
-            return False
-        if not descriptors:
-            return True
-        connection = socket.socket(fileno=descriptors[0])
-        os.set_inheritable(descriptors[0], False)
-        report = self._give_to_spare(connection)
-        if report is None:
-            try:
-                report = self._fork(lambda: connection, connection)
-            except OSError as error:
-                with contextlib.suppress(OSError), connection:
-                    send_frame(connection, {"error": f"the host cannot fork: {error}", "retry": True})
-                return True
-        self.reports[report] = connection
-        self.poller.register(report, select.POLLIN)
-        return True
-
-    def _fork(self, wait: Callable[[], socket.socket | None], kept: socket.socket) -> int:
-        """A worker; returns the end of its report. Raises OSError.
-
-        :param wait: in the worker: its connection, when there is one; it ends without.
-        :param kept: the socket that it needs.
-        """
-        report, report_write = os.pipe2(os.O_CLOEXEC)
-        try:
-            pid = os.fork()
-        except OSError:
-            os.close(report)
-            os.close(report_write)
-            raise
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            _worker(wait, self.operations, report_write, kept)
-        os.close(report_write)
-        self.workers.add(pid)
-        return report
-
-    def _make_spare(self) -> None:
-        """No memory, no process left: the next request forks for itself, and tells."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-        def wait() -> socket.socket | None:
-            data, descriptors, _flags, _address = socket.recv_fds(theirs, 1, 1)
-            theirs.close()
-            if not data or not descriptors:
-                return None
-            os.set_inheritable(descriptors[0], False)
-            return socket.socket(fileno=descriptors[0])
-
-        with theirs:
-            report = -1
-            with contextlib.suppress(OSError):
-                report = self._fork(wait, theirs)
-        self.spare = _Spare(ours, report)
-
-    def _give_to_spare(self, connection: socket.socket) -> int | None:
-        spare, self.spare = self.spare, None
-        if spare is None:
-            return None
-        with spare.ours:
-            try:
-                socket.send_fds(spare.ours, [b"r"], [connection.fileno()])
-            except OSError:  # there is none, or it was killed
-                if spare.report >= 0:
-                    os.close(spare.report)
-                return None
-        return spare.report
-
-    def _report(self, report: int) -> None:
-        data = os.read(report, 4)
-        connection = self.reports.pop(report)
-        self.poller.unregister(report)
-        os.close(report)
-        if len(data) < 4:
-            connection.close()
-            return
-        pid = struct.unpack("=I", data)[0]
-        if pid in self.ended:
-            self._tell(connection, self.ended.pop(pid))
-        else:
-            self.watched[pid] = connection
-
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            code = os.waitstatus_to_exitcode(status)
-            if pid in self.workers:
-                self.workers.discard(pid)
-            elif pid in self.watched:
-                self._tell(self.watched.pop(pid), code)
-            elif self.reports:
-                self.ended[pid] = code
-        if not self.reports:
-            self.ended.clear()
-
-    @staticmethod
-    def _tell(connection: socket.socket, code: int) -> None:
-        connection.setblocking(False)
-        with contextlib.suppress(OSError), connection:
-            send_frame(connection, {"exit": code})
-
-
-@dataclass
-class _Spare:
-    """A worker without a request yet. It ends with the helper: then nobody else has the other end of `ours`."""
-
-    ours: socket.socket
-    report: int
-
-
-def _worker(wait: Callable[[], socket.socket | None], operations: dict[str, Operation], report: int, kept: socket.socket) -> None:
-    """Life of a worker; never returns."""
-    code = 1
-    try:
-        # Sockets of other requests must not come near a sliver.
-        syscalls.close_from(3, (kept.fileno(), report))
-        for number in (signal.SIGCHLD, signal.SIGALRM):
-            signal.signal(number, signal.SIG_DFL)
-        _plain_victim()
-        connection = wait()
-        if connection is None:
-            os._exit(0)
-        signal.alarm(30)
-        frame = receive_frame(connection)
-        if frame is None:
-            os._exit(0)
-        request, descriptors = frame
-        signal.alarm(max(1, math.ceil(float(request.get("timeout", 30)))))
-        request["keep"] = [connection.fileno(), report]
-        request["more"] = functools.partial(receive_frame, connection)
-        try:
-            operation = operations.get(request["operation"])
-            if operation is None:
-                raise StepError(f"unknown operation {request['operation']!r}")
-            answer, sent = operation(request, descriptors)
-            if "watch" in answer:
-                os.write(report, struct.pack("=I", answer.pop("watch")))
-            send_frame(connection, answer, sent)
-            code = 0
-        except StepError as error:
-            send_frame(connection, {"error": f"{request['operation']}: {error}"})
-        except OSError as error:
-            send_frame(connection, {"error": f"{request['operation']}: {error.strerror or error}"
-                                             + (f" ({error.filename})" if error.filename else ""),
-                                    "retry": error.errno in (11, 12, 16, 28)})
-    except BrokenPipeError:
-        pass  # the daemon is gone; what was made is found by its next start
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            send_frame(connection, {"error": f"defect in the helper: {type(error).__name__}: {error}"})
-    finally:
-        os._exit(code)
-
-
-def wait_for_daemon(request: dict[str, Any]) -> list[int]:
-    """Until it says that what this operation needs further is there: more of the request; its descriptors. Raises StepError."""
-    frame = request["more"]()
-    if frame is None:
-        raise StepError("the node manager has given up")
-    request.update(frame[0])
-    descriptors: list[int] = frame[1]
-    return descriptors
-
-
-def _plain_victim() -> None:
-    """What comes of this process is an ordinary choice of the kernel short of memory, however the daemon is protected.
-
-    Written with CAP_SYS_RESOURCE it is also the least that the sliver's root can ask for.
-    """
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
-        file.write(str(max(0, int(file.read()))))
-
-
-def seal() -> None:
-    """No module is loaded from files any more: after entering a sliver those would be the sliver's files."""
-    for codec in ("ascii", "utf-8", "latin-1", "idna"):
-        codecs.lookup(codec)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in (BuiltinImporter, FrozenImporter)]
-    sys.path_hooks.clear()
-    sys.path_importer_cache.clear()
-    sys.path.clear()
-
-
-def main(descriptor: int) -> None:
-    """The helper's program."""
-    if os.geteuid() == 0:
-        # For an ordinary user the files /proc/<pid>/uid_map of children would then belong to root; entering a sliver has
-        # the same effect later.
-        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    # The terminal's signals and the service manager's stop are for the daemon; the end of the socket is our sign.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    os.umask(0o022)
-    operations: dict[str, Operation] = {}
-    for name in OPERATION_MODULES:
-        operations.update(importlib.import_module(name).OPERATIONS)
-    with contextlib.suppress(OSError, KeyError):
-        seccomp.build(syscalls.machine(), frozenset())  # once, for all workers
-    seal()
-    gc.freeze()  # workers must not copy memory only to look through it
-    connection = socket.socket(fileno=descriptor)
-    os.set_inheritable(descriptor, False)
-    _Server(connection, operations).run()
-
-
-if __name__ == "__main__":
-    # The operations import this module by its name; both must be one.
-    from nodepool.nodemanager import zygote
-
-    zygote.main(int(sys.argv[1]))

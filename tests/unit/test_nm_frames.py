@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from nodepool.nodemanager.zygote import receive_frame, send_frame
+from nodepool.nodemanager.frames import receive_frame, send_frame
 
 
 class Hasty(socket.socket):

@@ -101,8 +101,8 @@ class Starting(Protocol):
         """The process; waits for the answer. Raises BackendError."""
         ...
 
-    def go_on(self, descriptor: int | None = None) -> None:
-        """What the worker waits for is there; closes the descriptor."""
+    def go_on(self, more: Mapping[str, Any] | None = None, descriptor: int | None = None) -> None:
+        """What the worker waits for is there: more of the request; closes the descriptor."""
         ...
 
     def answer(self) -> tuple[dict[str, Any], list[int], Any]:
