@@ -139,6 +139,9 @@ class Validation:
             name = item.get("name")
             if not isinstance(name, str):
                 continue
+            if not name:
+                self.note(f"{SCHEMA}a {kind} must have a name", (key, index, "name"))
+                continue
             seen[name] += 1
             if seen[name] > 1:
                 self.note(f"{kind} {name} already defined", (key, index), error)

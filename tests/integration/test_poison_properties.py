@@ -262,7 +262,7 @@ def test_configurations(bench: LauncherBench, tmp_path: pathlib.Path, capsys: py
     file = tmp_path / "other.yaml"
     begun = time.monotonic()
 
-    @settings(SEARCH, max_examples=1_000_000 if SECONDS else 200)
+    @settings(SEARCH, max_examples=1_000_000 if SECONDS else 300)
     @given(faulty(good))
     def one(content: dict[str, Any]) -> None:
         if SECONDS and time.monotonic() - begun > SECONDS:
