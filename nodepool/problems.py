@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+OVERDUE = 3600.0
+"""Seconds after which a try of an image that was due is not expected any more."""
 LONGEST = 400
 """Characters of a problem's text."""
 MOST_PUBLISHED = 200
@@ -39,14 +42,14 @@ class Problem:
         return {"provider": self.provider, "label": self.label, "problem": self.text}
 
 
-def image_problems(zk: Any) -> list[Problem]:
+def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> list[Problem]:
     """Images whose last build failed, and uploads of which the last failed, until one works; by image.
 
-    :param zk: the facade; None before there is a connection.
+    One whose next try is long overdue is not tried any more (it was removed or paused), and is left out.
+
+    :param progress: what builders have told (``ProgressData``).
     """
-    if zk is None:
-        return []
-    progress = zk.readProgress()
+    oldest = clock() - OVERDUE
     newest: dict[str, Any] = {}
     for build in progress.builds.values():
         other = newest.get(build.image)
@@ -54,9 +57,11 @@ def image_problems(zk: Any) -> list[Problem]:
             newest[build.image] = build
     found = [
         Problem(one_line(f"image {image}: the last build failed: {build.reason or 'see its log'}"), host=build.builder or None)
-        for image, build in sorted(newest.items()) if build.state == "failed"]
+        for image, build in sorted(newest.items())
+        if build.state == "failed" and (build.next_try is None or build.next_try > oldest)]
     return found + [Problem(one_line(f"image {failure.image}: the last upload failed: {failure.reason}"), failure.provider)
-                    for _key, failure in sorted(progress.failures.items())]
+                    for _key, failure in sorted(progress.failures.items())
+                    if failure.next_try is None or failure.next_try > oldest]
 
 
 def published(problems: list[Problem]) -> list[dict[str, Any]]:

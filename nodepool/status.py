@@ -166,7 +166,7 @@ def problem_list(zk: Any) -> Results:
         for problem in problems
         if isinstance(problem, dict)
     ]
-    rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk)]
+    rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress())]
     return Results(rows, PROBLEM_COLUMNS)
 
 

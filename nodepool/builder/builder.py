@@ -27,6 +27,7 @@ from nodepool.builder.worker import Worker
 from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.exceptions import BuilderError, ConfigurationError
+from nodepool.problems import image_problems
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
@@ -321,6 +322,8 @@ class NodePoolBuilder:
         if self.config is not None:
             details += [f"provider {p.name}: not running" for p in self.config.providers.values()
                         if p.manage_images and p.name not in self.config.provider_managers]
+        if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
+            details += [str(problem) for problem in image_problems(self.progress.data())]
         return ready, details
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, str]]:

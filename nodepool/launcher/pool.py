@@ -179,7 +179,9 @@ class NodePool(threading.Thread):
         details += self.watchdog.ended
         ready = not details
         details += self.config_state.describe()
-        details += [str(problem) for problem in [*self.problems(), *image_problems(self.zk)]]
+        details += [str(problem) for problem in self.problems()]
+        if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
+            details += [str(problem) for problem in image_problems(self.zk.progress_tree.data())]
         return ready, details
 
     def problems(self) -> list[Problem]:
