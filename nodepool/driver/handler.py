@@ -238,6 +238,8 @@ class NodeRequestHandler(RequestEnds):
         if error is not None or not self._more_to_fill:
             self.pw.end_creation(self)
         if error is not None or results is None:
+            if step.created:
+                self.pw.promise_released()  # others may have been turned away because of it
             self._refused(step, error)
             return
         self._conflicts = 0

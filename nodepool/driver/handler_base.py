@@ -45,8 +45,8 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self.manager: Any = None
         #: Which quota is short by how much, in words; while paused.
         self.shortage: str | None = None
-        #: Whether it is the provider's, not the pool's own.
-        self.wants_more_of_provider = True
+        #: Whether it is the provider's, not the pool's own; None: the driver does not tell.
+        self.wants_more_of_provider: bool | None = None
         #: What of the limits the request exceeds by itself.
         self.exceeded: str | None = None
         #: Why it is declined, in words, for whoever waits.

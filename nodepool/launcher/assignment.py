@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException
 
 from nodepool.launcher.choice import Decision, RequestClass, SortKey, choose
-from nodepool.launcher.moves import PATIENCE, Moves
+from nodepool.launcher.moves import OTHERS_TURN, Moves
 from nodepool.launcher.safety_net import SafetyNet
 from nodepool.offers import joined, why_not_offered
 from nodepool.zk import paths
@@ -60,8 +60,8 @@ class Assignment(threading.Thread):
         self._woken = 0
         self._rechecked: dict[str, int] = {}
         self._claimed_at: dict[str, int] = {}
-        #: Requests that were left to other launchers, and since when (monotonic seconds).
-        self._left_to_others: dict[str, float] = {}
+        #: Requests that were left to other launchers: how often, and since when (monotonic seconds).
+        self._left_to_others: dict[str, tuple[int, float]] = {}
         #: Grows whenever a decline check may come out differently.
         self.version = 0
         self.decisions = 0
@@ -156,12 +156,16 @@ class Assignment(threading.Thread):
                 self._condition.notify()
 
     def leave_to_others(self, request_id: str) -> None:
-        """Other launchers may take the request now; for :data:`PATIENCE` seconds, and once only."""
+        """Other launchers may take the request now, for :data:`OTHERS_TURN` seconds."""
         with self._condition:
-            self._left_to_others.setdefault(request_id, time.monotonic())
+            now = time.monotonic()
+            self._left_to_others[request_id] = (self.times_left(request_id) + 1, now)
+            heapq.heappush(self._timers, (now + OTHERS_TURN + 0.01, request_id, False))
+            self._condition.notify()
 
-    def was_left_to_others(self, request_id: str) -> bool:
-        return request_id in self._left_to_others
+    def times_left(self, request_id: str) -> int:
+        """How often the request was left to others."""
+        return self._left_to_others.get(request_id, (0, 0.0))[0]
 
     def stop(self) -> None:
         with self._condition:
@@ -362,8 +366,8 @@ class Assignment(threading.Thread):
                 workers: dict[str, PoolWorker]) -> None:
         self.decisions += 1
         with self._condition:
-            events, left_at = self._events, self._left_to_others.get(request_id)
-        insist = left_at is not None and time.monotonic() - left_at >= PATIENCE
+            events, left = self._events, self._left_to_others.get(request_id)
+        insist = left is not None and time.monotonic() - left[1] >= OTHERS_TURN
         decision = choose(cls, pools, workers, self.version, insist)
         wait = self.others_return_until - time.monotonic() if decision.decline_by else 0.0
         if wait > 0:
@@ -376,7 +380,6 @@ class Assignment(threading.Thread):
                 return
             if decision.left_to_others and request_id not in self._left_to_others:
                 self.leave_to_others(request_id)
-                heapq.heappush(self._timers, (time.monotonic() + PATIENCE + 0.01, request_id, False))
             if decision.worker is None and not decision.decline_by:
                 if not self._changed_since(events, decision.reason):
                     cls.reason = decision.reason

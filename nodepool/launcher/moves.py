@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
     from nodepool.launcher.poolworker import PoolWorker
 
-#: Seconds that a request waits for its pool before one of worse priority, or another launcher, may have it.
+#: Seconds that a request waits for its pool before one of worse priority may have it.
 PATIENCE = 10.0
+#: So, before another launcher may have it; and seconds that the other one has to take it.
+OTHERS_TURN = 2.0
 #: Seconds between two questions to a pool whether it could serve a request that waits elsewhere.
 ASK_AGAIN = 1.0
 #: Seconds after which requests that wait with nodes in hand are taken to wait for each other.
 STANDSTILL = 5.0
+#: Seconds for which a request rests whose nodes were deleted for another pool's sake.
+LONG_REST = 60.0
 
 
 class Moves:
@@ -48,17 +52,19 @@ class Moves:
         mine = next((p for p in eligible if p.id == own_id), None)
         if mine is None:
             return
-        patient_until = handler.paused_since + PATIENCE
         for pool in eligible:
             worker = workers.get(pool.id)
             if pool is mine or (not _is_open(worker, cls) if worker is not None else pool.paused):
                 continue
-            if (worker is None or pool.priority > mine.priority) and time.monotonic() < patient_until:
-                self.due = min(self.due, patient_until)
+            patience = PATIENCE if pool.priority > mine.priority else 0.0
+            if worker is None:
+                # They cannot be asked: less and less often, and not with nodes that it has already.
+                patience = max(patience, OTHERS_TURN * 2.0 ** min(self._nodepool.assignment.times_left(request.id), 8))
+            if time.monotonic() < handler.paused_since + patience:
+                self.due = min(self.due, handler.paused_since + patience)
             elif worker is not None:
                 self._ask(worker, handler)
-            elif not handler.nodeset and not self._nodepool.assignment.was_left_to_others(request.id):
-                # They cannot be asked; so only once, and not with nodes that it has already.
+            elif not handler.nodeset:
                 self._nodepool.assignment.leave_to_others(request.id)
                 handler.pw.post(handler, handler.move)
                 return
@@ -80,26 +86,27 @@ def _is_open(worker: PoolWorker, cls: RequestClass) -> bool:
 def end_standstill(worker: PoolWorker) -> None:
     """The worst paused request of the provider gives its nodes back when a better one has waited for them for long.
 
-    Else each could keep what the other needs, for ever.  Other launchers' requests are told by their nodes.
+    Else each could keep what the other needs, for ever.  Nodes of the same pool are left for the better one; those of
+    another pool are deleted, for they occupy the quota of the provider.
     """
     waiting = [h for w in worker.nodepool.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)]
-    holders = [h for h in waiting if h.nodeset]
-    worst = max(holders, key=lambda h: h.request.priority, default=None)
+    worst = max((h for h in waiting if h.nodeset), key=lambda h: h.request.priority, default=None)
     if worst is None or worst.pw is not worker or time.monotonic() - worst.paused_since < STANDSTILL \
             or any(node.state != READY for node in worst.nodeset):
         return
-    better = [(h.pw.pool_name, h.request.id) for h in waiting if h.request.priority < worst.request.priority
-              and (h.pw is worker or h.wants_more_of_provider) and time.monotonic() - h.paused_since >= STANDSTILL]
-    better = better or _stuck_elsewhere(worker, worst)
-    if better:
+    better = [h for h in waiting if h.request.priority < worst.request.priority
+              and time.monotonic() - h.paused_since >= STANDSTILL]
+    here = [h.request.id for h in better if h.pw is worker] or _stuck_elsewhere(worker, worst)
+    there = [h.request.id for h in better if h.wants_more_of_provider]
+    if here or there:
         worst.log.info("Giving request and nodes back: request %s, which is first, waits for room in the same provider",
-                       better[0][1])
-        worker.post(worst, worst.move, STANDSTILL, all(pool != worker.pool_name for pool, _id in better))
+                       (here or there)[0])
+        worker.post(worst, worst.move, STANDSTILL if here else LONG_REST, not here)
 
 
-def _stuck_elsewhere(worker: PoolWorker, worst: Any) -> list[tuple[str, str]]:
-    """(pool, id) of pending requests of other launchers that have had nodes of our provider, and no others, for long."""
-    zk = worker.nodepool.zk
+def _stuck_elsewhere(worker: PoolWorker, worst: Any) -> list[str]:
+    """Pending requests of other launchers that come first and for long have had ready nodes of our pool, and no others."""
+    zk, now = worker.nodepool.zk, time.time()
     tree = zk.node_tree
     with tree.lock:
         candidates = {i: list(ids) for i, ids in tree.by_request.items() if i}
@@ -107,10 +114,10 @@ def _stuck_elsewhere(worker: PoolWorker, worst: Any) -> list[tuple[str, str]]:
     for request_id, node_ids in candidates.items():
         request = zk.request_tree.get(request_id)
         if request is None or request.state != PENDING or request.priority >= worst.request.priority \
-                or worker.nodepool.is_handled(request_id) or time.time() - request.state_time < STANDSTILL:
+                or worker.nodepool.is_handled(request_id):
             continue
         nodes = [node for node in map(tree.get, node_ids) if node is not None]
-        if nodes and all(n.provider == worker.provider_name and n.state == READY and
-                         time.time() - n.state_time >= STANDSTILL for n in nodes):
-            found.append((str(nodes[0].pool), str(request_id)))
+        if nodes and all((n.provider, n.pool, n.state) == (worker.provider_name, worker.pool_name, READY)
+                         and now - n.state_time >= STANDSTILL for n in nodes):
+            found.append(str(request_id))
     return found

@@ -307,6 +307,11 @@ class PoolWorker(threading.Thread, PoolRoom):
             self._retry_queued = True
             self._tasks.put((self._retry_paused, ()))
 
+    def promise_released(self) -> None:
+        """Quota that was promised to nodes which did not come into being is free again."""
+        for worker in self.nodepool.getPoolWorkers(self.provider_name):
+            worker.capacity_changed()
+
     def limits_known(self) -> None:
         """The limits of the provider have been asked for again; from any thread."""
         self.capacity_changed()
@@ -315,7 +320,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _look_at_limits(self) -> None:
         """Nobody tells when they grow."""
         manager = self.getProviderManager()
-        if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider for h in list(self.paused_handlers)):
+        if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
             manager.limits_are_waited_for(self.limits_known)
 
     def _retry_paused(self) -> None:

@@ -77,7 +77,7 @@ def test_a_request_does_not_wait_for_ever_for_a_better_pool(bench: LauncherBench
 
 @pytest.mark.spec("issue 11, users 5 hoarding: a request waits here for a pool of another launcher that gets room")
 def test_a_paused_request_moves_to_another_launcher(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodepool.launcher.moves.PATIENCE", 0.5)
+    monkeypatch.setattr("nodepool.launcher.moves.OTHERS_TURN", 0.5)
     one = bench.start(config(provider("fake-one", pool={"max-servers": 1})), name="one.yaml")
     first, _nodes = bench.fulfilled("fake-label")
     waiting = bench.submit("fake-label")
@@ -94,6 +94,7 @@ def test_paused_requests_do_not_hold_each_others_nodes(
         bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, pools: int) -> None:
     """In one pool, or in two of one provider."""
     monkeypatch.setattr("nodepool.launcher.moves.STANDSTILL", 0.5)
+    monkeypatch.setattr("nodepool.launcher.moves.LONG_REST", 1.0)
     names = ["main", "other"][:pools]
     bench.quota(instances=8)
     pool = bench.start(config(provider(pools=[{"name": n, "labels": [f"l-{n}"]} for n in names])))
@@ -148,17 +149,41 @@ def test_a_full_static_pool_overflows(bench: LauncherBench, launchers: int) -> N
     assert served_by(bench, bench.submit("both")) == ["static"]
 
 
-@pytest.mark.spec("issue 11, users 5 hoarding: what a pool of another launcher does not take is kept after a while")
-def test_another_launcher_that_does_not_take_it(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of 11.0.0 whose static nodes are all in use: it never says so."""
+def open_pool_elsewhere(bench: LauncherBench) -> Any:
+    """A pool of another launcher that looks open and takes nothing, as one of 11.0.0 whose static nodes are all in use."""
     from nodepool.zk.components import PoolComponent
 
-    monkeypatch.setattr("nodepool.launcher.assignment.PATIENCE", 0.5)
-    pool = bench.start(config(provider("fake-one", labels=["fake-label", "idle"], pool={"max-servers": 1})))
+    (pool,) = bench.pools
     theirs = PoolComponent(bench.zk.client, "elsewhere")
     theirs.content.update(id="theirs", name="main", provider_name="p", state="running", supported_labels=["fake-label"])
     theirs.register()
     wait_for(lambda: len(pool.zk.getRegisteredPools()) == 2)
+    return theirs
+
+
+@pytest.mark.spec("issue 11, users 5 hoarding: room promised to a request that goes elsewhere is free at once")
+def test_a_promise_to_a_lost_request(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("assignment.OTHERS_TURN", "poolworker.FORGET"):
+        monkeypatch.setattr(f"nodepool.launcher.{name}", 60.0)
+    pool = bench.start(config(provider(pool={"max-servers": 1})))
+    theirs = open_pool_elsewhere(bench)
+    submit, held = pool.zk.writer.submit, []
+    monkeypatch.setattr(pool.zk.writer, "submit", lambda *args: submit(*args) if held else held.append(args))
+    lost = bench.submit("fake-label")
+    wait_for(lambda: held)
+    second = bench.submit("fake-label")
+    wait_for(lambda: "another launcher can serve it" in (pool.assignment.reason_for(second) or ""))
+    bench.zuul.cancel(lost)
+    submit(*held[0])
+    bench.wait_request(second, "fulfilled")
+    theirs.unregister()
+
+
+@pytest.mark.spec("issue 11, users 5 hoarding: what a pool of another launcher does not take is kept after a while")
+def test_another_launcher_that_does_not_take_it(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.launcher.assignment.OTHERS_TURN", 0.5)
+    pool = bench.start(config(provider("fake-one", labels=["fake-label", "idle"], pool={"max-servers": 1})))
+    theirs = open_pool_elsewhere(bench)
     _first, (idle,) = bench.fulfilled("idle")
     bench.zuul.cancel(_first)
     wait_for(lambda: bench.node(idle.id).allocated_to is None)
@@ -194,3 +219,28 @@ def test_a_driver_that_raises_when_it_is_asked(bench: LauncherBench, monkeypatch
         assert bench.zuul.request(waiting)["state"] == "pending"
     bench.use_up(next(i for i in (first, second) if bench.zuul.request(i) is not None))
     bench.wait_request(waiting, "fulfilled")
+
+
+@pytest.mark.spec("issue 11, B15: so do requests of two launchers in one pool, also when the other one is of 11.0.0")
+def test_a_request_gives_way_to_one_of_another_launcher(
+        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nodepool.driver")
+    monkeypatch.setattr("nodepool.launcher.moves.STANDSTILL", 0.5)
+    pool = bench.start(config(provider(pool={"max-servers": 3})))
+    # Theirs is pending, locked, and has one of two nodes.
+    theirs = bench.submit("fake-label", "fake-label", priority="100", state="pending")
+    directory = f"/nodepool/requests-lock/{theirs}"
+    bench.zuul.client.ensure_path(directory)
+    bench.zuul.client.create(f"{directory}/{'b' * 32}__lock__", ephemeral=True, sequence=True)
+    for values in ({"allocated_to": theirs}, {"state": "hold"}):
+        node = bench.ready_node("fake-provider", "main", "fake-label", resources={"instances": 1}, **values)
+        bench.zuul.lock(node.id)
+    bench.wait_nodes(2)
+    ours = bench.submit("fake-label", "fake-label")
+    bench.wait_request(ours, "pending")
+    wait_for(lambda: f"Giving request and nodes back: request {theirs}, which is first" in caplog.text)
+    bench.wait_request(ours, "requested", "pending")
+    bench.zuul.give_back(*list(bench.zuul.locks))
+    bench.zuul.cancel(theirs)
+    bench.wait_request(ours, "fulfilled")
+    assert not paused(pool, "fake-provider")
