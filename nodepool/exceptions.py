@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+#: What drivers and their libraries may raise: one that calls sys.exit() ends nothing of ours.
+FOREIGN = (Exception, SystemExit)
+
 
 class NotFound(Exception):
     """The resource does not exist any more; every deletion path takes it for success."""

@@ -17,6 +17,7 @@ from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
 from nodepool.driver.handler_ends import RequestEnds
 from nodepool.driver.provider import NodeRequestHandlerNotifications
 from nodepool.driver.steps import Step, read_results
+from nodepool.exceptions import FOREIGN
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import add_lock, add_unlocked_check
@@ -45,7 +46,7 @@ class NodeRequestHandler(RequestEnds):
                 self.declineRequest()
             else:
                 self._fill()
-        except Exception as error:
+        except FOREIGN as error:
             self.trouble(error)
 
     def _fill(self) -> None:

@@ -18,6 +18,7 @@ from kazoo.exceptions import (
 
 from nodepool.driver.handler_base import NOTHING_FREE, HandlerBase
 from nodepool.driver.quota import LimitsPending
+from nodepool.exceptions import FOREIGN
 from nodepool.problems import LabelProblems
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
@@ -54,7 +55,7 @@ class RequestEnds(HandlerBase):
             results, error = None, SessionExpiredError()
         try:
             then(*args, results, error)
-        except Exception as error:
+        except FOREIGN as error:
             self.trouble(error)
         if self._hand_back_later and not self._busy:
             self._hand_back_later = False
@@ -63,7 +64,7 @@ class RequestEnds(HandlerBase):
             self._poll_later = False
             self.poll()
 
-    def trouble(self, error: Exception) -> None:
+    def trouble(self, error: BaseException) -> None:
         """A step has failed: decline, unless only ZooKeeper was out of reach, or the pool is about to go."""
         if isinstance(error, CONNECTION_ERRORS):
             self.log.warning("ZooKeeper failed while working on the request: %r", error)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
+from nodepool.exceptions import FOREIGN
 from nodepool.launcher.readycheck import ReadyCheck
 from nodepool.version import get_version_string
 from nodepool.zk import paths
@@ -182,7 +183,7 @@ class CleanupWorker(threading.Thread):
             function()
         except KazooException as error:
             self.log.warning("Cleaning up %s: %r", what, error)
-        except Exception:
+        except FOREIGN:
             self.log.exception("Error cleaning up %s:", what)
 
     def _resync_nodes(self) -> None:

@@ -64,7 +64,7 @@ class Declines:
 
     # -- drivers that raise where they should answer; told until a request for the labels is fulfilled
 
-    def driver_failed(self, worker: PoolWorker, request: NodeRequest, error: Exception) -> None:
+    def driver_failed(self, worker: PoolWorker, request: NodeRequest, error: BaseException) -> None:
         problems = self._failing.setdefault(worker.provider_name, LabelProblems(worker.provider_name))
         for label in set(request.node_types):
             problems.note(label, worker.pool_name, f"pool {worker.pool_name}: its driver failed: {error!r}")

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nodepool.exceptions import FOREIGN
+
 #: Seconds for which an answer is good.
 FRESH = 4.5
 
@@ -61,8 +63,8 @@ class LabelCheck:
             answer: bool | Exception
             try:
                 answer = bool(ask())
-            except Exception as error:  # whoever wants to know is told
-                answer = error
+            except FOREIGN as error:  # whoever wants to know is told
+                answer = error if isinstance(error, Exception) else RuntimeError(repr(error))
             with self._lock:
                 self._answers[provider, label] = (self._now(), what, answer)
             self._answered()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NotEmptyError
 
+from nodepool.exceptions import FOREIGN
 from nodepool.workqueue import Reconciler
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
@@ -237,7 +238,7 @@ class NodeReconciler:
                 raise RuntimeError(f"provider {node.provider} is not running")
             self.log.info("Deleting node %s (%s) of provider %s", node.id, node.external_id, node.provider)
             manager.startNodeCleanup(node)
-        except Exception:
+        except FOREIGN:
             self.log.exception("Cannot delete node %s:", node.id)
             self._unlock(node)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nodepool.driver.quota import QuotaSupport
+from nodepool.exceptions import FOREIGN
 from nodepool.launcher.fullness import Fullness
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class PoolRoom:
         """A driver or an option that raises closes this pool only, and says so where people look for the reason."""
         try:
             return ask(cls)
-        except Exception as error:
+        except FOREIGN as error:
             self._log_once("Cannot tell whether the pool takes a request:", error)
             return f"error: {error!r}"
 
@@ -95,7 +96,7 @@ class PoolRoom:
                 return f"max-concurrency: {active} launches under way"
         return None
 
-    def _log_once(self, message: str, error: Exception) -> None:
+    def _log_once(self, message: str, error: BaseException) -> None:
         key = message + repr(error)
         if key not in self._logged and len(self._logged) < 100:
             self._logged.add(key)
@@ -148,7 +149,7 @@ class PoolRoom:
     def _launches(self, handler: Any) -> int:
         try:
             alive = int(handler.alive_thread_count)
-        except Exception as error:
+        except FOREIGN as error:
             self._log_once("The driver cannot tell how many launches are under way; all of the request count:", error)
             return len(handler.request.node_types)
         if alive or handler.nodeset or handler.paused or handler.done:

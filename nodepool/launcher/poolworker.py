@@ -15,6 +15,7 @@ from nodepool import hostnames
 from nodepool.driver.handler_base import NOTHING_FREE
 from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.resources import QuotaInformation
+from nodepool.exceptions import FOREIGN
 from nodepool.launcher import moves
 from nodepool.launcher.fullness import FORGET, Fullness
 from nodepool.launcher.helpers import Helpers
@@ -217,7 +218,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             return
         try:
             handler = manager.getRequestHandler(self, request.copy())
-        except Exception as error:
+        except FOREIGN as error:
             self.log.exception("The driver cannot handle request %s:", request_id)
             self.nodepool.declines.driver_failed(self, request, error)
             assignment.release(request_id, retry_after=30.0)
@@ -246,7 +247,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 handler.declined_because = "; ".join(reasons)
                 handler.declineRequest()
                 return
-        except Exception as error:
+        except FOREIGN as error:
             handler.trouble(error)
             return
         handler.run()
@@ -281,7 +282,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         """A request waits at another pool of ours: it is sent for when we have room for all of its nodes."""
         try:
             handler = self.getProviderManager().getRequestHandler(self, waiting.request.copy())
-        except Exception as error:
+        except FOREIGN as error:
             self._log_once("The driver cannot handle a request:", error)
         else:
             self.post(handler, self._answer, handler, waiting)
@@ -292,7 +293,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 waiting.pw.post(waiting, waiting.move)
         except LimitsPending as error:
             self.log.debug("Not sending for request %s: %s", waiting.request.id, error)
-        except Exception as error:
+        except FOREIGN as error:
             self._log_once("Cannot tell whether there is room for a request that waits at another pool:", error)
 
     # -- events
@@ -357,7 +358,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.running = True
         try:
             self._register()
-        except Exception:
+        except FOREIGN:
             self.log.exception("Cannot register the pool:")
         next_tick = time.monotonic() + TICK
         while not (self._leaving and not self.request_handlers and not self.backlog):

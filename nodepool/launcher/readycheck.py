@@ -9,6 +9,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+from nodepool.exceptions import FOREIGN
 from nodepool.zk import zookeeper as zk
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ReadyCheck:
         for some in (texts, [node for node in nodes if not isinstance(node.external_id, str)]):
             try:
                 missing = find(some) if some else []
-            except Exception as error:  # a driver may raise anything; the nodes stay as they are
+            except FOREIGN as error:  # a driver may raise anything; the nodes stay as they are
                 which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
                 self.log.warning("Ready nodes of provider %s%s cannot be compared with the cloud: %s: %s", name, which,
                                  type(error).__name__, error)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException
 
 from nodepool import hostnames
+from nodepool.exceptions import FOREIGN
 from nodepool.stats import normalize_statsd_name
 from nodepool.zk import paths
 from nodepool.zk.records import Node
@@ -100,7 +101,7 @@ class StatsWorker(threading.Thread):
             function()
         except KazooException:
             raise
-        except Exception as error:
+        except FOREIGN as error:
             if self._errors.get(what) != repr(error):
                 self._errors[what] = repr(error)
                 self.log.exception("Error %s:", what)

@@ -290,20 +290,23 @@ def test_configurations_of_a_launcher_that_runs(bench: LauncherBench, tmp_path: 
     file = tmp_path / "nodepool.yaml"
     good = yaml.safe_load(file.read_text())
 
-    @settings(SEARCH, max_examples=15)
-    @given(faulty(good, inside="fake-second"))
-    def one(content: dict[str, Any]) -> None:
+    def change(content: dict[str, Any]) -> None:
         new = file.with_suffix(".new")
         new.write_text(yaml.safe_dump(content))
         new.replace(file)
         search.served()
         wait_for(lambda: search.pool.config_state._validated[0] == [file.read_text()], what="the launcher has read the file")
+
+    @settings(SEARCH, max_examples=15)
+    @given(faulty(good, inside="fake-second"))
+    def one(content: dict[str, Any]) -> None:
+        change(content)
         search.served()
         search.alive()
 
     again_and_again(one)
-    file.write_text(yaml.safe_dump(good))
-    search.served()
+    change(good)
+    wait_for(lambda: any("second-label" in pool.labels for pool in bench.zk.getRegisteredPools()))
     search.served("second-label")
 
 

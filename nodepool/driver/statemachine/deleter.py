@@ -76,7 +76,7 @@ class StateMachineNodeDeleter:
         except exceptions.NotFound:
             self.log.info("Instance %s not found in provider %s", node.external_id, node.provider)
             self._remove()
-        except Exception as error:
+        except exceptions.FOREIGN as error:
             if isinstance(error, exceptions.TimeoutException):
                 self.log.warning("Cannot delete node %s in provider %s: %s", node.id, node.provider, error)
             else:

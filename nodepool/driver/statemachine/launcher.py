@@ -53,7 +53,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.launch_start_time = self.start_time
         self.future: Any = None
         self._prepared = False
-        self._prepare_error: Exception | None = None
+        self._prepare_error: BaseException | None = None
         self._image_external_id: Any = None
         self._instance: Any = None
         self._pace = Pace()
@@ -85,7 +85,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._prepare_error = None
         try:
             self._fill_from_image()
-        except Exception as error:
+        except exceptions.FOREIGN as error:
             self._prepare_error = error
 
     def _fill_from_image(self) -> None:
@@ -184,7 +184,7 @@ class StateMachineNodeLauncher(StatsReporter):
             self.node.external_id = self._external_id()
             self._end(zk.ABORTED, "error.quota", save=True)
             again = None
-        except Exception as error:
+        except exceptions.FOREIGN as error:
             again = self._failed(error)
         if self.complete:
             return None
@@ -284,7 +284,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     # -- failures
 
-    def _failed(self, error: Exception) -> float | None:
+    def _failed(self, error: BaseException) -> float | None:
         timed_out = isinstance(error, (exceptions.TimeoutException, exceptions.LaunchKeyscanException))
         if timed_out:
             self.log.warning("Launch attempt %s/%s failed: %s", self.attempts, self.retries, error)
@@ -369,7 +369,7 @@ class StateMachineNodeLauncher(StatsReporter):
             machine.advance()
         except exceptions.NotFound:
             machine.complete = True
-        except Exception as error:
+        except exceptions.FOREIGN as error:
             return self._delete_failed(machine, error)
         self._followed = follow_future(machine, self._followed, self.wake)
         if machine.complete:
@@ -383,7 +383,7 @@ class StateMachineNodeLauncher(StatsReporter):
             return 0.0
         return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
 
-    def _delete_failed(self, machine: Any, error: Exception) -> float | None:
+    def _delete_failed(self, machine: Any, error: BaseException) -> float | None:
         """Try again, less and less often; an orphan not for ever, because its provider may have to end."""
         if self._orphan and time.monotonic() - self._orphan_since > DELETE_LIMIT:
             self.log.error("Cannot delete %s, it is left to the search for leaks: %s", machine.cleanup_id, error)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from nodepool.exceptions import FOREIGN
+
 
 class LoopEnded(RuntimeError):
     """The provider was replaced, and has finished what it was at: its successor takes new work."""
@@ -120,7 +122,7 @@ class MachineLoop:
             again: float | None
             try:
                 again = machine.run_pass()
-            except Exception:
+            except FOREIGN:
                 self._log.exception("Error in state machine:")
                 again = 1.0
             with self._condition:
@@ -130,7 +132,7 @@ class MachineLoop:
             if again is None:
                 try:
                     self._finished(machine)
-                except Exception:
+                except FOREIGN:
                     self._log.exception("Error after a state machine:")
 
 
