@@ -111,11 +111,11 @@ class Connections:
             found = [connection for share in self._shares.values() for connection in share.connections]
         for connection in found:
             _shut(connection)
-        self._workers.stop(deadline - time.monotonic())
+        answered = self._workers.stop(deadline - time.monotonic())
         if ended:
             self.handshakes.stop(deadline - time.monotonic())
             for connection in found:
-                if connection.state != ANSWERING:
+                if answered or connection.state != ANSWERING:
                     self._close(connection)
             self._loop.close()
 

@@ -358,6 +358,32 @@ def test_stop_cuts_off(folder: pathlib.Path) -> None:
         assert idle.recv(100) == b""
 
 
+def test_stop_closes_what_is_being_answered(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered: list[connections.Connection] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def result(_self: connections.Connections, connection: connections.Connection) -> bytes:
+        answered.append(connection)
+        begun.set()
+        go_on.wait(10)
+        return b""
+
+    monkeypatch.setattr(connections.Connections, "_result", result)
+    with Running(folder) as running, socket.socket(socket.AF_UNIX) as stream:
+        stream.connect(running.socket)
+        stream.sendall(post(b"<methodCall><methodName>Help</methodName></methodCall>"))
+        assert begun.wait(10)
+        stop = running.servers.connections._workers.stop
+
+        def stop_workers(timeout: float) -> bool:
+            go_on.set()  # the loop has ended
+            return stop(timeout)
+
+        monkeypatch.setattr(running.servers.connections._workers, "stop", stop_workers)
+        running.servers.stop()
+    assert [connection.stream.fileno() for connection in answered] == [-1]
+
+
 class Backend:
     """Listens in this network instead of a sliver's."""
 
