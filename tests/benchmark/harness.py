@@ -186,6 +186,14 @@ class Zuul:
             raise RuntimeError(f"{len(failed)} requests failed: {failed[:5]}")
         return max(self.ended[i][0] for i in ids)
 
+    def wait_any(self, ids: list[str], count: int, timeout: float = 300.0) -> None:
+        """Wait until so many of these have ended."""
+        deadline = time.monotonic() + timeout
+        with self.condition:
+            while (ended := sum(i in self.ended for i in ids)) < count:
+                if not self.condition.wait(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"{ended} of {count} requests have ended")
+
     def latency(self, request_id: str) -> float:
         """Milliseconds from submission to the end."""
         return (self.ended[request_id][0] - self.submitted[request_id]) * 1000
