@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.exceptions import ZKException, ZKLockException
 from nodepool.zk import locks, paths
@@ -218,23 +218,34 @@ class NodeMethods(FacadeBase):
         oldest = tree.oldest_free(provider_name, pool_name)  # walks over them, hence after the guard
         if oldest is None:
             return False
-        node = oldest.copy()
-        node.state = DELETING
-        txn = Txn(self.kazoo_client)
-        # Refused when somebody has locked or changed it meanwhile: then it is not idle any more.
-        if node.id in tree.lock_dirs:
-            txn.delete(paths.node_lock(node.id or ""))
-        txn.set(paths.node(node.id or ""), node.serialize(), oldest.stat.version if oldest.stat else -1,
-                tree=tree, record=node)
         try:
-            self.writer.run(txn)
+            self._discard(oldest, (oldest.id or "") in tree.lock_dirs)
         except TransactionFailed:
             return False
         except (KazooException, TimeoutError) as error:
             self.log.warning("Cannot make room in %s %s now: %r", provider_name, pool_name, error)
             return False
-        self.log.info("Deleting idle node %s of %s %s to make room", node.id, provider_name, pool_name)
+        self.log.info("Deleting idle node %s of %s %s to make room", oldest.id, provider_name, pool_name)
         return True
+
+    def _discard(self, seen: Node, lock_directory_exists: bool, again: bool = True) -> None:
+        """Write that an idle node is to be deleted.
+
+        :raises TransactionFailed: somebody has locked or changed it meanwhile: it is not idle any more.
+        """
+        node, directory = seen.copy(), paths.node_lock(seen.id or "")
+        node.state = DELETING
+        txn = Txn(self.kazoo_client)
+        locks.add_unlocked_check(txn, directory, lock_directory_exists)
+        txn.set(paths.node(node.id or ""), node.serialize(), seen.stat.version if seen.stat else -1,
+                tree=self.node_tree, record=node)
+        try:
+            self.writer.run(txn)
+        except TransactionFailed as error:
+            # Our copy may know of the directory only later.
+            if not again or error.path != directory or isinstance(error.cause, NotEmptyError):
+                raise
+            self._discard(seen, isinstance(error.cause, NodeExistsError), again=False)
 
     # -- locks
 
