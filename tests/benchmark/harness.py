@@ -105,6 +105,8 @@ class Zuul:
         self.ended: dict[str, tuple[float, dict[str, Any]]] = {}
         self.nodes_gone: dict[str, float] = {}
         self.node_count = 0
+        #: When nodes were last about to be returned.
+        self.used_at = 0.0
         for path in ("/nodepool/requests", "/nodepool/nodes"):
             self.kazoo.ensure_path(path)
         for root, callback in (("/nodepool/requests", self._request_event), ("/nodepool/nodes", self._node_event)):
@@ -216,6 +218,7 @@ class Zuul:
         writes += [Delete(full(f"/nodepool/requests/{i}"), -1) for i in ids]
         # One by one, as Zuul writes them.
         done = threading.Semaphore(0)
+        self.used_at = time.monotonic()
         for write in writes:
             self.kazoo.submit(write, Reply(lambda *_a: done.release()))
         for _ in writes:

@@ -247,17 +247,17 @@ def static_pressure(bench: Bench, hosts: int, waiting: int = 2000, slots: int = 
     urgent = zuul.submit(["small"], priority="100")
     time.sleep(0.5)
     cpu, before, reads, updates = bench.launcher.cpu(), bench.server.counters(), zuul.reads, zuul.updates
-    start = time.monotonic()
     zuul.use(first)
+    start = zuul.used_at
     zuul.wait_any(crowd, slots - 1)
     zuul.wait([urgent])
     ends = sorted(zuul.ended[i][0] for i in [*crowd, urgent] if i in zuul.ended)
     time.sleep(0.5)
     after = bench.server.counters()
-    name = f"{slots} slots of {hosts} host{'s' if hosts > 1 else ''}"
+    name = f"{slots} static slots of {hosts} host{'s' if hosts > 1 else ''}"
     return {
-        f"{name}, {waiting} waiting: all in use again, ms": (ends[slots - 1] - start) * 1000,
-        f"{name}, {waiting} waiting: urgent, ms": (zuul.ended[urgent][0] - start) * 1000,
+        f"{name}: all in use again, ms": (ends[slots - 1] - start) * 1000,
+        f"{name}: urgent, ms": (zuul.ended[urgent][0] - start) * 1000,
         f"{name}: CPU ms per node": (bench.launcher.cpu() - cpu) / slots * 1000,
         f"{name}: transactions per node": (after["update"] - before["update"] - (zuul.updates - updates)) / slots,
         f"{name}: reads per node": (after["read"] - before["read"] - (zuul.reads - reads)) / slots,

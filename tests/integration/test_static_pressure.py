@@ -10,6 +10,7 @@ import pytest
 
 from nodepool.driver.static.provider import StaticNodeProvider
 from nodepool.launcher.assignment import Assignment
+from nodepool.zk.marks import Mark
 from nodepool.zk.zookeeper import FULFILLED, REQUESTED
 from tests.conftest import Chroot, wait_for
 from tests.driver_bench import DriverBench
@@ -103,3 +104,38 @@ def test_who_finds_a_dead_node_makes_way_for_the_next(
         wait_for(lambda request=request: pool.assignment.reason_for(request.id) == "static-main: nothing free",  # type: ignore[misc]
                  what=f"an answer to {request.id}")
     assert offered == [first.id, second.id]
+
+
+def test_hosts_are_registered_together(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one thread has its turn the others gather; the next one writes for all of them."""
+    turns: list[int] = []
+    register = StaticNodeProvider._register
+
+    def noted(self: StaticNodeProvider, batch: dict[Any, Any]) -> None:
+        turns.append(len(batch))
+        if len(turns) == 1:
+            wait_for(lambda: len(self._to_fill) == 7, what="the other hosts to wait for their turn")
+        register(self, batch)
+
+    monkeypatch.setattr(StaticNodeProvider, "_register", noted)
+    bench.start(config(8, 24))
+    nodes = bench.wait_nodes("a", 24)
+    assert turns == [1, 7]
+    assert {(node.external_id, node.slot) for node in nodes} == {(f"fake-host-{i}", slot) for i in range(8) for slot in range(3)}
+
+
+def test_hosts_wait_together_for_another_launcher(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    take = Mark.take
+
+    def noted(self: Mark) -> bool:
+        taken.append(take(self))
+        return taken[-1]
+
+    monkeypatch.setattr(Mark, "take", noted)
+    bench.zk.kazoo_client.create("/nodepool/elections/static-static", b"another launcher", makepath=True)
+    bench.start(config(8, 8))
+    wait_for(lambda: taken, what="a first try")
+    assert not any(taken) and not bench.nodes()
+    bench.zk.kazoo_client.delete("/nodepool/elections/static-static")
+    bench.wait_nodes("a", 8)
