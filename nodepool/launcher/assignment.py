@@ -105,15 +105,14 @@ class Assignment(threading.Thread):
                     self._condition.notify()  # else whoever comes next brings it about
 
     def recheck(self, reason: str) -> None:
-        """Look again at the classes that wait for this reason, and only at them."""
+        """Look again at the classes that wait for this reason, and only at them; who refused for another one is not asked."""
         with self._condition:
             self._events += 1
             self._rechecked[reason] = self._events
             for cls in self._classes.values():
-                refused = [i for i, why in cls.refused.items() if reason in why]
-                if not cls.queue or not (refused or reason in (cls.reason or "")):
+                if not cls.queue or not cls.waits_for(reason):
                     continue
-                cls.look_again()
+                cls.look_again(reason)
                 self._dirty.setdefault(cls.queue[0][1], None)
             self._condition.notify()
 

@@ -35,12 +35,16 @@ class RequestClass:
     #: The moment at which the safety net looked at it again, although nothing had happened.
     netted: int | None = None
 
-    def look_again(self) -> None:
-        """Something has changed."""
+    def waits_for(self, reason: str) -> bool:
+        return reason in (self.reason or "") or any(reason in why for why in self.refused.values())
+
+    def look_again(self, reason: str = "") -> None:
+        """What it waits for, for that reason, has changed; without one: something has."""
         self.reason = None
         self.netted = None
-        self.refused.clear()
-        self.full.clear()
+        for book in (self.refused, self.full):
+            for launcher_id in [i for i, why in book.items() if reason in why]:
+                del book[launcher_id]
 
     def __post_init__(self) -> None:
         self.labels = frozenset(self.node_types)

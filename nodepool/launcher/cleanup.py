@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.readycheck import ReadyCheck
 from nodepool.version import get_version_string
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ class LostRequests:
             self._changed.add(event.path.rpartition("/")[2])
         self._look_again()
 
-    def _recycle(self, request_id: str, directory_exists: bool) -> None:
-        facade = self.nodepool.zk
+    def _recycle(self, request_id: str, directory_exists: bool, corrected: dict[str, BaseException] | None = None) -> None:
+        """:param corrected: lock directories of nodes that are not as our copy shows them, with the error that told."""
+        facade, corrected = self.nodepool.zk, corrected or {}
         seen = facade.request_tree.get(request_id)
         if seen is None or seen.state != zk.PENDING:
             return
@@ -92,16 +94,16 @@ class LostRequests:
         request.state = zk.REQUESTED
         request.nodes = []
         txn = Txn(facade.kazoo_client)
-        directory = paths.request_lock(request_id)
-        if not directory_exists:
-            txn.create(directory)
-        txn.delete(directory)  # refused while somebody holds the lock
+        add_unlocked_check(txn, paths.request_lock(request_id), directory_exists)
         txn.set(paths.request(request_id), request.serialize(), seen.stat.version if seen.stat else -1,
                 tree=facade.request_tree, record=request.copy())
+        directories: set[str] = set()
         for node_id in sorted(facade.node_tree.by_request.get(request_id, ())):
             node = facade.node_tree.get(node_id)
-            if node is None or facade.node_tree.is_locked(node_id):
-                continue
+            directory = paths.node_lock(node_id)
+            told = corrected.get(directory)
+            if node is None or facade.node_tree.is_locked(node_id) or isinstance(told, NotEmptyError):
+                continue  # whoever holds it gives it up some time
             changed = node.copy()
             if changed.state == zk.INIT:
                 changed.state = zk.DELETING
@@ -109,8 +111,9 @@ class LostRequests:
                 changed.allocated_to = None
             else:
                 continue
-            if node_id in facade.node_tree.lock_dirs:
-                txn.delete(paths.node_lock(node_id))
+            add_unlocked_check(
+                txn, directory, isinstance(told, NodeExistsError) if told else node_id in facade.node_tree.lock_dirs)
+            directories.add(directory)
             txn.set(paths.node(node_id), changed.serialize(), node.stat.version if node.stat else -1,
                     tree=facade.node_tree, record=changed.copy())
 
@@ -119,6 +122,8 @@ class LostRequests:
                 self.log.info("Resetting lost request %s", request_id)
             elif not isinstance(error, TransactionFailed):
                 self.log.warning("Cannot reset lost request %s: %r", request_id, error)
+            elif error.path in directories and (error.path not in corrected or isinstance(error.cause, NotEmptyError)):
+                self._recycle(request_id, directory_exists, {**corrected, error.path: error.cause})
 
         facade.writer.submit(txn, written)
 

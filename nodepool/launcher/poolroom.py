@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Requests handed to a pool that it has not looked at yet; more wait in serving order.
 BACKLOG = 48
+#: In the reason of requests that wait until those before them have taken free nodes, or have not.
+TAKING = "requests before it are about to take the free nodes of"
 
 
 class PoolRoom:
@@ -86,15 +89,29 @@ class PoolRoom:
             self._log_once("Cannot tell whether the pool takes a request:", error)
             return f"error: {error!r}"
 
-    def _admission(self, _cls: RequestClass) -> str | None:
+    def _admission(self, cls: RequestClass) -> str | None:
         if self.backlog >= BACKLOG:
             return "busy"
+        manager = self.getProviderManager()
+        if self._counts_labels(manager):
+            # Else each free node would be promised to all who wait: the quickest would have it, and not the first.
+            free, wanted = manager.getLabelQuota(), self._about_to_be_taken()
+            short = [label for label in cls.labels if free.get(label, 0) <= wanted[label]]
+            if short:
+                return f"{TAKING} {','.join(sorted(short))}"
         limit = self.getProviderConfig().max_concurrency
         if limit > 0:
             active = sum(worker.active_launches() for worker in self.nodepool.getPoolWorkers(self.provider_name))
             if active >= limit:
                 return f"max-concurrency: {active} launches under way"
         return None
+
+    def _about_to_be_taken(self) -> Counter[str]:
+        """Free nodes by label that requests here may still take: they do not know yet whether they can."""
+        # A handler that has accepted its request has nodes or makes new ones.
+        ids = {*self._offered, *(h.request.id for h in list(self.request_handlers) if not (h.accepted or h.done))}
+        requests = map(self.nodepool.zk.request_tree.get, ids)
+        return Counter(label for request in requests if request is not None for label in request.node_types)
 
     def _log_once(self, message: str, error: BaseException) -> None:
         key = message + repr(error)
@@ -157,8 +174,10 @@ class PoolRoom:
         return len(handler.request.node_types)  # just taken on: its launches are about to begin
 
     def _launches_ended(self) -> None:
-        """What counted as launches to come does so no more."""
+        """What counted as launches to come, or as about to take free nodes, does so no more."""
         provider = self.getProviderConfig()
         if provider is not None and provider.max_concurrency != -1:
             self.nodepool.assignment.recheck("max-concurrency")
+        if self._counts_labels(self.getProviderManager()):
+            self.nodepool.assignment.recheck(TAKING)
 

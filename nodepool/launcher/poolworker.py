@@ -226,8 +226,8 @@ class PoolWorker(threading.Thread, PoolRoom):
             return
         handler.gives_way = gives_way
         self.nodepool.handler_started(handler)
-        self._offered.discard(request_id)
         self.request_handlers.append(handler)
+        self._offered.discard(request_id)
         self.post(handler, self._begin, handler, manager, check_only)
 
     def _begin(self, handler: Any, manager: Any, check_only: bool) -> None:

@@ -105,6 +105,8 @@ class Zuul:
         self.ended: dict[str, tuple[float, dict[str, Any]]] = {}
         self.nodes_gone: dict[str, float] = {}
         self.node_count = 0
+        #: When nodes were last about to be returned.
+        self.used_at = 0.0
         for path in ("/nodepool/requests", "/nodepool/nodes"):
             self.kazoo.ensure_path(path)
         for root, callback in (("/nodepool/requests", self._request_event), ("/nodepool/nodes", self._node_event)):
@@ -186,6 +188,14 @@ class Zuul:
             raise RuntimeError(f"{len(failed)} requests failed: {failed[:5]}")
         return max(self.ended[i][0] for i in ids)
 
+    def wait_any(self, ids: list[str], count: int, timeout: float = 300.0) -> None:
+        """Wait until so many of these have ended."""
+        deadline = time.monotonic() + timeout
+        with self.condition:
+            while (ended := sum(i in self.ended for i in ids)) < count:
+                if not self.condition.wait(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError(f"{ended} of {count} requests have ended")
+
     def latency(self, request_id: str) -> float:
         """Milliseconds from submission to the end."""
         return (self.ended[request_id][0] - self.submitted[request_id]) * 1000
@@ -208,6 +218,7 @@ class Zuul:
         writes += [Delete(full(f"/nodepool/requests/{i}"), -1) for i in ids]
         # One by one, as Zuul writes them.
         done = threading.Semaphore(0)
+        self.used_at = time.monotonic()
         for write in writes:
             self.kazoo.submit(write, Reply(lambda *_a: done.release()))
         for _ in writes:

@@ -37,7 +37,10 @@ TARGETS: dict[str, tuple[float, bool]] = {
     "10/s beside 10000 idle: CPU ms per node": (6, True), "idle CPU beside 10000 nodes: %": (0.5, True),
     "memory with 10000 nodes: MB": (250, True), "2000 waiting, 20 pools: CPU %": (2, True),
     "memory, 2 providers: MB": (90, True), "restart: first decision s": (1, True), "restart: all served s": (8, True),
-    "urgent among 2000: ms": (100, True), **BUILDER_TARGETS, **AWS_TARGETS,
+    "urgent among 2000: ms": (100, True),
+    "50 static slots of 50 hosts: all in use again, ms": (500, True), "50 static slots of 50 hosts: urgent, ms": (50, True),
+    "50 static slots of 1 host: all in use again, ms": (500, True), "50 static slots of 1 host: urgent, ms": (50, True),
+    **BUILDER_TARGETS, **AWS_TARGETS,
 }
 ALL_SCENARIOS = {**SCENARIOS, **BUILDER_SCENARIOS, **AWS_SCENARIOS}
 

@@ -234,6 +234,36 @@ def urgent(bench: Bench, waiting: int = 2000) -> Figures:
     return {"urgent among 2000: ms": (zuul.ended[request][0] - start) * 1000}
 
 
+def static_pressure(bench: Bench, hosts: int, waiting: int = 2000, slots: int = 50) -> Figures:
+    """All slots of static hosts are in use, thousands wait; then all slots come free at once."""
+    bench.start({"labels": [{"name": "small"}], "providers": [{"name": "static", "driver": "static", "pools": [
+        {"name": "main", "nodes": [{"name": f"fake-host-{i}", "labels": ["small"], "max-parallel-jobs": slots // hosts}
+                                   for i in range(hosts)]}]}]})
+    zuul = bench.zuul
+    first = zuul.submit_many([["small"]] * slots)
+    zuul.wait(first)
+    crowd = zuul.submit_many([["small"]] * waiting, priority="300")
+    time.sleep(4.0)
+    urgent = zuul.submit(["small"], priority="100")
+    time.sleep(0.5)
+    cpu, before, reads, updates = bench.launcher.cpu(), bench.server.counters(), zuul.reads, zuul.updates
+    zuul.use(first)
+    start = zuul.used_at
+    zuul.wait_any(crowd, slots - 1)
+    zuul.wait([urgent])
+    ends = sorted(zuul.ended[i][0] for i in [*crowd, urgent] if i in zuul.ended)
+    time.sleep(0.5)
+    after = bench.server.counters()
+    name = f"{slots} static slots of {hosts} host{'s' if hosts > 1 else ''}"
+    return {
+        f"{name}: all in use again, ms": (ends[slots - 1] - start) * 1000,
+        f"{name}: urgent, ms": (zuul.ended[urgent][0] - start) * 1000,
+        f"{name}: CPU ms per node": (bench.launcher.cpu() - cpu) / slots * 1000,
+        f"{name}: transactions per node": (after["update"] - before["update"] - (zuul.updates - updates)) / slots,
+        f"{name}: reads per node": (after["read"] - before["read"] - (zuul.reads - reads)) / slots,
+    }
+
+
 SCENARIOS: dict[str, Callable[[Bench], Figures]] = {
     "ready": ready_node,
     "launched": launched,
@@ -249,4 +279,6 @@ SCENARIOS: dict[str, Callable[[Bench], Figures]] = {
     "memory": memory,
     "restart": restart,
     "urgent": urgent,
+    "static-pressure": lambda bench: static_pressure(bench, 50),
+    "static-pressure-one-host": lambda bench: static_pressure(bench, 1),
 }

@@ -84,3 +84,51 @@ def test_a_node_that_is_locked_before_it_expires(bench: LauncherBench, monkeypat
         assert bench.node(old.id).state == "ready"
         bench.zuul.unlock(old.id)
     bench.wait_gone(old.id)
+
+
+@pytest.mark.spec(HELD + "; the same when the oldest idle node is to make room")
+@pytest.mark.parametrize("held", [False, True])
+def test_a_node_that_is_locked_before_it_makes_room(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool) -> None:
+    pool = bench.start(config(provider()))
+    idle = bench.ready_node("fake-provider", "main", "fake-label")
+    wait_for(lambda: pool.zk.getCachedNode(idle.id))
+
+    def lock() -> None:
+        bench.zuul.lock(idle.id)
+        if not held:
+            bench.zuul.unlock(idle.id)
+
+    just_before(pool, monkeypatch, paths.node(idle.id), lock)
+    assert pool.zk.deleteOldestUnusedNode("fake-provider", "main") == (not held)
+    if held:
+        assert bench.node(idle.id).state == "ready"
+    else:
+        bench.wait_gone(idle.id)
+
+
+@pytest.mark.spec(HELD + "; the same for nodes of a request that nobody holds any more; the request goes on")
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_node_that_is_locked_before_its_lost_request_is_reset(
+        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool, before: bool) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=1000)
+    lost = bench.submit("fake-label", "fake-label", state="pending")
+    ours, theirs = (bench.ready_node("fake-provider", "main", "fake-label", allocated_to=lost) for _ in range(2))
+    if before:
+        bench.zuul.lock(theirs.id)
+        bench.zuul.unlock(theirs.id)
+        wait_for(lambda: theirs.id in pool.zk.node_tree.lock_dirs and not pool.zk.node_tree.is_locked(theirs.id))
+    wait_for(lambda: pool.zk.getCachedNode(ours.id) and pool.zk.getCachedNode(theirs.id))
+
+    def lock() -> None:
+        bench.zuul.lock(theirs.id)
+        if not held:
+            bench.zuul.unlock(theirs.id)
+
+    just_before(pool, monkeypatch, paths.node(theirs.id), lock)
+    pool.cleanup.wake()
+    nodes = bench.wait_request(lost, "fulfilled")["nodes"]
+    assert ours.id in nodes
+    assert (theirs.id in nodes) == (not held)
+    if held:
+        assert bench.node(theirs.id).stat.version == 0, "not written"

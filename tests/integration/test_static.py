@@ -373,13 +373,13 @@ def test_two_launchers_register_each_slot_once(bench: DriverBench, monkeypatch: 
     from nodepool.driver.static.provider import StaticNodeProvider
 
     registered: Counter[tuple[str, int]] = Counter()
-    register = StaticNodeProvider._register
+    record = StaticNodeProvider._record
 
-    def count(self: StaticNodeProvider, template: Node, slot: int) -> None:
+    def count(template: Node, slot: int) -> Node:
         registered[str(template.hostname), slot] += 1
-        register(self, template, slot)
+        return record(template, slot)
 
-    monkeypatch.setattr(StaticNodeProvider, "_register", count)
+    monkeypatch.setattr(StaticNodeProvider, "_record", staticmethod(count))
     content = config(*(host(f"fake-host-{number}", **{"max-parallel-jobs": 2}) for number in range(6)))
     for name in ("one.yaml", "two.yaml"):
         bench.start(content, name=name, cleanup_interval=60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -85,6 +85,9 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
         self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._host_locks: dict[NodeTuple, threading.Lock] = {}
+        # Only one thread registers nodes at a time, for all who wait to.
+        self._turn = threading.Lock()
+        self._to_fill: dict[NodeTuple, zk.Node] = {}
         # Ids of our records by host; only a hint where to look, renewed by every cleanup.
         self._known: dict[NodeTuple, set[str]] = defaultdict(set)
         self._queued: set[NodeTuple] = set()
@@ -237,22 +240,39 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
         return True
 
     def _fill(self, host: NodeTuple, template: zk.Node) -> None:
-        """Register the empty slots. Launchers with the same provider take turns: a slot with two records is handed out twice."""
-        mark = Mark(self.zk.kazoo_client, self.provider.name, "static", self.provider.name, *map(str, host))
+        """Have the empty slots registered, in one turn with those of other hosts that come meanwhile.
+
+        The caller holds the lock of its host, also while another one does its work.
+        """
+        with self._lock:
+            self._to_fill[host] = template
+        with self._turn:
+            with self._lock:
+                batch, self._to_fill = self._to_fill, {}
+            if batch:
+                self._register(batch)
+
+    def _register(self, batch: dict[NodeTuple, zk.Node]) -> None:
+        """Launchers with the same provider take turns: a slot with two records is handed out twice."""
+        mark = Mark(self.zk.kazoo_client, self.provider.name, "static", self.provider.name)
         if not mark.take():
-            mark.when_gone(lambda: self._submit(host, update=True))
+            mark.when_gone(lambda: [self._submit(host, update=True) for host in batch])
             return
         try:
             mark.catch_up(self.zk.node_tree)
             self._read_records()
-            empty = self._slots(host).empty
-            for slot in empty:
-                self._register(template, slot)
-            if host not in self._announced:
-                self._announced.add(host)
-                self.log.info("Static host %s is registered: %d node(s) of %s", host, len(empty), ",".join(template.type))
+            nodes = [self._record(template, slot) for host, template in batch.items() for slot in self._slots(host).empty]
+            self.zk.createNodes(nodes)
         finally:
             mark.drop()
+        count = Counter(map(nodeTuple, nodes))
+        with self._lock:
+            for node in nodes:
+                self._known[nodeTuple(node)].add(node.id or "")
+        for host, template in batch.items():
+            if host not in self._announced:
+                self._announced.add(host)
+                self.log.info("Static host %s is registered: %d node(s) of %s", host, count[host], ",".join(template.type))
 
     def _warn(self, host: NodeTuple, error: Exception) -> None:
         """Once per change: a host may be down for days."""
@@ -308,14 +328,12 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
         nodeutils.set_node_ip(node)
         return node
 
-    def _register(self, template: zk.Node, slot: int) -> None:
+    @staticmethod
+    def _record(template: zk.Node, slot: int) -> zk.Node:
         node = zk.Node.fromDict(template.toDict())
         node.state = zk.READY  # stamps the time
         node.slot = slot
-        self.zk.storeNode(node)
-        with self._lock:
-            self._known[nodeTuple(node)].add(node.id or "")
-        self.log.debug("Registered node %s: host %s slot %s", node.id, node.hostname, slot)
+        return node
 
     COMPARED = (
         "type", "pool", "username", "connection_port", "shell_type", "connection_type", "python_path", "host_keys",
