@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Requests handed to a pool that it has not looked at yet; more wait in serving order.
 BACKLOG = 48
 #: In the reason of requests that wait until those before them have taken free nodes, or have not.
-TAKING = "requests before it are about to take the free nodes of"
+TAKING = "all free nodes are about to be taken"
 
 
 class PoolRoom:
@@ -98,7 +98,7 @@ class PoolRoom:
             free, wanted = manager.getLabelQuota(), self._about_to_be_taken()
             short = [label for label in cls.labels if free.get(label, 0) <= wanted[label]]
             if short:
-                return f"{TAKING} {','.join(sorted(short))}"
+                return f"{TAKING}: {','.join(sorted(short))}"
         limit = self.getProviderConfig().max_concurrency
         if limit > 0:
             active = sum(worker.active_launches() for worker in self.nodepool.getPoolWorkers(self.provider_name))

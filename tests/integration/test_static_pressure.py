@@ -96,7 +96,7 @@ def test_who_finds_a_dead_node_makes_way_for_the_next(
     wait_for(lambda: offered == [first.id])
     like_first = bench.submit("a", tenant_name="one")
     second = bench.submit("a", tenant_name="two")
-    taking = "static-main: requests before it are about to take the free nodes of a"
+    taking = "static-main: all free nodes are about to be taken: a"
     for request in (like_first, second):
         wait_for(lambda request=request: pool.assignment.reason_for(request.id) == taking)  # type: ignore[misc]
     go_on.set()
