@@ -410,7 +410,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         """Run a step; whatever it raises concerns that step only."""
         try:
             function(*args)
-        except (Exception, SystemExit):  # also of drivers that end a program
+        except FOREIGN:
             self.log.exception("Error in pool %s:", self.label)
 
     def help(self, function: Callable[[], None]) -> None:
