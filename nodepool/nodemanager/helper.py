@@ -57,6 +57,7 @@ class _Server:
         self.poller = select.poll()
         #: A worker that waits for the next request: a fork takes some ms. It is made when there is nothing else to do.
         self.spare: _Spare | None = None
+        self.spare_due = True
 
     def run(self) -> None:
         wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -65,7 +66,7 @@ class _Server:
         self.poller.register(self.requests, select.POLLIN)
         self.poller.register(wakeup, select.POLLIN)
         while True:
-            events = self.poller.poll(None if self.spare is not None else SPARE_DELAY)
+            events = self.poller.poll(SPARE_DELAY if self.spare_due else None)
             if not events:
                 self._make_spare()
             for descriptor, _event in events:
@@ -88,6 +89,7 @@ class _Server:
             return False
         if not descriptors:
             return True
+        self.spare_due = True
         connection = socket.socket(fileno=descriptors[0])
         os.set_inheritable(descriptors[0], False)
         report = self._give_to_spare(connection)
@@ -123,8 +125,12 @@ class _Server:
         return report
 
     def _make_spare(self) -> None:
-        """No memory, no process left: the next request forks for itself, and tells."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Without memory, processes or descriptors there is none: the next request forks for itself, and tells."""
+        self.spare_due = False
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return
 
         def wait() -> socket.socket | None:
             data, descriptors, _flags, _address = socket.recv_fds(theirs, 1, 1)
@@ -135,10 +141,10 @@ class _Server:
             return socket.socket(fileno=descriptors[0])
 
         with theirs:
-            report = -1
-            with contextlib.suppress(OSError):
-                report = self._fork(wait, theirs)
-        self.spare = _Spare(ours, report)
+            try:
+                self.spare = _Spare(ours, self._fork(wait, theirs))
+            except OSError:
+                ours.close()
 
     def _give_to_spare(self, connection: socket.socket) -> int | None:
         spare, self.spare = self.spare, None
@@ -147,9 +153,8 @@ class _Server:
         with spare.ours:
             try:
                 socket.send_fds(spare.ours, [b"r"], [connection.fileno()])
-            except OSError:  # there is none, or it was killed
-                if spare.report >= 0:
-                    os.close(spare.report)
+            except OSError:  # it was killed
+                os.close(spare.report)
                 return None
         return spare.report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -139,3 +140,22 @@ def test_hosts_wait_together_for_another_launcher(bench: DriverBench, monkeypatc
     assert not any(taken) and not bench.nodes()
     bench.zk.kazoo_client.delete("/nodepool/elections/static-static")
     bench.wait_nodes("a", 8)
+
+
+def test_a_record_that_cannot_be_written_keeps_back_no_other_host(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[set[str]] = []
+    register = StaticNodeProvider._register
+
+    def noted(self: StaticNodeProvider, batch: dict[Any, Any]) -> None:
+        batches.append({host.hostname for host in batch})
+        register(self, batch)
+
+    monkeypatch.setattr(StaticNodeProvider, "_register", noted)
+    good = config(3, 3)
+    good["labels"].append({"name": "b"})
+    good["providers"][0]["pools"].append({
+        "name": "odd", "node-attributes": {"installed": datetime.date(2024, 1, 1)},  # JSON has no dates
+        "nodes": [{"name": "fake-host-odd", "labels": ["b"]}]})
+    bench.start(good)
+    bench.wait_nodes("a", 3)
+    assert not any("fake-host-odd" in batch for batch in batches)

@@ -242,8 +242,10 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
     def _fill(self, host: NodeTuple, template: zk.Node) -> None:
         """Have the empty slots registered, in one turn with those of other hosts that come meanwhile.
 
-        The caller holds the lock of its host, also while another one does its work.
+        The caller holds the lock of its host, also while another one does its work. Raises what keeps its record from being
+        written, so that this concerns no other host.
         """
+        template.serialize()
         with self._lock:
             self._to_fill[host] = template
         with self._turn:
