@@ -49,13 +49,13 @@ class StatsReporter:
         """Count a finished launch attempt; ``subkey`` is its result, ``dt`` its duration in ms."""
         if self._statsd is None:
             return
-        provider = f"nodepool.launch.provider.{self.provider_config.name}"
-        keys = [f"nodepool.launch.{subkey}", f"{provider}.{subkey}"]
+        provider = self.provider_config.name
+        keys = [metrics.LAUNCHES(subkey), metrics.PROVIDER_LAUNCHES(provider, subkey)]
         if self.node.az:
-            keys.append(f"{provider}.{self.node.az}.{subkey}")
+            keys.append(metrics.ZONE_LAUNCHES(provider, self.node.az, subkey))
         requestor = getattr(getattr(self.handler, "request", None), "requestor", None)
         if requestor:
-            keys.append(f"nodepool.launch.requestor.{normalize_statsd_name(requestor)}.{subkey}")
+            keys.append(metrics.REQUESTOR_LAUNCHES(normalize_statsd_name(requestor), subkey))
         pipeline = self._statsd.pipeline()
         for key in keys:
             pipeline.timing(key, dt)

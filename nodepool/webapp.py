@@ -13,7 +13,7 @@ from waitress import wasyncore
 from waitress.task import ThreadedTaskDispatcher
 
 from nodepool import metrics
-from nodepool.prometheus import Exposition
+from nodepool.metrics.prometheus import Exposition
 from nodepool.web.api import Application
 from nodepool.web.cache import ResponseCache
 

@@ -182,7 +182,7 @@ def nothing_is_lost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     from nodepool import metrics
 
     def found() -> float:
-        counters = metrics._shared.snapshot().counters if metrics._shared is not None else {}
+        counters = metrics.shared().snapshot().counters
         return sum(count for name, count in counters.items() if name.endswith(".found_by_resync"))
 
     monkeypatch.setattr("nodepool.launcher.safety_net.RESYNC", 2.0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
+from nodepool import metrics
 from nodepool.builder import command, files, leftovers
 from nodepool.builder import statistics as gauges
 from nodepool.builder.diagnosis import Diagnosis
@@ -317,12 +318,11 @@ class BuildRun:
 
     def _send_statistics(self) -> None:
         statsd, progress = self.builder.statsd, self.progress
-        key = f"nodepool.dib_image_build.{self.image}"
         for extension, size in progress.sizes.items():
-            statsd.gauge(f"{key}.{extension}.size", size)
-        statsd.gauge(f"{key}.status.rc", progress.exit_code)
-        statsd.timing(f"{key}.status.duration", (progress.duration or 0) * 1000)
-        statsd.gauge(f"{key}.status.last_build", int(progress.ended or 0))
+            statsd.gauge(metrics.IMAGE_SIZE(self.image, extension), size)
+        statsd.gauge(metrics.IMAGE_EXIT_STATUS(self.image), progress.exit_code)
+        statsd.timing(metrics.IMAGE_BUILD(self.image), (progress.duration or 0) * 1000)
+        statsd.gauge(metrics.IMAGE_LAST_BUILD(self.image), int(progress.ended or 0))
 
     # -- progress
 

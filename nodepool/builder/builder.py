@@ -80,7 +80,7 @@ class NodePoolBuilder:
         self.managers = ImageManagers()
         self.config_state = ConfigKeeper(
             (config_path, secure_path), self.log,
-            lambda stale: self.statsd.gauge(f"nodepool.builder.{self.fqdn}.config_stale", stale))
+            lambda stale: self.statsd.gauge(metrics.BUILDER_CONFIG_STALE(self.fqdn), stale))
         self._build_workers: list[BuildWorker] = []
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None

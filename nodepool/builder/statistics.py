@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nodepool import metrics
 from nodepool.builder.phases import PHASES
 from nodepool.builder.retention import image_providers
 from nodepool.zk.images import ImageData
@@ -36,46 +37,44 @@ def gauges(config: Any, data: ImageData, fqdn: str, building: list[str | None],
     :param uploading: image and provider of each upload worker.
     """
     pending = pending_requests(data)
-    prefix = f"nodepool.builder.{fqdn}"
-    result = {
-        "nodepool.image_build_requests": len(pending),
-        f"{prefix}.current_builds": sum(1 for image in building if image is not None),
-        f"{prefix}.current_uploads": sum(1 for pair in uploading if pair is not None),
-        f"{prefix}.build_workers": len(building),
-        f"{prefix}.upload_workers": len(uploading),
+    result: dict[str, int] = {
+        metrics.BUILD_REQUESTS(): len(pending),
+        metrics.CURRENT_BUILDS(fqdn): sum(1 for image in building if image is not None),
+        metrics.CURRENT_UPLOADS(fqdn): sum(1 for pair in uploading if pair is not None),
+        metrics.BUILD_WORKERS(fqdn): len(building),
+        metrics.UPLOAD_WORKERS(fqdn): len(uploading),
     }
     for image in sorted(data.names):
         diskimage = config.diskimages.get(image)
         paused = image in data.paused or (diskimage is not None and diskimage.pause)
-        result[f"nodepool.image.{image}.image_build_requests"] = int(image in pending)
-        result[f"{prefix}.image.{image}.build.state"] = PAUSED if paused else WORKING if image in building else IDLE
+        result[metrics.BUILD_REQUESTED(image)] = int(image in pending)
+        result[metrics.BUILD_STATE(fqdn, image)] = PAUSED if paused else WORKING if image in building else IDLE
     for provider in image_providers(config):
         for image, entry in provider.diskimages.items():
             state = UPLOADING if (image, provider.name) in uploading else PAUSED if getattr(entry, "pause", False) else IDLE
-            result[f"{prefix}.image.{image}.provider.{provider.name}.upload.state"] = state
+            result[metrics.UPLOAD_STATE(fqdn, image, provider.name)] = state
     return result
 
 
 def build_progress(statsd: Any, fqdn: str, progress: BuildProgress, now: float) -> None:
     """Seconds that the running build has taken and may take, its phase as a number; zeros when it has ended."""
-    name = f"nodepool.builder.{fqdn}.image.{progress.image}.build"
     running = progress.running
     phase = PHASES.index(progress.phase) + 1 if running and progress.phase in PHASES else 0
-    statsd.gauge(f"{name}.phase", phase)
-    statsd.gauge(f"{name}.elapsed", int(progress.elapsed(now) or 0) if running else 0)
-    statsd.gauge(f"{name}.expected", int(progress.expected or 0) if running else 0)
+    statsd.gauge(metrics.BUILD_PHASE(fqdn, progress.image), phase)
+    statsd.gauge(metrics.BUILD_ELAPSED(fqdn, progress.image), int(progress.elapsed(now) or 0) if running else 0)
+    statsd.gauge(metrics.BUILD_EXPECTED(fqdn, progress.image), int(progress.expected or 0) if running else 0)
 
 
 def upload_progress(statsd: Any, fqdn: str, progress: UploadProgress, running: bool) -> None:
     """Bytes sent and bytes per second of the running upload; zeros when it has ended."""
-    name = f"nodepool.builder.{fqdn}.image.{progress.image}.provider.{progress.provider}.upload"
-    statsd.gauge(f"{name}.bytes_sent", (progress.bytes_sent or 0) if running else 0)
-    statsd.gauge(f"{name}.rate", int(progress.rate or 0) if running else 0)
+    statsd.gauge(metrics.UPLOAD_SENT(fqdn, progress.image, progress.provider), (progress.bytes_sent or 0) if running else 0)
+    statsd.gauge(metrics.UPLOAD_RATE(fqdn, progress.image, progress.provider), int(progress.rate or 0) if running else 0)
 
 
 def emit(builder: NodePoolBuilder) -> None:
     """Send them all."""
-    for name, value in gauges(
-            builder.config, builder.zk.readImages(), builder.fqdn, [w.current for w in builder._build_workers],
-            [w.current for w in builder._upload_workers]).items():
+    values = gauges(builder.config, builder.zk.readImages(), builder.fqdn, [w.current for w in builder._build_workers],
+                    [w.current for w in builder._upload_workers])
+    builder.statsd.keep("builder", values)
+    for name, value in values.items():
         builder.statsd.gauge(name, value)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
+from nodepool import metrics
 from nodepool.builder import files, process, statistics, upload_journal
 from nodepool.builder.retention import Candidate
 from nodepool.builder.upload_meter import UploadMeter
@@ -236,7 +237,7 @@ class UploadJob:
             self._delete_image(manager, name, external_id)
             return Result.FAILED
         self._settled()
-        statsd, metric = self._builder.statsd, f"nodepool.image_update.{self.image}.{self.provider}"
+        statsd, metric = self._builder.statsd, metrics.IMAGE_UPLOADS(self.image, self.provider)
         statsd.timing(metric, int((time.monotonic() - started) * 1000))
         statsd.incr(metric)
         self._publish(lambda store: store.delete_failure(self.image, self.provider))

@@ -210,7 +210,7 @@ class CloudCalls:
                         call.operation, kind.value, took, delay, message)
         statsd = metrics.shared()
         statsd.timing(self._metric(call), took * 1000)
-        statsd.incr(f"{self._metric(call)}.error.{kind.value}")
+        statsd.incr(metrics.API_ERRORS(self.name, call.operation, kind.value))
         noted = LastError(call.operation, kind, message, self._wall())
         if kind is not ErrorKind.NOT_FOUND:
             self.last_error = noted
@@ -231,7 +231,7 @@ class CloudCalls:
             self._log.info("Provider %s: %s works again", self.name, operation)
 
     def _metric(self, call: _Call) -> str:
-        return f"nodepool.provider.{self.name}.api.{call.operation}"
+        return metrics.API_CALLS(self.name, call.operation)
 
     def describe(self) -> dict[str, Any]:
         """Paces and last error, for status pages."""

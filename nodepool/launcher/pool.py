@@ -103,7 +103,7 @@ class NodePool(threading.Thread):
         self.claims = NodeClaims()
         self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
         self.config_state = ConfigKeeper(
-            (configfile, securefile), self.log, lambda stale: self.statsd.gauge("nodepool.launcher.config_stale", stale))
+            (configfile, securefile), self.log, lambda stale: self.statsd.gauge(metrics.LAUNCHER_CONFIG_STALE(), stale))
         self._wake = threading.Event()
         self._pool_threads: dict[str, PoolWorker] = {}
         self._workers: dict[str, PoolWorker] = {}

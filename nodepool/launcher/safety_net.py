@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any
 
-from nodepool import hostnames
+from nodepool import hostnames, metrics
 
 #: Seconds between two looks.
 RESYNC = 30.0
@@ -62,4 +62,4 @@ class SafetyNet:
 
     @staticmethod
     def _name() -> str:
-        return f"nodepool.launcher.{hostnames.short()}.found_by_resync"
+        return metrics.FOUND_BY_RESYNC(hostnames.short())

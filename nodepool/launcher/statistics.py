@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
-from nodepool import hostnames
+from nodepool import hostnames, metrics
 from nodepool.exceptions import FOREIGN
 from nodepool.stats import normalize_statsd_name
 from nodepool.zk import paths
@@ -146,6 +146,7 @@ class StatsWorker(threading.Thread):
         self._limits(values)
         if self._elected and self.nodepool.zk.synced:
             self._cluster(values)
+        self.nodepool.statsd.keep("launcher", values)
         pipeline = self.nodepool.statsd.pipeline()
         for name, value in values.items():
             if self._sent.get(name) != value:
@@ -162,14 +163,13 @@ class StatsWorker(threading.Thread):
         for tenant, limits in config.tenant_resource_limits.items():
             for name, limit in limits.items():
                 if limit != math.inf:
-                    values[f"nodepool.tenant_limits.{normalize_statsd_name(tenant)}."
-                           f"{normalize_statsd_name(name)}"] = limit
+                    values[metrics.TENANT_LIMIT(normalize_statsd_name(tenant), normalize_statsd_name(name))] = limit
 
     @staticmethod
     def _limit(provider: Any, values: dict[str, float]) -> None:
         total = sum(pool.max_servers for pool in provider.pools.values())
         if total != math.inf:
-            values[f"nodepool.provider.{provider.name}.max_servers"] = total
+            values[metrics.MAX_SERVERS(provider.name)] = total
 
     def _cluster(self, values: dict[str, float]) -> None:
         zk = self.nodepool.zk
@@ -179,21 +179,21 @@ class StatsWorker(threading.Thread):
         providers = {pool.provider_name for pool in pools}
         with tree.lock:
             for state in STATES:
-                values[f"nodepool.nodes.{state}"] = tree.state_count[state]
+                values[metrics.NODES(state)] = tree.state_count[state]
             for provider in providers | set(tree.provider_state_count):
                 counts = tree.provider_state_count.get(provider, {})
                 for state in STATES:
-                    values[f"nodepool.provider.{provider}.nodes.{state}"] = counts.get(state, 0)
+                    values[metrics.PROVIDER_NODES(provider, state)] = counts.get(state, 0)
             for label in labels | set(tree.label_state_count):
                 counts = tree.label_state_count.get(label, {})
                 for state in STATES:
-                    values[f"nodepool.label.{label}.nodes.{state}"] = counts.get(state, 0)
+                    values[metrics.LABEL_NODES(label, state)] = counts.get(state, 0)
         with zk.request_tree.lock:
             sets = [(key, count) for key, count in zk.request_tree.label_sets.items() if count]
         for pool in pools:
             if not pool.name:
                 continue
-            values[f"nodepool.provider.{pool.provider_name}.pool.{pool.name}.addressable_requests"] = sum(
+            values[metrics.ADDRESSABLE_REQUESTS(pool.provider_name, pool.name)] = sum(
                 count for key, count in sets if key <= pool.labels)
 
     def _internals(self) -> None:
@@ -203,11 +203,11 @@ class StatsWorker(threading.Thread):
                            ("image_cache", zk.image_tree)):
             queues[f"{name}.event_queue"] = len(tree._deferred)
             queues[f"{name}.playback_queue"] = max(0, tree._outstanding)
-        host = f"nodepool.launcher.{hostnames.short()}"
+        host = hostnames.short()
         pipeline = self.nodepool.statsd.pipeline()
         for name, length in queues.items():
-            pipeline.gauge(f"{host}.zk.{name}", length)
-        pipeline.gauge(f"{host}.requests_waiting", self.nodepool.assignment.waiting())
+            pipeline.gauge(metrics.ZOOKEEPER_QUEUE(host, name), length)
+        pipeline.gauge(metrics.REQUESTS_WAITING(host), self.nodepool.assignment.waiting())
         pipeline.send()
         self.warn_about_queues(queues, time.monotonic())
 

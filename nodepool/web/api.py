@@ -12,7 +12,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool import status
 from nodepool.exceptions import ZKException
-from nodepool.prometheus import Exposition
+from nodepool.metrics.prometheus import Exposition
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response, StartResponse, format_date, negotiate, send
 

@@ -86,7 +86,8 @@ def test_a_promise_that_comes_back(bench: LauncherBench, monkeypatch: pytest.Mon
 @pytest.mark.spec("issue 11, B4: a lost wake-up is told: in the log and in a counter that is there from the beginning")
 def test_a_lost_wake_up_is_told(bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch,
                                 caplog: pytest.LogCaptureFixture) -> None:
-    from nodepool import hostnames, metrics, prometheus
+    from nodepool import hostnames, metrics
+    from nodepool.metrics import prometheus
 
     pool = bench.start(config(provider(**{"max-concurrency": 1})))
     name = f"nodepool.launcher.{hostnames.short()}.found_by_resync"

@@ -8,7 +8,6 @@ import pytest
 
 from nodepool import exceptions, metrics
 from nodepool.cloud import AdaptiveRate, CallsStopped, CallTimeout, CloudCalls, ErrorKind, translate
-from nodepool.prometheus import parse
 from tests.cloud_clock import CloudError, HandClock, classify
 from tests.conftest import wait_for
 
@@ -139,11 +138,11 @@ def test_calls_are_counted_by_operation_and_kind_of_error() -> None:
     with pytest.raises(CloudError):
         calls.call("ListThings", Script(CloudError(ErrorKind.QUOTA)))
     after = metrics.shared().snapshot()
-    name = "nodepool.provider.cloud.x.api.ListThings"
+    name = metrics.API_CALLS("cloud.x", "ListThings")
+    errors = metrics.API_ERRORS("cloud.x", "ListThings", "quota")
     assert after.timers[name][0] - before.timers.get(name, (0, 0))[0] == 2
-    assert after.counters[f"{name}.error.quota"] - before.counters.get(f"{name}.error.quota", 0) == 1
-    assert dict(parse(name).labels) == {"provider": "cloud.x", "operation": "ListThings"}
-    assert dict(parse(f"{name}.error.quota").labels) == {"provider": "cloud.x", "operation": "ListThings", "kind": "quota"}
+    assert after.counters[errors] - before.counters.get(errors, 0) == 1
+    assert (name, errors) == ("nodepool.provider.cloud.x.api.ListThings", "nodepool.provider.cloud.x.api.ListThings.error.quota")
 
 
 def test_a_broken_classifier_does_no_harm() -> None:

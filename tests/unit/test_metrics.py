@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import pathlib
 import socket
 import threading
 import time
@@ -8,7 +9,8 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nodepool import metrics, prometheus, statsd_sender
+from nodepool import metrics
+from nodepool.metrics import prometheus, statsd_sender
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def receive(server, count):
     lines = []
     while len(lines) < count:
         packet = server.recv(65536)
-        assert len(packet) <= statsd_sender.PACKET_SIZE
+        assert len(packet) <= 512
         lines += packet.decode().split("\n")
     return lines
 
@@ -79,15 +81,21 @@ def test_many_values_are_packed(client, server):
     assert len(lines) == 500 and lines[-1] == "nodepool.label.some-label-0499.nodes.ready:499|g"
 
 
-def test_packets_limits():
-    assert list(statsd_sender.packets(["a" * 300, "b" * 211, "c" * 600, "d"])) == [
-        b"a" * 300 + b"\n" + b"b" * 211, b"c" * 600, b"d"
-    ]  # fmt: skip
-    assert list(statsd_sender.packets([])) == []
+def test_names_cannot_forge_values(client, server):
+    client.gauge("a\nb:1|c.\N{LATIN SMALL LETTER U WITH DIAERESIS}", 1)
+    assert receive(server, 1) == ["a_b_1_c.?:1|g"]
 
 
-def test_line_breaks_cannot_forge_values():
-    assert list(statsd_sender.format_line("a\nb:1|c", 1, "g")) == ["a_b_1_c:1|g"]
+def test_what_is_no_number_harms_nothing_else(client, server):
+    with pytest.raises(TypeError):
+        client.gauge("a", None)
+    with pytest.raises(TypeError):
+        client.incr("a", None)
+    with pytest.raises(TypeError):
+        client.timing("a", None)
+    client.gauge("b", 1)
+    assert receive(server, 1) == ["b:1|g"]
+    assert scrape(client)[("b", ())] == 1
 
 
 def test_nobody_listens():
@@ -161,44 +169,57 @@ def test_shared_follows_the_environment():
     assert metrics.shared({}) is first and first.address is None
 
 
-def test_prometheus_labels():
+#: Each with values for its labels, the name that 11.0.0 gives it (or a new one), and the labels.
+EXAMPLES = [
+    (metrics.NODES, ("in-use",), "nodepool.nodes.in-use", {"state": "in-use"}),
+    (metrics.PROVIDER_NODES, ("rack.west", "ready"), "nodepool.provider.rack.west.nodes.ready",
+     {"provider": "rack.west", "state": "ready"}),
+    (metrics.LABEL_NODES, ("noble-8g", "building"), "nodepool.label.noble-8g.nodes.building",
+     {"label": "noble-8g", "state": "building"}),
+    (metrics.ADDRESSABLE_REQUESTS, ("rack", "main"), "nodepool.provider.rack.pool.main.addressable_requests",
+     {"provider": "rack", "pool": "main"}),
+    (metrics.MAX_SERVERS, ("rack",), "nodepool.provider.rack.max_servers", {"provider": "rack"}),
+    (metrics.TENANT_LIMIT, ("acme", "cores"), "nodepool.tenant_limits.acme.cores", {"tenant": "acme", "limit": "cores"}),
+    (metrics.ZOOKEEPER_QUEUE, ("np01", "node_cache.event_queue"), "nodepool.launcher.np01.zk.node_cache.event_queue",
+     {"host": "np01", "queue": "node_cache.event_queue"}),
+    (metrics.LAUNCHER_CONFIG_STALE, (), "nodepool.launcher.config_stale", {}),
+    (metrics.IMAGE_SIZE, ("noble", "qcow2"), "nodepool.dib_image_build.noble.qcow2.size", {"image": "noble", "format": "qcow2"}),
+    (metrics.IMAGE_EXIT_STATUS, ("noble",), "nodepool.dib_image_build.noble.status.rc", {"image": "noble"}),
+    (metrics.IMAGE_LAST_BUILD, ("noble",), "nodepool.dib_image_build.noble.status.last_build", {"image": "noble"}),
+    (metrics.BUILD_REQUESTS, (), "nodepool.image_build_requests", {}),
+    (metrics.BUILD_REQUESTED, ("noble",), "nodepool.image.noble.image_build_requests", {"image": "noble"}),
+    (metrics.BUILD_STATE, ("nb01.example.org", "noble"), "nodepool.builder.nb01.example.org.image.noble.build.state",
+     {"host": "nb01.example.org", "image": "noble"}),
+    (metrics.UPLOAD_STATE, ("nb01.example.org", "noble", "p"),
+     "nodepool.builder.nb01.example.org.image.noble.provider.p.upload.state",
+     {"host": "nb01.example.org", "image": "noble", "provider": "p"}),
+    (metrics.CURRENT_BUILDS, ("nb01.example.org",), "nodepool.builder.nb01.example.org.current_builds", {"host": "nb01.example.org"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("definition,values,name,labels", EXAMPLES, ids=[example[2] for example in EXAMPLES])
+def test_one_definition_two_forms(definition, values, name, labels):
     client = metrics.Metrics()
-    client.gauge("nodepool.nodes.ready", 1)
-    client.gauge("nodepool.nodes.in-use", 2)
-    client.gauge("nodepool.provider.rack.west.nodes.ready", 3)
-    client.gauge("nodepool.label.noble-8g.nodes.building", 4)
-    client.gauge("nodepool.provider.rack.pool.main.addressable_requests", 5)
-    client.gauge("nodepool.provider.rack.max_servers", 6)
-    client.gauge("nodepool.tenant_limits.acme.cores", 7)
-    client.gauge("nodepool.launcher.np01.zk.node_cache.event_queue", 8)
-    client.incr("nodepool.provider.rack.leaked.ports", 2)
-    client.incr("nodepool.something.else")
-    values = scrape(client)
-    for name, labels, value in [
-        ("nodepool_nodes", {"state": "ready"}, 1),
-        ("nodepool_nodes", {"state": "in-use"}, 2),
-        ("nodepool_provider_nodes", {"provider": "rack.west", "state": "ready"}, 3),
-        ("nodepool_label_nodes", {"label": "noble-8g", "state": "building"}, 4),
-        ("nodepool_pool_addressable_requests", {"provider": "rack", "pool": "main"}, 5),
-        ("nodepool_provider_max_servers", {"provider": "rack"}, 6),
-        ("nodepool_tenant_limit", {"tenant": "acme", "limit": "cores"}, 7),
-        ("nodepool_zookeeper_queue", {"host": "np01", "queue": "node_cache.event_queue"}, 8),
-        ("nodepool_leaked_resources_total", {"provider": "rack", "kind": "ports"}, 2),
-        ("nodepool_something_else_total", {}, 1),
-    ]:
-        assert values[(name, tuple(sorted(labels.items())))] == value
-    assert ("process_resident_memory_bytes", ()) in values
-    client.remove("nodepool.nodes.ready")
-    assert ("nodepool_nodes", (("state", "ready"),)) not in scrape(client)
+    client.gauge(definition(*values), 7)
+    assert client.snapshot().gauges == {name: 7}
+    assert scrape(client)[(definition.family, tuple(sorted(labels.items())))] == 7
 
 
-def test_prometheus_launches_with_zones_and_dots():
+def test_another_number_of_values_than_labels():
+    with pytest.raises(TypeError):
+        metrics.NODES()
+    with pytest.raises(TypeError):
+        metrics.NODES("ready", "again")
+
+
+def test_launches_of_zones_and_dots():
     client = metrics.Metrics()
     for result in ("ready", "error.quota"):
-        for name in ("nodepool.launch.", "nodepool.launch.provider.rack.west.",
-                     "nodepool.launch.provider.rack.west.az.1.", "nodepool.launch.requestor.NodePool_min-ready."):
-            client.incr(name + result)
-            client.timing(name + result, 2500)
+        for series in (metrics.LAUNCHES(result), metrics.PROVIDER_LAUNCHES("rack.west", result),
+                       metrics.ZONE_LAUNCHES("rack.west", "az.1", result),
+                       metrics.REQUESTOR_LAUNCHES("NodePool_min-ready", result)):
+            client.incr(series)
+            client.timing(series, 2500)
     values = scrape(client)
     for result in ("ready", "error.quota"):
         for family, labels in [
@@ -213,21 +234,31 @@ def test_prometheus_launches_with_zones_and_dots():
             assert values[(f"{family}_duration_seconds_sum", key)] == 2.5
 
 
-def test_prometheus_builder_names():
-    names = {
-        "nodepool.dib_image_build.noble.qcow2.size": "nodepool_image_size_bytes",
-        "nodepool.dib_image_build.noble.status.rc": "nodepool_image_build_exit_status",
-        "nodepool.dib_image_build.noble.status.last_build": "nodepool_image_last_build_timestamp",
-        "nodepool.image_build_requests": "nodepool_image_build_requests",
-        "nodepool.image.noble.image_build_requests": "nodepool_image_build_requested",
-        "nodepool.builder.nb01.example.org.image.noble.build.state": "nodepool_builder_build_state",
-        "nodepool.builder.nb01.example.org.image.noble.provider.p.upload.state": "nodepool_builder_upload_state",
-        "nodepool.builder.nb01.example.org.current_builds": "nodepool_builder_current_builds",
-    }
-    for name, family in names.items():
-        assert prometheus.parse(name).family == family
-    upload = dict(prometheus.parse("nodepool.builder.nb01.example.org.image.noble.provider.p.upload.state").labels)
-    assert upload == {"host": "nb01.example.org", "image": "noble", "provider": "p"}
+def test_drivers_of_others_record_any_name():
+    client = metrics.Metrics()
+    client.incr("nodepool.something.else")
+    client.gauge("100%.{odd}", 3)
+    values = scrape(client)
+    assert values[("nodepool_something_else_total", ())] == 1
+    assert values[("_100___odd_", ())] == 3
+    assert ("process_resident_memory_bytes", ()) in values
+
+
+def test_gauges_that_nothing_stands_behind_are_forgotten():
+    client = metrics.Metrics()
+    client.gauge("other", 1)
+    for providers in (["a", "b"], ["b"]):
+        values = {metrics.MAX_SERVERS(name): 5 for name in providers}
+        client.keep("limits", values)
+        for name, value in values.items():
+            client.gauge(name, value)
+    assert set(client.snapshot().gauges) == {"other", "nodepool.provider.b.max_servers"}
+
+
+def test_each_definition_is_in_the_manual():
+    manual = pathlib.Path(__file__).parents[2].joinpath("doc/operation/metrics.rst").read_text()
+    missing = [one.family for one in vars(metrics).values() if isinstance(one, metrics.Definition) and one.family not in manual]
+    assert not missing
 
 
 def test_series_that_look_alike_do_not_break_the_scrape():

@@ -221,7 +221,7 @@ def test_no_traceback_out(get, nodepool, monkeypatch, error, code):
 
 
 def test_metrics(get, nodepool):
-    nodepool.metrics.gauge("nodepool.nodes.ready", 3)
+    nodepool.metrics.gauge(metrics.NODES("ready"), 3)
     reply = get("/metrics")
     assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     assert 'nodepool_nodes{state="ready"} 3.0' in reply.body

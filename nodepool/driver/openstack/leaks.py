@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nodepool import metrics
 from nodepool.cloud import CallsStopped
 from nodepool.driver.cloud_images import is_snapshot
 from nodepool.driver.openstack.servers import OpenStackResource
@@ -24,8 +25,6 @@ class LeakCleaner:
         self.clock = clock
         self.down_ports: set[str] = set()
         self.last_port_cleanup: float | None = None
-        self._statsd: Any = None
-        self._statsd_made = False
 
     def run(self) -> None:
         """One pass; errors are logged."""
@@ -76,13 +75,8 @@ class LeakCleaner:
                 yield OpenStackResource(image["properties"], "image", image["id"])
 
     def _count(self, what: str, number: int) -> None:
-        if not self._statsd_made:
-            from nodepool import stats
-
-            self._statsd = stats.get_client()
-            self._statsd_made = True
-        if self._statsd and number:
-            self._statsd.incr(f"nodepool.provider.{self.provider.name}.leaked.{what}", number)
+        if number:
+            metrics.shared().incr(metrics.LEAKED(self.provider.name, what), number)
 
     def _find_down_ports(self) -> set[str]:
         return {

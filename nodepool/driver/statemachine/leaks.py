@@ -67,6 +67,6 @@ def cleanup(provider: StateMachineProvider) -> None:
         try:
             provider.log.warning("Deleting leaked %s of provider %s: %s", resource.type, name, metadata)
             provider.adapter.deleteResource(resource)
-            statsd.incr(f"nodepool.provider.{name}.leaked.{resource.plural_metric_name}")
+            statsd.incr(metrics.LEAKED(name, resource.plural_metric_name))
         except Exception:
             provider.log.exception("Unable to delete leaked %s:", resource.type)

@@ -1,7 +1,6 @@
 """What the daemons count: kept for Prometheus, sent to statsd when asked (cli-web-metrics.md section 7).
 
-Recording is cheap (a dictionary entry, a queue entry) and never fails or waits.  Names are taken apart
-only when somebody asks for the Prometheus text (``nodepool.prometheus``).
+Recording is cheap (a dictionary entry, a queue entry) and never fails or waits.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from nodepool.statsd_sender import StatsdSender
+from nodepool.metrics.statsd_sender import StatsdSender
 
 DEFAULT_HOST = "localhost"
 DEFAULT_PORT = 8125
@@ -55,12 +54,9 @@ class Metrics:
         self._gauges: dict[str, float] = {}
         self._counters: dict[str, float] = collections.defaultdict(float)
         self._timers: dict[str, list[float]] = {}
+        self._groups: dict[str, frozenset[str]] = {}
         self._sender: StatsdSender | None = None
         self.setAddress(address)
-
-    @classmethod
-    def fromEnvironment(cls, env: Mapping[str, str] = os.environ) -> Metrics:
-        return cls(statsd_address(env))
 
     def setAddress(self, address: tuple[str, int] | None) -> None:
         """Send to another statsd server, or to none."""
@@ -90,7 +86,7 @@ class Metrics:
         with self._lock:
             if delta:
                 value += self._gauges.get(stat, 0)
-            self._gauges[stat] = value
+            self._gauges[stat] = value + 0  # what is no number fails here, not in a scrape
         if self._sender:
             self._sender.put(stat, value, "g")
 
@@ -118,12 +114,15 @@ class Metrics:
         """Several values that are sent together on leaving the ``with`` block, or by ``send()``."""
         return MetricsPipeline(self)
 
-    def remove(self, stat: str) -> None:
-        """Forget a series, for example of a provider that is gone."""
+    def keep(self, group: str, stats: Collection[str]) -> None:
+        """Forget the gauges of the group's last call that are not among these: Prometheus would show them for ever.
+
+        :param group: any name; who reports all its gauges at once calls with the same each time.
+        """
         with self._lock:
-            self._gauges.pop(stat, None)
-            self._counters.pop(stat, None)
-            self._timers.pop(stat, None)
+            for stat in self._groups.get(group, frozenset()).difference(stats):
+                self._gauges.pop(stat, None)
+            self._groups[group] = frozenset(stats)
 
     def snapshot(self) -> Snapshot:
         with self._lock:

@@ -1,0 +1,76 @@
+"""Metrics as Prometheus text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nodepool.metrics.series import Definition, Series
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from nodepool.metrics.client import Metrics
+
+class NodepoolCollector:
+    """Turns a snapshot into metric families at each scrape."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client import metrics_core
+
+        snapshot = self._metrics.snapshot()
+        yield from self._families(metrics_core.GaugeMetricFamily, "", snapshot.gauges)
+        yield from self._families(metrics_core.CounterMetricFamily, "", snapshot.counters)
+        yield from self._families(metrics_core.SummaryMetricFamily, "_duration_seconds", {
+            stat: (count, total / 1000) for stat, (count, total) in snapshot.timers.items()})
+        dropped = metrics_core.CounterMetricFamily(
+            "nodepool_statsd_dropped", "Values not sent to statsd because the queue was full"
+        )
+        dropped.add_metric((), self._metrics.dropped)
+        yield dropped
+
+    @staticmethod
+    def _families(factory: Any, suffix: str, values: Mapping[str, Any]) -> Iterator[Metric]:
+        families: dict[str, Any] = {}
+        seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+        for stat, value in sorted(values.items()):
+            series = stat if isinstance(stat, Series) else _foreign(stat)
+            name, labels = series.definition.family, series.labels
+            # Two names may look alike once escaped; a scrape with doubles would be refused as a whole.
+            if (name, labels) in seen or (isinstance(value, float) and math.isnan(value)):
+                continue
+            seen.add((name, labels))
+            if name not in families:
+                families[name] = factory(name + suffix, series.definition.help, labels=series.definition.labels)
+            families[name].add_metric([text for _, text in labels], *(value if isinstance(value, tuple) else (value,)))
+        yield from families.values()
+
+
+def _foreign(stat: str) -> Series:
+    """The name of a driver of others: a family without labels."""
+    return Definition(re.sub(r"[{}%]", "_", stat), re.sub(r"[^a-zA-Z0-9_]|^(?=\d)", "_", stat), stat)()
+
+
+class Exposition:
+    """The text for ``/metrics``; the library is loaded at the first scrape, because it is large."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._registry: Any = None
+
+    def render(self) -> bytes:
+        from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+        if self._registry is None:
+            registry = CollectorRegistry()
+            ProcessCollector(registry=registry)
+            registry.register(NodepoolCollector(self._metrics))
+            self._registry = registry
+        return generate_latest(self._registry)
