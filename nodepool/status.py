@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.problems import image_problems
+from nodepool.reasons import render
 from nodepool.results import FORMATS, Results, format_age, format_bytes, output, whole
 from nodepool.status_images import (
     BUILD_COLUMNS,
@@ -145,8 +146,9 @@ def request_list(zk: Any, detail: bool = False) -> Results:
 def waiting_list(nodepool: Any) -> Results:
     """Requests that this launcher has seen and that are not fulfilled yet, each with the reason why."""
     rows = [
-        {"id": request_id, "node_types": list(labels), "state": state, "reason": reason}
-        for request_id, labels, state, reason in nodepool.explain()
+        {"id": request_id, "node_types": list(labels), "state": state, "reason": render(reasons),
+         "codes": [reason.code.word for reason in reasons]}
+        for request_id, labels, state, reasons in nodepool.explain()
     ]
     return Results(rows, WAITING_COLUMNS)
 

@@ -18,6 +18,7 @@ from nodepool.driver.handler_ends import RequestEnds
 from nodepool.driver.provider import NodeRequestHandlerNotifications
 from nodepool.driver.steps import Step, read_results
 from nodepool.exceptions import FOREIGN
+from nodepool.reasons import Code, because
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import add_lock, add_unlocked_check
@@ -96,7 +97,7 @@ class NodeRequestHandler(RequestEnds):
             return
         if step.short is not None and self.gives_way and not self.accepted:
             self._forget(step)
-            reason = self.shortage or f"no room for {step.short}"
+            reason = self.shortage or because(Code.NO_ROOM, labels=step.short)
             self.pw.note_full([step.short], reason)
             self._give_back(reason=reason)
             return

@@ -9,11 +9,9 @@ from typing import Any
 from nodepool.driver.provider import NodeRequestHandlerNotifications
 from nodepool.driver.steps import LabelRecorder
 from nodepool.logconfig import get_annotated_logger
+from nodepool.reasons import Reason
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
-
-#: Why a request that a pool can serve waits, where no figures tell it.
-NOTHING_FREE = "nothing free"
 
 
 class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
@@ -43,12 +41,12 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self.pool: Any = None
         self.zk: Any = None
         self.manager: Any = None
-        #: Which quota is short by how much, in words; while paused.
-        self.shortage: str | None = None
+        #: Which quota is short by how much; while paused.
+        self.shortage: Reason | None = None
         #: Whether it is the provider's, not the pool's own; None: the driver does not tell.
         self.wants_more_of_provider: bool | None = None
         #: What of the limits the request exceeds by itself.
-        self.exceeded: str | None = None
+        self.exceeded: Reason | None = None
         #: Why it is declined, in words, for whoever waits.
         self.declined_because: str | None = None
         #: When it was paused (monotonic seconds).

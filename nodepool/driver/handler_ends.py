@@ -16,10 +16,11 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 
-from nodepool.driver.handler_base import NOTHING_FREE, HandlerBase
+from nodepool.driver.handler_base import HandlerBase
 from nodepool.driver.quota import LimitsPending
 from nodepool.exceptions import FOREIGN
 from nodepool.problems import LabelProblems
+from nodepool.reasons import Code, Reason, because
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle, add_unlocked_check
@@ -86,11 +87,11 @@ class RequestEnds(HandlerBase):
         """Neither decline nor make room now: the pool comes back to the request when the limits are known."""
         self.log.debug("Waiting: %s", error)
         if self.accepted:
-            self.shortage = str(error)
+            self.shortage = error.reason
             self._set_paused(True)
             self.poll()
         else:
-            self.pw.withdraw(self, wait_for=str(error))
+            self.pw.withdraw(self, wait_for=error.reason)
         self.manager.when_limits_known(self.pw.limits_known)
 
     def _set_paused(self, paused: bool) -> None:
@@ -285,7 +286,7 @@ class RequestEnds(HandlerBase):
             self._release(None)
         return self.done
 
-    def _give_back(self, retry_after: float | None = None, reason: str = NOTHING_FREE) -> None:
+    def _give_back(self, retry_after: float | None = None, reason: Reason | None = None) -> None:
         """Leave the request to the queue, as if we had never looked at it."""
         if self.zk is None:
             self.zk = self.pw.getZK()
@@ -309,7 +310,7 @@ class RequestEnds(HandlerBase):
         """
         if not self.paused or self.done or self._busy or self._declined or self._finishing:
             return  # it has gone on meanwhile
-        self.pw.note_full(self._missing_labels(), self.shortage or "no room")
+        self.pw.note_full(self._missing_labels(), self.shortage or because(Code.NO_ROOM, labels=",".join(self._missing_labels())))
         self._discard = discard
         self._give_back(retry_after)
 

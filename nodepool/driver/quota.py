@@ -11,10 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodepool.driver.resources import QuotaInformation
+from nodepool.reasons import Code, because
 
 
 class LimitsPending(Exception):
     """The decision needs newer limits than we have; they are being asked for."""
+
+    def __init__(self, provider: str) -> None:
+        self.reason = because(Code.LIMITS_UNKNOWN, provider=provider)
+        super().__init__(str(self.reason))
 
 
 class QuotaSupport:
@@ -123,7 +128,7 @@ class QuotaSupport:
         if outdated:
             self._renew_limits()
             if short is not None or (launch and contradicted):
-                raise LimitsPending(f"the limits of provider {self.provider.name} are being asked for")
+                raise LimitsPending(self.provider.name)
         return short
 
     def limits_are_waited_for(self, wake: Callable[[], Any]) -> None:

@@ -12,6 +12,7 @@ import heapq
 import logging
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
@@ -20,6 +21,7 @@ from nodepool.launcher.choice import Decision, RequestClass, SortKey, choose
 from nodepool.launcher.moves import OTHERS_TURN, Moves
 from nodepool.launcher.safety_net import SafetyNet
 from nodepool.offers import joined, why_not_offered
+from nodepool.reasons import Code, Reason, because, render
 from nodepool.zk import paths
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.locks import add_unlocked_check
@@ -58,7 +60,7 @@ class Assignment(threading.Thread):
         #: Counts what waiting requests may wait for; when everything was last to be looked at, or what waits for a reason.
         self._events = 0
         self._woken = 0
-        self._rechecked: dict[str, int] = {}
+        self._rechecked: dict[Reason, int] = {}
         self._claimed_at: dict[str, int] = {}
         #: Requests that were left to other launchers: how often, and since when (monotonic seconds).
         self._left_to_others: dict[str, tuple[int, float]] = {}
@@ -104,23 +106,25 @@ class Assignment(threading.Thread):
                 if self._where or any(worker.paused for worker in self.nodepool.workers_by_id().values()):
                     self._condition.notify()  # else whoever comes next brings it about
 
-    def recheck(self, reason: str) -> None:
+    def recheck(self, code: Code, **parameters: object) -> None:
         """Look again at the classes that wait for this reason, and only at them; who refused for another one is not asked."""
         with self._condition:
             self._events += 1
-            self._rechecked[reason] = self._events
+            self._rechecked[because(code, **parameters)] = self._events
             for cls in self._classes.values():
-                if not cls.queue or not cls.waits_for(reason):
+                if not cls.queue or not cls.waits_for(code, **parameters):
                     continue
-                cls.look_again(reason)
+                cls.look_again(code, **parameters)
                 self._dirty.setdefault(cls.queue[0][1], None)
             self._condition.notify()
 
-    def _changed_since(self, moment: int, reason: str = "") -> bool:
+    def _changed_since(self, moment: int, *reasons: Reason) -> bool:
         """Whether what is waited for may have happened after that moment (condition held)."""
-        return self._woken > moment or any(at > moment and what in reason for what, at in self._rechecked.items())
+        return self._woken > moment or any(
+            at > moment and reason.matches(what.code, **dict(what.parameters))
+            for what, at in self._rechecked.items() for reason in reasons)
 
-    def release(self, request_id: str, wait_for: str | None = None, retry_after: float = 0.0,
+    def release(self, request_id: str, wait_for: Reason | None = None, retry_after: float = 0.0,
                 checked_by: str | None = None, refused_by: str | None = None, full: bool = False) -> None:
         """A pool is through with the request; when it is still open it is queued again.
 
@@ -150,8 +154,9 @@ class Assignment(threading.Thread):
                 if unchanged:
                     (entry[0].full if full else entry[0].refused)[refused_by] = wait_for
             elif unchanged:
-                entry[0].reason = wait_for
-            if entry[0].reason is None or wait_for is None:
+                assert wait_for is not None
+                entry[0].reasons = (wait_for,)
+            if not entry[0].reasons or wait_for is None:
                 self._condition.notify()
 
     def leave_to_others(self, request_id: str) -> None:
@@ -175,13 +180,13 @@ class Assignment(threading.Thread):
         """Why an open request has not been taken; None when it is not waiting here."""
         with self._condition:
             entry = self._where.get(request_id)
-            return entry[0].reason if entry is not None else None
+            return render(entry[0].reasons) or None if entry is not None else None
 
-    def explain(self) -> list[tuple[str, tuple[str, ...], str]]:
+    def explain(self) -> list[tuple[str, tuple[str, ...], tuple[Reason, ...]]]:
         """(request, labels, why it has not been taken) of all requests waiting here, in serving order."""
         with self._condition:
             entries = [(key, request_id, cls) for request_id, (cls, key) in self._where.items()]
-        return [(request_id, cls.node_types, cls.reason or "to be looked at") for _, request_id, cls in sorted(
+        return [(request_id, cls.node_types, cls.reasons or (because(Code.NOT_LOOKED_AT),)) for _, request_id, cls in sorted(
             entries, key=lambda entry: entry[:2])]
 
     def is_wanted(self, label: str) -> bool:
@@ -192,6 +197,15 @@ class Assignment(threading.Thread):
     def waiting(self) -> int:
         with self._condition:
             return len(self._where)
+
+    def waiting_for(self) -> Counter[Code]:
+        """How many requests wait for each reason; for several of them they count for each."""
+        found: Counter[Code] = Counter()
+        with self._condition:
+            for cls in self._classes.values():
+                for code in {reason.code for reason in cls.reasons} or {Code.NOT_LOOKED_AT}:
+                    found[code] += len(cls.queue)
+        return found
 
     # -- the queue (condition held)
 
@@ -283,7 +297,7 @@ class Assignment(threading.Thread):
                 for cls in self._classes.values():
                     cls.look_again()
             heads = [(cls.queue[0], id(cls), cls) for cls in self._classes.values()
-                     if cls.queue and cls.reason is None]
+                     if cls.queue and not cls.reasons]
             look_at_moves = self._look_at_moves
             self._look_at_moves = False
         if ready and look_at_moves:
@@ -303,9 +317,9 @@ class Assignment(threading.Thread):
                 # Whatever is wrong with this class, the others go on; it is looked at again like any that waits.
                 self._log_once(cls, head[1], error)
                 with self._condition:
-                    cls.reason = f"error: {error!r}"
+                    cls.reasons = (because(Code.ERROR, error=repr(error)),)
             with self._condition:
-                if cls.queue and cls.reason is None:
+                if cls.queue and not cls.reasons:
                     heapq.heappush(heads, (cls.queue[0], id(cls), cls))
         if heads:
             with self._condition:
@@ -343,8 +357,8 @@ class Assignment(threading.Thread):
             self._claimed.pop(request_id, None)
             self._dirty[request_id] = None
         for cls in self._classes.values():
-            if cls.reason is not None:
-                told = not self._net.nobody_tells(cls.reason)
+            if cls.reasons:
+                told = all(reason.code.told for reason in cls.reasons)
                 cls.look_again()
                 cls.netted = self._events if told else None
 
@@ -367,11 +381,13 @@ class Assignment(threading.Thread):
         with self._condition:
             events, left = self._events, self._left_to_others.get(request_id)
         insist = left is not None and time.monotonic() - left[1] >= OTHERS_TURN
-        decision = choose(cls, pools, workers, self.version, insist)
+        views = {launcher_id: worker.view(cls) for launcher_id, worker in workers.items()}
+        decision = choose(cls, pools, views, self.version, insist)
+        worker = workers[decision.pool] if decision.pool is not None else None
         wait = self.others_return_until - time.monotonic() if decision.decline_by else 0.0
         if wait > 0:
             # Everybody's registration went with the session: who can serve it may not be back yet.
-            decision = Decision(reason="after a lost session: other launchers may still have to register again")
+            decision = Decision(reasons=(because(Code.AFTER_SESSION_LOSS),))
             with self._condition:
                 heapq.heappush(self._timers, (time.monotonic() + wait + 0.01, request_id, False))
         with self._condition:
@@ -379,18 +395,18 @@ class Assignment(threading.Thread):
                 return
             if decision.left_to_others and request_id not in self._left_to_others:
                 self.leave_to_others(request_id)
-            if decision.worker is None and not decision.decline_by:
-                if not self._changed_since(events, decision.reason):
-                    cls.reason = decision.reason
+            if worker is None and not decision.decline_by:
+                if not self._changed_since(events, *decision.reasons):
+                    cls.reasons = decision.reasons
                 return
             if cls.netted is not None and not self._changed_since(cls.netted):
                 self._net.offered[request_id] = cls.netted
-            self._claimed[request_id] = decision.worker
+            self._claimed[request_id] = worker
             self._claimed_at[request_id] = events
             self._remove(request_id)
         try:
-            if decision.worker is not None:
-                decision.worker.offer(request_id, decision.check_only, decision.gives_way)
+            if worker is not None:
+                worker.offer(request_id, decision.check_only, decision.gives_way)
             else:
                 self._decline(request_id, decision.decline_by)
         except Exception as error:

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
+from nodepool.reasons import Reason
+
 #: Seconds after which a pool is asked again although no event has told that it has room.
 FORGET = 5.0
 
@@ -15,16 +17,16 @@ class Fullness:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._labels: dict[str, tuple[float, str]] = {}
+        self._labels: dict[str, tuple[float, Reason]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._labels)
 
-    def note(self, labels: Iterable[str], reason: str) -> None:
+    def note(self, labels: Iterable[str], reason: Reason) -> None:
         now = self._clock()
         self._labels = {**self._labels, **dict.fromkeys(labels, (now, reason))}
 
-    def reason(self, labels: Iterable[str]) -> str | None:
+    def reason(self, labels: Iterable[str]) -> Reason | None:
         """Why there is no room for a request of these labels; None when that is not known."""
         return next((self._labels[label][1] for label in labels if label in self._labels), None)
 

@@ -80,7 +80,8 @@ class Moves:
 
 
 def _is_open(worker: PoolWorker, cls: RequestClass) -> bool:
-    return not (worker.paused or worker.closed(cls) or worker.full(cls) or worker.admission(cls))
+    view = worker.view(cls)
+    return not (view.paused or view.closed or view.full or view.refuses)
 
 
 def end_standstill(worker: PoolWorker) -> None:

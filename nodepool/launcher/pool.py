@@ -28,6 +28,7 @@ from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.problems import Problem, image_problems, one_line, published
 from nodepool.provider_manager import ProviderManager, is_silent, provider_problems
+from nodepool.reasons import Code, Reason, because
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
@@ -158,14 +159,14 @@ class NodePool(threading.Thread):
         """Who deals with the request here; None: nobody."""
         return self._handlers.get(request_id)
 
-    def explain(self) -> list[tuple[str, tuple[str, ...], str, str]]:
+    def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
         """(request, labels, state, why it is not fulfilled yet) of every request that this launcher deals with."""
-        rows = [(i, labels, "requested", reason) for i, labels, reason in self.assignment.explain()]
+        rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
         for request_id, handler in list(self._handlers.items()):
-            reason = f"{handler.pw.label}: " + (
-                f"paused, {handler.shortage or 'no quota'}" if handler.paused else "its nodes are being made")
-            rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state), reason))
-        return sorted(rows)
+            reason = because(Code.PAUSED, why=handler.shortage or "no quota") if handler.paused else because(Code.LAUNCHING)
+            rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state),
+                         (reason.at(handler.pw.label),)))
+        return sorted(rows, key=lambda row: row[0])
 
     def getReadiness(self) -> tuple[bool, list[str]]:
         """Whether the launcher can work, and what is not as it should be."""

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from nodepool.driver.quota import QuotaSupport
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.choice import PoolView, RequestClass
 from nodepool.launcher.fullness import Fullness
+from nodepool.reasons import Code, Reason, because
 
 if TYPE_CHECKING:
-    from nodepool.launcher.choice import RequestClass
     from nodepool.launcher.pool import NodePool
 
 #: Requests handed to a pool that it has not looked at yet; more wait in serving order.
 BACKLOG = 48
-#: In the reason of requests that wait until those before them have taken free nodes, or have not.
-TAKING = "all free nodes are about to be taken"
 
 
 class PoolRoom:
@@ -28,6 +27,7 @@ class PoolRoom:
     nodepool: NodePool
     provider_name: str
     pool_name: str
+    label: str
     log: logging.Logger
     running: bool
     paused_handlers: set[Any]
@@ -69,41 +69,38 @@ class PoolRoom:
         """Whether the request is being dealt with here."""
         return request_id in self._offered or getattr(self.nodepool.handler_of(request_id), "pw", None) is self
 
-    def closed(self, cls: RequestClass) -> str | None:
-        """Why the pool can serve no request of this class now, if so: another one may, also one of worse priority."""
-        return self._guarded(self._closed_to, cls)
+    def view(self, cls: RequestClass) -> PoolView:
+        """What a request of this class sees of the pool at this moment."""
+        pool = self.getPoolConfig()
+        if pool is not None and not cls.labels.issubset(pool.labels):
+            return PoolView(self.label, paused=self.paused)  # it will not be asked
+        closed = self._guarded(self._closed_to, cls)
+        return PoolView(self.label, self.load, self.paused, closed, self._full.reason(cls.labels),
+                        None if closed else self._guarded(self._admission, cls))
 
-    def full(self, cls: RequestClass) -> str | None:
-        """Why there is no room for a request of this class, as far as we know."""
-        return self._full.reason(cls.labels)
-
-    def admission(self, cls: RequestClass) -> str | None:
-        """None when the pool takes (further) requests of this class at this moment, else why not."""
-        return self._guarded(self._admission, cls)
-
-    def _guarded(self, ask: Callable[[RequestClass], str | None], cls: RequestClass) -> str | None:
+    def _guarded(self, ask: Callable[[RequestClass], Reason | None], cls: RequestClass) -> Reason | None:
         """A driver or an option that raises closes this pool only, and says so where people look for the reason."""
         try:
             return ask(cls)
         except FOREIGN as error:
             self._log_once("Cannot tell whether the pool takes a request:", error)
-            return f"error: {error!r}"
+            return because(Code.ERROR, error=repr(error))
 
-    def _admission(self, cls: RequestClass) -> str | None:
+    def _admission(self, cls: RequestClass) -> Reason | None:
         if self.backlog >= BACKLOG:
-            return "busy"
+            return because(Code.BUSY)
         manager = self.getProviderManager()
         if self._counts_labels(manager):
             # Else each free node would be promised to all who wait: the quickest would have it, and not the first.
             free, wanted = manager.getLabelQuota(), self._about_to_be_taken()
             short = [label for label in cls.labels if free.get(label, 0) <= wanted[label]]
             if short:
-                return f"{TAKING}: {','.join(sorted(short))}"
+                return because(Code.BEING_TAKEN, labels=",".join(sorted(short)))
         limit = self.getProviderConfig().max_concurrency
         if limit > 0:
             active = sum(worker.active_launches() for worker in self.nodepool.getPoolWorkers(self.provider_name))
             if active >= limit:
-                return f"max-concurrency: {active} launches under way"
+                return because(Code.MAX_CONCURRENCY, active=active)
         return None
 
     def _about_to_be_taken(self) -> Counter[str]:
@@ -119,17 +116,17 @@ class PoolRoom:
             self._logged.add(key)
             self.log.error("%s", message, exc_info=error)
 
-    def _closed_to(self, cls: RequestClass) -> str | None:
+    def _closed_to(self, cls: RequestClass) -> Reason | None:
         provider, manager = self.getProviderConfig(), self.getProviderManager()
         if not self.running or provider is None or manager is None or self.getPoolConfig() is None:
-            return "not running"
+            return because(Code.NOT_RUNNING)
         if provider.max_concurrency == 0:
-            return "max-concurrency is 0"
+            return because(Code.SWITCHED_OFF)
         if self._counts_labels(manager):
             quota = manager.getLabelQuota()
             short = [label for label in cls.labels if quota.get(label, 0) <= 0]
             if short:
-                reason = f"no free node of {','.join(sorted(short))}"
+                reason = because(Code.NO_FREE_NODE, labels=",".join(sorted(short)))
                 self.note_full(short, reason)
                 return reason
         return None
@@ -144,7 +141,7 @@ class PoolRoom:
         return (self._counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0
                 and self.nodepool.assignment.is_wanted(label))
 
-    def note_full(self, labels: list[str], reason: str) -> None:
+    def note_full(self, labels: list[str], reason: Reason) -> None:
         """There is no room for these labels: until that changes we are asked for them last, and say so to all launchers."""
         if self._full.reason(labels) is None:
             self._full.note(labels, reason)
@@ -177,7 +174,7 @@ class PoolRoom:
         """What counted as launches to come, or as about to take free nodes, does so no more."""
         provider = self.getProviderConfig()
         if provider is not None and provider.max_concurrency != -1:
-            self.nodepool.assignment.recheck("max-concurrency")
+            self.nodepool.assignment.recheck(Code.MAX_CONCURRENCY)
         if self._counts_labels(self.getProviderManager()):
-            self.nodepool.assignment.recheck(TAKING)
+            self.nodepool.assignment.recheck(Code.BEING_TAKEN)
 

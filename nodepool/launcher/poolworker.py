@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nodepool import hostnames
-from nodepool.driver.handler_base import NOTHING_FREE
 from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.resources import QuotaInformation
 from nodepool.exceptions import FOREIGN
@@ -21,7 +20,8 @@ from nodepool.launcher.fullness import FORGET, Fullness
 from nodepool.launcher.helpers import Helpers
 from nodepool.launcher.mailbox import Mailbox, Task
 from nodepool.launcher.poolroom import BACKLOG, PoolRoom
-from nodepool.launcher.tenants import tenant_is_limited, tenant_shortage
+from nodepool.launcher.tenants import tenant_shortage
+from nodepool.reasons import Code, Reason, because
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.records import REQUESTED
 
@@ -101,7 +101,7 @@ class PoolWorker(threading.Thread, PoolRoom):
 
     def withdraw_paused(self, handler: Any) -> None:
         """The handler was not accepted yet, and the pool has paused."""
-        self.withdraw(handler, wait_for=f"{self.label}: paused at quota", checked_by=self.launcher_id)
+        self.withdraw(handler, wait_for=because(Code.POOL_PAUSED).at(self.label), checked_by=self.launcher_id)
 
     def end_creation(self, handler: Any) -> None:
         """The new nodes are recorded, or will not be."""
@@ -158,8 +158,10 @@ class PoolWorker(threading.Thread, PoolRoom):
         """The request is open again while launches of this handler still run."""
         self.nodepool.assignment.release(handler.request.id)
 
-    def finished(self, handler: Any, retry_after: float | None = None, reason: str = NOTHING_FREE) -> None:
-        """The handler has come to its end; ``retry_after``: the request was given back unserved, because of ``reason``."""
+    def finished(self, handler: Any, retry_after: float | None = None, reason: Reason | None = None) -> None:
+        """The handler has come to its end; ``retry_after``: the request was given back unserved, because of ``reason``, else
+        because there is nothing free.
+        """
         self.end_creation(handler)
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
@@ -173,8 +175,9 @@ class PoolWorker(threading.Thread, PoolRoom):
             assignment.release(handler.request.id, retry_after=retry_after)
             self._launches_ended()
         else:
-            if reason == NOTHING_FREE and not self._counts_labels(self.getProviderManager()):
-                reason += "; no event of this driver tells when there is"
+            if reason is None:
+                told = self._counts_labels(self.getProviderManager())
+                reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
             assignment.release(handler.request.id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
             self._launches_ended()
         self._promise_returned(handler)
@@ -212,7 +215,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             return
         manager = self.getProviderManager()
         if manager is None:
-            assignment.release(request_id, wait_for="the provider is not running",
+            assignment.release(request_id, wait_for=because(Code.PROVIDER_NOT_RUNNING),
                                refused_by=self.launcher_id)
             self._launches_ended()
             return
@@ -241,7 +244,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             if check_only or self.paused:
                 reasons = handler.getDeclinedReasons()
                 if not reasons:
-                    self.withdraw(handler, wait_for=f"{self.label}: paused at quota", checked_by=self.launcher_id)
+                    self.withdraw(handler, wait_for=because(Code.POOL_PAUSED).at(self.label), checked_by=self.launcher_id)
                     return
                 handler.log.info("Declining node request because: %s", ", ".join(reasons))
                 handler.declined_because = "; ".join(reasons)
@@ -252,7 +255,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             return
         handler.run()
 
-    def withdraw(self, handler: Any, wait_for: str, checked_by: str | None = None) -> None:
+    def withdraw(self, handler: Any, wait_for: Reason, checked_by: str | None = None) -> None:
         """The handler has not accepted its request, which waits for a change now."""
         handler.done = True
         if handler in self.request_handlers:
@@ -266,9 +269,9 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _promise_returned(self, handler: Any) -> None:
         """What the tenant was promised for this request may be what others of it wait for."""
         if handler.promised:
-            self.nodepool.assignment.recheck(tenant_is_limited(handler.request.tenant_name))
+            self.nodepool.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
 
-    def _tenant_shortage(self, handler: Any, manager: Any) -> str | None:
+    def _tenant_shortage(self, handler: Any, manager: Any) -> Reason | None:
         request = handler.request
         limits = self.nodepool.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
         pool = self.getPoolConfig()

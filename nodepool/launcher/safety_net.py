@@ -12,8 +12,6 @@ from nodepool import hostnames, metrics
 RESYNC = 30.0
 #: Seconds after which what looks lost has to look so still.
 CONFIRM = 1.0
-#: In reasons to wait of which no event tells the end; to find them in time is no fault.
-NOBODY_TELLS = ("error:", "no event")
 
 
 class SafetyNet:
@@ -35,10 +33,6 @@ class SafetyNet:
 
     def delay(self, now: float) -> None:
         self.due = now + RESYNC
-
-    @staticmethod
-    def nobody_tells(reason: str) -> bool:
-        return any(text in reason for text in NOBODY_TELLS)
 
     def confirmed(self, adrift: set[Any], now: float) -> set[Any]:
         """Of the requests that nobody has in his books those that nobody had a moment ago; they are counted."""

@@ -15,6 +15,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool import hostnames, metrics
 from nodepool.exceptions import FOREIGN
+from nodepool.reasons import Code
 from nodepool.stats import normalize_statsd_name
 from nodepool.zk import paths
 from nodepool.zk.records import Node
@@ -208,6 +209,9 @@ class StatsWorker(threading.Thread):
         for name, length in queues.items():
             pipeline.gauge(metrics.ZOOKEEPER_QUEUE(host, name), length)
         pipeline.gauge(metrics.REQUESTS_WAITING(host), self.nodepool.assignment.waiting())
+        waiting = self.nodepool.assignment.waiting_for()
+        for code in Code:
+            pipeline.gauge(metrics.REQUESTS_WAITING_FOR(host, code.word), waiting[code])
         pipeline.send()
         self.warn_about_queues(queues, time.monotonic())
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.resources import QuotaInformation
+from nodepool.reasons import Code, Reason, because
 
 if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
@@ -20,13 +21,8 @@ log = logging.getLogger("nodepool.Tenants")
 _lock = threading.Lock()
 
 
-def tenant_is_limited(tenant: str) -> str:
-    """How a reason to wait for the tenant's limits begins."""
-    return f"tenant {tenant} is limited to"
-
-
 def tenant_shortage(nodepool: NodePool, request: Any, limits: Mapping[str, float], pool: Any, manager: Any,
-                    key: Any) -> str | None:
+                    key: Any) -> Reason | None:
     """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
     needed = QuotaInformation()
     for label in request.node_types:
@@ -45,7 +41,7 @@ def tenant_shortage(nodepool: NodePool, request: Any, limits: Mapping[str, float
         for name, need in needed.get_resources().items():
             limit = limits.get(name, math.inf)
             if limit != math.inf and limit - used.get(name, 0) - need < 0:
-                return f"{tenant_is_limited(request.tenant_name)} {limit} {name}, {used.get(name, 0)} in use"
+                return because(Code.TENANT_LIMIT, tenant=request.tenant_name, limit=limit, resource=name, used=used.get(name, 0))
         zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
     return None
 

@@ -43,6 +43,8 @@ ZOOKEEPER_QUEUE = Definition("nodepool.launcher.{host}.zk.{queue}", "nodepool_zo
                              "Length of a queue between ZooKeeper and this launcher")
 REQUESTS_WAITING = Definition("nodepool.launcher.{host}.requests_waiting", "nodepool_launcher_requests_waiting",
                               "Requests that wait for a pool of this launcher")
+REQUESTS_WAITING_FOR = Definition("nodepool.launcher.{host}.waiting_for.{reason}", "nodepool_launcher_requests_waiting_for",
+                                  "Requests that wait, by reason; those with several count for each")
 FOUND_BY_RESYNC = Definition("nodepool.launcher.{host}.found_by_resync", "nodepool_launcher_found_by_resync",
                              "Requests that were found by the regular look at everything, not by an event: defects")
 

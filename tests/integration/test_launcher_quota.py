@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.reasons import render
 from tests.conftest import wait_for
 from tests.integration.launcher_bench import LauncherBench, config, provider
 
@@ -422,7 +423,7 @@ def test_limits_that_grow_while_a_request_waits(bench: LauncherBench, monkeypatc
     bench.fulfilled("one")
     bench.quota(instances=1)
     waiting = bench.submit("one")
-    reasons = lambda: {i: reason for i, _labels, _state, reason in pool.explain()}  # noqa: E731
+    reasons = lambda: {i: render(reasons) for i, _labels, _state, reasons in pool.explain()}  # noqa: E731
     wait_for(lambda: "provider fake-provider, instances: 1 needed, 0 of 1 left" in reasons().get(waiting, ""))
     bench.quota(instances=2)
     limits = SlowLimits(bench, monkeypatch)

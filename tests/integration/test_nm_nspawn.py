@@ -73,7 +73,7 @@ def test_life(machine: Machine, tree: pathlib.Path) -> None:
         assert os.readlink(f"/proc/self/ns/{kind}") != os.readlink(f"/proc/{sliver.handle['pid']}/ns/{kind}"), kind
     assert sliver.shell("ls /sys/class/net").text.split() == ["lo"]
     # What is run inside is in the cgroup of the unit, and so below its limits.
-    assert sliver.shell("cat /proc/self/cgroup").text.startswith("0::/")
+    assert "0::/" in [line[:4] for line in sliver.shell("cat /proc/self/cgroup").text.splitlines()]
     assert (cgroup(machine, "s1") / "pids.max").read_text() == "200\n"
     assert machine.backend.usage(sliver.spec, sliver.handle)["pids"] >= 2
     assert machine.backend.adopt(sliver.spec, sliver.handle)

@@ -11,6 +11,7 @@ import pytest
 from kazoo.protocol.serialization import GetData
 
 from nodepool.cmd import nodepoolcmd
+from nodepool.reasons import render
 from nodepool.zk import paths
 from nodepool.zk.protocol import Reply
 from nodepool.zk.writer import Txn
@@ -164,7 +165,7 @@ def test_listeners(zk: Any, zk_chroot: Chroot) -> None:
 
 
 def reasons(pool: Any) -> dict[str, str]:
-    return {request_id: reason for request_id, _labels, _state, reason in pool.explain()}
+    return {request_id: render(reasons) for request_id, _labels, _state, reasons in pool.explain()}
 
 
 @pytest.mark.spec("issue 11, A1: an option of one provider stops no other; the reason is shown; it heals")

@@ -11,6 +11,7 @@ import pytest
 
 from nodepool.driver.static.provider import StaticNodeProvider
 from nodepool.launcher.assignment import Assignment
+from nodepool.reasons import render
 from nodepool.zk.marks import Mark
 from nodepool.zk.zookeeper import FULFILLED, REQUESTED
 from tests.conftest import Chroot, wait_for
@@ -48,7 +49,7 @@ def config(hosts: int, slots: int) -> dict[str, Any]:
 
 def wait_until_waiting(assignment: Assignment, count: int) -> None:
     """So many requests have been looked at, and wait for a node."""
-    wait_for(lambda: [why for _, _, why in assignment.explain()] == ["static-main: no free node of a"] * count,
+    wait_for(lambda: [render(why) for _, _, why in assignment.explain()] == ["static-main: no free node of a"] * count,
              what=f"{count} waiting requests")
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nodepool.launcher import choice
 from nodepool.launcher.assignment import Assignment
-from nodepool.launcher.choice import RequestClass, choose
+from nodepool.launcher.choice import PoolView, RequestClass
 from nodepool.metrics import Metrics
+from nodepool.reasons import Code, Reason, because, render
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, REQUESTED, NodeRequest
 
@@ -24,20 +27,17 @@ class Worker:
     label: str
     load: int = 0
     paused: bool = False
-    refusal: str | None = None
+    refusal: Reason | None = None
 
-    closure: str | None = None
+    closure: Reason | None = None
     paused_handlers: tuple[Any, ...] = ()
-    fullness: str | None = None
+    fullness: Reason | None = None
 
-    def admission(self, _cls: RequestClass) -> str | None:
+    def admission(self, _cls: RequestClass) -> Reason | None:
         return self.refusal
 
-    def closed(self, _cls: RequestClass) -> str | None:
-        return self.closure
-
-    def full(self, _cls: RequestClass) -> str | None:
-        return self.fullness
+    def view(self, cls: RequestClass) -> PoolView:
+        return PoolView(self.label, self.load, self.paused, self.closure, self.fullness, self.admission(cls))
 
     def has(self, _request_id: str) -> bool:
         return True
@@ -48,6 +48,15 @@ def pool(pool_id: str, labels: str = "a", priority: int = 100, paused: bool = Fa
     return RegisteredPool(f"/{pool_id}", {
         "id": pool_id, "name": "main", "provider_name": provider or f"p-{pool_id}", "supported_labels": labels.split(),
         "priority": priority, "paused": paused})
+
+
+FULL, BUSY = because(Code.NO_ROOM, labels="a"), because(Code.BUSY)
+
+
+def choose(cls: RequestClass, pools: list[RegisteredPool], workers: dict[str, Worker], version: int, insist: bool = False) -> Any:
+    """The decision, with the worker and the words of the reasons."""
+    decision = choice.choose(cls, pools, {name: worker.view(cls) for name, worker in workers.items()}, version, insist)
+    return SimpleNamespace(worker=workers.get(decision.pool or ""), reason=render(decision.reasons), **vars(decision))
 
 
 def requests(labels: str = "a", provider: str | None = None, declined: str = "") -> RequestClass:
@@ -81,7 +90,7 @@ def test_pool_priority() -> None:
     assert choose(requests(), pools, {"low": low}, 0).worker is None
     assert choose(requests(), [pool("low", priority=50), pool("high", priority=10, paused=True)],
                   {"low": low}, 0).worker is low
-    high.refusal = "max-concurrency"
+    high.refusal = because(Code.MAX_CONCURRENCY, active=1)
     assert choose(requests(), pools, workers, 0).worker is None  # it merely defers
 
 
@@ -207,12 +216,12 @@ class Room(Worker):
     """A worker with room for so many; the rest waits."""
 
     label: str = "worker"
-    refusal_text: str = "full"
+    why: Reason = BUSY
     room: int = 0
     log: list[str] = dataclasses.field(default_factory=list)
 
-    def admission(self, _cls: RequestClass) -> str | None:
-        return None if self.room else self.refusal_text
+    def admission(self, _cls: RequestClass) -> Reason | None:
+        return None if self.room else self.why
 
     def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
         self.room -= 1
@@ -285,11 +294,15 @@ def test_only_heads_are_looked_at() -> None:
     assignment.rebuild()
     assignment._pass()
     assert assignment.decisions == 2
-    assert assignment.reason_for("200-0000002999") == "worker: full"
+    assert assignment.reason_for("200-0000002999") == "worker: busy"
     worker.room = 1
     assignment.wake()
     assignment._pass()
     assert worker.log == ["200-0000000000"] and assignment.decisions < 8
+
+
+def tenant_limit(tenant: str) -> Reason:
+    return because(Code.TENANT_LIMIT, tenant=tenant, limit=3, resource="cores", used=3)
 
 
 @pytest.mark.spec("launcher.md 2: what happened while a pool looked at the request is not missed")
@@ -303,17 +316,17 @@ def test_a_change_while_it_was_handed_out_is_not_lost() -> None:
     assert worker.log == [name]
     assignment.wake()  # quota came free after the pool had looked
     worker.room = 1
-    assignment.release(name, wait_for="tenant is short")
+    assignment.release(name, wait_for=tenant_limit("t"))
     assignment._pass()
     assert worker.log == [name, name]
     # Without a change it waits.
     worker.room = 1
-    assignment.release(name, wait_for="tenant is short")
+    assignment.release(name, wait_for=tenant_limit("t"))
     assignment._pass()
-    assert worker.log == [name, name] and assignment.reason_for(name) == "tenant is short"
-    assignment.recheck("something else")
-    assert assignment.reason_for(name) == "tenant is short"
-    assignment.recheck("tenant")
+    assert worker.log == [name, name] and assignment.reason_for(name) == str(tenant_limit("t"))
+    assignment.recheck(Code.TENANT_LIMIT, tenant="u")
+    assert assignment.reason_for(name) == str(tenant_limit("t"))
+    assignment.recheck(Code.TENANT_LIMIT, tenant="t")
     assignment._pass()
     assert len(worker.log) == 3
 
@@ -447,8 +460,8 @@ def test_the_net_finds_nothing(clock: list[float]) -> None:
     for _ in range(3):
         assignment._pass()
         clock[0] += 31
-    assert assignment.reason_for(name) == "worker: full" and found(assignment) == 0
-    worker.refusal_text = "error: induced"  # of which nobody tells the end
+    assert assignment.reason_for(name) == "worker: busy" and found(assignment) == 0
+    worker.why = because(Code.ERROR, error="induced")  # of which nobody tells the end
     clock[0] += 31
     assignment._pass()
     worker.room = 1
@@ -465,12 +478,12 @@ def test_a_recheck_during_the_decision() -> None:
     tree = Tree()
 
     class Racing(Room):
-        def admission(self, cls: RequestClass) -> str | None:
+        def admission(self, cls: RequestClass) -> Reason | None:
             reason = super().admission(cls)
             if reason is not None and not raced:
                 raced.append(1)
                 self.room = 1
-                assignment.recheck("full")
+                assignment.recheck(Code.BUSY)
             return reason
 
     raced: list[int] = []
@@ -491,18 +504,18 @@ def test_a_recheck_after_a_refusal() -> None:
     tree.requests[name] = request(name)
     assignment.rebuild()
     assignment._pass()
-    assignment.release(name, wait_for="tenant t is limited to 3 cores", refused_by="one")
+    assignment.release(name, wait_for=tenant_limit("t"), refused_by="one")
     assignment._pass()
-    assert worker.log == [name] and assignment.reason_for(name) == "worker: tenant t is limited to 3 cores"
+    assert worker.log == [name] and assignment.reason_for(name) == "worker: tenant t is limited to 3 cores, 3 in use"
     worker.room = 2
-    assignment.recheck("tenant u is limited")
+    assignment.recheck(Code.TENANT_LIMIT, tenant="u")
     assignment._pass()
     assert worker.log == [name]
-    assignment.recheck("tenant t is limited")
+    assignment.recheck(Code.TENANT_LIMIT, tenant="t")
     assignment._pass()
     # Promised to another one while this one is being looked at.
-    assignment.recheck("tenant t is limited")
-    assignment.release(name, wait_for="tenant t is limited to 3 cores", refused_by="one")
+    assignment.recheck(Code.TENANT_LIMIT, tenant="t")
+    assignment.release(name, wait_for=tenant_limit("t"), refused_by="one")
     assignment._pass()
     assert worker.log == [name] * 3
 
@@ -533,7 +546,7 @@ def test_giving_way() -> None:
     one, two = Worker("one"), Worker("two", load=3)
     workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
     assert choose(requests(), pools, workers, 0).gives_way
-    one.fullness = "full"
+    one.fullness = FULL
     decision = choose(requests(), pools, workers, 0)
     assert decision.worker is two and not decision.gives_way
     two.paused = True
@@ -549,16 +562,16 @@ def test_giving_way() -> None:
         assert choose(requests(), [pool("one"), worse], {"one": one}, 0, insist=True).worker is one
         one.fullness = None
         assert choose(requests(), [pool("one"), worse], {"one": one}, 0).gives_way == there
-        one.fullness = "full"
+        one.fullness = FULL
     # One of worse priority is no reason to leave it, but has it when this one is known to be full.
     one.fullness, two.paused = None, False
     pools[1].priority = 200
     decision = choose(requests(), pools, workers, 0)
     assert decision.worker is one and not decision.gives_way
-    one.fullness = "full"
+    one.fullness = FULL
     assert choose(requests(), pools, workers, 0).worker is two
     # B5: a static pool without a free node is closed.
-    one.fullness, one.closure = None, "no free node of a"
+    one.fullness, one.closure = None, because(Code.NO_FREE_NODE, labels="a")
     assert choose(requests(), pools, workers, 0).worker is two
     assert choose(requests(), [pool("one")], {"one": one}, 0).reason == "one: no free node of a"
 
@@ -566,7 +579,7 @@ def test_giving_way() -> None:
 class Poisoned(TakingWorker):
     """Raises for label b."""
 
-    def admission(self, cls: Any) -> str | None:
+    def admission(self, cls: Any) -> Reason | None:
         if "b" in cls.labels:
             raise TypeError("induced")
         return super().admission(cls)

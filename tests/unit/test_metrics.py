@@ -193,7 +193,8 @@ EXAMPLES = [
     (metrics.UPLOAD_STATE, ("nb01.example.org", "noble", "p"),
      "nodepool.builder.nb01.example.org.image.noble.provider.p.upload.state",
      {"host": "nb01.example.org", "image": "noble", "provider": "p"}),
-    (metrics.CURRENT_BUILDS, ("nb01.example.org",), "nodepool.builder.nb01.example.org.current_builds", {"host": "nb01.example.org"}),
+    (metrics.CURRENT_BUILDS, ("nb01.example.org",), "nodepool.builder.nb01.example.org.current_builds",
+     {"host": "nb01.example.org"}),
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from nodepool.driver.handler import NodeRequestHandler
 from nodepool.driver.resources import QuotaInformation
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import LoopEnded
+from nodepool.reasons import Code, Reason, because
 from nodepool.zk import zookeeper as zk
 
 
@@ -87,9 +88,9 @@ class StateMachineHandler(NodeRequestHandler):
             # The figures tell it by now, so they also tell when there is room.
             self.manager.refusals.clear(ntype)
         elif self.manager.refusals.rests(ntype):
-            short = f"provider {self.provider.name}: its cloud has just refused a node of label {ntype} for its quota"
+            short = because(Code.REFUSED_BY_CLOUD, provider=self.provider.name, label=ntype)
         self.shortage = short
-        self.wants_more_of_provider = short is None or not short.startswith("pool ")
+        self.wants_more_of_provider = short is None or short.code is not Code.POOL_LIMIT
         return short is None
 
     def _hasRoomFor(self, labels: list[str]) -> bool:
@@ -98,16 +99,16 @@ class StateMachineHandler(NodeRequestHandler):
             needed.add(self.manager.quotaNeededByLabel(label, self.pool))
         return self._short(needed.get_resources(), used=True) is None and not any(map(self.manager.refusals.rests, labels))
 
-    def _short(self, needed: Mapping[str, float], used: bool) -> str | None:
+    def _short(self, needed: Mapping[str, float], used: bool) -> Reason | None:
         manager = self.manager
         if not self.pool.ignore_provider_quota:
             parts = manager._usage_parts() if used else []
             short = manager.short_of_limits(needed, parts, launch=used)
             if short is not None:
-                return f"provider {self.provider.name}, {short}"
+                return because(Code.PROVIDER_QUOTA, provider=self.provider.name, figures=short)
         parts = manager._usage_parts(self.pool) if used else []
         short = manager.fits(needed, self._pool_limits(), parts)
-        return None if short is None else f"pool {self.pool.name}, {short}"
+        return None if short is None else because(Code.POOL_LIMIT, name=self.pool.name, figures=short)
 
     # -- zones
 

@@ -1,0 +1,80 @@
+"""Why a request has to wait: a closed set of reasons with parameters, and the one place that puts them into words.
+
+The same value decides who is looked at again when something changes, and is told in ``/waiting-list``, logs and metrics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class Code(enum.Enum):
+    """Each with its text; doc/operation/waiting.rst tells what to look at."""
+
+    NOT_LOOKED_AT = "to be looked at"
+    BUSY = "busy"
+    NOT_RUNNING = "not running"
+    PROVIDER_NOT_RUNNING = "the provider is not running"
+    SWITCHED_OFF = "max-concurrency is 0"
+    MAX_CONCURRENCY = "max-concurrency: {active} launches under way"
+    NO_FREE_NODE = "no free node of {labels}"
+    BEING_TAKEN = "all free nodes are about to be taken: {labels}"
+    NOTHING_FREE = "nothing free"
+    NOTHING_FREE_NO_EVENT = "nothing free; no event of this driver tells when there is"
+    POOL_PAUSED = "paused at quota"
+    PROVIDER_QUOTA = "provider {provider}, {figures}"
+    POOL_LIMIT = "pool {name}, {figures}"
+    REFUSED_BY_CLOUD = "provider {provider}: its cloud has just refused a node of label {label} for its quota"
+    LIMITS_UNKNOWN = "the limits of provider {provider} are being asked for"
+    NO_ROOM = "no room for {labels}"
+    TENANT_LIMIT = "tenant {tenant} is limited to {limit} {resource}, {used} in use"
+    BETTER_PRIORITY = "a pool of better priority is open"
+    OTHER_LAUNCHER = "another launcher can serve it"
+    REGISTERING = "some pools of ours are still being registered"
+    OTHERS_DECLINE = "no pool of ours offers it; other launchers still have to decline"
+    AFTER_SESSION_LOSS = "after a lost session: other launchers may still have to register again"
+    PAUSED = "paused, {why}"
+    LAUNCHING = "its nodes are being made"
+    ERROR = "error: {error}"
+
+    @property
+    def word(self) -> str:
+        """For JSON and metrics."""
+        return self.name.lower().replace("_", "-")
+
+    @property
+    def told(self) -> bool:
+        """Whether an event tells that it does not hold any more; else only the next look finds out."""
+        return self not in (Code.ERROR, Code.NOTHING_FREE_NO_EVENT)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """:param pool: of ours, as ``PROVIDER-POOL``; empty when it concerns none in particular."""
+
+    code: Code
+    parameters: tuple[tuple[str, object], ...] = ()
+    pool: str = ""
+
+    def at(self, pool: str) -> Reason:
+        """The same, of that pool."""
+        return dataclasses.replace(self, pool=pool)
+
+    def matches(self, code: Code, **parameters: object) -> bool:
+        """Whether it is of this kind, and has at least these parameters."""
+        return self.code is code and parameters.items() <= dict(self.parameters).items()
+
+    def __str__(self) -> str:
+        text = self.code.value.format(**dict(self.parameters))
+        return f"{self.pool}: {text}" if self.pool else text
+
+
+def because(code: Code, **parameters: object) -> Reason:
+    return Reason(code, tuple(parameters.items()))
+
+
+def render(reasons: Iterable[Reason]) -> str:
+    return "; ".join(map(str, reasons))
