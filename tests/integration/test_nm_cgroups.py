@@ -255,11 +255,16 @@ def test_a_gift_takes_no_cpu_away(each_bench: Bench) -> None:
     wait_for(lambda: min(each_bench.cpu(*names)) > 100_000, 30, "burning")
     each_bench.cgroups.apply("lender", {"nm_cpu_guaranteed_share": 49})
     each_bench.cgroups.apply("victim", {"nm_cpu_guaranteed_share": 1})
-    share = each_bench.shares(3, *names)[0]
+    before = each_bench.cpu(*names)
+
+    def keeps_its_part() -> bool:
+        """43 % by the weights; slow machines take some seconds to get even after a move to another group."""
+        victim, busy = (now - then for now, then in zip(each_bench.cpu(*names), before, strict=True))
+        return victim + busy > 2_000_000 and victim >= 0.40 * (victim + busy)
+
+    wait_for(keeps_its_part, 20, "a victim that has its part beside the gift")
     each_bench.cgroups.apply("victim", {})
     back = each_bench.shares(2, *names)[0]
-    print(f"victim of a gift: {share:.1f} %, without it {back:.1f} %")
-    assert share >= 40
     assert back == pytest.approx(50, abs=5)
 
 
