@@ -320,14 +320,15 @@ def test_release(make: Callable[..., Bench]) -> None:
     machine.advance()
     backing = bench.fulfil()
     bench.finish(machine)
+    bench.adapter.periodic()
     assert bench.adapter.listResources() == []
     bench.end(machine.node_id)
-    bench.adapter.listResources()
+    bench.adapter.periodic()
     node = bench.zk.getNode(backing.id or "")
     assert node is not None
     assert node.state == IN_USE
     bench.records()[0].launched = 0
-    bench.adapter.listResources()
+    bench.adapter.periodic()
     node = bench.zk.getNode(backing.id or "")
     assert node is not None
     assert node.state == USED
@@ -348,7 +349,7 @@ def test_max_age(make: Callable[..., Bench]) -> None:
     new = bench.fulfil()
     assert bench.finish(second).driver_data["backing_node"] == new.id
     bench.end(machine.node_id)
-    bench.adapter.listResources()
+    bench.adapter.periodic()
     node = bench.zk.getNode(old.id or "")
     assert node is not None
     assert node.state == USED
@@ -372,10 +373,10 @@ def test_scan_failure(make: Callable[..., Bench]) -> None:
     retry.advance()
     good = bench.fulfil()
     assert bench.finish(retry).driver_data["backing_node"] == good.id
-    bench.adapter.listResources()
+    bench.adapter.periodic()
     assert bench.zk.getNode(bad.id or "").state == IN_USE  # type: ignore[union-attr]
     bench.end(first.node_id)
-    bench.adapter.listResources()
+    bench.adapter.periodic()
     assert bench.zk.getNode(bad.id or "").state == USED  # type: ignore[union-attr]
 
 
@@ -412,12 +413,12 @@ def test_restart(make: Callable[..., Bench]) -> None:
 
     renamed = make()
     del renamed.config.pools["main"].labels["small"]
-    renamed.adapter.listResources()
+    renamed.adapter.periodic()
     assert len(renamed.records()) == 1, "still used"
     for node_id in list(renamed.records()[0].allocations().values()):
         after.end(node_id)
     wait_for(lambda: renamed.records()[0].isEmpty())
-    renamed.adapter.listResources()
+    renamed.adapter.periodic()
     assert renamed.zk.getNode(backing.id or "").state == USED  # type: ignore[union-attr]
 
 
@@ -504,7 +505,7 @@ def test_lost_backing_node(make: Callable[..., Bench]) -> None:
     assert bench.finish(second).driver_data["backing_node"] == new.id
     assert record in bench.adapter.book
     bench.end(machine.node_id)
-    bench.adapter.listResources()
+    bench.adapter.periodic()
     assert [r.node_id for r in bench.records()] == [new.id]
 
 
@@ -547,7 +548,7 @@ def test_request_that_nobody_waits_for(make: Callable[..., Bench]) -> None:
     machine.advance()
     wait_for(bench.requests)
     bench.end(machine.node_id)
-    bench.adapter.listResources()
+    bench.adapter.periodic()
     wait_for(lambda: not bench.requests())
     assert bench.records() == []
     # fulfilled for nobody: kept for the next, then released

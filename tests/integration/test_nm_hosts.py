@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.cmd import nodepoolcmd
 from nodepool.driver.nodemanager.hosts import HostError
 from nodepool.zk import zookeeper as zk
 from tests.conftest import Chroot, wait_for
@@ -401,3 +402,21 @@ def test_console_and_restart(bench: LauncherBench, nm: NmDaemon, caplog: pytest.
     assert nm.client.call("GetRecord", where["sliver"])["since"] == after
     bench.zuul.give_back(node["id"])
     wait_for(lambda: names(nm) == [], 30)
+
+
+@pytest.mark.spec("issue 12, 3: listing has no side effects: alien-image-list renews, spreads and deletes nothing")
+def test_a_list_of_alien_images_changes_nothing(bench: LauncherBench, nm: NmDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    node = zk.Node()
+    node.state, node.provider, node.pool, node.type = zk.READY, "metal", "main", ["small"]
+    node.external_id = {"host": "h1", "sliver": "np"}
+    bench.zk.storeNode(node)
+    ours = {"nodepool_provider_name": "metal", "nodepool_pool_name": "main"}
+    expiry = int(time.time()) + 100
+    nm.put("stray", metadata={**ours, "nodepool_node_id": node.id}, expiry=expiry)
+    nm.put("leaked", metadata={**ours, "nodepool_node_id": "0000009999"}, expiry=expiry)
+    before = nm.client.call("ListSlivers")
+    for _ in range(2):
+        assert nodepoolcmd.main(["-c", bench.config(config(nm)), "alien-image-list"]) == 0
+    assert "metal" not in capsys.readouterr().out
+    assert names(nm) == ["leaked", "stray"]
+    assert [s["expiry"] for s in nm.client.call("ListSlivers")] == [s["expiry"] for s in before] == [expiry, expiry]

@@ -106,10 +106,12 @@ class MetastaticAdapter(Adapter):
                 gone.add(node_id)
         return [external_id for external_id in external_ids if external_id in gone]
 
-    def listResources(self) -> Iterable[Resource]:
-        """Nothing can leak; but this is called every minute, the time for housekeeping."""
+    def periodic(self) -> None:
         self.initialize()
         self.housekeeping.run()
+
+    def listResources(self) -> Iterable[Resource]:
+        """Nothing can leak."""
         return []
 
     def deleteResource(self, resource: Resource) -> None:

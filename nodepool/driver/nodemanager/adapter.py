@@ -205,6 +205,11 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def listResources(self) -> Iterable[NodeManagerResource]:
         """Of hosts that answer only: what is missing here is never taken for gone."""
+        return [NodeManagerResource(host.name, sliver) for host, slivers in self._lists(PASS_TIMEOUT)
+                for sliver in slivers or ()]
+
+    def periodic(self) -> None:
+        """Images are spread, leases renewed, strays deleted."""
         lists = [(host, slivers) for host, slivers in self._lists(PASS_TIMEOUT) if slivers is not None]
         if self._zk is not None:
             self._spreader.run(self.hosts.all(), self._spreader.wanted(self._zk))
@@ -215,7 +220,6 @@ class NodeManagerAdapter(statemachine.Adapter):
                    and s["name"] not in strays]
             if strays or due:
                 host.submit(lambda host=host, strays=strays, due=due: self._tend(host, strays, due))  # type: ignore[misc]
-        return [NodeManagerResource(host.name, sliver) for host, slivers in lists for sliver in slivers]
 
     def _is_stray(self, host: ManagedHost, sliver: dict[str, Any]) -> bool:
         """Whether its node lives on another host: this one did not answer when the node was launched."""

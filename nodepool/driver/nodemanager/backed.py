@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,6 @@ from nodepool.driver.nodemanager.backed_machines import BackedCreateMachine, Bac
 from nodepool.driver.nodemanager.backing import BackingNodes
 from nodepool.driver.nodemanager.config import NodeManagerHost
 from nodepool.driver.nodemanager.link import Link, LinkBusy, LinkError, Target
-from nodepool.driver.nodemanager.machines import NodeManagerResource
 from nodepool.driver.utils import QuotaInformation
 from nodepool.nodemanager.rpc_client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
@@ -270,13 +268,13 @@ class BackedAdapter(NodeManagerAdapter):
             raise RpcError(f"backing node {host_name}: {self.problem(host_name)}")
         return super().delete(host_name, sliver)
 
-    def listResources(self) -> Iterable[NodeManagerResource]:
-        """Called every minute: the time for housekeeping, too."""
+    def periodic(self) -> None:
         self.slots.initialize()
         self._follow_book()
-        found = list(super().listResources())
-        self.slots.housekeeping.run()
-        return found
+        try:
+            super().periodic()
+        finally:
+            self.slots.housekeeping.run()
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
         """Those whose backing node is not ours any more: while no launcher ran, nobody has seen it go."""

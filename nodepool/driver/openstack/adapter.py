@@ -209,6 +209,8 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         for server in self._liveServers():
             yield OpenStackResource(server.get("metadata") or {}, "instance", server["id"])
         yield from self.leaks.resources()
+
+    def periodic(self) -> None:
         self.leaks.run()
 
     def deleteResource(self, resource: Any) -> None:

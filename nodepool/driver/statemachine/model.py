@@ -148,8 +148,11 @@ class Adapter:
         """
         return []
 
+    def periodic(self) -> None:
+        """Called every minute by the launcher, before it looks for leaks: the time for housekeeping. Not in 11.0.0."""
+
     def listResources(self) -> Iterable[Resource]:
-        """All visible resources that may leak."""
+        """All visible resources that may leak. Changes nothing: commands call it, too."""
         raise NotImplementedError
 
     def deleteResource(self, resource: Resource) -> None:

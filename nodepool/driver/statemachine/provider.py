@@ -234,7 +234,10 @@ class StateMachineProvider(Provider, QuotaSupport):
     # -- leaks and images
 
     def cleanupLeakedResources(self) -> None:
-        leaks.cleanup(self)
+        try:
+            self.adapter.periodic()
+        finally:
+            leaks.cleanup(self)
 
     def uploadImage(
         self, provider_image: Any, image_name: str, filename: str, image_type: str | None = None,
