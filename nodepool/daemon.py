@@ -13,7 +13,6 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 PID_TIMEOUT = 10.0
 START_TIMEOUT = 60.0
@@ -206,13 +205,3 @@ def notify(*lines: str) -> bool:
         log.debug("Cannot notify the service manager: %s", error)
         return False
     return True
-
-
-@contextlib.contextmanager
-def reloading() -> Iterator[None]:
-    """systemd shows the service as reloading meanwhile."""
-    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-    try:
-        yield
-    finally:
-        notify("READY=1")

@@ -58,10 +58,6 @@ class Metrics:
         self._sender: StatsdSender | None = None
         self.setAddress(address)
 
-    @classmethod
-    def fromEnvironment(cls, env: Mapping[str, str] = os.environ) -> Metrics:
-        return cls(statsd_address(env))
-
     def setAddress(self, address: tuple[str, int] | None) -> None:
         """Send to another statsd server, or to none."""
         with self._lock:

@@ -104,9 +104,7 @@ class ZooKeeperClient:
         #: Where to remember the session for the next process (see ``previous_session``).
         self.session_file: SessionFile | None = None
         self.on_connect_listeners: list[Callable[[], Any]] = []
-        self.on_reconnect_listeners: list[Callable[[], Any]] = []
         self.on_disconnect_listeners: list[Callable[[], Any]] = []
-        self.on_connection_lost_listeners: list[Callable[[], Any]] = []
         #: (kind, id) of registrations whose outcome we do not know: their entries may be there.
         self.unsure_components: set[tuple[str, str | None]] = set()
         #: Called with kazoo's state name on the connection thread; must return at once.
@@ -115,7 +113,6 @@ class ZooKeeperClient:
         self.on_thread_end: Callable[[BaseException | None], Any] = lambda _error: None
         self._state: str | None = None
         self._closing = False
-        self._connected = threading.Event()
         self.stop_connecting = threading.Event()
 
     # -- session states
@@ -128,14 +125,9 @@ class ZooKeeperClient:
             else:
                 self.log.debug("ZooKeeper connection: connected")
             self._remember_session()
-            self._connected.set()
         elif state == KazooState.SUSPENDED:
-            self._connected.clear()
             self.log.warning("ZooKeeper connection: suspended; no new work until it is back")
-        elif self._closing:
-            self._connected.clear()
-        else:
-            self._connected.clear()
+        elif not self._closing:
             self.log.warning("ZooKeeper connection: lost; locks and registrations of this session are gone")
         for listener in list(self.state_listeners):
             try:
@@ -167,10 +159,6 @@ class ZooKeeperClient:
             return None
         client_id = self.client.client_id
         return client_id[0] if client_id else None
-
-    def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait until the session is usable; False when it is not within ``timeout`` seconds."""
-        return self._connected.wait(timeout)
 
     # -- life cycle
 
@@ -231,7 +219,6 @@ class ZooKeeperClient:
             self._closing = False
             if self.session_file is not None:
                 self.session_file.release()
-        self._connected.clear()
 
     def resetHosts(self, hosts: str) -> None:
         """Use other servers from the next connection on.

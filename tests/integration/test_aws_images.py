@@ -284,7 +284,7 @@ def test_leaked_images(bench: LauncherBench, aws: AwsCloud, kind: str) -> None:
 def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws)
     assert adapter(bench)._getImportImageTask("test") is None
-    assert adapter(bench)._getImportSnapshotTask("test") is None
+    assert adapter(bench).images.snapshot_task("test") is None
     assert adapter(bench).calls.troubles() == []
 
 
