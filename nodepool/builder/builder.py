@@ -16,8 +16,8 @@ from kazoo.protocol.states import KazooState
 
 from nodepool import config as nodepool_config
 from nodepool import hostnames, metrics
+from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.builder import files, leftovers
-from nodepool.builder.backoff import Backoff
 from nodepool.builder.build import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup import CleanupWorker
 from nodepool.builder.managers import ImageManagers
@@ -37,6 +37,8 @@ from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for a complete mirror before the first work.
 SYNC_TIMEOUT = 60.0
+#: Seconds between two attempts at what fails again and again.
+LONGEST_PAUSE = 3600.0
 #: Seconds that ending workers and providers may take, without the builds that are waited for.
 STOP_TIMEOUT = 15.0
 #: Seconds of it that cleaning has when a cloud does not answer at all.
@@ -84,8 +86,7 @@ class NodePoolBuilder:
         self._build_workers: list[BuildWorker] = []
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
-        self.build_backoff = Backoff(self.build_interval, time.time)
-        self.upload_backoff = Backoff(self.upload_interval, time.time)
+        self._forget_failures()
         self.upload_claims = UploadClaims()
         #: Set when running builds are not to be waited for.
         self.stopping_at_once = threading.Event()
@@ -194,14 +195,18 @@ class NodePoolBuilder:
             self.log.warning("The name of this machine, %s, does not resolve (%s): image builds will fail. Add it to "
                              "/etc/hosts", name, error)
 
+    def _forget_failures(self) -> None:
+        """The intervals may be set before the start."""
+        self.build_backoff = KeyedBackoff(Backoff(self.build_interval, LONGEST_PAUSE), time.time)
+        self.upload_backoff = KeyedBackoff(Backoff(self.upload_interval, LONGEST_PAUSE), time.time)
+
     def _start(self, config: Any) -> None:
         self._warn_about_name()
         interrupted = leftovers.clean_all(config.images_dir, self.log) if self._images_lock is not None else []
         self._connect(config)
         self._apply(config)
         fail_interrupted(self, interrupted)
-        self.build_backoff = Backoff(self.build_interval, time.time)
-        self.upload_backoff = Backoff(self.upload_interval, time.time)
+        self._forget_failures()
         self._build_workers = [BuildWorker(n, self, self.build_interval) for n in range(self._num_builders)]
         self._upload_workers = [UploadWorker(n, self, self.upload_interval) for n in range(self._num_uploaders)]
         if self.cleanup_interval > 0:

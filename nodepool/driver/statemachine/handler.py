@@ -85,8 +85,8 @@ class StateMachineHandler(NodeRequestHandler):
         short = self._short(needed, used=True)
         if short is not None:
             # The figures tell it by now, so they also tell when there is room.
-            self.manager.refusals.clear(ntype)
-        elif self.manager.refusals.rests(ntype):
+            self.manager.refusals.succeeded(ntype)
+        elif self.manager.refusals.wait(ntype):
             short = f"provider {self.provider.name}: its cloud has just refused a node of label {ntype} for its quota"
         self.shortage = short
         self.wants_more_of_provider = short is None or not short.startswith("pool ")
@@ -96,7 +96,7 @@ class StateMachineHandler(NodeRequestHandler):
         needed = QuotaInformation()
         for label in labels:
             needed.add(self.manager.quotaNeededByLabel(label, self.pool))
-        return self._short(needed.get_resources(), used=True) is None and not any(map(self.manager.refusals.rests, labels))
+        return self._short(needed.get_resources(), used=True) is None and not any(map(self.manager.refusals.wait, labels))
 
     def _short(self, needed: Mapping[str, float], used: bool) -> str | None:
         manager = self.manager
