@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -13,6 +12,8 @@ import stat
 import sys
 import threading
 import time
+
+from nodepool.base.files import lock_file
 
 PID_TIMEOUT = 10.0
 START_TIMEOUT = 60.0
@@ -68,7 +69,7 @@ class PidFile:
             content = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
             pid = int(content) if content.isdecimal() else 0
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(fd)
             except BlockingIOError:
                 return pid
             if not self._is_current(fd):
