@@ -31,7 +31,6 @@ from nodepool.problems import image_problems
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
-from nodepool.zk.previous_session import SessionFile
 from nodepool.zk.progress import ProgressTree
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -224,11 +223,7 @@ class NodePoolBuilder:
         self.component_info.state = BuilderComponent.RUNNING
 
     def _connect(self, config: Any) -> None:
-        client = ZooKeeperClient(
-            config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
-            tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca, insecure=config.zookeeper_insecure)
-        if self.session_file is not None:
-            client.session_file = SessionFile(self.session_file)
+        client = ZooKeeperClient.from_config(config, self.session_file)
         self._client = client
         client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client, only_images=True)

@@ -31,7 +31,6 @@ from nodepool.provider_manager import ProviderManager, is_silent, provider_probl
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
-from nodepool.zk.previous_session import SessionFile
 from nodepool.zk.records import DELETING, Node
 from nodepool.zk.tree import Tree
 from nodepool.zk.zookeeper import ZooKeeper
@@ -318,12 +317,7 @@ class NodePool(threading.Thread):
     # -- start
 
     def _connect(self, config: Any) -> None:
-        client = ZooKeeperClient(
-            config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
-            tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca,
-            insecure=getattr(config, "zookeeper_insecure", False))
-        if self.session_file is not None:
-            client.session_file = SessionFile(self.session_file)
+        client = ZooKeeperClient.from_config(config, self.session_file)
         client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client)
         self.events.attach(zk)

@@ -11,6 +11,7 @@ from typing import Any
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
+from nodepool.base.hosts import TLS_REQUIRED, split_hosts
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.previous_session import SessionFile, end_session
 from nodepool.zk.protocol import Client, Handler
@@ -48,25 +49,6 @@ _calm = _Calm(60.0)
 StateListener = Callable[[str], Any]
 
 
-def split_hosts(hosts: str) -> tuple[str, str]:
-    """Host list and chroot of a connection string; the same chroot may stand on every entry (config.md 4.5).
-
-    :raises ConfigurationError: entries with different chroots.
-    """
-    servers: list[str] = []
-    chroots: list[str] = []
-    for entry in hosts.split(","):
-        server, slash, chroot = entry.strip().partition("/")
-        if server:
-            servers.append(server)
-            chroots.append(slash + chroot if chroot else "")
-    given = {chroot.rstrip("/") for chroot in chroots if chroot}
-    if len(given) > 1:
-        raise ConfigurationError(
-            f"zookeeper-servers: different chroots ({', '.join(sorted(given))}); all servers must have the same one")
-    return ",".join(servers), (given.pop() if given else "")
-
-
 class ZooKeeperClient:
     """Owns the one session of a process.
 
@@ -84,9 +66,7 @@ class ZooKeeperClient:
     ) -> None:
         if not (tls_cert and tls_key and tls_ca):
             if not insecure:
-                raise ConfigurationError(
-                    "A TLS ZooKeeper connection is required; please supply the zookeeper-tls config values "
-                    "cert, key and ca (or set zookeeper-insecure: true to go without)")
+                raise ConfigurationError(TLS_REQUIRED)
             self._tls: dict[str, Any] = {}
         else:
             for name, path in (("cert", tls_cert), ("key", tls_key), ("ca", tls_ca)):
@@ -114,6 +94,17 @@ class ZooKeeperClient:
         self._state: str | None = None
         self._closing = False
         self.stop_connecting = threading.Event()
+
+    @classmethod
+    def from_config(cls, config: Any, session_file: str | None = None) -> ZooKeeperClient:
+        """The client that a configuration wants.
+
+        :param session_file: where to remember the session for the next process.
+        """
+        client = cls(config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
+                     tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca, insecure=config.zookeeper_insecure)
+        client.session_file = SessionFile(session_file) if session_file is not None else None
+        return client
 
     # -- session states
 
