@@ -14,7 +14,6 @@ from typing import Any
 
 from kazoo.protocol.states import KazooState
 
-from nodepool import config as nodepool_config
 from nodepool import hostnames, metrics
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.builder import files, leftovers
@@ -60,7 +59,6 @@ class NodePoolBuilder:
         self, config_path: str, secure_path: str | None = None, num_builders: int = 1, num_uploaders: int = 4,
     ) -> None:
         self._config_path = config_path
-        self._secure_path = secure_path
         self._num_builders = num_builders
         self._num_uploaders = num_uploaders
         self.build_interval: float = 10
@@ -81,7 +79,8 @@ class NodePoolBuilder:
         self.managers = ImageManagers()
         self.config_state = ConfigKeeper(
             (config_path, secure_path), self.log,
-            lambda stale: self.statsd.gauge(f"nodepool.builder.{self.fqdn}.config_stale", stale))
+            lambda stale: self.statsd.gauge(f"nodepool.builder.{self.fqdn}.config_stale", stale),
+            ["zookeeper-servers", "images-dir"])
         self._build_workers: list[BuildWorker] = []
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
@@ -94,7 +93,6 @@ class NodePoolBuilder:
         self._client: ZooKeeperClient | None = None
         self._start_cancelled = threading.Event()
         self._images_lock: Any = None
-        self._watcher: Any = None
         #: Knows the threads that must live; who runs us ends the process when one has ended.
         self.watchdog = Watchdog()
         self._config_lock = threading.Lock()
@@ -107,50 +105,22 @@ class NodePoolBuilder:
     def _config(self) -> Any:
         return self.config
 
-    def _load_config(self) -> Any:
-        return self.config_state.load()
-
     def check_config(self) -> Any:
         """The configuration in force, after taking over a changed file; a bad one leaves the last good in force."""
         with self._config_lock:
-            if self.config is not None and nodepool_config.checkRecentConfig(
-                    self.config, self._config_path, self._secure_path):
-                if self.config_state.error is not None:
-                    self.config_state.good()
-                return self.config
-            try:
-                config = self._load_config()
-                self._check(config)
-            except Exception as error:
-                self.config_state.bad(error)
-                return self.config
-            self._apply(config)
-            self.config_state.good()
-            if self._watcher is not None:
-                self._watcher.watch_also(config.driver_files)
-        self._wake_all()
+            changed = self.config_state.update(self.config, self._apply)
+        if changed:
+            self._wake_all()
         return self.config
-
-    def _check(self, config: Any) -> None:
-        if not config.zookeeper_servers:
-            raise ConfigurationError(f"{self._config_path}: No ZooKeeper servers specified in config (zookeeper-servers)")
-        if not config.images_dir:
-            raise ConfigurationError(f"{self._config_path}: No images-dir specified in config.")
 
     def _apply(self, config: Any) -> None:
         self.log.info("%s", taken_over(self.config, config, self._config_path))
         if self.zk is not None:
-            try:
-                self.zk.resetHosts(config.zookeeper_servers)
-            except ConfigurationError as error:
-                self.log.error("%s", error)
+            self.zk.resetHosts(config.zookeeper_servers)
         self.managers.reconfigure(self.config, config, self.zk)
         for name, reason in config.provider_errors.items():
             self.log.error("Provider %s: its images are left alone: %s", name, reason)
         self.config = config
-
-    def _config_changed(self) -> None:
-        self.check_config()
 
     # -- start
 
@@ -163,11 +133,7 @@ class NodePoolBuilder:
         with self._start_lock:
             if self._running:
                 raise BuilderError("Cannot start, already running.")
-            config = self._load_config()
-            if not config.zookeeper_servers:
-                raise BuilderConfigurationError("No ZooKeeper servers specified in config.")
-            if not config.images_dir:
-                raise BuilderConfigurationError("No images-dir specified in config.")
+            config: Any = self.config_state.load()
             self.builder_id = files.builder_id(config.images_dir)
             try:
                 self._images_lock = leftovers.acquire_images_dir(config.images_dir)
@@ -215,10 +181,7 @@ class NodePoolBuilder:
         for worker in self._workers():
             self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
             worker.start()
-        self._watcher = nodepool_config.ConfigWatcher(
-            [p for p in (self._config_path, self._secure_path) if p], self._config_changed, name="CleanupWorker-config")
-        self._watcher.start()
-        self._watcher.watch_also(config.driver_files)
+        self.config_state.watch(self.check_config, config.driver_files)
         assert self.component_info is not None
         self.component_info.state = BuilderComponent.RUNNING
 
@@ -359,9 +322,7 @@ class NodePoolBuilder:
         client = self._client
         if client is not None:
             client.stop_connecting.set()
-        if self._watcher is not None:
-            self._watcher.stop()
-            self._watcher = None
+        self.config_state.stop()
         for worker in self._workers():
             worker.shutdown()
         if not finish:
@@ -400,7 +361,3 @@ class NodePoolBuilder:
         lock, self._images_lock = self._images_lock, None
         if lock is not None:
             lock.release()
-
-
-class BuilderConfigurationError(ConfigurationError, RuntimeError):
-    """The builder cannot start with this configuration; a RuntimeError for callers of 11.0.0."""

@@ -11,12 +11,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from nodepool import config as nodepool_config
 from nodepool import hostnames, metrics
 from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.driver.statemachine import StateMachineProvider
-from nodepool.exceptions import ConfigurationError
 from nodepool.launcher import helpers
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
@@ -102,7 +100,8 @@ class NodePool(threading.Thread):
         self.claims = NodeClaims()
         self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
         self.config_state = ConfigKeeper(
-            (configfile, securefile), self.log, lambda stale: self.statsd.gauge("nodepool.launcher.config_stale", stale))
+            (configfile, securefile), self.log, lambda stale: self.statsd.gauge("nodepool.launcher.config_stale", stale),
+            ["zookeeper-servers"])
         self._wake = threading.Event()
         self._pool_threads: dict[str, PoolWorker] = {}
         self._workers: dict[str, PoolWorker] = {}
@@ -110,7 +109,6 @@ class NodePool(threading.Thread):
         self._handlers: dict[str, Any] = {}
         self._deletions: queue.SimpleQueue[Node | None] = queue.SimpleQueue()
         self._component: LauncherComponent | None = None
-        self._watcher: Any = None
         self._begun = False
         self.declines = Declines(self)
         self.assignment = Assignment(self)
@@ -208,35 +206,11 @@ class NodePool(threading.Thread):
 
         :raises ConfigurationError: they cannot be used.
         """
-        config = self.config_state.load()
-        if not config.zookeeper_servers:
-            raise ConfigurationError(f"{self.configfile}: No ZooKeeper servers specified in config (zookeeper-servers)")
-        if not (config.zookeeper_tls_cert and config.zookeeper_tls_key and config.zookeeper_tls_ca) \
-                and not config.zookeeper_insecure:
-            raise ConfigurationError(
-                f"{self.configfile}: A TLS ZooKeeper connection is required; please supply the zookeeper-tls config "
-                "values cert, key and ca (or set zookeeper-insecure: true to go without)")
-        return config
+        return self.config_state.load()
 
     def updateConfig(self) -> None:
         """Read the files again when they have changed; a bad one leaves the running configuration in force."""
-        if self.config is not None and nodepool_config.checkRecentConfig(
-                self.config, self.configfile, self.securefile):
-            self.config_state.good()
-            return
-        try:
-            config = self.loadConfig()
-        except Exception as error:
-            self.config_state.bad(error)
-            return
-        try:
-            self._apply(config)
-        except ConfigurationError as error:  # found out only now, such as an unreadable certificate
-            self.config_state.bad(error)
-            return
-        self.config_state.good()
-        if self._watcher is not None:
-            self._watcher.watch_also(config.driver_files)
+        self.config_state.update(self.config, self._apply)
 
     def _apply(self, config: Any) -> None:
         """Bring a loaded configuration into force."""
@@ -245,10 +219,7 @@ class NodePool(threading.Thread):
             if self.stopped.is_set():
                 return
         else:
-            try:
-                self.zk.resetHosts(config.zookeeper_servers)
-            except ConfigurationError as error:
-                self.log.error("%s", error)
+            self.zk.resetHosts(config.zookeeper_servers)
         old = self.config
         if old is not None:
             self._keep_unusable(old, config)
@@ -342,9 +313,7 @@ class NodePool(threading.Thread):
 
     def run(self) -> None:
         self._begun = True
-        self._watcher = nodepool_config.ConfigWatcher(
-            [p for p in (self.configfile, self.securefile) if p], self._wake.set, name="CleanupWorker-config")
-        self._watcher.start()
+        self.config_state.watch(self._wake.set)
         while not self.stopped.is_set():
             try:
                 self.updateConfig()
@@ -411,8 +380,7 @@ class NodePool(threading.Thread):
             client.stop_connecting.set()
         if self._begun and self.is_alive() and threading.current_thread() is not self:
             self.join(max(0.1, deadline - time.monotonic()))
-        if self._watcher is not None:
-            self._watcher.stop()
+        self.config_state.stop()
         workers: list[Any] = [self.assignment, self.min_ready, self.cleanup, self.node_reconciler, self.statistics]
         for worker in workers:
             worker.stop()

@@ -212,15 +212,13 @@ class ZooKeeperClient:
                 self.session_file.release()
 
     def resetHosts(self, hosts: str) -> None:
-        """Use other servers from the next connection on.
-
-        :raises ConfigurationError: the chroot differs, which needs a restart.
-        """
+        """Use other servers from the next connection on; not when the chroot differs."""
         if hosts == self.hosts:
             return
         servers, chroot = split_hosts(hosts)
         if chroot != split_hosts(self.hosts)[1]:
-            raise ConfigurationError("zookeeper-servers: a changed chroot needs a restart of the daemon")
+            self.log.error("zookeeper-servers: a changed chroot needs a restart of the daemon")
+            return
         if self.client is not None:
             self.client.set_hosts(servers + chroot)
         self.hosts = hosts
