@@ -27,6 +27,7 @@ from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.problems import image_problems
+from nodepool.provider_manager import SILENT_GRACE
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
@@ -39,8 +40,6 @@ SYNC_TIMEOUT = 60.0
 LONGEST_PAUSE = 3600.0
 #: Seconds that ending workers and providers may take, without the builds that are waited for.
 STOP_TIMEOUT = 15.0
-#: Seconds of it that cleaning has when a cloud does not answer at all.
-SILENT_GRACE = 0.8
 
 
 class NodePoolBuilder:
@@ -337,7 +336,7 @@ class NodePoolBuilder:
             self._janitor.join(SILENT_GRACE)
             if not (self._janitor.is_alive() and self.managers.any_silent(self.config, now)):
                 self._janitor.join(max(0.1, deadline - time.monotonic()))
-        self.managers.stop(self.config, max(0.1, deadline - time.monotonic()))
+        self.managers.stop(self.config, now, deadline)
         self.publisher.stop()
         if self.component_info is not None:
             self.component_info.unregister()

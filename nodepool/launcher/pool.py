@@ -25,7 +25,7 @@ from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.problems import Problem, image_problems, one_line, published
-from nodepool.provider_manager import ProviderManager, is_silent, provider_problems
+from nodepool.provider_manager import SILENT_JOIN, ProviderManager, provider_problems
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
@@ -33,10 +33,8 @@ from nodepool.zk.records import DELETING, Node
 from nodepool.zk.tree import Tree
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Seconds for an orderly stop, and how much of it running launches may take.
-STOP_TIMEOUT, LAUNCH_GRACE = 9.0, 5.0
-#: Seconds that they may take when their cloud does not answer at all, and that threads have which wait for it, too.
-SILENT_GRACE, SILENT_JOIN = 0.8, 0.2
+#: Seconds for an orderly stop.
+STOP_TIMEOUT = 9.0
 #: Seconds to wait for a complete mirror before the first work.
 SYNC_TIMEOUT = 60.0
 
@@ -388,7 +386,8 @@ class NodePool(threading.Thread):
         pools = [*self._pool_threads.values(), *self._leaving]
         for pool in pools:
             pool.running = False
-        if self._stop_providers(began, deadline):
+        providers = [] if self.config is None else list(self.config.provider_managers.values())
+        if ProviderManager.stop_all(providers, began, deadline - 2.0):
             # Whoever waits for the answer of a cloud does nothing that is lost; the others are quick.
             deadline = min(deadline, time.monotonic() + SILENT_JOIN)
         for pool in pools:
@@ -403,36 +402,3 @@ class NodePool(threading.Thread):
         elif client is not None and client.client is not None:
             client.disconnect()
         self.statsd.setAddress(None)
-
-    def _stop_providers(self, began: float, deadline: float) -> bool:
-        """Short launches may finish; longer ones are left to the next start. True: a cloud has not answered since then."""
-        if self.config is None:
-            return False
-        managers = list(self.config.provider_managers.values())
-        for manager in managers:
-            ProviderManager._call(manager, "idle")
-        joiners = []
-        for manager in managers:
-            thread = threading.Thread(
-                target=self._stop_provider, args=(manager,), daemon=True, name=f"Thread-stop-{manager.provider.name}")
-            thread.start()
-            joiners.append((manager, thread))
-        now = time.monotonic()
-        left: set[int] = set()
-        for grace, silent_only in ((min(SILENT_GRACE, LAUNCH_GRACE), True), (LAUNCH_GRACE, False)):
-            for manager, thread in joiners:
-                if id(manager) in left or not hasattr(manager, "abandon"):
-                    continue
-                thread.join(max(0.0, now + grace - time.monotonic()))
-                if thread.is_alive() and (not silent_only or is_silent(manager, began)):
-                    self.log.info("Leaving unfinished launches of provider %s to the next start", manager.provider.name)
-                    manager.abandon()
-                    left.add(id(manager))
-        for manager, thread in joiners:
-            thread.join(max(0.1, SILENT_JOIN if is_silent(manager, began) else deadline - 2.0 - time.monotonic()))
-        return any(is_silent(manager, began) for manager in managers)
-
-    @staticmethod
-    def _stop_provider(manager: Any) -> None:
-        ProviderManager._call(manager, "stop")
-        ProviderManager._call(manager, "join")
