@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import select
@@ -13,7 +12,8 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+
+from nodepool.base.files import lock_file
 
 PID_TIMEOUT = 10.0
 START_TIMEOUT = 60.0
@@ -69,7 +69,7 @@ class PidFile:
             content = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
             pid = int(content) if content.isdecimal() else 0
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(fd)
             except BlockingIOError:
                 return pid
             if not self._is_current(fd):
@@ -206,13 +206,3 @@ def notify(*lines: str) -> bool:
         log.debug("Cannot notify the service manager: %s", error)
         return False
     return True
-
-
-@contextlib.contextmanager
-def reloading() -> Iterator[None]:
-    """systemd shows the service as reloading meanwhile."""
-    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-    try:
-        yield
-    finally:
-        notify("READY=1")

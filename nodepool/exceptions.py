@@ -97,3 +97,7 @@ class ZKLockException(ZKException):
 
 class ConfigurationError(Exception):
     """The configuration cannot be used; the text says where and what would be right."""
+
+
+class IncompleteConfiguration(ConfigurationError, RuntimeError):
+    """An option is missing that the program cannot do without."""

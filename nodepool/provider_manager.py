@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.driver import Drivers, purpose
 from nodepool.problems import LabelProblems, Problem, TellsTroubles, one_line
+
+#: Seconds that running launches may take at a stop; when their cloud does not answer at all; that threads have which wait for it.
+LAUNCH_GRACE, SILENT_GRACE, SILENT_JOIN = 5.0, 0.8, 0.2
 
 
 def get_provider(provider_config: Any) -> Any:
@@ -114,6 +119,42 @@ class ProviderManager:
             getattr(manager, method)()
         except Exception:
             cls.log.exception("Error in %s of provider %s:", method, manager.provider.name)
+
+    @classmethod
+    def stop_all(cls, managers: list[Any], since: float, deadline: float) -> bool:
+        """Stop them and wait for them, all at the same time. True: a cloud has not answered since the stop began.
+
+        Short launches may finish; longer ones are left to the next start.
+
+        :param since: when the stop began (this and the deadline: monotonic seconds).
+        """
+        for manager in managers:
+            cls._call(manager, "idle")
+        joiners = []
+        for manager in managers:
+            thread = threading.Thread(
+                target=cls._stop, args=(manager,), daemon=True, name=f"Thread-stop-{manager.provider.name}")
+            thread.start()
+            joiners.append((manager, thread))
+        now = time.monotonic()
+        left: set[int] = set()
+        for grace, silent_only in ((min(SILENT_GRACE, LAUNCH_GRACE), True), (LAUNCH_GRACE, False)):
+            for manager, thread in joiners:
+                if id(manager) in left or not hasattr(manager, "abandon"):
+                    continue
+                thread.join(max(0.0, now + grace - time.monotonic()))
+                if thread.is_alive() and (not silent_only or is_silent(manager, since)):
+                    cls.log.info("Leaving unfinished launches of provider %s to the next start", manager.provider.name)
+                    manager.abandon()
+                    left.add(id(manager))
+        for manager, thread in joiners:
+            thread.join(max(0.1, SILENT_JOIN if is_silent(manager, since) else deadline - time.monotonic()))
+        return any(is_silent(manager, since) for manager in managers)
+
+    @classmethod
+    def _stop(cls, manager: Any) -> None:
+        cls._call(manager, "stop")
+        cls._call(manager, "join")
 
     @classmethod
     def stopProviders(cls, config: Any) -> None:

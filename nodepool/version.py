@@ -17,8 +17,6 @@ class VersionInfo:
         except importlib.metadata.PackageNotFoundError:
             return FALLBACK
 
-    release_string = version_string
-
 
 version_info = VersionInfo()
 

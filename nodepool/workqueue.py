@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from nodepool.base.backoff import Backoff
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -121,8 +123,7 @@ class Reconciler(Generic[K]):
     a growing delay.
     """
 
-    BACKOFF_START = 0.5
-    BACKOFF_MAX = 60.0
+    BACKOFF = Backoff(0.5, 60.0)
 
     def __init__(
         self, name: str, reconcile: Callable[[K], float | None], log: logging.Logger, threads: int = 1,
@@ -162,7 +163,7 @@ class Reconciler(Generic[K]):
                 again = self._reconcile(key)
             except Exception:
                 count = self._failures[key] = self._failures.get(key, 0) + 1
-                again = min(self.BACKOFF_MAX, self.BACKOFF_START * 2 ** (count - 1))
+                again = self.BACKOFF.pause(count)
                 self._log.exception("Error about %s; looking again in %.1f s", key, again)
             else:
                 self._failures.pop(key, None)

@@ -14,10 +14,9 @@ from typing import Any
 
 from kazoo.protocol.states import KazooState
 
-from nodepool import config as nodepool_config
 from nodepool import hostnames, metrics
+from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.builder import files, leftovers
-from nodepool.builder.backoff import Backoff
 from nodepool.builder.build import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup import CleanupWorker
 from nodepool.builder.managers import ImageManagers
@@ -28,19 +27,19 @@ from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.problems import image_problems
+from nodepool.provider_manager import SILENT_GRACE
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
-from nodepool.zk.previous_session import SessionFile
 from nodepool.zk.progress import ProgressTree
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for a complete mirror before the first work.
 SYNC_TIMEOUT = 60.0
+#: Seconds between two attempts at what fails again and again.
+LONGEST_PAUSE = 3600.0
 #: Seconds that ending workers and providers may take, without the builds that are waited for.
 STOP_TIMEOUT = 15.0
-#: Seconds of it that cleaning has when a cloud does not answer at all.
-SILENT_GRACE = 0.8
 
 
 class NodePoolBuilder:
@@ -59,7 +58,6 @@ class NodePoolBuilder:
         self, config_path: str, secure_path: str | None = None, num_builders: int = 1, num_uploaders: int = 4,
     ) -> None:
         self._config_path = config_path
-        self._secure_path = secure_path
         self._num_builders = num_builders
         self._num_uploaders = num_uploaders
         self.build_interval: float = 10
@@ -80,12 +78,12 @@ class NodePoolBuilder:
         self.managers = ImageManagers()
         self.config_state = ConfigKeeper(
             (config_path, secure_path), self.log,
-            lambda stale: self.statsd.gauge(metrics.BUILDER_CONFIG_STALE(self.fqdn), stale))
+            lambda stale: self.statsd.gauge(metrics.BUILDER_CONFIG_STALE(self.fqdn), stale),
+            ["zookeeper-servers", "images-dir"])
         self._build_workers: list[BuildWorker] = []
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
-        self.build_backoff = Backoff(self.build_interval, time.time)
-        self.upload_backoff = Backoff(self.upload_interval, time.time)
+        self._forget_failures()
         self.upload_claims = UploadClaims()
         #: Set when running builds are not to be waited for.
         self.stopping_at_once = threading.Event()
@@ -94,7 +92,6 @@ class NodePoolBuilder:
         self._client: ZooKeeperClient | None = None
         self._start_cancelled = threading.Event()
         self._images_lock: Any = None
-        self._watcher: Any = None
         #: Knows the threads that must live; who runs us ends the process when one has ended.
         self.watchdog = Watchdog()
         self._config_lock = threading.Lock()
@@ -107,50 +104,22 @@ class NodePoolBuilder:
     def _config(self) -> Any:
         return self.config
 
-    def _load_config(self) -> Any:
-        return self.config_state.load()
-
     def check_config(self) -> Any:
         """The configuration in force, after taking over a changed file; a bad one leaves the last good in force."""
         with self._config_lock:
-            if self.config is not None and nodepool_config.checkRecentConfig(
-                    self.config, self._config_path, self._secure_path):
-                if self.config_state.error is not None:
-                    self.config_state.good()
-                return self.config
-            try:
-                config = self._load_config()
-                self._check(config)
-            except Exception as error:
-                self.config_state.bad(error)
-                return self.config
-            self._apply(config)
-            self.config_state.good()
-            if self._watcher is not None:
-                self._watcher.watch_also(config.driver_files)
-        self._wake_all()
+            changed = self.config_state.update(self.config, self._apply)
+        if changed:
+            self._wake_all()
         return self.config
-
-    def _check(self, config: Any) -> None:
-        if not config.zookeeper_servers:
-            raise ConfigurationError(f"{self._config_path}: No ZooKeeper servers specified in config (zookeeper-servers)")
-        if not config.images_dir:
-            raise ConfigurationError(f"{self._config_path}: No images-dir specified in config.")
 
     def _apply(self, config: Any) -> None:
         self.log.info("%s", taken_over(self.config, config, self._config_path))
         if self.zk is not None:
-            try:
-                self.zk.resetHosts(config.zookeeper_servers)
-            except ConfigurationError as error:
-                self.log.error("%s", error)
+            self.zk.resetHosts(config.zookeeper_servers)
         self.managers.reconfigure(self.config, config, self.zk)
         for name, reason in config.provider_errors.items():
             self.log.error("Provider %s: its images are left alone: %s", name, reason)
         self.config = config
-
-    def _config_changed(self) -> None:
-        self.check_config()
 
     # -- start
 
@@ -163,11 +132,7 @@ class NodePoolBuilder:
         with self._start_lock:
             if self._running:
                 raise BuilderError("Cannot start, already running.")
-            config = self._load_config()
-            if not config.zookeeper_servers:
-                raise BuilderConfigurationError("No ZooKeeper servers specified in config.")
-            if not config.images_dir:
-                raise BuilderConfigurationError("No images-dir specified in config.")
+            config: Any = self.config_state.load()
             self.builder_id = files.builder_id(config.images_dir)
             try:
                 self._images_lock = leftovers.acquire_images_dir(config.images_dir)
@@ -194,14 +159,18 @@ class NodePoolBuilder:
             self.log.warning("The name of this machine, %s, does not resolve (%s): image builds will fail. Add it to "
                              "/etc/hosts", name, error)
 
+    def _forget_failures(self) -> None:
+        """The intervals may be set before the start."""
+        self.build_backoff = KeyedBackoff(Backoff(self.build_interval, LONGEST_PAUSE), time.time)
+        self.upload_backoff = KeyedBackoff(Backoff(self.upload_interval, LONGEST_PAUSE), time.time)
+
     def _start(self, config: Any) -> None:
         self._warn_about_name()
         interrupted = leftovers.clean_all(config.images_dir, self.log) if self._images_lock is not None else []
         self._connect(config)
         self._apply(config)
         fail_interrupted(self, interrupted)
-        self.build_backoff = Backoff(self.build_interval, time.time)
-        self.upload_backoff = Backoff(self.upload_interval, time.time)
+        self._forget_failures()
         self._build_workers = [BuildWorker(n, self, self.build_interval) for n in range(self._num_builders)]
         self._upload_workers = [UploadWorker(n, self, self.upload_interval) for n in range(self._num_uploaders)]
         if self.cleanup_interval > 0:
@@ -211,19 +180,12 @@ class NodePoolBuilder:
         for worker in self._workers():
             self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
             worker.start()
-        self._watcher = nodepool_config.ConfigWatcher(
-            [p for p in (self._config_path, self._secure_path) if p], self._config_changed, name="CleanupWorker-config")
-        self._watcher.start()
-        self._watcher.watch_also(config.driver_files)
+        self.config_state.watch(self.check_config, config.driver_files)
         assert self.component_info is not None
         self.component_info.state = BuilderComponent.RUNNING
 
     def _connect(self, config: Any) -> None:
-        client = ZooKeeperClient(
-            config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
-            tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca, insecure=config.zookeeper_insecure)
-        if self.session_file is not None:
-            client.session_file = SessionFile(self.session_file)
+        client = ZooKeeperClient.from_config(config, self.session_file)
         self._client = client
         client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client, only_images=True)
@@ -359,9 +321,7 @@ class NodePoolBuilder:
         client = self._client
         if client is not None:
             client.stop_connecting.set()
-        if self._watcher is not None:
-            self._watcher.stop()
-            self._watcher = None
+        self.config_state.stop()
         for worker in self._workers():
             worker.shutdown()
         if not finish:
@@ -376,7 +336,7 @@ class NodePoolBuilder:
             self._janitor.join(SILENT_GRACE)
             if not (self._janitor.is_alive() and self.managers.any_silent(self.config, now)):
                 self._janitor.join(max(0.1, deadline - time.monotonic()))
-        self.managers.stop(self.config, max(0.1, deadline - time.monotonic()))
+        self.managers.stop(self.config, now, deadline)
         self.publisher.stop()
         if self.component_info is not None:
             self.component_info.unregister()
@@ -400,7 +360,3 @@ class NodePoolBuilder:
         lock, self._images_lock = self._images_lock, None
         if lock is not None:
             lock.release()
-
-
-class BuilderConfigurationError(ConfigurationError, RuntimeError):
-    """The builder cannot start with this configuration; a RuntimeError for callers of 11.0.0."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import re
@@ -16,6 +15,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
+from nodepool.base.files import replace_file
 from nodepool.builder.mounts import remove_tree
 from nodepool.exceptions import ConfigurationError
 
@@ -365,53 +365,10 @@ def check_images_dir(images_dir: str) -> None:
 def _new_builder_id(path: str) -> str:
     text = str(uuid.uuid4())
     try:
-        _write_durably(path, text.encode(), 0o644, ".builder_id-")
+        replace_file(path, text, 0o644)
     except OSError as error:
         raise ConfigurationError(f"images-dir: cannot write {path}: {error.strerror}") from error
     return text
-
-
-#: Beginning of the names of files that are not complete yet.
-NEW = ".new-"
-
-
-def write_json(path: str, content: Any) -> None:
-    """Write a private file (mode 0600) that is either complete on disk or not there.
-
-    :raises OSError: it cannot be written; nothing is left of it.
-    """
-    _write_durably(path, json.dumps(content).encode(), 0o600, NEW)
-
-
-def _write_durably(path: str, content: bytes, mode: int, prefix: str) -> None:
-    """After a crash the file is complete, or as it was.
-
-    :param prefix: of the temporary file's name, beside it.
-    :raises OSError: it cannot be written; nothing is left of it.
-    """
-    directory = os.path.dirname(path)
-    fd, temporary = tempfile.mkstemp(dir=directory, prefix=prefix)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    sync_directory(directory)
-
-
-def sync_directory(path: str) -> None:
-    """Make a rename in the directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # Disk space

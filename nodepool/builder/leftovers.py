@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -20,8 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodepool.base.files import NEW, lock_file, replace_file, sync_directory
 from nodepool.builder import mounts, strays
-from nodepool.builder.files import NEW, image_id, sync_directory, write_json
+from nodepool.builder.files import image_id
 from nodepool.builder.strays import MARKER_VARIABLE, Origin
 from nodepool.exceptions import BuilderError, ConfigurationError
 
@@ -133,7 +133,7 @@ class Entry:
 
     def _save(self) -> None:
         content = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "images_dir"}
-        write_json(self.path, content)
+        replace_file(self.path, json.dumps(content))
 
 
 _running: dict[str, Entry] = {}
@@ -388,7 +388,7 @@ def acquire_images_dir(images_dir: str) -> ImagesDirLock:
     except OSError as error:
         raise ConfigurationError(f"images-dir {images_dir} cannot be used: {error.filename}: {error.strerror}") from error
     try:
-        _lock(fd, time.monotonic() + LOCK_TIMEOUT)
+        lock_file(fd, LOCK_TIMEOUT)
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
     except OSError as error:
@@ -400,19 +400,6 @@ def acquire_images_dir(images_dir: str) -> ImagesDirLock:
     return ImagesDirLock(fd)
 
 
-def _lock(fd: int, deadline: float) -> None:
-    """Waits a little for a builder that is just ending; flock() itself knows no time limit."""
-    pause = threading.Event()
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-        pause.wait(0.05)
-
-
 def _holder(path: str) -> int | None:
     """The process that holds the lock file; None if nobody does."""
     try:
@@ -420,7 +407,7 @@ def _holder(path: str) -> int | None:
     except OSError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(fd)
         return None
     except BlockingIOError:
         text = os.pread(fd, 64, 0).decode("ascii", "replace").strip()

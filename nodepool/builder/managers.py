@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,26 +57,14 @@ class ImageManagers:
                 return
         ProviderManager._call(manager, "stop")
 
+    def _all(self, config: Any) -> list[Any]:
+        with self._lock:
+            return [*([] if config is None else config.provider_managers.values()), *self._retired.values()]
+
     def any_silent(self, config: Any, since: float) -> bool:
         """Whether a cloud owes answers and has given none ``since`` then (monotonic seconds)."""
-        managers = [] if config is None else list(config.provider_managers.values())
-        with self._lock:
-            managers += self._retired.values()
-        return any(is_silent(manager, since) for manager in managers)
+        return any(is_silent(manager, since) for manager in self._all(config))
 
-    def stop(self, config: Any, timeout: float) -> None:
-        """Stop all and wait for them, at most ``timeout`` seconds in all."""
-        managers = [] if config is None else list(config.provider_managers.values())
-        with self._lock:
-            managers += self._retired.values()
-            self._retired.clear()
-        deadline = time.monotonic() + timeout
-        threads = []
-        for manager in managers:
-            ProviderManager._call(manager, "stop")
-            thread = threading.Thread(target=ProviderManager._call, args=(manager, "join"), daemon=True,
-                                      name=f"Thread-stop-{manager.provider.name}")
-            thread.start()
-            threads.append(thread)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def stop(self, config: Any, since: float, deadline: float) -> None:
+        """Stop all and wait for them, see :meth:`ProviderManager.stop_all`."""
+        ProviderManager.stop_all(self._all(config), since, deadline)

@@ -149,7 +149,6 @@ class BuildProcess:
         self.pid: int | None = None
         self.log_error: str | None = None
         """Why the log file is incomplete; the build itself goes on."""
-        self.output_bytes = 0
         self._log_file = log_file
         self._redactor = Redactor(secrets)
         self._lines = LineSplitter(on_line)
@@ -254,7 +253,6 @@ class BuildProcess:
             strays.signal_all(strays.find(self._origin), number, time.monotonic())
 
     def _output(self, data: bytes, last: bool = False) -> None:
-        self.output_bytes += len(data)
         shown = self._redactor.feed(data)
         if last:
             shown += self._redactor.flush()

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nodepool.builder.files import write_json
+from nodepool.base.files import replace_file
 from nodepool.builder.retention import UploadKey
 from nodepool.driver.cloud_images import is_snapshot, listing_of, properties_of, value_of
 from nodepool.zk import locks, paths
@@ -74,7 +74,7 @@ def begin(images_dir: str, key: UploadKey, name: str) -> Note | None:
     note = Note(directory, *key, name, time.time())
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        write_json(note.path, {k: v for k, v in asdict(note).items() if k != "directory"})
+        replace_file(note.path, json.dumps({k: v for k, v in asdict(note).items() if k != "directory"}))
     except OSError as error:
         log.warning("Cannot write %s: %s; an interrupted upload may leave an image in %s", note.path, error.strerror, key[2])
         return None

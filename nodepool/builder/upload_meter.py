@@ -30,8 +30,6 @@ class UploadMeter:
         self.total: int | None = None
         #: Bytes read in this pass; None until somebody opened the file.
         self.sent: int | None = None
-        #: How often the file was read from the start, this time included.
-        self.passes = 0
         self._inode: tuple[int, int] | None = None
         self._files: set[int] = set()
         self._samples: deque[tuple[float, int]] = deque()
@@ -80,7 +78,6 @@ class UploadMeter:
 
     def _take(self, position: int) -> None:
         if self.sent is None or position < self.sent / 2:
-            self.passes += 1
             self.sent = position
             self._samples.clear()
         else:

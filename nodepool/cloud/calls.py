@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nodepool import metrics
+from nodepool.base.backoff import Backoff
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of
 from nodepool.cloud.rates import AdaptiveRate
 
@@ -21,8 +22,8 @@ THREADS = {"read": 10, "write": 8, "delete": 8}
 """Threads per lane."""
 DEADLINE = 300.0
 """Seconds that a call may take with its waits and retries, when the caller does not say."""
-BACKOFF = (0.5, 30.0)
-"""First and longest pause between two tries, in seconds, before jitter."""
+BACKOFF = Backoff(0.5, 30.0, jitter=0.5)
+"""Between two tries."""
 
 FADE = 600.0
 """Seconds after which a failure that may be of a single thing is no trouble any more."""
@@ -170,9 +171,7 @@ class CloudCalls:
             return executor
 
     def _back_off(self, call: _Call, kind: ErrorKind, error: Exception) -> None:
-        first, longest = BACKOFF
-        pause = min(longest, first * 2.0 ** min(call.tries - 1, 20)) * (0.5 + self._jitter() / 2)
-        pause = max(pause, self._retry_after(error) or 0.0)
+        pause = max(BACKOFF.pause(call.tries, self._jitter), self._retry_after(error) or 0.0)
         if self.clock() + pause >= call.until:
             raise CallTimeout(
                 f"{call.operation} did not succeed within {call.until - call.started:.0f} s"

@@ -11,11 +11,12 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodepool.base.backoff import Backoff
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, message_of
 from nodepool.cloud.timers import Timers
 
-BACKOFF = (1.0, 60.0)
-"""First and longest pause before an id is tried again, in seconds, before jitter."""
+BACKOFF = Backoff(1.0, 60.0, jitter=0.5)
+"""Before an id is tried again."""
 DEADLINE = 600.0
 GATHER = 0.2
 """Seconds that the first id waits for others; a full batch goes at once."""
@@ -169,8 +170,7 @@ class DeleteBatches:
             return [(deletion, None)]
         deletion.tries += 1
         deletion.alone = True
-        first, longest = BACKOFF
-        pause = min(longest, first * 2.0 ** min(deletion.tries - 1, 20)) * (0.5 + self._jitter() / 2)
+        pause = BACKOFF.pause(deletion.tries, self._jitter)
         if self._timers.clock() + pause >= deletion.until:
             return [(deletion, error)]
         self._log.warning("Deleting %s %s failed, again in %.1f s: %s", kind.name, deletion.key, pause, message_of(error))

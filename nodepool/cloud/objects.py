@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Generic, TypeVar
 
+from nodepool.base.backoff import Backoff
 from nodepool.cloud.errors import CallsStopped
 from nodepool.cloud.timers import Timer, Timers
 
@@ -181,7 +182,7 @@ class Watched(Generic[V]):
     def _pause(self, watch: Watch[V], now: float) -> float:
         """Seconds until the next look at the object."""
         if watch.failures:
-            return min(self.ceiling, self.floor * 2.0 ** min(watch.failures, 20))
+            return Backoff(2 * self.floor, self.ceiling).pause(watch.failures)
         expected, waited = self.expected(watch.kind), now - watch.started
         if expected is None:
             # Nothing learned: a tenth of what has been waited, so that short things are seen at once and long ones are cheap.

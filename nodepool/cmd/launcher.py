@@ -46,9 +46,7 @@ class LauncherService:
         # A configuration that cannot be used ends the start; ZooKeeper may come later.
         config = self._pool.loadConfig()
         # Made for its look at the TLS files only; the pool makes its own in its thread, where an error ends nothing.
-        ZooKeeperClient(
-            config.zookeeper_servers, tls_cert=config.zookeeper_tls_cert, tls_key=config.zookeeper_tls_key,
-            tls_ca=config.zookeeper_tls_ca, insecure=config.zookeeper_insecure)
+        ZooKeeperClient.from_config(config)
         if self._args.webapp:
             from nodepool.webapp import WebApp
 

@@ -6,12 +6,7 @@ from nodepool.config.loading import checkRecentConfig, loadConfig, loadSecureCon
 from nodepool.config.model import Config, Label, get_provider_config
 from nodepool.config.reading import as_list, openConfig, substitute_env_vars
 from nodepool.config.watch import ConfigWatcher
-from nodepool.config.zookeeper import (
-    ZooKeeperConnectionConfig,
-    buildZooKeeperHosts,
-    parseConnectionString,
-    splitZooKeeperHosts,
-)
+from nodepool.config.zookeeper import ZooKeeperConnectionConfig, buildZooKeeperHosts
 
 __all__ = [
     "Config",
@@ -30,7 +25,5 @@ __all__ = [
     "loadConfig",
     "loadSecureConfig",
     "openConfig",
-    "parseConnectionString",
-    "splitZooKeeperHosts",
     "substitute_env_vars",
 ]

@@ -1,18 +1,18 @@
-"""Loads and validates; keeps the last good configuration while the file on disk cannot be used (config.md section 11)."""
+"""The configuration of a daemon: loads, validates, watches; keeps the last good one while the files are wrong (config.md 11)."""
 
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nodepool.config.errors import ConfigError
-from nodepool.config.loading import load_both, replaced_keys
+from nodepool.config.loading import checkRecentConfig, load_both, replaced_keys
 from nodepool.config.model import Config
 from nodepool.config.source import Source
 from nodepool.config.validation import Validation
+from nodepool.config.watch import ConfigWatcher, modification_time
 from nodepool.exceptions import ConfigurationError
 
 #: Reasons that one message names.
@@ -24,12 +24,17 @@ class ConfigKeeper:
 
     :param paths: the main file, the secure file or None.
     :param stale_changed: called with 1 when the file cannot be used, with 0 when it is in force.
+    :param required: options that the daemon cannot do without, see :meth:`Config.require`.
     """
 
-    def __init__(self, paths: Iterable[str | None], log: logging.Logger, stale_changed: Callable[[int], Any]) -> None:
+    def __init__(
+        self, paths: Iterable[str | None], log: logging.Logger, stale_changed: Callable[[int], Any], required: Sequence[str] = (),
+    ) -> None:
         self._paths = [path for path in paths if path]
         self._log = log
         self._stale_changed = stale_changed
+        self._required = required
+        self._watcher: ConfigWatcher | None = None
         #: Why the file on disk is not in force, and since when (Unix seconds); None when it is.
         self.error: str | None = None
         self.stale_since: float | None = None
@@ -52,12 +57,48 @@ class ConfigKeeper:
         if self._validated[1] is not None:
             raise ConfigError(self._validated[1])
         try:
-            return load_both(main, secure)
+            config = load_both(main, secure)
         except (ConfigurationError, OSError):
             raise
         except Exception as error:  # of a value that nobody has foreseen
             self._log.debug("The configuration cannot be used:", exc_info=True)
             raise ConfigError(f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate") from error
+        config.require(main.path, *self._required)
+        return config
+
+    def update(self, current: Config | None, apply: Callable[[Config], Any]) -> bool:
+        """Have the files brought into force when they are not ``current``; True when they were.
+
+        What is wrong with them is logged, and ``current`` stays.
+        """
+        if current is not None and checkRecentConfig(current, *self._paths):
+            self.good()
+            return False
+        try:
+            config = self.load()
+        except Exception as error:
+            self.bad(error)
+            return False
+        try:
+            apply(config)
+        except ConfigurationError as error:  # found out only now, such as an unreadable certificate
+            self.bad(error)
+            return False
+        self.good()
+        if self._watcher is not None:
+            self._watcher.watch_also(config.driver_files)
+        return True
+
+    def watch(self, changed: Callable[[], Any], driver_files: Iterable[str] = ()) -> None:
+        """From now on ``changed`` is called, on a thread of its own, when there is something to :meth:`update`."""
+        self._watcher = ConfigWatcher(self._paths, changed, name="CleanupWorker-config")
+        self._watcher.start()
+        self._watcher.watch_also(driver_files)
+
+    def stop(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
 
     def _validate(self, main: Source, secure: Source | None) -> str | None:
         """The reason why the files cannot be used, or None."""
@@ -82,7 +123,7 @@ class ConfigKeeper:
 
     def bad(self, error: Exception) -> None:
         """The file on disk cannot be used."""
-        signature = (str(error), self._mtimes())
+        signature = (str(error), [modification_time(path) for path in self._paths])
         if self.stale_since is None:
             self.stale_since = time.time()
         self.error = str(error)
@@ -101,12 +142,3 @@ class ConfigKeeper:
             return []
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.stale_since))
         return [f"configuration: stale since {since}: {self.error}"]
-
-    def _mtimes(self) -> list[int | None]:
-        result: list[int | None] = []
-        for path in self._paths:
-            try:
-                result.append(os.stat(path).st_mtime_ns)
-            except OSError:
-                result.append(None)
-        return result

@@ -6,6 +6,7 @@ import logging
 import math
 from typing import Any, TypeVar
 
+from nodepool.base.hosts import TLS_REQUIRED
 from nodepool.config.diskimages import DiskImage, build_disk_images
 from nodepool.config.errors import (
     ConfigError,
@@ -14,9 +15,10 @@ from nodepool.config.errors import (
     ProviderUnavailable,
     UnknownName,
 )
-from nodepool.config.zookeeper import buildZooKeeperHosts, connections, splitZooKeeperHosts, warn_about_chroots
+from nodepool.config.zookeeper import buildZooKeeperHosts, connections, warn_about_chroots
 from nodepool.driver.configuration import ConfigValue, ProviderConfig
 from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
+from nodepool.exceptions import IncompleteConfiguration
 
 T = TypeVar("T")
 
@@ -93,8 +95,6 @@ class Config(ConfigValue):
         self.provider_errors: dict[str, str] = {}
         self.provider_failures: dict[str, str] = {}
         self.zookeeper_servers: Any = {}
-        self.zookeeper_hosts: str | None = None
-        self.zookeeper_chroot = ""
         self.zookeeper_timeout = 10.0
         self.zookeeper_tls_cert: str | None = None
         self.zookeeper_tls_key: str | None = None
@@ -114,6 +114,20 @@ class Config(ConfigValue):
         self.config_mtimes: dict[str, int] = {}
         #: Files that drivers have read (clouds.yaml), as ``config_mtimes``; None for one that does not exist.
         self.driver_files: dict[str, int | None] = {}
+
+    def require(self, path: str, *options: str) -> None:
+        """Make sure that what a program cannot do without is there.
+
+        :param path: of the configuration file, for the message.
+        :raises IncompleteConfiguration: it is not.
+        """
+        if "zookeeper-servers" in options:
+            if not self.zookeeper_servers:
+                raise IncompleteConfiguration(f"{path}: No ZooKeeper servers specified in config (zookeeper-servers)")
+            if not ((self.zookeeper_tls_cert and self.zookeeper_tls_key and self.zookeeper_tls_ca) or self.zookeeper_insecure):
+                raise IncompleteConfiguration(f"{path}: {TLS_REQUIRED}")
+        if "images-dir" in options and not self.images_dir:
+            raise IncompleteConfiguration(f"{path}: No images-dir specified in config.")
 
     def setConfigPathMtime(self, path: str, mtime: int) -> None:
         self.config_mtimes[path] = mtime
@@ -149,11 +163,10 @@ class Config(ConfigValue):
         }
 
     def setZooKeeperServers(self, zk_cfg: list[dict[str, Any]] | None) -> None:
-        """Sets the connection string, and hosts and chroot apart; an empty list changes nothing."""
+        """Sets the connection string; an empty list changes nothing."""
         if not zk_cfg:
             return
         servers = connections(dict_items(zk_cfg, "zookeeper-servers"))
-        self.zookeeper_hosts, self.zookeeper_chroot = splitZooKeeperHosts(servers)
         warn_about_chroots(servers)
         self.zookeeper_servers = buildZooKeeperHosts(servers)
 

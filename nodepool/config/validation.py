@@ -24,7 +24,7 @@ from nodepool.config.model import Config, get_provider_config
 from nodepool.config.reading import leftover_references
 from nodepool.config.schema import advice, check, harmful, secure_schema, top_level_schema
 from nodepool.config.source import Source
-from nodepool.config.zookeeper import connections, splitZooKeeperHosts
+from nodepool.config.zookeeper import connections
 from nodepool.driver.configuration import ProviderConfig
 from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
 
@@ -155,7 +155,7 @@ class Validation:
             self.note(text, ("zookeeper-servers",), error=False)
         if isinstance(servers, list):
             try:
-                splitZooKeeperHosts(connections(servers))
+                connections(servers)
             except ConfigError as exc:
                 if "required key" not in exc.message:  # the schema said so
                     self.note(exc.message, exc.where)

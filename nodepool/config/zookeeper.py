@@ -7,8 +7,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from nodepool.base.hosts import split_hosts
 from nodepool.config.errors import ConfigError
 from nodepool.driver.configuration import ConfigValue
+from nodepool.exceptions import ConfigurationError
 
 DEFAULT_PORT = 2281
 
@@ -46,20 +48,6 @@ def buildZooKeeperHosts(host_list: Sequence[ZooKeeperConnectionConfig]) -> str:
     return ",".join(_address(server) + server.chroot for server in host_list)
 
 
-def splitZooKeeperHosts(host_list: Sequence[ZooKeeperConnectionConfig]) -> tuple[str, str]:
-    """Return ``host:port,...`` and the one chroot ('' if none); differing chroots are a ConfigError."""
-    chroots = {server.chroot.rstrip("/") for server in host_list} - {""}
-    if len(chroots) > 1:
-        raise ConfigError(
-            f"zookeeper-servers have different chroots {', '.join(sorted(chroots))}: give one, on the last server",
-            where=("zookeeper-servers",),
-        )
-    chroot = chroots.pop() if chroots else ""
-    if chroot and not chroot.startswith("/"):
-        raise ConfigError(f"chroot {chroot!r} of zookeeper-servers must start with '/'", where=("zookeeper-servers",))
-    return ",".join(_address(server) for server in host_list), chroot
-
-
 def warn_about_chroots(host_list: Sequence[ZooKeeperConnectionConfig]) -> None:
     """Older releases take everything after the first chroot, other servers included, for the path."""
     if any(server.chroot.rstrip("/") for server in host_list[:-1]):
@@ -69,20 +57,11 @@ def warn_about_chroots(host_list: Sequence[ZooKeeperConnectionConfig]) -> None:
         )
 
 
-def parseConnectionString(hosts: str) -> tuple[str, str]:
-    """Split a connection string into ``host:port,...`` and the common chroot ('' if none)."""
-    servers = []
-    for entry in hosts.split(","):
-        address, slash, chroot = entry.strip().partition("/")
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            host, port = address, "2181"
-        servers.append(ZooKeeperConnectionConfig(host, int(port), slash + chroot))
-    return splitZooKeeperHosts(servers)
-
-
 def connections(servers: Any) -> list[ZooKeeperConnectionConfig]:
-    """From the option's list of dicts."""
+    """From the option's list of dicts.
+
+    :raises ConfigError: something is missing in it, or chroots differ.
+    """
     result = []
     for index, server in enumerate(servers or []):
         where = ("zookeeper-servers", index)
@@ -91,5 +70,12 @@ def connections(servers: Any) -> list[ZooKeeperConnectionConfig]:
         port = server.get("port", DEFAULT_PORT)
         if not isinstance(port, int) and not (isinstance(port, str) and port.isdigit()):
             raise ConfigError(f"port {port!r} of zookeeper-servers must be a number", where=(*where, "port"))
-        result.append(ZooKeeperConnectionConfig(str(server["host"]), int(port), server.get("chroot")))
+        chroot = server.get("chroot")
+        if chroot and not chroot.startswith("/"):
+            raise ConfigError(f"chroot {chroot!r} of zookeeper-servers must start with '/'", where=("zookeeper-servers",))
+        result.append(ZooKeeperConnectionConfig(str(server["host"]), int(port), chroot))
+    try:
+        split_hosts(buildZooKeeperHosts(result))
+    except ConfigurationError as error:
+        raise ConfigError(str(error), where=("zookeeper-servers",)) from None
     return result

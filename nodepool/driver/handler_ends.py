@@ -136,9 +136,8 @@ class RequestEnds(HandlerBase):
                 [f"node {', '.join(n.id or '' for n in self._failed_nodes)} could not be made", *self._label_problems()])
             self.declineRequest()
         elif len(self._ready_nodes) < len(self.request.node_types):
-            # Aborted for quota: go on when there is some.
+            # Aborted for quota: the pool tries again, now and then, until there is some.
             self._set_paused(True)
-            self.pw.post(self, self.pw.retry_later, self)
         else:
             self._fulfil()
         return self.done

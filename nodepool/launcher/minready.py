@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
+from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.launcher.labelcheck import LabelCheck
 from nodepool.zk import paths
 from nodepool.zk.marks import Mark
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nodepool.launcher.pool import NodePool
 
 PRIORITY = "900"
-#: Seconds until a label is tried again after its requests failed; doubled up to the maximum.
-RETRY_START, RETRY_MAX = 1.0, 30.0
+#: Of a label whose requests failed.
+RETRY = Backoff(1.0, 30.0)
 #: Seconds between two looks without any event.
 RESYNC = 30.0
 #: Seconds until a label that no pool can serve, or whose look has raised, is looked at again.
@@ -46,8 +46,7 @@ class MinReady(threading.Thread):
         #: Our own requests: id -> label.
         self._requests: dict[str, str] = {}
         self._adopt = False
-        self._delay: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}
+        self._failed = KeyedBackoff(RETRY)
         self._labels = LabelCheck(self._event.set)
         #: What was logged last of a label, or a pool of it.
         self._logged: dict[str, str] = {}
@@ -110,8 +109,7 @@ class MinReady(threading.Thread):
             return RESYNC
         if self._need(label) <= 0:
             return 0.1 if self._arriving(label) else RESYNC
-        left = self._not_before.get(label.name, 0) - time.monotonic()
-        if left > 0:
+        if left := self._failed.wait(label.name):
             return left
         if not self._servable(label):
             return LOOK_AGAIN
@@ -222,13 +220,12 @@ class MinReady(threading.Thread):
                     self._requests.pop(request_id, None)
                 continue
             if request.state == FULFILLED:
-                self._delay.pop(label, None)
+                self._failed.succeeded(label)
                 self._finish(request)
             elif request.state == FAILED:
-                delay = min(RETRY_MAX, self._delay.get(label, RETRY_START / 2) * 2)
-                self._delay[label] = delay
-                self._not_before[label] = time.monotonic() + delay
-                self.log.info("Min-ready request %s for %s failed; next try in %.0f s", request_id, label, delay)
+                self._failed.failed(label)
+                self.log.info("Min-ready request %s for %s failed; next try in %.0f s", request_id, label,
+                              self._failed.wait(label))
                 zk.deleteNodeRequest(request)
                 self._requests.pop(request_id, None)
 

@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from nodepool.base.backoff import Backoff
 from nodepool.launcher.choice import RequestClass, eligible_pools
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, READY
@@ -59,7 +60,8 @@ class Moves:
             patience = PATIENCE if pool.priority > mine.priority else 0.0
             if worker is None:
                 # They cannot be asked: less and less often, and not with nodes that it has already.
-                patience = max(patience, OTHERS_TURN * 2.0 ** min(self._nodepool.assignment.times_left(request.id), 8))
+                turns = 1 + self._nodepool.assignment.times_left(request.id)
+                patience = max(patience, Backoff(OTHERS_TURN, 256 * OTHERS_TURN).pause(turns))
             if time.monotonic() < handler.paused_since + patience:
                 self.due = min(self.due, handler.paused_since + patience)
             elif worker is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NotEmptyError
 
+from nodepool.base.backoff import Backoff
 from nodepool.exceptions import FOREIGN
 from nodepool.workqueue import Reconciler
 from nodepool.zk import paths
@@ -194,7 +195,7 @@ class NodeReconciler:
         began, tries = self._attempts.get(node_id, (0.0, 0))
         interval = self.nodepool.delete_interval
         # It doubles with each try: what fails again and again costs little.
-        left = began + min(interval * 2 ** (min(tries, 16) - 1), max(interval, DELETE_PAUSE_MAX)) - time.monotonic()
+        left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - time.monotonic()
         if tries and left > 0:
             return float(left) + 0.01
         manager = self.nodepool.config.provider_managers.get(node.provider)

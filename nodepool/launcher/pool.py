@@ -11,12 +11,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from nodepool import config as nodepool_config
 from nodepool import hostnames, metrics
 from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
 from nodepool.driver.statemachine import StateMachineProvider
-from nodepool.exceptions import ConfigurationError
 from nodepool.launcher import helpers
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
@@ -27,20 +25,17 @@ from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.problems import Problem, image_problems, one_line, published
-from nodepool.provider_manager import ProviderManager, is_silent, provider_problems
+from nodepool.provider_manager import SILENT_JOIN, ProviderManager, provider_problems
 from nodepool.reasons import Code, Reason, because
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
-from nodepool.zk.previous_session import SessionFile
 from nodepool.zk.records import DELETING, Node
 from nodepool.zk.tree import Tree
 from nodepool.zk.zookeeper import ZooKeeper
 
-#: Seconds for an orderly stop, and how much of it running launches may take.
-STOP_TIMEOUT, LAUNCH_GRACE = 9.0, 5.0
-#: Seconds that they may take when their cloud does not answer at all, and that threads have which wait for it, too.
-SILENT_GRACE, SILENT_JOIN = 0.8, 0.2
+#: Seconds for an orderly stop.
+STOP_TIMEOUT = 9.0
 #: Seconds to wait for a complete mirror before the first work.
 SYNC_TIMEOUT = 60.0
 
@@ -104,7 +99,8 @@ class NodePool(threading.Thread):
         self.claims = NodeClaims()
         self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
         self.config_state = ConfigKeeper(
-            (configfile, securefile), self.log, lambda stale: self.statsd.gauge(metrics.LAUNCHER_CONFIG_STALE(), stale))
+            (configfile, securefile), self.log, lambda stale: self.statsd.gauge(metrics.LAUNCHER_CONFIG_STALE(), stale),
+            ["zookeeper-servers"])
         self._wake = threading.Event()
         self._pool_threads: dict[str, PoolWorker] = {}
         self._workers: dict[str, PoolWorker] = {}
@@ -112,7 +108,6 @@ class NodePool(threading.Thread):
         self._handlers: dict[str, Any] = {}
         self._deletions: queue.SimpleQueue[Node | None] = queue.SimpleQueue()
         self._component: LauncherComponent | None = None
-        self._watcher: Any = None
         self._begun = False
         self.declines = Declines(self)
         self.assignment = Assignment(self)
@@ -210,35 +205,11 @@ class NodePool(threading.Thread):
 
         :raises ConfigurationError: they cannot be used.
         """
-        config = self.config_state.load()
-        if not config.zookeeper_servers:
-            raise ConfigurationError(f"{self.configfile}: No ZooKeeper servers specified in config (zookeeper-servers)")
-        if not (config.zookeeper_tls_cert and config.zookeeper_tls_key and config.zookeeper_tls_ca) \
-                and not config.zookeeper_insecure:
-            raise ConfigurationError(
-                f"{self.configfile}: A TLS ZooKeeper connection is required; please supply the zookeeper-tls config "
-                "values cert, key and ca (or set zookeeper-insecure: true to go without)")
-        return config
+        return self.config_state.load()
 
     def updateConfig(self) -> None:
         """Read the files again when they have changed; a bad one leaves the running configuration in force."""
-        if self.config is not None and nodepool_config.checkRecentConfig(
-                self.config, self.configfile, self.securefile):
-            self.config_state.good()
-            return
-        try:
-            config = self.loadConfig()
-        except Exception as error:
-            self.config_state.bad(error)
-            return
-        try:
-            self._apply(config)
-        except ConfigurationError as error:  # found out only now, such as an unreadable certificate
-            self.config_state.bad(error)
-            return
-        self.config_state.good()
-        if self._watcher is not None:
-            self._watcher.watch_also(config.driver_files)
+        self.config_state.update(self.config, self._apply)
 
     def _apply(self, config: Any) -> None:
         """Bring a loaded configuration into force."""
@@ -247,10 +218,7 @@ class NodePool(threading.Thread):
             if self.stopped.is_set():
                 return
         else:
-            try:
-                self.zk.resetHosts(config.zookeeper_servers)
-            except ConfigurationError as error:
-                self.log.error("%s", error)
+            self.zk.resetHosts(config.zookeeper_servers)
         old = self.config
         if old is not None:
             self._keep_unusable(old, config)
@@ -319,12 +287,7 @@ class NodePool(threading.Thread):
     # -- start
 
     def _connect(self, config: Any) -> None:
-        client = ZooKeeperClient(
-            config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
-            tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca,
-            insecure=getattr(config, "zookeeper_insecure", False))
-        if self.session_file is not None:
-            client.session_file = SessionFile(self.session_file)
+        client = ZooKeeperClient.from_config(config, self.session_file)
         client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client)
         self.events.attach(zk)
@@ -349,9 +312,7 @@ class NodePool(threading.Thread):
 
     def run(self) -> None:
         self._begun = True
-        self._watcher = nodepool_config.ConfigWatcher(
-            [p for p in (self.configfile, self.securefile) if p], self._wake.set, name="CleanupWorker-config")
-        self._watcher.start()
+        self.config_state.watch(self._wake.set)
         while not self.stopped.is_set():
             try:
                 self.updateConfig()
@@ -418,8 +379,7 @@ class NodePool(threading.Thread):
             client.stop_connecting.set()
         if self._begun and self.is_alive() and threading.current_thread() is not self:
             self.join(max(0.1, deadline - time.monotonic()))
-        if self._watcher is not None:
-            self._watcher.stop()
+        self.config_state.stop()
         workers: list[Any] = [self.assignment, self.min_ready, self.cleanup, self.node_reconciler, self.statistics]
         for worker in workers:
             worker.stop()
@@ -427,7 +387,8 @@ class NodePool(threading.Thread):
         pools = [*self._pool_threads.values(), *self._leaving]
         for pool in pools:
             pool.running = False
-        if self._stop_providers(began, deadline):
+        providers = [] if self.config is None else list(self.config.provider_managers.values())
+        if ProviderManager.stop_all(providers, began, deadline - 2.0):
             # Whoever waits for the answer of a cloud does nothing that is lost; the others are quick.
             deadline = min(deadline, time.monotonic() + SILENT_JOIN)
         for pool in pools:
@@ -442,36 +403,3 @@ class NodePool(threading.Thread):
         elif client is not None and client.client is not None:
             client.disconnect()
         self.statsd.setAddress(None)
-
-    def _stop_providers(self, began: float, deadline: float) -> bool:
-        """Short launches may finish; longer ones are left to the next start. True: a cloud has not answered since then."""
-        if self.config is None:
-            return False
-        managers = list(self.config.provider_managers.values())
-        for manager in managers:
-            ProviderManager._call(manager, "idle")
-        joiners = []
-        for manager in managers:
-            thread = threading.Thread(
-                target=self._stop_provider, args=(manager,), daemon=True, name=f"Thread-stop-{manager.provider.name}")
-            thread.start()
-            joiners.append((manager, thread))
-        now = time.monotonic()
-        left: set[int] = set()
-        for grace, silent_only in ((min(SILENT_GRACE, LAUNCH_GRACE), True), (LAUNCH_GRACE, False)):
-            for manager, thread in joiners:
-                if id(manager) in left or not hasattr(manager, "abandon"):
-                    continue
-                thread.join(max(0.0, now + grace - time.monotonic()))
-                if thread.is_alive() and (not silent_only or is_silent(manager, began)):
-                    self.log.info("Leaving unfinished launches of provider %s to the next start", manager.provider.name)
-                    manager.abandon()
-                    left.add(id(manager))
-        for manager, thread in joiners:
-            thread.join(max(0.1, SILENT_JOIN if is_silent(manager, began) else deadline - 2.0 - time.monotonic()))
-        return any(is_silent(manager, began) for manager in managers)
-
-    @staticmethod
-    def _stop_provider(manager: Any) -> None:
-        ProviderManager._call(manager, "stop")
-        ProviderManager._call(manager, "join")

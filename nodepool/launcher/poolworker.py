@@ -151,9 +151,6 @@ class PoolWorker(threading.Thread, PoolRoom):
         if manager is not None and manager.PAUSE_AT_QUOTA:
             self.getZK().deleteOldestUnusedNode(self.provider_name, self.pool_name)
 
-    def retry_later(self, handler: Any) -> None:
-        """The provider refused for quota; :meth:`_tick` tries again."""
-
     def request_released(self, handler: Any) -> None:
         """The request is open again while launches of this handler still run."""
         self.nodepool.assignment.release(handler.request.id)

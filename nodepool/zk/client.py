@@ -11,6 +11,7 @@ from typing import Any
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
+from nodepool.base.hosts import TLS_REQUIRED, split_hosts
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.previous_session import SessionFile, end_session
 from nodepool.zk.protocol import Client, Handler
@@ -48,25 +49,6 @@ _calm = _Calm(60.0)
 StateListener = Callable[[str], Any]
 
 
-def split_hosts(hosts: str) -> tuple[str, str]:
-    """Host list and chroot of a connection string; the same chroot may stand on every entry (config.md 4.5).
-
-    :raises ConfigurationError: entries with different chroots.
-    """
-    servers: list[str] = []
-    chroots: list[str] = []
-    for entry in hosts.split(","):
-        server, slash, chroot = entry.strip().partition("/")
-        if server:
-            servers.append(server)
-            chroots.append(slash + chroot if chroot else "")
-    given = {chroot.rstrip("/") for chroot in chroots if chroot}
-    if len(given) > 1:
-        raise ConfigurationError(
-            f"zookeeper-servers: different chroots ({', '.join(sorted(given))}); all servers must have the same one")
-    return ",".join(servers), (given.pop() if given else "")
-
-
 class ZooKeeperClient:
     """Owns the one session of a process.
 
@@ -84,9 +66,7 @@ class ZooKeeperClient:
     ) -> None:
         if not (tls_cert and tls_key and tls_ca):
             if not insecure:
-                raise ConfigurationError(
-                    "A TLS ZooKeeper connection is required; please supply the zookeeper-tls config values "
-                    "cert, key and ca (or set zookeeper-insecure: true to go without)")
+                raise ConfigurationError(TLS_REQUIRED)
             self._tls: dict[str, Any] = {}
         else:
             for name, path in (("cert", tls_cert), ("key", tls_key), ("ca", tls_ca)):
@@ -104,9 +84,7 @@ class ZooKeeperClient:
         #: Where to remember the session for the next process (see ``previous_session``).
         self.session_file: SessionFile | None = None
         self.on_connect_listeners: list[Callable[[], Any]] = []
-        self.on_reconnect_listeners: list[Callable[[], Any]] = []
         self.on_disconnect_listeners: list[Callable[[], Any]] = []
-        self.on_connection_lost_listeners: list[Callable[[], Any]] = []
         #: (kind, id) of registrations whose outcome we do not know: their entries may be there.
         self.unsure_components: set[tuple[str, str | None]] = set()
         #: Called with kazoo's state name on the connection thread; must return at once.
@@ -115,8 +93,18 @@ class ZooKeeperClient:
         self.on_thread_end: Callable[[BaseException | None], Any] = lambda _error: None
         self._state: str | None = None
         self._closing = False
-        self._connected = threading.Event()
         self.stop_connecting = threading.Event()
+
+    @classmethod
+    def from_config(cls, config: Any, session_file: str | None = None) -> ZooKeeperClient:
+        """The client that a configuration wants.
+
+        :param session_file: where to remember the session for the next process.
+        """
+        client = cls(config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
+                     tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca, insecure=config.zookeeper_insecure)
+        client.session_file = SessionFile(session_file) if session_file is not None else None
+        return client
 
     # -- session states
 
@@ -128,14 +116,9 @@ class ZooKeeperClient:
             else:
                 self.log.debug("ZooKeeper connection: connected")
             self._remember_session()
-            self._connected.set()
         elif state == KazooState.SUSPENDED:
-            self._connected.clear()
             self.log.warning("ZooKeeper connection: suspended; no new work until it is back")
-        elif self._closing:
-            self._connected.clear()
-        else:
-            self._connected.clear()
+        elif not self._closing:
             self.log.warning("ZooKeeper connection: lost; locks and registrations of this session are gone")
         for listener in list(self.state_listeners):
             try:
@@ -167,10 +150,6 @@ class ZooKeeperClient:
             return None
         client_id = self.client.client_id
         return client_id[0] if client_id else None
-
-    def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait until the session is usable; False when it is not within ``timeout`` seconds."""
-        return self._connected.wait(timeout)
 
     # -- life cycle
 
@@ -231,18 +210,15 @@ class ZooKeeperClient:
             self._closing = False
             if self.session_file is not None:
                 self.session_file.release()
-        self._connected.clear()
 
     def resetHosts(self, hosts: str) -> None:
-        """Use other servers from the next connection on.
-
-        :raises ConfigurationError: the chroot differs, which needs a restart.
-        """
+        """Use other servers from the next connection on; not when the chroot differs."""
         if hosts == self.hosts:
             return
         servers, chroot = split_hosts(hosts)
         if chroot != split_hosts(self.hosts)[1]:
-            raise ConfigurationError("zookeeper-servers: a changed chroot needs a restart of the daemon")
+            self.log.error("zookeeper-servers: a changed chroot needs a restart of the daemon")
+            return
         if self.client is not None:
             self.client.set_hosts(servers + chroot)
         self.hosts = hosts

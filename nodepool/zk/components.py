@@ -27,7 +27,6 @@ class Component:
     itself again with the same content.
     """
 
-    INITIALIZING = "initializing"
     RUNNING = "running"
     PAUSED = "paused"
     STOPPED = "stopped"

@@ -307,11 +307,5 @@ class NodeMethods(FacadeBase):
         return [data.decode("utf8", "replace")
                 for _path, data, _stat in self._get_many(f"{directory}/{name}" for name in names)]
 
-    def isNodeLocked(self, node_id: str) -> bool:
-        """Whether anybody contends for the lock; from the mirror when there is one."""
-        if self.node_tree is not None and self.node_tree.synced.is_set():
-            return self.node_tree.is_locked(node_id)
-        return bool(locks.names_in_order(self.kazoo_client, paths.node_lock(node_id)))
-
 
 __all__ = ["NodeMethods"]

@@ -255,13 +255,8 @@ class NodeTree(Tree[Node]):
     def is_locked(self, node_id: str) -> bool:
         return node_id in self.contenders
 
-    def free_ids(self, provider: str, pool: str, label: str) -> list[str]:
-        """Ready, unallocated, unlocked nodes of the label in this pool; oldest first."""
-        with self.lock:
-            return list(self.free.get((provider, pool), {}).get(label, ()))
-
     def iter_free(self, provider: str, pool: str, label: str, limit: int = 16) -> Iterator[str]:
-        """Like :meth:`free_ids`, in small portions: what is taken meanwhile is not offered again."""
+        """Ready, unallocated, unlocked nodes of the label in this pool, oldest first; what is taken meanwhile is not offered."""
         seen: set[str] = set()
         while True:
             with self.lock:
@@ -278,10 +273,6 @@ class NodeTree(Tree[Node]):
                 seen.add(node_id)
                 yield node_id
 
-    def free_count(self, provider: str, pool: str, label: str) -> int:
-        with self.lock:
-            return len(self.free.get((provider, pool), {}).get(label, ()))
-
     def oldest_free(self, provider: str, pool: str) -> Node | None:
         """The free node of this pool that has been ready longest, whatever its label."""
         with self.lock:
@@ -290,14 +281,6 @@ class NodeTree(Tree[Node]):
             ids = {i for per_label in self.free.get((provider, pool), {}).values() for i in per_label}
             candidates = [self.nodes[i] for i in ids if i in self.nodes]
             return min(candidates, key=lambda n: (n.state_time or 0, n._id or ""), default=None)
-
-    def pool_state_count(self, provider: str, pool: str, state: str) -> int:
-        """How many nodes of the pool are in this state (walks over the provider's nodes of that state)."""
-        with self.lock:
-            if provider not in self.provider_state_count or not self.provider_state_count[provider][state]:
-                return 0
-            return sum(1 for i in self.by_provider.get(provider, ())
-                       if (n := self.nodes.get(i)) is not None and n._state == state and n.pool == pool)
 
     def usage(self, provider: str, pool: str | None = None) -> Mapping[str, float]:
         """Sum of the stored resources of the provider's (pool's) nodes."""

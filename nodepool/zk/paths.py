@@ -59,9 +59,3 @@ def contender_number(name: str) -> int | None:
     """The sequence number of a lock contender; None when the child is not one (schema section 6)."""
     match = _CONTENDER.search(name)
     return int(match.group(1)) if match else None
-
-
-def first_contender(names: list[str]) -> str | None:
-    """The holder of a lock: the contender with the lowest number."""
-    numbered = [(number, name) for name in names if (number := contender_number(name)) is not None]
-    return min(numbered)[1] if numbered else None

@@ -8,7 +8,6 @@ this one was started anew, that cannot be known (a volume may be mounted elsewhe
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -17,6 +16,8 @@ from typing import Any
 
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
+
+from nodepool.base.files import lock_file
 
 log = logging.getLogger("nodepool.zk.ZooKeeperClient")
 
@@ -56,7 +57,7 @@ class SessionFile:
                      "the session times out", self.path, error.strerror)
             return None
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(fd)
         except OSError:
             os.close(fd)  # somebody lives here
             return None

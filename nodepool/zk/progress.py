@@ -10,7 +10,7 @@ launchers walk ``/nodepool/images`` and meet nothing new there.
 ========================================================================== ============================================
 
 Names of images and providers are percent-quoted.  Times are UNIX seconds.  No value of an environment variable is ever
-kept here; see :func:`clean_line` for what happens to lines of a build log.
+kept here: the builder takes them out of the lines of a build log.
 """
 
 from __future__ import annotations

@@ -31,14 +31,8 @@ P = TypeVar("P", "BuildProgress", "UploadProgress", "UploadFailure")
 # -- texts
 
 
-def clean_line(text: str, secrets: Iterable[str] = (), length: int = LINE_LENGTH) -> str:
-    """One line of a log fit for a terminal and for strangers: no escape sequences, no secrets, at most ``length`` characters.
-
-    :param secrets: values that must not be seen (of the image's environment); each becomes ``***``.
-    """
-    for secret in sorted(set(secrets), key=len, reverse=True):
-        if secret:
-            text = text.replace(secret, "***")
+def clean_line(text: str, length: int = LINE_LENGTH) -> str:
+    """One line of a log fit for a terminal: no escape sequences, at most ``length`` characters."""
     # Of a line that was drawn over and over (progress bars) the last state counts.
     text = _ESCAPE.sub("", text.rstrip("\r\n").rpartition("\r")[2])
     text = _CONTROL.sub(" ", text).replace("\t", "    ").replace("\n", " ")

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import ConnectionLoss, KazooException, RolledBackError, RuntimeInconsistency, SessionExpiredError
+from kazoo.exceptions import RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
 from kazoo.security import OPEN_ACL_UNSAFE
 
@@ -220,9 +220,3 @@ class Writer:
                 self._in_flight -= 1
         if batch:
             self._send(batch)
-
-
-def is_connection_problem(error: BaseException | None) -> bool:
-    """Whether the outcome of the operation is unknown because the connection failed."""
-    return isinstance(error, (ConnectionLoss, SessionExpiredError, TimeoutError)) or (
-        isinstance(error, KazooException) and not isinstance(error, TransactionFailed))

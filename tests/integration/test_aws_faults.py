@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nodepool.base.backoff import Backoff
 from nodepool.driver.aws.adapter import AwsAdapter
 from tests.aws_cloud import AwsCloud
 from tests.conftest import wait_for
@@ -18,8 +19,8 @@ from tests.integration.launcher_bench import LauncherBench
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", (0.05, 1.0))
-    monkeypatch.setattr("nodepool.cloud.deletions.BACKOFF", (0.05, 1.0))
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.05, 1.0))
+    monkeypatch.setattr("nodepool.cloud.deletions.BACKOFF", Backoff(0.05, 1.0))
     yield
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallTimeout
 from tests.aws_cloud import AwsCloud
 from tests.conftest import wait_for
@@ -23,8 +24,8 @@ XHTML = reply(200, "<html><body><h1>Welcome, please log in</h1></body></html>", 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", (0.05, 1.0))
-    monkeypatch.setattr("nodepool.cloud.deletions.BACKOFF", (0.05, 1.0))
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.05, 1.0))
+    monkeypatch.setattr("nodepool.cloud.deletions.BACKOFF", Backoff(0.05, 1.0))
     yield
 
 

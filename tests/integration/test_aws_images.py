@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.base.backoff import Backoff
 from nodepool.cmd import nodepoolcmd
 from nodepool.driver.aws.adapter import AwsAdapter
 from nodepool.driver.aws.ebs import EBSSnapshotUploader
@@ -24,7 +25,7 @@ STORE = {"object-storage": {"bucket-name": "nodepool"}}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(AwsAdapter, "IMAGE_UPLOAD_SLEEP", 0.05)
-    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", (0.05, 1.0))
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.05, 1.0))
     yield
 
 
@@ -284,7 +285,7 @@ def test_leaked_images(bench: LauncherBench, aws: AwsCloud, kind: str) -> None:
 def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws)
     assert adapter(bench)._getImportImageTask("test") is None
-    assert adapter(bench)._getImportSnapshotTask("test") is None
+    assert adapter(bench).images.snapshot_task("test") is None
     assert adapter(bench).calls.troubles() == []
 
 

@@ -74,7 +74,7 @@ def test_a_ready_node(pool: NodePool, zk_chroot: Chroot) -> None:
     node.state = zk.READY
     node.provider, node.pool, node.type = "p0", "main", ["small"]
     facade.storeNode(node)
-    wait_for(lambda: pool.zk.node_tree.free_count("p0", "main", "small") == 1)
+    wait_for(lambda: [*pool.zk.node_tree.iter_free("p0", "main", "small")])
     transactions, reads = operations(pool)
     assert fulfilled(facade, submit(facade.kazoo_client)) == [node.id]
     assert operations(pool)[0] - transactions <= 2
@@ -82,4 +82,4 @@ def test_a_ready_node(pool: NodePool, zk_chroot: Chroot) -> None:
     stored = facade.getNode(node.id or "")
     assert stored is not None
     assert stored.state == zk.READY
-    assert not facade.isNodeLocked(node.id or "")
+    assert not facade.getNodeLockContenders(stored)

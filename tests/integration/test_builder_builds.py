@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from nodepool.base.backoff import Backoff
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
 from tests.conftest import wait_for
-from tests.integration.builder_bench import CREATE, BuilderBench, alive
+from tests.integration.builder_bench import CREATE, PERIOD, BuilderBench, alive
 from tests.integration.launcher_bench import StatsdReceiver
 
 Env = dict[str, Any]
@@ -281,7 +282,7 @@ def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver
     assert "exit status 127: element not found" in builders.wait_progress(failed.id, FAILED).reason
     ready, told = builders.builders[0].getReadiness()
     assert ready and any("the last build failed: " in line and "element not found" in line for line in told), told
-    builder.build_backoff._first = 3600  # only the repair can end that
+    builder.build_backoff._backoff = Backoff(3600, 3600)  # only the repair can end that
     builders.config([builders.image()], [builders.provider()])
     builders.wait_build()
     wait_for(lambda: not builders.builds(state=FAILED), what="failed records gone")
@@ -295,8 +296,8 @@ def test_growing_delay(builders: BuilderBench) -> None:
     builder = builders.start(builders.config([image]), cleanup_interval=0)
     wait_for(lambda: len(builders.builds(state=FAILED)) == 3, what="three attempts")
     times = sorted(b.stat.ctime for b in builders.builds(state=FAILED))
-    assert times[2] - times[1] > 1.5 * (times[1] - times[0]) - 100
-    builder.build_backoff._first = 3600
+    assert times[1] - times[0] >= 1000 * PERIOD - 10 and times[2] - times[1] >= 2 * 1000 * PERIOD - 10
+    builder.build_backoff._backoff = Backoff(3600, 3600)
     builders.wait_builds(4, state=FAILED)
     count = len(builders.builds(state=FAILED))
     builders.zk.submitBuildRequest("fake-image")  # asks for an attempt now

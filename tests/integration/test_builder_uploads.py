@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.base.backoff import Backoff
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING
 from tests.conftest import wait_for
@@ -179,7 +180,7 @@ def test_growing_delay(builders: BuilderBench, cloud: BalkyCloud) -> None:
     wait_for(lambda: (found := failure(builders, "balky")) is not None and found.attempts >= 3, what="failure shown")
     shown = failure(builders, "balky")
     assert "the cloud refuses: upload-fails" in shown.reason and shown.next_try > shown.time
-    builder.upload_backoff._first = 3600.0
+    builder.upload_backoff._backoff = Backoff(3600, 3600)
     wait_for(lambda: (found := failure(builders, "balky")) is not None and found.next_try > found.time + 1000,
              what="the last attempt for an hour")
     # Changed configuration: at once.
@@ -364,7 +365,7 @@ def test_failing_hook_and_deletion(builders: BuilderBench, cloud: BalkyCloud, tm
     cloud.do("delete-fails")
     provider = cloud.provider(**{"post-upload-hook": hook_script(tmp_path, "exit 1")})
     builder = builders.start(config(builders, provider))
-    builder.upload_backoff._first = 3600.0
+    builder.upload_backoff._backoff = Backoff(3600, 3600)
     wait_for(lambda: builders.uploads(provider="balky", state=DELETING), what="record deleting")
     (upload,) = builders.uploads(provider="balky", state=DELETING)
     assert upload.external_id == cloud.images()[0]["id"] and upload.external_name == cloud.images()[0]["name"]
@@ -451,7 +452,7 @@ def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builder = builders.start(config(builders, cloud.provider()))
     wait_for(cloud.images, what="image in the cloud")
     (before,) = builders.uploads(provider="balky", state=UPLOADING)
-    builder.upload_backoff._first = 3600.0
+    builder.upload_backoff._backoff = Backoff(3600, 3600)
     session = builder.client.session_id
     expire_session(builder)
     wait_for(lambda: builder.client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")

@@ -189,7 +189,7 @@ def test_export_loses_a_race_for_the_name(config, plain, tmp_path, monkeypatch):
 
 def test_export_is_verified(config, plain, tmp_path, monkeypatch):  # noqa: F811
     make_build(plain)
-    monkeypatch.setattr(data_module.json, "dump", lambda records, stream: stream.write("{}"))
+    monkeypatch.setattr(data_module.json, "dumps", lambda records: "{}")
     with pytest.raises(CommandError, match="does not hold what was written"):
         nodepoolcmd.main(["-c", config, "export-image-data", str(tmp_path / "e.json")])
     assert os.listdir(tmp_path) == ["nodepool.yaml"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.base.backoff import Backoff
 from tests.conftest import wait_for
 from tests.integration.launcher_bench import LauncherBench, config, provider
 
@@ -95,6 +96,7 @@ def test_paused_requests_do_not_hold_each_others_nodes(
     """In one pool, or in two of one provider."""
     monkeypatch.setattr("nodepool.launcher.moves.STANDSTILL", 0.5)
     monkeypatch.setattr("nodepool.launcher.moves.LONG_REST", 1.0)
+    monkeypatch.setattr("nodepool.driver.statemachine.provider.REFUSED", Backoff(0.1, 0.2))
     names = ["main", "other"][:pools]
     bench.quota(instances=8)
     pool = bench.start(config(provider(pools=[{"name": n, "labels": [f"l-{n}"]} for n in names])))
@@ -113,7 +115,6 @@ def test_paused_requests_do_not_hold_each_others_nodes(
             return original(hostname, *args, **options)
 
     monkeypatch.setattr(adapter, "_createServer", create)
-    monkeypatch.setattr("nodepool.driver.statemachine.refusals.PAUSE", (0.1, 0.2))
     better = bench.submit(*[f"l-{names[0]}"] * 4, priority="100")
     worse = bench.submit(*[f"l-{names[-1]}"] * 4, priority="200")
     for request_id in (better, worse):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.base.backoff import Backoff
 from nodepool.reasons import render
 from tests.conftest import wait_for
 from tests.integration.launcher_bench import LauncherBench, config, provider
@@ -108,7 +109,7 @@ def test_over_quota(bench: LauncherBench, ignore: bool) -> None:
 @pytest.mark.spec("driver-api.md 14.11: the cloud refuses a node for a quota of which it does not tell: paused, retried")
 def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a new node each second nor a request that keeps what has failed."""
-    monkeypatch.setattr("nodepool.driver.statemachine.refusals.PAUSE", (0.2, 30.0))
+    monkeypatch.setattr("nodepool.driver.statemachine.provider.REFUSED", Backoff(0.2, 30.0))
     pool = bench.start(config(provider()))
     adapter, tries = bench.adapter("fake-provider"), []
     original = adapter._createServer
@@ -127,7 +128,7 @@ def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.Monk
     assert bench.zuul.request(request_id)["state"] == "pending"
     monkeypatch.setattr(adapter, "_createServer", original)
     bench.wait_request(request_id, "fulfilled", timeout=30)
-    assert not pool.getProviderManager("fake-provider").refusals.rests("fake-label")
+    assert not pool.getProviderManager("fake-provider").refusals.wait("fake-label")
 
 
 @pytest.mark.spec("launcher.md 21 test_launcher launchNode_node_fault_message; driver-openstack.md 3.15; "

@@ -54,15 +54,15 @@ def test_contenders_follow_locks(zk: Any, zk_chroot: Chroot) -> None:
     other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     node = make_node()
     zk.storeNode(node)
-    assert zk.node_tree.free_ids("p", "main", "label") == [node.id]
+    assert [*zk.node_tree.iter_free("p", "main", "label")] == [node.id]
     theirs = other.getNode(node.id)
     other.lockNode(theirs, blocking=False)
     wait_for(lambda: zk.getCachedNode(node.id).lock_contenders)
-    assert zk.node_tree.free_ids("p", "main", "label") == []
+    assert [*zk.node_tree.iter_free("p", "main", "label")] == []
     with pytest.raises(ZKLockException, match=r"Did not get lock on .*"):
         zk.lockNode(zk.getNode(node.id), blocking=False)
     other.unlockNode(theirs)
-    wait_for(lambda: zk.node_tree.free_ids("p", "main", "label") == [node.id])
+    wait_for(lambda: [*zk.node_tree.iter_free("p", "main", "label")] == [node.id])
 
 
 @pytest.mark.spec("zookeeper-schema.md 14: after suspension or loss the cache is re-synchronised completely")

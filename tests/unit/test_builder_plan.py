@@ -6,10 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nodepool.builder.backoff import MAX_DELAY, Backoff
 from nodepool.builder.plan import Plan, plan
 from nodepool.config.diskimages import DiskImage
 from nodepool.zk.images import ImageData
@@ -102,20 +99,3 @@ def test_another_request_or_configuration_is_another_subject() -> None:
     subjects = [subject(None), subject((1, 0)), subject((1, 1)), subject((2, 0)), subject(None, elements="x")]
     assert len(set(subjects)) == len(subjects)
     assert subject(None) == subject(None)
-
-
-@given(st.integers(1, 60))
-def test_back_off_grows_to_its_limit(count: int) -> None:
-    clock = [0.0]
-    backoff = Backoff(10.0, lambda: clock[0])
-    waits = []
-    for _ in range(count):
-        backoff.failed("a", "s")
-        waits.append(backoff.wait("a", "s"))
-        clock[0] += waits[-1]
-        assert backoff.wait("a", "s") == 0
-    assert waits == sorted(waits) and waits[0] == 10 and waits[-1] <= MAX_DELAY
-    assert backoff.attempts("a", "s") == count
-    assert backoff.wait("a", "another subject") == 0 == backoff.attempts("a", "another subject")
-    backoff.succeeded("a")
-    assert backoff.attempts("a", "s") == 0

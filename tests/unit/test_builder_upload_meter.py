@@ -68,7 +68,7 @@ def test_never_decreases_within_a_pass(image: pathlib.Path) -> None:
         meter.sample()
         file.seek(400_000)
         meter.sample()
-        assert (meter.sent, meter.passes) == (600_000, 1)
+        assert meter.sent == 600_000
     meter.close()
 
 
@@ -77,13 +77,13 @@ def test_checksums_before_the_upload(image: pathlib.Path) -> None:
     with image.open("rb", buffering=0) as file:
         file.read(SIZE)
         meter.sample()
-        assert (meter.sent, meter.passes) == (SIZE, 1)
+        assert meter.sent == SIZE
     meter.sample()
     assert meter.sent == SIZE
     with image.open("rb", buffering=0) as file:
         file.read(1000)
         meter.sample()
-        assert (meter.sent, meter.passes, meter.rate) == (1000, 2, None)
+        assert (meter.sent, meter.rate) == (1000, None)
     meter.close()
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool import config as npconfig
+from nodepool.base.hosts import split_hosts
 from nodepool.config import reading
 from nodepool.config.watch import ConfigWatcher
 from nodepool.driver import ConfigPool, DriverConfig, Drivers
@@ -168,26 +169,29 @@ class TestZooKeeper:
         assert server("a") == server("a")
         assert server("a") != server("b")
 
-    @pytest.mark.spec("config.md 4.5: default port 2281; hosts and the one chroot are also given apart")
+    @pytest.mark.spec("config.md 4.5: default port 2281; hosts and the one chroot")
     def test_hosts_and_chroot(self):
         config = complete()
         assert config.zookeeper_servers == "zk1.example.com:2281,[::1]:2281/test"
-        assert config.zookeeper_hosts == "zk1.example.com:2281,[::1]:2281"
-        assert config.zookeeper_chroot == "/test"
+        assert split_hosts(config.zookeeper_servers) == ("zk1.example.com:2281,[::1]:2281", "/test")
 
     @pytest.mark.spec("config.md 4.5: the same chroot on every entry is accepted, differing ones are an error")
     def test_chroots(self, write, caplog):
         config = load(write, "zookeeper-servers: [{host: a, chroot: /x}, {host: b, chroot: /x}]")
-        assert (config.zookeeper_hosts, config.zookeeper_chroot) == ("a:2281,b:2281", "/x")
+        assert split_hosts(config.zookeeper_servers) == ("a:2281,b:2281", "/x")
         assert "'/x,b:2281/x'" in caplog.text
         with pytest.raises(ConfigurationError, match="different chroots"):
             load(write, "zookeeper-servers: [{host: a, chroot: /x}, {host: b, chroot: /y}]")
         with pytest.raises(ConfigurationError, match="host"):
             load(write, "zookeeper-servers: [{port: 1}]")
 
+        with pytest.raises(ConfigurationError, match="must start with '/'"):
+            load(write, "zookeeper-servers: [{host: a, chroot: x}]")
+
     def test_parse(self):
-        assert npconfig.parseConnectionString("a:1,[::1]:2/x/y") == ("a:1,[::1]:2", "/x/y")
-        assert npconfig.parseConnectionString("a") == ("a:2181", "")
+        assert split_hosts("a:1,[::1]:2/x/y") == ("a:1,[::1]:2", "/x/y")
+        assert split_hosts("a:1/x/, b:2/x,") == ("a:1,b:2", "/x")
+        assert split_hosts("a") == ("a", "")
 
     def test_insecure_must_be_asked_for(self, write):
         assert load(write, "zookeeper-insecure: true").zookeeper_insecure is True

@@ -138,9 +138,6 @@ def test_notify(tmp_path, monkeypatch):
         sock.settimeout(5)
         assert daemon.notify("READY=1", "STATUS=here")
         assert sock.recv(100) == b"READY=1\nSTATUS=here"
-        with daemon.reloading():
-            assert sock.recv(100).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
-        assert sock.recv(100) == b"READY=1"
 
 
 def test_killed_holder_is_taken_over(tmp_path):

@@ -56,13 +56,12 @@ def upload(**values):
         ("\x1b[31mred\x1b[0m\x1b]0;title\x07 text\n", "red text"),
         ("10%\r50%\r100%\r\n", "100%"),
         ("a\x00b\x9bc\u2028d", "a b c d"),
-        ("token=s3cret s3", "token=*** s3"),
         ("x" * 1000, "x" * 497 + "..."),
         ("bad \udcff", "bad ?"),
     ],
 )
 def test_lines_are_fit_for_a_terminal(text, expected):
-    assert clean_line(text, ["s3cret", ""]) == expected
+    assert clean_line(text) == expected
 
 
 def test_the_tail_is_bounded():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodepool.base.backoff import Backoff
 from nodepool.workqueue import Reconciler, WorkQueue
 from tests.conftest import wait_for
 
@@ -133,7 +134,7 @@ def test_close_wakes_everybody() -> None:
 
 
 def test_the_reconciler_retries_with_growing_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reconciler, "BACKOFF_START", 0.01)
+    monkeypatch.setattr(Reconciler, "BACKOFF", Backoff(0.01, 1.0))
     calls: list[str] = []
 
     def reconcile(key: str) -> float | None:
@@ -176,3 +177,24 @@ def test_several_threads_share_keys_but_never_one_key() -> None:
     worker.stop()
     worker.join(5)
     assert len(seen) == 20
+
+
+def test_what_fails_for_days_is_still_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reconciler, "BACKOFF", Backoff(1e-9, 1e-9))
+    calls: list[str] = []
+
+    def reconcile(key: str) -> float | None:
+        calls.append(key)
+        if len(calls) < 1100:
+            raise RuntimeError("induced")
+        return None
+
+    log = logging.getLogger("test.days")
+    log.disabled = True
+    worker: Reconciler[str] = Reconciler("Thread-reconciler", reconcile, log)
+    worker.start()
+    worker.queue.add("k")
+    wait_for(lambda: len(calls) == 1100)
+    assert worker.is_alive()
+    worker.stop()
+    worker.join(5)

@@ -45,17 +45,8 @@ class Context:
             from nodepool.zk.client import ZooKeeperClient
             from nodepool.zk.zookeeper import ZooKeeper
 
-            config = self.config
-            if not config.zookeeper_servers:
-                raise CommandError(f"no zookeeper-servers in {self.args.config}")
-            self._client = ZooKeeperClient(
-                config.zookeeper_servers,
-                timeout=config.zookeeper_timeout,
-                tls_cert=config.zookeeper_tls_cert,
-                tls_key=config.zookeeper_tls_key,
-                tls_ca=config.zookeeper_tls_ca,
-                insecure=config.zookeeper_insecure,
-            )
+            self.config.require(self.args.config, "zookeeper-servers")
+            self._client = ZooKeeperClient.from_config(self.config)
             self._client.connect(self.args.connect_timeout)
             self._zk = ZooKeeper(self._client, enable_cache=False)
         return self._zk

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import stat
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from nodepool import status
+from nodepool.base.files import new_file
 from nodepool.cmd.base import absolute_path
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
 from nodepool.cmd.commands.images import report
@@ -90,27 +90,11 @@ def export_image_data(context: Context) -> None:
     path, force = context.args.path, context.args.force
     _check_target(path, force)
     records = read_records(context.kazoo)
-    # A reader, or a crash, never meets half a file.  Such files are private: mode 0600.
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(records, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        _verify(temporary, records)
-        if force:
-            os.replace(temporary, path)
-        else:
-            _place(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    directory = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    # Private: mode 0600.
+    with new_file(path, place=os.replace if force else _place) as stream:
+        stream.write(json.dumps(records).encode())
+        stream.flush()
+        _verify(stream.name, records)
     report(context, _summary(path, records))
 
 

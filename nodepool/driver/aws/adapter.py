@@ -263,26 +263,11 @@ class AwsAdapter(statemachine.Adapter):
     def _getImportImageTask(self, task_id: str) -> Any:
         return self.images.image_task(task_id)
 
-    def _getImportSnapshotTask(self, task_id: str) -> Any:
-        return self.images.snapshot_task(task_id)
-
     def _listAmis(self) -> list[dict[str, Any]]:
-        return self.cloud.amis()
+        return self.cloud.list_amis()
 
     def _listSnapshots(self) -> list[dict[str, Any]]:
-        return self.cloud.snapshots()
-
-    def _listInstances(self) -> list[dict[str, Any]]:
-        return self.cloud.instances()
-
-    def _listVolumes(self) -> list[dict[str, Any]]:
-        return self.cloud.volumes()
-
-    def _listHosts(self) -> list[dict[str, Any]]:
-        return self.cloud.hosts()
-
-    def _listObjects(self) -> list[dict[str, Any]]:
-        return self.cloud.objects()
+        return self.cloud.list_snapshots()
 
     def _listImages(self) -> list[dict[str, Any]]:
         """For ``nodepool alien-image-list``."""

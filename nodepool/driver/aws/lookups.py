@@ -71,13 +71,8 @@ class AwsLookups:
         self._filters: TTLCache[tuple[str, str], Any] = TTLCache(8192, FILTER_TTL, time.monotonic)
         self._object_tags: dict[tuple[str, str], dict[str, str]] = {}
         executor: Any = _ReadLane(self.calls)
-        cache = LazyExecutorTTLCache(CACHE_TTL, executor)
-        self.hosts = cache(self.list_hosts)
         self.instances = _Listing(self.list_instances, CACHE_TTL)
         self.volumes = _Listing(self.list_volumes, CACHE_TTL)
-        self.amis = cache(self.list_amis)
-        self.snapshots = cache(self.list_snapshots)
-        self.objects = cache(self.list_objects)
         quota_cache = LazyExecutorTTLCache(SERVICE_QUOTA_CACHE_TTL, executor)
         self.ec2_quotas = quota_cache(lambda: self._list_quotas("ec2"))
         self.ebs_quotas = quota_cache(lambda: self._list_quotas("ebs"))

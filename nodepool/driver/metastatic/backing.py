@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import NoNodeError
 
 from nodepool import exceptions
+from nodepool.base.backoff import Backoff
 from nodepool.driver.metastatic import transactions
 from nodepool.driver.metastatic.machines import MetastaticCreateStateMachine, wake
 from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TAKE_OVER_TIMEOUT = 30.0
 """How long to try to lock a backing node that was given to us, in seconds."""
+TAKE_OVER_BACKOFF = Backoff(0.02, 1.0)
 
 Action = Callable[[], Any]
 
@@ -189,9 +191,10 @@ class BackingRequests:
         """Somebody holds the lock for a moment, or the mirror is behind."""
         deadline = time.monotonic() + TAKE_OVER_TIMEOUT
         reason = "no time"
-        pause = 0.02
+        tries = 0
         lock_exists = True
         while not self.adapter.stop_event.is_set() and time.monotonic() < deadline:
+            tries += 1
             try:
                 node = self.adapter.zk.getNode(node_id)
                 if node is None or node.allocated_to != request_id:
@@ -208,8 +211,7 @@ class BackingRequests:
                         return
                     # The mirror is being read again; as long as it shows the node free it would be taken for lost.
                     reason = "it is not seen to be ours yet"
-                    self.adapter.stop_event.wait(pause)
-                    pause = min(pause * 2, 1.0)
+                    self.adapter.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
                     continue
                 if node.state != READY:
                     reason = f"it is {node.state}"
@@ -226,8 +228,7 @@ class BackingRequests:
                 break
             # The directory of the lock is there or not: the server knows better than the mirror.
             lock_exists = not isinstance(cause, NoNodeError)
-            self.adapter.stop_event.wait(pause)
-            pause = min(pause * 2, 1.0)
+            self.adapter.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
         actions: list[Action] = []
         with self.adapter.lock:
             record.taking = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import math
 import os
@@ -19,6 +18,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool import exceptions
+from nodepool.base.files import lock_file
 from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
 from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
 from nodepool.driver.nodemanager.backed_machines import BackedCreateMachine, BackedDeleteMachine
@@ -51,14 +51,14 @@ class PrivateDirectory:
                     self._remove_unused(entry.path)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        lock_file(self._lock, NEW)
 
     @staticmethod
     def _remove_unused(path: str) -> None:
         """Raises OSError: it is used."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(descriptor)
             # One that has just been made is not locked yet.
             if time.time() - os.fstat(descriptor).st_mtime > NEW:
                 shutil.rmtree(path)

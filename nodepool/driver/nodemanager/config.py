@@ -243,12 +243,11 @@ class NodeManagerProviderConfig(ProviderConfig):
             if image.root is None:
                 raise ConfigError(f"cloud-image {image.name} needs a root: host, dir:/path, tar:/path or oci:reference")
             self.cloud_images[image.name] = image
-        for number, entry in enumerate(options.get("diskimages") or []):
+        for entry in options.get("diskimages") or []:
             top = newconfig.diskimages[entry["name"]]
             image = self._image({"username": top.username, "python-path": top.python_path, "shell-type": top.shell_type, **entry})
             top.image_types.add(self.image_type)
             self.diskimages[image.name] = image
-            _ = number
         for number, entry in enumerate(options.get("pools") or []):
             pool = NodeManagerPool()
             try:

@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nodepool.base.backoff import Backoff
 from nodepool.driver.nodemanager import zipapp
 
 MARK = "nodepool:"
 #: Seconds: to log in, to push, for the daemon to start (or, before that, to remove what the machine's last user left).
 CONNECT_TIMEOUT, PUSH_TIMEOUT, START_TIMEOUT = 15, 120.0, 240.0
 REMOVE_TIMEOUT, FORWARD_TIMEOUT, CLOSE_TIMEOUT = 120.0, 10.0, 5.0
-#: Seconds between two attempts: at first, and at most.
-RETRY, RETRY_MAX = 0.5, 15.0
+#: Between two attempts.
+RETRY = Backoff(0.5, 15.0)
 #: Seconds between two signs of life: without them the other end takes the connection for broken.
 BEAT = 20.0
 #: Bytes that the other end may say in one line, and that are kept of its errors.
@@ -296,7 +297,7 @@ class Link:
         return 0.0 if since is None else time.monotonic() - since
 
     def _run(self) -> None:
-        pause = RETRY
+        failures = 0
         try:
             while not self._stopped.is_set():
                 try:
@@ -306,10 +307,8 @@ class Link:
                 except Exception as error:
                     self._log.exception("Error about backing node %s:", self.target.owner)
                     self._failed(repr(error))
-                if self.down_for() < 1:
-                    pause = RETRY
-                self._stopped.wait(pause)
-                pause = min(2 * pause, RETRY_MAX)
+                failures = failures + 1 if self.down_for() >= 1 else 1
+                self._stopped.wait(RETRY.pause(failures))
         finally:
             self.socket.unlink(missing_ok=True)
             (self._directory / f"{self.target.owner}.keys").unlink(missing_ok=True)

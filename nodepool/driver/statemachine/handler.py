@@ -86,8 +86,8 @@ class StateMachineHandler(NodeRequestHandler):
         short = self._short(needed, used=True)
         if short is not None:
             # The figures tell it by now, so they also tell when there is room.
-            self.manager.refusals.clear(ntype)
-        elif self.manager.refusals.rests(ntype):
+            self.manager.refusals.succeeded(ntype)
+        elif self.manager.refusals.wait(ntype):
             short = because(Code.REFUSED_BY_CLOUD, provider=self.provider.name, label=ntype)
         self.shortage = short
         self.wants_more_of_provider = short is None or short.code is not Code.POOL_LIMIT
@@ -97,7 +97,7 @@ class StateMachineHandler(NodeRequestHandler):
         needed = QuotaInformation()
         for label in labels:
             needed.add(self.manager.quotaNeededByLabel(label, self.pool))
-        return self._short(needed.get_resources(), used=True) is None and not any(map(self.manager.refusals.rests, labels))
+        return self._short(needed.get_resources(), used=True) is None and not any(map(self.manager.refusals.wait, labels))
 
     def _short(self, needed: Mapping[str, float], used: bool) -> Reason | None:
         manager = self.manager

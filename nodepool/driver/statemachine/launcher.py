@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from nodepool import exceptions
+from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped
 from nodepool.driver.statemachine.loop import Pace, follow_future
 from nodepool.logconfig import get_annotated_logger
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
 DELETE_LIMIT = 600.0
 """Seconds after which an orphan that cannot be deleted is left to the search for leaks."""
-DELETE_PAUSES = (0.1, 10.0)
-"""First and longest pause after a failed deletion."""
+DELETE_BACKOFF = Backoff(0.1, 10.0)
+"""Pauses after failed deletions."""
 INSTANCE_FIELDS = ("external_id", "public_ipv4", "private_ipv4", "public_ipv6", "host_id", "cloud", "region", "az",
                    "driver_data", "slot", "node_properties")
 
@@ -180,7 +181,7 @@ class StateMachineNodeLauncher(StatsReporter):
         except exceptions.QuotaException:
             self.log.info("Aborting node %s due to quota failure", self.node.id)
             self.manager.invalidateQuotaCache()
-            self.manager.refusals.note(self.node.type[0])
+            self.manager.refusals.failed(self.node.type[0], together=True)
             self.node.external_id = self._external_id()
             self._end(zk.ABORTED, "error.quota", save=True)
             again = None
@@ -279,7 +280,7 @@ class StateMachineNodeLauncher(StatsReporter):
             self.node.host_keys = keys
         self.log.info("Node %s is ready", self.node.id)
         self.manager.label_problems.clear(self.node.type[0], "launch")
-        self.manager.refusals.clear(self.node.type[0])
+        self.manager.refusals.succeeded(self.node.type[0])
         self._end(zk.READY, "ready", save=True)
 
     # -- failures
@@ -392,11 +393,9 @@ class StateMachineNodeLauncher(StatsReporter):
             return None
         level = self.log.exception if self._delete_failures == 0 else self.log.warning
         level("Error deleting %s after a failed launch; trying again: %s", machine.cleanup_id, error)
-        first, longest = DELETE_PAUSES
-        pause = min(longest, first * 2.0 ** min(self._delete_failures, 20))
         self._delete_failures += 1
         self.delete_state_machine = self._delete_machine(machine.cleanup_id)
-        return pause
+        return DELETE_BACKOFF.pause(self._delete_failures)
 
     def lock_lost(self) -> None:
         """The record belongs to somebody else now; from any thread."""

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from nodepool import exceptions
+from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota import QuotaSupport
 from nodepool.driver.resources import QuotaInformation
@@ -19,7 +20,6 @@ from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import MachineLoop
-from nodepool.driver.statemachine.refusals import Refusals
 from nodepool.nodescan import NodescanWorker
 from nodepool.problems import LabelProblems
 from nodepool.zk import zookeeper as zk
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 #: Threads for the first part of launches.
 START_THREADS = 8
+#: Of a label whose nodes the cloud refuses for quota although the figures that it tells have room. The first pause is less than
+#: the interval at which pools look at such a node.
+REFUSED = Backoff(0.5, 15.0)
 
 
 class StateMachineProvider(Provider, QuotaSupport):
@@ -50,7 +53,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.error_labels: set[str] = set()
         self._error_since: dict[str, float] = {}
         self.label_problems = LabelProblems(provider.name)
-        self.refusals = Refusals()
+        self.refusals = KeyedBackoff(REFUSED)
         #: By pool and label: each pool may have another flavor for it.
         self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}
         self.possibly_leaked_nodes: dict[Any, Any] = {}

@@ -1,0 +1,1 @@
+"""Parts that everything may use and that use nothing of ours."""
