@@ -30,8 +30,8 @@ from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
     from nodepool.launcher.poolworker import PoolWorker
+    from nodepool.launcher.state import LauncherState
 
 #: After so many decisions newcomers are sorted in, so that an urgent one overtakes a flood.
 ROUND = 32
@@ -44,9 +44,9 @@ class Assignment(threading.Thread):
 
     log = logging.getLogger("nodepool.Assignment")
 
-    def __init__(self, nodepool: NodePool) -> None:
+    def __init__(self, state: LauncherState) -> None:
         super().__init__(name="PoolWorker-assignment", daemon=True)
-        self.nodepool = nodepool
+        self.state = state
         self._condition = threading.Condition()
         self._dirty: dict[str, None] = {}
         self._wake_all = True
@@ -71,8 +71,8 @@ class Assignment(threading.Thread):
         self.others_return_until = 0.0
         #: Requests that cannot be put into a class, and why.
         self._unusable: dict[str, str] = {}
-        self._net = SafetyNet(nodepool.statsd)
-        self._moves = Moves(nodepool)
+        self._net = SafetyNet(state.statsd)
+        self._moves = Moves(state, self.times_left, self.leave_to_others)
         self._look_at_moves = True
 
     def session_lost(self) -> None:
@@ -103,7 +103,7 @@ class Assignment(threading.Thread):
                 self.version += 1
             if not self._wake_all:
                 self._wake_all = self._look_at_moves = True
-                if self._where or any(worker.paused for worker in self.nodepool.workers_by_id().values()):
+                if self._where or any(worker.paused for worker in self.state.workers_by_id().values()):
                     self._condition.notify()  # else whoever comes next brings it about
 
     def recheck(self, code: Code, **parameters: object) -> None:
@@ -231,7 +231,7 @@ class Assignment(threading.Thread):
             self._unusable.pop(request_id, None)
 
     def _refresh(self, request_id: str) -> None:
-        request: NodeRequest | None = self.nodepool.zk.request_tree.get(request_id)
+        request: NodeRequest | None = self.state.zk.request_tree.get(request_id)
         if request is None or request._state != REQUESTED or request_id in self._claimed:
             self._remove(request_id)
             return
@@ -256,7 +256,7 @@ class Assignment(threading.Thread):
         with self._condition:
             for request_id in list(self._where):
                 self._dirty[request_id] = None
-            for request in self.nodepool.zk.request_tree.snapshot():
+            for request in self.state.zk.request_tree.snapshot():
                 self._dirty[request.id] = None
             self._wake_all = True
             self._condition.notify()
@@ -283,7 +283,7 @@ class Assignment(threading.Thread):
                     self._condition.wait(1.0)
 
     def _pass(self) -> None:
-        ready = self.nodepool.zk.connected and self.nodepool.zk.synced
+        ready = self.state.zk.connected and self.state.zk.synced
         with self._condition:
             self._run_timers(ready)
             dirty, self._dirty = self._dirty, {}
@@ -305,8 +305,8 @@ class Assignment(threading.Thread):
         if not ready or not heads:
             return
         heapq.heapify(heads)
-        pools = self.nodepool.zk.getRegisteredPools()
-        workers = self.nodepool.workers_by_id()
+        pools = self.state.zk.getRegisteredPools()
+        workers = self.state.workers_by_id()
         for _ in range(ROUND):
             if not heads:
                 return
@@ -346,7 +346,7 @@ class Assignment(threading.Thread):
 
     def _look_at_everything(self, now: float) -> None:
         """Safety net: the books are compared with the mirror, and whoever waits is looked at again (condition held)."""
-        snapshot = self.nodepool.zk.request_tree.snapshot()
+        snapshot = self.state.zk.request_tree.snapshot()
         alive = {request.id for request in snapshot}
         for book in (self._unusable, self._left_to_others):
             for request_id in [i for i in book if i not in alive]:
@@ -415,20 +415,20 @@ class Assignment(threading.Thread):
 
     def _decline(self, request_id: str, launcher_ids: tuple[str, ...]) -> None:
         """None of our pools can serve it: say so for all of them at once."""
-        zk = self.nodepool.zk
+        zk = self.state.zk
         seen = zk.request_tree.get(request_id)
         if seen is None or seen.state != REQUESTED:
             self.release(request_id)
             return
         request = seen.copy()
-        registered, workers = {pool.id: pool for pool in zk.getRegisteredPools()}, self.nodepool.workers_by_id()
+        registered, workers = {pool.id: pool for pool in zk.getRegisteredPools()}, self.state.workers_by_id()
         for launcher_id in launcher_ids:
             if launcher_id not in request.declined_by:
                 request.declined_by.append(launcher_id)
                 worker, pool = workers.get(launcher_id), registered.get(launcher_id)
                 if worker is not None and pool is not None:
                     missing = set(request.node_types) - pool.labels
-                    self.nodepool.declines.note(request, launcher_id, worker.label, f"does not offer {joined(missing)}")
+                    self.state.declines.note(request, launcher_id, worker.label, f"does not offer {joined(missing)}")
         pools = registered.keys() | workers.keys()
         if pools <= set(request.declined_by):
             request.state = FAILED
@@ -437,7 +437,7 @@ class Assignment(threading.Thread):
         self._write_decline(request, False)
 
     def _write_decline(self, request: NodeRequest, lock_directory_exists: bool) -> None:
-        zk = self.nodepool.zk
+        zk = self.state.zk
         request_id = request.id or ""
         directory = paths.request_lock(request_id)
         txn = Txn(zk.kazoo_client)
@@ -449,7 +449,7 @@ class Assignment(threading.Thread):
             if error is None:
                 if request.state == FAILED:
                     self.log.info("Failed request %s: %s", request_id, why_not_offered(
-                        request.node_types, zk.getRegisteredPools()) or self.nodepool.declines.known(request))
+                        request.node_types, zk.getRegisteredPools()) or self.state.declines.known(request))
                 self.release(request_id)
             elif isinstance(error, TransactionFailed) and error.path == directory and error.index == 0 \
                     and not lock_directory_exists:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.readycheck import ReadyCheck
 from nodepool.version import get_version_string
 from nodepool.zk import paths
@@ -20,7 +21,7 @@ from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.state import LauncherState
 
 #: Seconds after which the lock directory of a request that is gone is removed (``LOCK_CLEANUP``, if that is less).
 GONE_FOR = 600.0
@@ -35,8 +36,8 @@ class LostRequests:
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, nodepool: NodePool, look_again: Callable[[], Any]) -> None:
-        self.nodepool = nodepool
+    def __init__(self, state: LauncherState, look_again: Callable[[], Any]) -> None:
+        self.state = state
         self._look_again = look_again
         self._lock = threading.Lock()
         #: Requests whose lock has changed.
@@ -46,12 +47,12 @@ class LostRequests:
 
     def run(self, everything: bool) -> None:
         """:param everything: look at all, not only at those whose lock has changed."""
-        facade = self.nodepool.zk
+        facade = self.state.zk
         with self._lock:
             changed, self._changed = self._changed, set()
         with facade.request_tree.lock:
             pending = facade.request_tree.pending
-            candidates = [i for i in (pending if everything else pending & changed) if not self.nodepool.is_handled(i)]
+            candidates = [i for i in (pending if everything else pending & changed) if not self.state.is_handled(i)]
         if not candidates:
             return
         kazoo = facade.kazoo_client
@@ -63,12 +64,12 @@ class LostRequests:
                 contenders = [n for n in answer.get(timeout=30) if paths.contender_number(n) is not None]
             except NoNodeError:
                 contenders, exists = [], False
-            if not contenders and not self.nodepool.is_handled(request_id):
+            if not contenders and not self.state.is_handled(request_id):
                 self._recycle(request_id, exists)
 
     def taken(self, request_id: str) -> None:
         """Another launcher deals with it now.  One of 11.0.0 may let it go as it is: its lock is watched from now on."""
-        tree = self.nodepool.zk.component_tree
+        tree = self.state.zk.component_tree
         if self._others[0] != tree.version:
             ours = get_version_string()
             self._others = tree.version, any(pool.content.get("version") != ours for pool in tree.registered_pools())
@@ -86,7 +87,7 @@ class LostRequests:
 
     def _recycle(self, request_id: str, directory_exists: bool, corrected: dict[str, BaseException] | None = None) -> None:
         """:param corrected: lock directories of nodes that are not as our copy shows them, with the error that told."""
-        facade, corrected = self.nodepool.zk, corrected or {}
+        facade, corrected = self.state.zk, corrected or {}
         seen = facade.request_tree.get(request_id)
         if seen is None or seen.state != zk.PENDING:
             return
@@ -133,16 +134,17 @@ class CleanupWorker(threading.Thread):
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, state: LauncherState, nodes: NodeReconciler, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name="CleanupWorker", daemon=True)
-        self.nodepool = nodepool
+        self.state = state
+        self.nodes = nodes
         self._now = now
         self._event = threading.Event()
         self._stopping = False
         #: All pending requests are to be looked at, not only those whose lock has changed.
         self._everything = True
-        self.lost = LostRequests(nodepool, self._event.set)
-        self._ready = ReadyCheck(nodepool)
+        self.lost = LostRequests(state, self._event.set)
+        self._ready = ReadyCheck(state, nodes)
         #: Requests that are gone and have a lock directory still: since when we have seen that.
         self._gone_requests: dict[str, float] = {}
         self._last_full = 0.0
@@ -161,16 +163,16 @@ class CleanupWorker(threading.Thread):
     def run(self) -> None:
         self._last_full = time.monotonic()
         while not self._stopping:
-            left = self._last_full + self.nodepool.cleanup_interval - time.monotonic()
+            left = self._last_full + self.state.cleanup_interval - time.monotonic()
             woken = self._event.wait(max(0.0, left))
             self._event.clear()
             if self._stopping:
                 break
-            facade = self.nodepool.zk
-            if not (facade.connected and facade.synced and self.nodepool.config is not None):
+            facade = self.state.zk
+            if not (facade.connected and facade.synced and self.state.config is not None):
                 self._event.wait(0.2)
                 continue
-            due = not woken or time.monotonic() - self._last_full >= self.nodepool.cleanup_interval
+            due = not woken or time.monotonic() - self._last_full >= self.state.cleanup_interval
             everything = due
             if self._everything:  # whoever sets it from now on wakes this thread again
                 self._everything, everything = False, True
@@ -193,17 +195,17 @@ class CleanupWorker(threading.Thread):
 
     def _resync_nodes(self) -> None:
         """Safety net: every node once, at low priority."""
-        tree = self.nodepool.zk.node_tree
+        tree = self.state.zk.node_tree
         with tree.lock:
             ids = [*tree.nodes, *tree.empty]
         for node_id in ids:
-            self.nodepool.node_reconciler.look_at(node_id, urgent=False)
+            self.nodes.look_at(node_id, urgent=False)
 
     def _sweep_request_locks(self) -> None:
         """Remove the lock directories of requests that have been gone for a while, unless somebody contends."""
         from nodepool import launcher
 
-        facade, requests, now = self.nodepool.zk, self.nodepool.zk.request_tree, self._now()
+        facade, requests, now = self.state.zk, self.state.zk.request_tree, self._now()
         known = self._gone_requests
         self._gone_requests = {i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None}
         patience = min(GONE_FOR, launcher.LOCK_CLEANUP)
@@ -221,7 +223,7 @@ class CleanupWorker(threading.Thread):
 
     def _leaks(self) -> None:
         """One thread per provider, so that a slow cloud holds up nobody; never two for one provider."""
-        for name, manager in list(self.nodepool.config.provider_managers.items()):
+        for name, manager in list(self.state.config.provider_managers.items()):
             running = self._leak_threads.get(name)
             if running is not None and running.is_alive():
                 self.log.warning("The search for leaks of provider %s is still running", name)

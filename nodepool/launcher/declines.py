@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
@@ -14,7 +15,6 @@ from nodepool.zk.records import NodeRequest
 from nodepool.zk.requests import MIN_READY
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
     from nodepool.launcher.poolworker import PoolWorker
 
 
@@ -26,8 +26,8 @@ class Declines:
 
     log = logging.getLogger("nodepool.Declines")
 
-    def __init__(self, nodepool: NodePool) -> None:
-        self._nodepool = nodepool
+    def __init__(self, zk: Callable[[], Any]) -> None:
+        self._zk = zk
         self._lock = threading.Lock()
         #: Request id -> launcher id -> ``pool: reason``.
         self._noted: dict[str, dict[str, str]] = {}
@@ -44,7 +44,7 @@ class Declines:
         with self._lock:
             self._noted.setdefault(request_id, {})[launcher_id] = one_line(f"{pool}: {reason}")
         try:
-            kazoo = self._nodepool.zk.kazoo_client
+            kazoo = self._zk().kazoo_client
             if self._parent_made is not kazoo:
                 self._parent_made = kazoo
                 kazoo.create_async(declines.ROOT, makepath=True).rawlink(self._written)
@@ -53,7 +53,7 @@ class Declines:
             ).rawlink(self._written)
         except Exception as error:  # the decline itself counts
             self.log.debug("Cannot tell why request %s was declined: %r", request_id, error)
-        if self._nodepool.zk.request_tree.get(request_id) is None:
+        if self._zk().request_tree.get(request_id) is None:
             self._forget(request_id)  # it went meanwhile
 
     def known(self, request: NodeRequest) -> str:
@@ -92,7 +92,7 @@ class Declines:
             noted = self._noted.pop(request_id, {})
         for launcher_id in noted:
             try:
-                self._nodepool.zk.kazoo_client.delete_async(declines.path(request_id, launcher_id)).rawlink(self._written)
+                self._zk().kazoo_client.delete_async(declines.path(request_id, launcher_id)).rawlink(self._written)
             except Exception as error:  # it ends with the session
                 self.log.debug("Cannot remove the reason of request %s now: %r", request_id, error)
 

@@ -22,7 +22,7 @@ from nodepool.zk.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.state import LauncherState
 
 PRIORITY = "900"
 #: Of a label whose requests failed.
@@ -38,9 +38,9 @@ class MinReady(threading.Thread):
 
     log = logging.getLogger("nodepool.MinReady")
 
-    def __init__(self, nodepool: NodePool) -> None:
+    def __init__(self, state: LauncherState) -> None:
         super().__init__(name="PoolWorker-min-ready", daemon=True)
-        self.nodepool = nodepool
+        self.state = state
         self._event = threading.Event()
         self._stopping = False
         #: Our own requests: id -> label.
@@ -87,12 +87,12 @@ class MinReady(threading.Thread):
             self._event.clear()
 
     def _pass(self) -> float:
-        zk = self.nodepool.zk
-        if not (zk.connected and zk.synced and self.nodepool.config is not None):
+        zk = self.state.zk
+        if not (zk.connected and zk.synced and self.state.config is not None):
             return RESYNC
         self._follow()
         wait = RESYNC
-        for label in list(self.nodepool.config.labels.values()):
+        for label in list(self.state.config.labels.values()):
             try:
                 wait = min(wait, self._keep(label))
                 self._logged.pop(label.name, None)
@@ -121,7 +121,7 @@ class MinReady(threading.Thread):
             self.log.error("%s", message, exc_info=error)
 
     def _need(self, label: Any) -> int:
-        zk = self.nodepool.zk
+        zk = self.state.zk
         with zk.request_tree.lock:
             # The node of a fulfilled one is still allocated and therefore not among the ready ones.
             wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
@@ -133,7 +133,7 @@ class MinReady(threading.Thread):
         A launcher frees the node and removes its request in one transaction: we see the removal at once, the free
         node only when it has been read.  When a launcher has died, its requests are gone before their nodes are freed.
         """
-        zk = self.nodepool.zk
+        zk = self.state.zk
         tree = zk.node_tree
         with tree.lock:
             found = [tree.nodes[i] for i in tree.min_ready if i in tree.nodes]
@@ -157,7 +157,7 @@ class MinReady(threading.Thread):
         return False
 
     def _pool_can_serve(self, label: Any, pool: Any, provider: Any) -> bool:
-        manager = self.nodepool.config.provider_managers.get(getattr(provider, "name", None))
+        manager = self.state.config.provider_managers.get(getattr(provider, "name", None))
         if provider is None or manager is None:
             return False
         if not provider.manage_images:
@@ -165,15 +165,15 @@ class MinReady(threading.Thread):
         pool_label = pool.labels[label.name] if isinstance(pool.labels, dict) else None
         diskimage = getattr(pool_label, "diskimage", None)
         if diskimage:
-            return self.nodepool.zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True) is not None
+            return self.state.zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True) is not None
         asked = pool_label if pool_label is not None else label.name
         return self._labels.ready(provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(asked))
 
     def _create(self, label: Any) -> bool:
         """Ask for what is missing; False when another launcher is at it just now."""
-        zk = self.nodepool.zk
+        zk = self.state.zk
         kazoo = zk.kazoo_client
-        mark = Mark(kazoo, self.nodepool.identifier, "min-ready", label.name)
+        mark = Mark(kazoo, self.state.identifier, "min-ready", label.name)
         if not mark.take():
             return False
         taken = True
@@ -210,7 +210,7 @@ class MinReady(threading.Thread):
 
     def _follow(self) -> None:
         """Finish our requests: fulfilled ones free their nodes, failed ones are tried again later."""
-        zk = self.nodepool.zk
+        zk = self.state.zk
         if self._adopt:
             self._adopt_own()
         for request_id, label in list(self._requests.items()):
@@ -231,7 +231,7 @@ class MinReady(threading.Thread):
 
     def _adopt_own(self) -> None:
         """The answer to a creation got lost: find what our session has created."""
-        zk = self.nodepool.zk
+        zk = self.state.zk
         session = zk.client.session_id
         found = [r for r in zk.nodeRequestIterator(cached=False)
                  if r.requestor == MIN_READY and r.stat is not None and r.stat.ephemeralOwner == session]
@@ -240,7 +240,7 @@ class MinReady(threading.Thread):
         self._adopt = False
 
     def _finish(self, request: NodeRequest) -> None:
-        zk = self.nodepool.zk
+        zk = self.state.zk
         txn = Txn(zk.kazoo_client)
         for node_id in request.nodes:
             seen = zk.node_tree.get(node_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nodepool.base.backoff import Backoff
@@ -12,8 +13,8 @@ from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, READY
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
     from nodepool.launcher.poolworker import PoolWorker
+    from nodepool.launcher.state import LauncherState
 
 #: Seconds that a request waits for its pool before one of worse priority may have it.
 PATIENCE = 10.0
@@ -28,20 +29,26 @@ LONG_REST = 60.0
 
 
 class Moves:
-    """Finds another pool for paused requests; used by the assignment's thread only."""
+    """Finds another pool for paused requests; used by the assignment's thread only.
 
-    def __init__(self, nodepool: NodePool) -> None:
-        self._nodepool = nodepool
+    :param times_left: how often the request was left to other launchers.
+    :param leave_to_others: leaves it to them now.
+    """
+
+    def __init__(self, state: LauncherState, times_left: Callable[[str], int], leave_to_others: Callable[[str], None]) -> None:
+        self._state = state
+        self._times_left = times_left
+        self._leave_to_others = leave_to_others
         #: When to look although no event has come (monotonic seconds).
         self.due = math.inf
 
     def look(self) -> None:
         self.due = math.inf
-        workers = self._nodepool.workers_by_id()
+        workers = self._state.workers_by_id()
         paused = [h for worker in workers.values() for h in list(worker.paused_handlers)]
         if not paused:
             return
-        pools = self._nodepool.zk.getRegisteredPools()
+        pools = self._state.zk.getRegisteredPools()
         for handler in sorted(paused, key=lambda h: h.request.priority):
             if handler.accepted and not handler.done:
                 self._look_at(handler, pools, workers)
@@ -60,14 +67,14 @@ class Moves:
             patience = PATIENCE if pool.priority > mine.priority else 0.0
             if worker is None:
                 # They cannot be asked: less and less often, and not with nodes that it has already.
-                turns = 1 + self._nodepool.assignment.times_left(request.id)
+                turns = 1 + self._times_left(request.id)
                 patience = max(patience, Backoff(OTHERS_TURN, 256 * OTHERS_TURN).pause(turns))
             if time.monotonic() < handler.paused_since + patience:
                 self.due = min(self.due, handler.paused_since + patience)
             elif worker is not None:
                 self._ask(worker, handler)
             elif not handler.nodeset:
-                self._nodepool.assignment.leave_to_others(request.id)
+                self._leave_to_others(request.id)
                 handler.pw.post(handler, handler.move)
                 return
 

@@ -6,13 +6,16 @@ Level-triggered: told only *which* node, it looks at the present record and does
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NodeExistsError, NotEmptyError
 
 from nodepool.base.backoff import Backoff
+from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import FOREIGN
 from nodepool.workqueue import Reconciler
 from nodepool.zk import paths
@@ -21,7 +24,7 @@ from nodepool.zk.locks import LockHandle, add_lock, add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.state import LauncherState
 
 DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
 #: A ready node that was made to carry others, while whoever asked for it has died before taking it: so many seconds
@@ -35,12 +38,12 @@ DELETE_PAUSE_MAX = 60.0
 
 
 class NodeReconciler:
-    """The thread ``DeletedNodeWorker``."""
+    """The threads ``DeletedNodeWorker``."""
 
     log = logging.getLogger("nodepool.DeletedNodeWorker")
 
-    def __init__(self, nodepool: NodePool, now: Callable[[], float] = time.time) -> None:
-        self.nodepool = nodepool
+    def __init__(self, state: LauncherState, now: Callable[[], float] = time.time) -> None:
+        self.state = state
         self._now = now
         #: When a deletion of ours began, and the how many-th it was; the next one has to wait.
         self._attempts: dict[str, tuple[float, int]] = {}
@@ -48,16 +51,24 @@ class NodeReconciler:
         self._marking: set[str] = set()
         self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
         self.queue = self._worker.queue
-        self.threads = self._worker.threads
+        self.deletions: SimpleQueue[zk.Node | None] = SimpleQueue()
+        #: For providers whose deletions begin with a call that takes its time.
+        self.delete_thread = threading.Thread(target=self._run_deletions, name="DeletedNodeWorker", daemon=True)
+        self.threads = [*self._worker.threads, self.delete_thread]
 
     def start(self) -> None:
         self._worker.start()
+        self.delete_thread.start()
 
     def stop(self) -> None:
         self._worker.stop()
+        self.deletions.put(None)
 
-    def join(self, timeout: float | None = None) -> None:
+    def join(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
         self._worker.join(timeout)
+        if self.delete_thread.ident is not None:
+            self.delete_thread.join(max(0.1, deadline - time.monotonic()))
 
     def is_alive(self) -> bool:
         return self._worker.is_alive()
@@ -69,7 +80,7 @@ class NodeReconciler:
 
     def reconcile(self, node_id: str) -> float | None:
         """Do the next step for this node; seconds until the next look, or None."""
-        facade = self.nodepool.zk
+        facade = self.state.zk
         if not (facade.connected and facade.synced):
             return None  # everything is looked at again after the synchronisation
         tree = facade.node_tree
@@ -81,7 +92,7 @@ class NodeReconciler:
             return None
         if tree.is_locked(node_id) or tree.is_changing(node_id):
             return None  # the unlocking, or the new record, brings us back
-        if node.provider not in self.nodepool.config.providers:
+        if node.provider not in self.state.config.providers:
             return None
         state = node.state
         if state in DELETABLE:
@@ -102,7 +113,7 @@ class NodeReconciler:
                 self._change(node, changed, "Unallocated ready node %s: its request is gone")
             return None
         limits = [age for label in node.type
-                  if (age := getattr(self.nodepool.config.labels.get(label), "max_ready_age", 0) or 0) > 0]
+                  if (age := getattr(self.state.config.labels.get(label), "max_ready_age", 0) or 0) > 0]
         if (node.requestor or "").startswith(METASTATIC):
             limits.append(BACKING_AGE)
         if not limits:
@@ -113,7 +124,7 @@ class NodeReconciler:
         limits = []
         if node.hold_expiration is not None and node.hold_expiration > 0:
             limits.append(float(node.hold_expiration))
-        global_limit = self.nodepool.config.max_hold_age
+        global_limit = self.state.config.max_hold_age
         if global_limit and global_limit > 0:
             limits.append(float(global_limit))
         if not limits or min(limits) == float("inf"):
@@ -139,7 +150,7 @@ class NodeReconciler:
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
             return None
         age = self._now() - (node.state_time or 0)
-        if age < INIT_AGE and any(pool.id == node.launcher for pool in self.nodepool.zk.getRegisteredPools()):
+        if age < INIT_AGE and any(pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()):
             # Its maker is alive; when that ends this node is not announced.
             return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
         changed = node.copy()
@@ -148,14 +159,14 @@ class NodeReconciler:
         return None
 
     def _request_missing(self, request_id: str) -> bool:
-        facade = self.nodepool.zk
+        facade = self.state.zk
         if facade.request_tree.get(request_id) is not None:
             return False
         return facade.kazoo_client.exists(paths.request(request_id)) is None
 
     def _change(self, seen: zk.Node, changed: zk.Node, message: str, exists: bool | None = None) -> None:
         """Write, provided that nobody has locked or changed the node; ``exists``: whether it has a lock directory."""
-        facade = self.nodepool.zk
+        facade = self.state.zk
         node_id = seen.id or ""
         txn, directory = Txn(facade.kazoo_client), paths.node_lock(node_id)
         add_unlocked_check(txn, directory, node_id in facade.node_tree.lock_dirs if exists is None else exists)
@@ -175,7 +186,7 @@ class NodeReconciler:
 
     def _remove_empty(self, node_id: str) -> float | None:
         """A znode without data, left by somebody who locked a deleted node."""
-        facade = self.nodepool.zk
+        facade = self.state.zk
         txn = Txn(facade.kazoo_client)
         if node_id in facade.node_tree.lock_dirs:
             txn.delete(paths.node_lock(node_id))
@@ -193,18 +204,18 @@ class NodeReconciler:
     def _delete(self, node: zk.Node) -> float | None:
         node_id = node.id or ""
         began, tries = self._attempts.get(node_id, (0.0, 0))
-        interval = self.nodepool.delete_interval
+        interval = self.state.delete_interval
         # It doubles with each try: what fails again and again costs little.
         left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - time.monotonic()
         if tries and left > 0:
             return float(left) + 0.01
-        manager = self.nodepool.config.provider_managers.get(node.provider)
+        manager = self.state.config.provider_managers.get(node.provider)
         if node.state != zk.DELETED and node.provider is not None and manager is None:
             return 5.0
         if node_id in self._marking:
             return None
         self._marking.add(node_id)
-        facade = self.nodepool.zk
+        facade = self.state.zk
         changed = node.copy()
         if node.state not in (zk.DELETED, zk.DELETING):  # state_time tells since when
             changed.state = zk.DELETING
@@ -223,17 +234,32 @@ class NodeReconciler:
             path = str(results[lock])
             changed.lock = LockHandle(path.rsplit("/", 1)[0], path, None)
             changed.stat = results[index]
-            self.nodepool.start_deletion(changed)
+            self._start_deletion(changed)
 
         facade.writer.submit(txn, locked)
         return None
 
-    def begin(self, node: zk.Node) -> None:
-        """The node is ours and marked: let its provider delete it (on the reconciler's helper thread)."""
-        manager = self.nodepool.config.provider_managers.get(node.provider)
+    def _start_deletion(self, node: zk.Node) -> None:
+        """The node is locked and marked: its provider deletes it."""
+        config = self.state.config
+        manager = config.provider_managers.get(node.provider) if config is not None else None
+        if isinstance(manager, StateMachineProvider) and node.state == zk.DELETING:
+            self._begin(node)  # only queues it
+        else:
+            self.deletions.put(node)
+
+    def _run_deletions(self) -> None:
+        while True:
+            node = self.deletions.get()
+            if node is None:
+                return
+            self._begin(node)
+
+    def _begin(self, node: zk.Node) -> None:
+        manager = self.state.config.provider_managers.get(node.provider)
         try:
             if node.state == zk.DELETED or node.provider is None:
-                self.nodepool.zk.deleteNode(node)
+                self.state.zk.deleteNode(node)
                 return
             if manager is None:
                 raise RuntimeError(f"provider {node.provider} is not running")
@@ -246,6 +272,6 @@ class NodeReconciler:
     def _unlock(self, node: zk.Node) -> None:
         handle, node.lock = node.lock, None
         if isinstance(handle, LockHandle):
-            txn = Txn(self.nodepool.zk.kazoo_client)
+            txn = Txn(self.state.zk.kazoo_client)
             txn.delete(handle.path)
-            self.nodepool.zk.writer.submit(txn)
+            self.state.zk.writer.submit(txn)

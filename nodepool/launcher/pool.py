@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Iterable
@@ -14,15 +13,13 @@ from typing import Any
 from nodepool import hostnames, metrics
 from nodepool.config.changes import taken_over
 from nodepool.config.keeper import ConfigKeeper
-from nodepool.driver.statemachine import StateMachineProvider
-from nodepool.launcher import helpers
 from nodepool.launcher.assignment import Assignment
 from nodepool.launcher.cleanup import CleanupWorker
-from nodepool.launcher.declines import Declines
 from nodepool.launcher.events import LauncherEvents
 from nodepool.launcher.minready import MinReady
 from nodepool.launcher.nodes import NodeReconciler
 from nodepool.launcher.poolworker import PoolWorker
+from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
 from nodepool.problems import Problem, image_problems, one_line, published
 from nodepool.provider_manager import SILENT_JOIN, ProviderManager, provider_problems
@@ -30,7 +27,6 @@ from nodepool.reasons import Code, Reason, because
 from nodepool.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
-from nodepool.zk.records import DELETING, Node
 from nodepool.zk.tree import Tree
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -38,25 +34,6 @@ from nodepool.zk.zookeeper import ZooKeeper
 STOP_TIMEOUT = 9.0
 #: Seconds to wait for a complete mirror before the first work.
 SYNC_TIMEOUT = 60.0
-
-
-class NodeClaims:
-    """Free nodes that some handler of this process is about to take."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ids: set[str | None] = set()
-
-    def claim(self, node_id: str | None) -> bool:
-        with self._lock:
-            if node_id in self._ids:
-                return False
-            self._ids.add(node_id)
-            return True
-
-    def release(self, node_id: str | None) -> None:
-        with self._lock:
-            self._ids.discard(node_id)
 
 
 def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
@@ -85,47 +62,68 @@ class NodePool(threading.Thread):
         self.securefile = securefile
         self.configfile = configfile
         self.watermark_sleep = watermark_sleep
-        self.cleanup_interval: float = 60
-        self.delete_interval: float = 5
-        self.config: Any = None
-        self.zk: Any = None
-        self.statsd: Any = metrics.shared()
+        self.state = LauncherState()
+        self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
         self.ready = False
         #: Where the ZooKeeper session is remembered, so that the next process can end it when we are killed.
         self.session_file: str | None = None
-        self.stopped = threading.Event()
-        self.identifier = f"{hostnames.short()}-{os.getpid()}"
-        self.claims = NodeClaims()
-        self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
+        self.stopped = self.state.stopped
         self.config_state = ConfigKeeper(
             (configfile, securefile), self.log, lambda stale: self.statsd.gauge(metrics.LAUNCHER_CONFIG_STALE(), stale),
             ["zookeeper-servers"])
         self._wake = threading.Event()
-        self._pool_threads: dict[str, PoolWorker] = {}
-        self._workers: dict[str, PoolWorker] = {}
         self._leaving: list[PoolWorker] = []
-        self._handlers: dict[str, Any] = {}
-        self._deletions: queue.SimpleQueue[Node | None] = queue.SimpleQueue()
         self._component: LauncherComponent | None = None
         self._begun = False
-        self.declines = Declines(self)
-        self.assignment = Assignment(self)
-        self.node_reconciler = NodeReconciler(self)
-        self.min_ready = MinReady(self)
-        self.cleanup = CleanupWorker(self)
-        self.statistics = StatsWorker(self)
-        self.events = LauncherEvents(self)
-        self._delete_thread = threading.Thread(
-            target=self._run_deletions, name="DeletedNodeWorker", daemon=True)
+        # Each part with what it depends on; each is a thread, or has some, but for the events.
+        self.assignment = Assignment(self.state)
+        self.node_reconciler = NodeReconciler(self.state)
+        self.min_ready = MinReady(self.state)
+        self.cleanup = CleanupWorker(self.state, self.node_reconciler)
+        self.statistics = StatsWorker(self.state, self.assignment, self.publish_problems)
+        self.events = LauncherEvents(
+            self.state, self.assignment, self.node_reconciler, self.min_ready, self.cleanup, self.statistics)
         #: Knows the threads without which we serve nothing; who runs us ends the process when one has ended.
         self.watchdog = Watchdog()
-        for thread in (self, self.assignment, self.min_ready, self.cleanup, self._delete_thread,
-                       *self.node_reconciler.threads):
+        for thread in (self, self.assignment, self.min_ready, self.cleanup, *self.node_reconciler.threads):
             self.watchdog.guard(thread)
         self.watchdog.guard(self.statistics, may_end=lambda: self.statsd is None)
 
     # -- what others ask
+
+    @property
+    def config(self) -> Any:
+        """The configuration in force; None until there is one."""
+        return self.state.config
+
+    @property
+    def zk(self) -> Any:
+        return self.state.zk
+
+    @property
+    def cleanup_interval(self) -> float:
+        return self.state.cleanup_interval
+
+    @cleanup_interval.setter
+    def cleanup_interval(self, seconds: float) -> None:
+        self.state.cleanup_interval = seconds
+
+    @property
+    def delete_interval(self) -> float:
+        return self.state.delete_interval
+
+    @delete_interval.setter
+    def delete_interval(self, seconds: float) -> None:
+        self.state.delete_interval = seconds
+
+    @property
+    def _pool_threads(self) -> dict[str, PoolWorker]:
+        return self.state.pool_threads
+
+    @property
+    def _delete_thread(self) -> threading.Thread:
+        return self.node_reconciler.delete_thread
 
     def getZK(self) -> Any:
         return self.zk
@@ -138,26 +136,23 @@ class NodePool(threading.Thread):
         return self.config.provider_managers[name]
 
     def getPoolWorkers(self, provider_name: str) -> list[PoolWorker]:
-        return [w for w in self.pool_workers() if w.provider_name == provider_name]
+        return self.state.getPoolWorkers(provider_name)
 
     def workers_by_id(self) -> dict[str, PoolWorker]:
         """Running pools by launcher id."""
-        return self._workers
+        return self.state.workers_by_id()
 
     def pool_workers(self) -> list[PoolWorker]:
-        return list(self._pool_threads.values())
-
-    def is_handled(self, request_id: str) -> bool:
-        return request_id in self._handlers
+        return self.state.pool_workers()
 
     def handler_of(self, request_id: str) -> Any:
         """Who deals with the request here; None: nobody."""
-        return self._handlers.get(request_id)
+        return self.state.handler_of(request_id)
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
         """(request, labels, state, why it is not fulfilled yet) of every request that this launcher deals with."""
         rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
-        for request_id, handler in list(self._handlers.items()):
+        for request_id, handler in list(self.state.handlers.items()):
             reason = because(Code.PAUSED, why=handler.shortage or "no quota") if handler.paused else because(Code.LAUNCHING)
             rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state),
                          (reason.at(handler.pw.label),)))
@@ -191,7 +186,7 @@ class NodePool(threading.Thread):
                  for name in config.providers_not_running]
         found += [Problem(f"goes on with its last good configuration: {reason}", name)
                   for name, reason in config.provider_errors.items() if name in config.providers]
-        return found + provider_problems(config) + self.declines.problems(config) + records
+        return found + provider_problems(config) + self.state.declines.problems(config) + records
 
     def publish_problems(self) -> None:
         """Tell everybody, in our component record; written only when something has changed."""
@@ -236,7 +231,7 @@ class NodePool(threading.Thread):
                 continue
             config.providers_not_running.append(name)
             self.log.error("Provider %s is left out: %s", name, reason)
-        self.config = config
+        self.state.config = config
         # Only now: whoever finds one of them ended finds its successor.
         for manager in replaced:
             ProviderManager._call(manager, "stop")
@@ -277,11 +272,11 @@ class NodePool(threading.Thread):
         for provider_name, pool_name in sorted(wanted):
             key = f"{provider_name}-{pool_name}"
             if key not in self._pool_threads:
-                worker = PoolWorker(self, provider_name, pool_name)
+                worker = PoolWorker(self.state, self.assignment, provider_name, pool_name)
                 self._pool_threads[key] = worker
                 self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
                 worker.start()
-        self._workers = {w.launcher_id: w for w in self._pool_threads.values()}
+        self.state.workers = {w.launcher_id: w for w in self._pool_threads.values()}
         self._leaving = [w for w in self._leaving if w.is_alive()]
 
     # -- start
@@ -296,7 +291,7 @@ class NodePool(threading.Thread):
             client.stop_connecting.set()
         try:
             client.connect()
-            self.zk = zk
+            self.state.zk = zk
             if not zk.wait_synced(SYNC_TIMEOUT):
                 self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
             self._component = LauncherComponent(client, hostnames.short())
@@ -305,7 +300,7 @@ class NodePool(threading.Thread):
             return
         except Exception:
             # There will be another client: this one, and what it tells, must end before.
-            self.zk = self._component = None
+            self.state.zk = self._component = None
             client.state_listeners.clear()
             zk.disconnect()
             raise
@@ -326,7 +321,7 @@ class NodePool(threading.Thread):
             self._wake.clear()
 
     def _start_workers(self) -> None:
-        for worker in (self.assignment, self.min_ready, self.cleanup, self.statistics, self._delete_thread):
+        for worker in (self.assignment, self.min_ready, self.cleanup, self.statistics):
             if worker.ident is None:
                 worker.start()
         if not self.node_reconciler.is_alive():
@@ -336,33 +331,6 @@ class NodePool(threading.Thread):
         self.events.all_synced()
         self.ready = True
         self.log.info("The launcher is ready")
-
-    # -- handlers and deletions
-
-    def handler_started(self, handler: Any) -> None:
-        self._handlers[handler.request.id] = handler
-
-    def handler_finished(self, handler: Any) -> None:
-        request_id = handler.request.id
-        if self._handlers.get(request_id) is handler:
-            del self._handlers[request_id]
-        self.zk.reservations.release(("tenant", handler))
-
-    def start_deletion(self, node: Node) -> None:
-        """The node is locked and marked: its provider deletes it."""
-        config = self.config
-        manager = config.provider_managers.get(node.provider) if config is not None else None
-        if isinstance(manager, StateMachineProvider) and node.state == DELETING:
-            self.node_reconciler.begin(node)  # only queues it
-        else:
-            self._deletions.put(node)
-
-    def _run_deletions(self) -> None:
-        while True:
-            node = self._deletions.get()
-            if node is None:
-                return
-            self.node_reconciler.begin(node)
 
     # -- stop
 
@@ -383,7 +351,6 @@ class NodePool(threading.Thread):
         workers: list[Any] = [self.assignment, self.min_ready, self.cleanup, self.node_reconciler, self.statistics]
         for worker in workers:
             worker.stop()
-        self._deletions.put(None)
         pools = [*self._pool_threads.values(), *self._leaving]
         for pool in pools:
             pool.running = False
@@ -393,7 +360,7 @@ class NodePool(threading.Thread):
             deadline = min(deadline, time.monotonic() + SILENT_JOIN)
         for pool in pools:
             pool.stop()
-        for worker in [*workers, *pools, self._delete_thread]:
+        for worker in [*workers, *pools]:
             if getattr(worker, "ident", 1) is not None:
                 worker.join(max(0.1, deadline - time.monotonic()))
         if self._component is not None:

@@ -15,7 +15,8 @@ from nodepool.launcher.fullness import Fullness
 from nodepool.reasons import Code, Reason, because
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.assignment import Assignment
+    from nodepool.launcher.state import LauncherState
 
 #: Requests handed to a pool that it has not looked at yet; more wait in serving order.
 BACKLOG = 48
@@ -24,7 +25,9 @@ BACKLOG = 48
 class PoolRoom:
     """The part of a :class:`~nodepool.launcher.poolworker.PoolWorker` that the assignment asks."""
 
-    nodepool: NodePool
+    #: Drivers know it by this name.
+    nodepool: LauncherState
+    assignment: Assignment
     provider_name: str
     pool_name: str
     label: str
@@ -39,7 +42,7 @@ class PoolRoom:
     # -- what drivers use
 
     def getZK(self) -> Any:
-        return self.nodepool.getZK()
+        return self.nodepool.zk
 
     def getProviderConfig(self) -> Any:
         return self.nodepool.config.providers.get(self.provider_name)
@@ -139,7 +142,7 @@ class PoolRoom:
         """Whether it is certain that there is no node of the label, and somebody waits for one."""
         manager = self.getProviderManager()
         return (self._counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0
-                and self.nodepool.assignment.is_wanted(label))
+                and self.assignment.is_wanted(label))
 
     def note_full(self, labels: list[str], reason: Reason) -> None:
         """There is no room for these labels: until that changes we are asked for them last, and say so to all launchers."""
@@ -151,7 +154,7 @@ class PoolRoom:
         """There may be room again."""
         if self._full and self._full.forget(self._has_none, age):
             self._publish_soon()
-            self.nodepool.assignment.wake()
+            self.assignment.wake()
 
     def _publish_soon(self) -> None:
         """Tell other launchers whether we take requests."""
@@ -174,7 +177,7 @@ class PoolRoom:
         """What counted as launches to come, or as about to take free nodes, does so no more."""
         provider = self.getProviderConfig()
         if provider is not None and provider.max_concurrency != -1:
-            self.nodepool.assignment.recheck(Code.MAX_CONCURRENCY)
+            self.assignment.recheck(Code.MAX_CONCURRENCY)
         if self._counts_labels(self.getProviderManager()):
-            self.nodepool.assignment.recheck(Code.BEING_TAKEN)
+            self.assignment.recheck(Code.BEING_TAKEN)
 

@@ -26,7 +26,8 @@ from nodepool.zk.components import PoolComponent
 from nodepool.zk.records import REQUESTED
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.assignment import Assignment
+    from nodepool.launcher.state import LauncherState
 
 #: Seconds between two looks at handlers that no event announces.
 TICK = 1.0
@@ -37,9 +38,10 @@ PUBLISH_DELAY = 0.05
 class PoolWorker(threading.Thread, PoolRoom):
     """The thread of one pool.  Drivers see it as ``pw`` (driver-api.md 5.1)."""
 
-    def __init__(self, nodepool: NodePool, provider_name: str, pool_name: str) -> None:
+    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
         super().__init__(name=f"PoolWorker.{provider_name}-{pool_name}", daemon=True)
-        self.nodepool = nodepool
+        self.nodepool = state
+        self.assignment = assignment
         self.provider_name = provider_name
         self.pool_name = pool_name
         self.label = f"{provider_name}-{pool_name}"
@@ -58,7 +60,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._creation_lock = threading.Lock()
         self._creator: Any = None
         self._creation_queue: deque[Any] = deque()
-        self._helpers = Helpers(f"{self.name}_helper", nodepool.common_helpers)
+        self._helpers = Helpers(f"{self.name}_helper", state.common_helpers)
         self._retry_queued = False
         self._publish_at: float | None = None
         self._logged: set[str] = set()
@@ -123,7 +125,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.paused_handlers.discard(handler)
         if before != self.paused:
             self._publish_soon()
-            self.nodepool.assignment.wake()
+            self.assignment.wake()
 
     def _publish_soon(self) -> None:
         if self._publish_at is None:
@@ -153,7 +155,7 @@ class PoolWorker(threading.Thread, PoolRoom):
 
     def request_released(self, handler: Any) -> None:
         """The request is open again while launches of this handler still run."""
-        self.nodepool.assignment.release(handler.request.id)
+        self.assignment.release(handler.request.id)
 
     def finished(self, handler: Any, retry_after: float | None = None, reason: Reason | None = None) -> None:
         """The handler has come to its end; ``retry_after``: the request was given back unserved, because of ``reason``, else
@@ -164,18 +166,17 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)
         self.nodepool.handler_finished(handler)
-        assignment = self.nodepool.assignment
         if retry_after is None:
-            assignment.release(handler.request.id)
-            assignment.wake()
+            self.assignment.release(handler.request.id)
+            self.assignment.wake()
         elif retry_after > 0:
-            assignment.release(handler.request.id, retry_after=retry_after)
+            self.assignment.release(handler.request.id, retry_after=retry_after)
             self._launches_ended()
         else:
             if reason is None:
                 told = self._counts_labels(self.getProviderManager())
                 reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
-            assignment.release(handler.request.id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
+            self.assignment.release(handler.request.id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
             self._launches_ended()
         self._promise_returned(handler)
 
@@ -188,7 +189,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 self._offered.add(request_id)
                 self._tasks.put((self._consider, (request_id, check_only, gives_way)))
                 return
-        self.nodepool.assignment.release(request_id)
+        self.assignment.release(request_id)
 
     # -- requests
 
@@ -198,21 +199,20 @@ class PoolWorker(threading.Thread, PoolRoom):
         finally:
             self._offered.discard(request_id)  # also when something has failed
             if self.backlog == BACKLOG // 2:
-                self.nodepool.assignment.wake()
+                self.assignment.wake()
 
     def _take_on(self, request_id: str, check_only: bool, gives_way: bool) -> None:
-        assignment = self.nodepool.assignment
         zk = self.getZK()
         request = zk.request_tree.get(request_id)
         if request is None or request.state != REQUESTED or self.launcher_id in request.declined_by \
                 or not self.running:
             self._offered.discard(request_id)
-            assignment.release(request_id)
+            self.assignment.release(request_id)
             self._launches_ended()
             return
         manager = self.getProviderManager()
         if manager is None:
-            assignment.release(request_id, wait_for=because(Code.PROVIDER_NOT_RUNNING),
+            self.assignment.release(request_id, wait_for=because(Code.PROVIDER_NOT_RUNNING),
                                refused_by=self.launcher_id)
             self._launches_ended()
             return
@@ -221,7 +221,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         except FOREIGN as error:
             self.log.exception("The driver cannot handle request %s:", request_id)
             self.nodepool.declines.driver_failed(self, request, error)
-            assignment.release(request_id, retry_after=30.0)
+            self.assignment.release(request_id, retry_after=30.0)
             self._launches_ended()
             return
         handler.gives_way = gives_way
@@ -258,7 +258,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
         self.nodepool.handler_finished(handler)
-        self.nodepool.assignment.release(
+        self.assignment.release(
             handler.request.id, wait_for=wait_for, checked_by=checked_by, refused_by=self.launcher_id)
         self._launches_ended()
         self._promise_returned(handler)
@@ -266,7 +266,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _promise_returned(self, handler: Any) -> None:
         """What the tenant was promised for this request may be what others of it wait for."""
         if handler.promised:
-            self.nodepool.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
+            self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
 
     def _tenant_shortage(self, handler: Any, manager: Any) -> Reason | None:
         request = handler.request
@@ -316,7 +316,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def limits_known(self) -> None:
         """The limits of the provider have been asked for again; from any thread."""
         self.capacity_changed()
-        self.nodepool.assignment.wake()
+        self.assignment.wake()
 
     def _look_at_limits(self) -> None:
         """Nobody tells when they grow."""
@@ -384,7 +384,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             self._closed = True
         for request_id in list(self._offered):
             self._offered.discard(request_id)
-            self.nodepool.assignment.release(request_id)
+            self.assignment.release(request_id)
 
     def _pause(self, next_tick: float) -> float | None:
         ticking = self.request_handlers or self._full or (self.component is None and self.running)

@@ -10,10 +10,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.nodes import NodeReconciler
 from nodepool.zk import zookeeper as zk
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.state import LauncherState
 
 
 class ReadyCheck:
@@ -21,21 +22,22 @@ class ReadyCheck:
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, nodepool: NodePool) -> None:
-        self._nodepool = nodepool
+    def __init__(self, state: LauncherState, nodes: NodeReconciler) -> None:
+        self._state = state
+        self._nodes = nodes
         self._threads: dict[str, threading.Thread] = {}
 
     def run(self) -> None:
         """Begin to look at the ready nodes of every provider that can tell."""
         ready: dict[str, list[zk.Node]] = {}
-        tree = self._nodepool.zk.node_tree
+        tree = self._state.zk.node_tree
         with tree.lock:
             nodes_now = list(tree.nodes.values())
         for node in nodes_now:
             if node.state == zk.READY and node.allocated_to is None and node.external_id and not tree.is_locked(node.id):
                 ready.setdefault(str(node.provider), []).append(node)
         for name, nodes in ready.items():
-            find = getattr(self._nodepool.config.provider_managers.get(name), "findMissingNodes", None)
+            find = getattr(self._state.config.provider_managers.get(name), "findMissingNodes", None)
             running = self._threads.get(name)
             if find is None or (running is not None and running.is_alive()):
                 continue
@@ -55,7 +57,7 @@ class ReadyCheck:
                                  type(error).__name__, error)
                 continue
             for node in missing:
-                self._nodepool.node_reconciler.discard(node)
+                self._nodes.discard(node)
 
     def join(self, timeout: float | None = None) -> None:
         for thread in self._threads.values():

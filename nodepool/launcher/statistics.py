@@ -15,13 +15,14 @@ from kazoo.exceptions import KazooException
 
 from nodepool import hostnames, metrics
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.assignment import Assignment
 from nodepool.reasons import Code
 from nodepool.stats import normalize_statsd_name
 from nodepool.zk import paths
 from nodepool.zk.records import Node
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.state import LauncherState
 
 STATES = sorted(Node.VALID_STATES)
 #: Seconds between two reports at least, and between two complete ones at most.
@@ -36,9 +37,11 @@ class StatsWorker(threading.Thread):
 
     log = logging.getLogger("nodepool.StatsWorker")
 
-    def __init__(self, nodepool: NodePool) -> None:
+    def __init__(self, state: LauncherState, assignment: Assignment, publish_problems: Callable[[], None]) -> None:
         super().__init__(name="StatsWorker", daemon=True)
-        self.nodepool = nodepool
+        self.state = state
+        self.assignment = assignment
+        self._publish_problems = publish_problems
         self._event = threading.Event()
         self._stopping = False
         self._elected = False
@@ -73,14 +76,14 @@ class StatsWorker(threading.Thread):
             self._election_thread.join(timeout)
 
     def run(self) -> None:
-        if self.nodepool.statsd is None:
+        if self.state.statsd is None:
             return
         internals_at = 0.0
         while not self._stopping:
             now = time.monotonic()
             try:
-                if self.nodepool.zk.connected:
-                    self._safely("publishing problems", self.nodepool.publish_problems)
+                if self.state.zk.connected:
+                    self._safely("publishing problems", self._publish_problems)
                     self._safely("standing for election", self._stand_for_election)
                     if now >= internals_at:
                         internals_at = now + INTERNAL_INTERVAL
@@ -94,7 +97,7 @@ class StatsWorker(threading.Thread):
                 self._event.clear()
             left = INTERVAL - (time.monotonic() - now)
             if left > 0 and not self._stopping:
-                self.nodepool.stopped.wait(left)
+                self.state.stopped.wait(left)
 
     def _safely(self, what: str, function: Callable[[], Any]) -> None:
         """What raises in one part keeps back nothing else; it is told once, not each second."""
@@ -114,7 +117,7 @@ class StatsWorker(threading.Thread):
     def _stand_for_election(self) -> None:
         if self._election_thread is not None and self._election_thread.is_alive():
             return
-        self._election = self.nodepool.zk.kazoo_client.Election(
+        self._election = self.state.zk.kazoo_client.Election(
             f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}")
         self._election_thread = threading.Thread(
             target=self._run_election, name="ThreadPoolExecutor-election", daemon=True)
@@ -145,10 +148,10 @@ class StatsWorker(threading.Thread):
             self._sent.clear()
         values: dict[str, float] = {}
         self._limits(values)
-        if self._elected and self.nodepool.zk.synced:
+        if self._elected and self.state.zk.synced:
             self._cluster(values)
-        self.nodepool.statsd.keep("launcher", values)
-        pipeline = self.nodepool.statsd.pipeline()
+        self.state.statsd.keep("launcher", values)
+        pipeline = self.state.statsd.pipeline()
         for name, value in values.items():
             if self._sent.get(name) != value:
                 pipeline.gauge(name, value)
@@ -156,7 +159,7 @@ class StatsWorker(threading.Thread):
         pipeline.send()
 
     def _limits(self, values: dict[str, float]) -> None:
-        config = self.nodepool.config
+        config = self.state.config
         if config is None:
             return
         for provider in config.providers.values():
@@ -173,7 +176,7 @@ class StatsWorker(threading.Thread):
             values[metrics.MAX_SERVERS(provider.name)] = total
 
     def _cluster(self, values: dict[str, float]) -> None:
-        zk = self.nodepool.zk
+        zk = self.state.zk
         pools = zk.getRegisteredPools()
         tree = zk.node_tree
         labels = {label for pool in pools for label in pool.supported_labels}
@@ -198,18 +201,18 @@ class StatsWorker(threading.Thread):
                 count for key, count in sets if key <= pool.labels)
 
     def _internals(self) -> None:
-        zk = self.nodepool.zk
+        zk = self.state.zk
         queues = {"client.connection_queue": len(zk.kazoo_client._queue)}
         for name, tree in (("node_cache", zk.node_tree), ("request_cache", zk.request_tree),
                            ("image_cache", zk.image_tree)):
             queues[f"{name}.event_queue"] = len(tree._deferred)
             queues[f"{name}.playback_queue"] = max(0, tree._outstanding)
         host = hostnames.short()
-        pipeline = self.nodepool.statsd.pipeline()
+        pipeline = self.state.statsd.pipeline()
         for name, length in queues.items():
             pipeline.gauge(metrics.ZOOKEEPER_QUEUE(host, name), length)
-        pipeline.gauge(metrics.REQUESTS_WAITING(host), self.nodepool.assignment.waiting())
-        waiting = self.nodepool.assignment.waiting_for()
+        pipeline.gauge(metrics.REQUESTS_WAITING(host), self.assignment.waiting())
+        waiting = self.assignment.waiting_for()
         for code in Code:
             pipeline.gauge(metrics.REQUESTS_WAITING_FOR(host, code.word), waiting[code])
         pipeline.send()

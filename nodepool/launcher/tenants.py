@@ -13,7 +13,7 @@ from nodepool.driver.resources import QuotaInformation
 from nodepool.reasons import Code, Reason, because
 
 if TYPE_CHECKING:
-    from nodepool.launcher.pool import NodePool
+    from nodepool.launcher.state import LauncherState
 
 log = logging.getLogger("nodepool.Tenants")
 
@@ -21,13 +21,13 @@ log = logging.getLogger("nodepool.Tenants")
 _lock = threading.Lock()
 
 
-def tenant_shortage(nodepool: NodePool, request: Any, limits: Mapping[str, float], pool: Any, manager: Any,
+def tenant_shortage(state: LauncherState, request: Any, limits: Mapping[str, float], pool: Any, manager: Any,
                     key: Any) -> Reason | None:
     """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
     needed = QuotaInformation()
     for label in request.node_types:
         needed.add(manager.quotaNeededByLabel(label, pool))
-    zk = nodepool.zk
+    zk = state.zk
     tree = zk.node_tree
     with _lock:
         with tree.lock:
@@ -36,7 +36,7 @@ def tenant_shortage(nodepool: NodePool, request: Any, limits: Mapping[str, float
         for name, amount in zk.reservations.tenant(request.tenant_name).items():
             used[name] = used.get(name, 0) + amount
         for (provider, pool_name, label), count in unmeasured:
-            for name, amount in _estimate(nodepool, provider, pool_name, label).items():
+            for name, amount in _estimate(state, provider, pool_name, label).items():
                 used[name] = used.get(name, 0) + amount * count
         for name, need in needed.get_resources().items():
             limit = limits.get(name, math.inf)
@@ -46,9 +46,9 @@ def tenant_shortage(nodepool: NodePool, request: Any, limits: Mapping[str, float
     return None
 
 
-def _estimate(nodepool: NodePool, provider: str | None, pool_name: str | None, label: str) -> Mapping[str, float]:
-    config = nodepool.config.providers.get(provider)
-    manager = nodepool.config.provider_managers.get(provider)
+def _estimate(state: LauncherState, provider: str | None, pool_name: str | None, label: str) -> Mapping[str, float]:
+    config = state.config.providers.get(provider)
+    manager = state.config.provider_managers.get(provider)
     pool = config.pools.get(pool_name) if config is not None else None
     if pool is None or label not in pool.labels or not isinstance(manager, QuotaSupport):
         return {}

@@ -39,7 +39,7 @@ def test_one_of_several_launches_ends(bench: LauncherBench) -> None:
     second = bench.submit("fake-label")
     wait_for(lambda: "max-concurrency: 2 launches" in (pool.assignment.reason_for(second) or ""))
     slow.finish(0)
-    wait_for(lambda: pool.is_handled(second), 10, "taken when one launch has ended")
+    wait_for(lambda: pool.state.is_handled(second), 10, "taken when one launch has ended")
     assert bench.zuul.request(first)["state"] == "pending"
     slow.stop()
     for request_id in (first, second):

@@ -181,7 +181,7 @@ def dropped_with_an_answer_to_come(bench: LauncherBench, monkeypatch: pytest.Mon
         request_id = bench.submit("test-label")
         handler = wait_for(lambda: pool.handler_of(request_id) if held else None)
         expire_session(pool)
-        wait_for(lambda: not pool.is_handled(request_id))
+        wait_for(lambda: not pool.state.is_handled(request_id))
     ((_txn, answered),) = held
     return handler, request_id, answered
 

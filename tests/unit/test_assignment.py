@@ -382,7 +382,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def found(assignment: Assignment) -> float:
     """What the safety net has counted."""
-    return sum(count for name, count in assignment.nodepool.statsd.snapshot().counters.items() if "found_by_resync" in name)
+    return sum(count for name, count in assignment.state.statsd.snapshot().counters.items() if "found_by_resync" in name)
 
 
 @pytest.mark.spec("issue 11, A5, B4: the safety net is a clock; it finds and counts requests that no event has brought")

@@ -1,0 +1,83 @@
+"""What the parts of a launcher share; no threads, and nothing that acts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from nodepool import hostnames, metrics
+from nodepool.launcher import helpers
+from nodepool.launcher.declines import Declines
+
+if TYPE_CHECKING:
+    from nodepool.launcher.poolworker import PoolWorker
+
+
+class NodeClaims:
+    """Free nodes that some handler of this process is about to take."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: set[str | None] = set()
+
+    def claim(self, node_id: str | None) -> bool:
+        with self._lock:
+            if node_id in self._ids:
+                return False
+            self._ids.add(node_id)
+            return True
+
+    def release(self, node_id: str | None) -> None:
+        with self._lock:
+            self._ids.discard(node_id)
+
+
+class LauncherState:
+    """The configuration in force, ZooKeeper, the pools, and who deals with which request."""
+
+    def __init__(self) -> None:
+        self.config: Any = None
+        #: None until the first connection has been tried.
+        self.zk: Any = None
+        self.statsd: metrics.Metrics = metrics.shared()
+        #: Set when everything is to end.
+        self.stopped = threading.Event()
+        self.identifier = f"{hostnames.short()}-{os.getpid()}"
+        #: Seconds.
+        self.cleanup_interval: float = 60
+        self.delete_interval: float = 5
+        self.claims = NodeClaims()
+        self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
+        self.declines = Declines(lambda: self.zk)
+        #: Workers of the configured pools by ``PROVIDER-POOL``.
+        self.pool_threads: dict[str, PoolWorker] = {}
+        #: The same by launcher id; replaced as a whole.
+        self.workers: dict[str, PoolWorker] = {}
+        self.handlers: dict[str, Any] = {}
+
+    def getPoolWorkers(self, provider_name: str) -> list[PoolWorker]:
+        return [w for w in self.pool_workers() if w.provider_name == provider_name]
+
+    def workers_by_id(self) -> dict[str, PoolWorker]:
+        """Running pools by launcher id."""
+        return self.workers
+
+    def pool_workers(self) -> list[PoolWorker]:
+        return list(self.pool_threads.values())
+
+    def is_handled(self, request_id: str) -> bool:
+        return request_id in self.handlers
+
+    def handler_of(self, request_id: str) -> Any:
+        """Who deals with the request here; None: nobody."""
+        return self.handlers.get(request_id)
+
+    def handler_started(self, handler: Any) -> None:
+        self.handlers[handler.request.id] = handler
+
+    def handler_finished(self, handler: Any) -> None:
+        request_id = handler.request.id
+        if self.handlers.get(request_id) is handler:
+            del self.handlers[request_id]
+        self.zk.reservations.release(("tenant", handler))
