@@ -136,7 +136,8 @@ class MetastaticAdapter(Adapter):
             self.stop_event.set()
             requests = list(self.requests.open)
         self._unlisten()
-        self.housekeeping.timer.stop()
+        self.housekeeping.idle.stop()
+        self.housekeeping.idle.join(5)
         for request_id in requests:
             # Its node would arrive for nobody.
             self.requests.forget(request_id, delete=True)
@@ -382,6 +383,7 @@ class MetastaticAdapter(Adapter):
                 self._listening = tree
                 tree.listeners.append(self._node_event)
             self.housekeeping.recover()
+            self.housekeeping.idle.start()
             self.performed_init = True
 
     def _unlisten(self) -> None:
