@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from nodepool.base.backoff import Backoff
+from nodepool.exceptions import FOREIGN
 
 K = TypeVar("K", bound=Hashable)
 
@@ -161,7 +162,7 @@ class Reconciler(Generic[K]):
         while (key := queue.get()) is not None:
             try:
                 again = self._reconcile(key)
-            except Exception:
+            except FOREIGN:
                 count = self._failures[key] = self._failures.get(key, 0) + 1
                 again = self.BACKOFF.pause(count)
                 self._log.exception("Error about %s; looking again in %.1f s", key, again)

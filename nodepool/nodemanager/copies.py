@@ -6,9 +6,9 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 from typing import Any
 
+from nodepool.base.files import NEW, replace_file
 from nodepool.nodemanager import records
 from nodepool.nodemanager.database import Database, Record
 
@@ -35,15 +35,7 @@ class Copies:
         if self._kept.get(stored.key) == text:
             return
         try:
-            handle, temporary = tempfile.mkstemp(dir=self._directory, prefix=".new-")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                    stream.write(text)
-                os.replace(temporary, self._path(stored.key))
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            replace_file(self._path(stored.key), text, sync=False)
         except OSError as error:
             log.warning("Cannot keep a copy of record %s: %s", stored.key, error)
             return
@@ -59,7 +51,7 @@ class Copies:
         for name in sorted(os.listdir(self._directory)):
             path = os.path.join(self._directory, name)
             if not name.endswith(".json"):
-                if name.startswith(".new-"):
+                if name.startswith(NEW):
                     with contextlib.suppress(OSError):
                         os.unlink(path)
                 continue

@@ -14,10 +14,10 @@ import pwd
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nodepool.base.files import replace_file
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.forward import SOCKET
 from nodepool.nodemanager.records import RecordError, clean_keys
@@ -69,16 +69,7 @@ def update(config: NodeManagerConfig, found: Mapping[str, Mapping[str, Any]]) ->
         program += f" --socket {config.unix_socket}"
     text = "".join(f"{line}\n" for line in authorized_keys(found, program))
     path = os.path.join(config.run_dir, "delegates.keys")
-    handle, temporary = tempfile.mkstemp(dir=config.run_dir, prefix=".delegates-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            os.fchmod(stream.fileno(), 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_file(path, text, 0o644, sync=False)
 
 
 class UnixAccounts:
@@ -151,16 +142,8 @@ class UnixAccounts:
             text = ""
         if self.shell in text.splitlines():
             return
-        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(self._shells), prefix=".shells-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text + ("" if not text or text.endswith("\n") else "\n") + self.shell + "\n")
-                os.fchmod(stream.fileno(), 0o644)
-            os.replace(temporary, self._shells)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        text += "" if not text or text.endswith("\n") else "\n"
+        replace_file(self._shells, f"{text}{self.shell}\n", 0o644, sync=False)
 
     @staticmethod
     def _run(program: str, *arguments: str) -> None:

@@ -8,9 +8,10 @@ import hmac
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from typing import Any, BinaryIO
+
+from nodepool.base.files import NEW, new_file
 
 log = logging.getLogger("nodepool.nodemanager.images")
 
@@ -40,7 +41,7 @@ class Images:
         self._stored = stored
         os.makedirs(directory, mode=0o700, exist_ok=True)
         for name in os.listdir(directory):
-            if name.startswith(".new-"):  # of an upload that a crash has cut off
+            if name.startswith(NEW):  # of an upload that a crash has cut off
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(directory, name))
 
@@ -84,12 +85,11 @@ class Images:
         room = self._room()
         if room < length:
             raise ImageError(f"not enough space for {length >> 20} MiB on the node: {room >> 20} MiB are promised to nobody")
-        handle, temporary = tempfile.mkstemp(dir=self.directory, prefix=".new-")
         digest = hashlib.sha256()
         try:
-            with os.fdopen(handle, "wb") as stream:
+            with new_file(path) as stream:
                 # Taken now: the upload may take long, and the room is promised to slivers meanwhile.
-                os.posix_fallocate(handle, 0, length)
+                os.posix_fallocate(stream.fileno(), 0, length)
                 left = length
                 while left:
                     data = body.read(min(_CHUNK, left))
@@ -98,18 +98,11 @@ class Images:
                     digest.update(data)
                     stream.write(data)
                     left -= len(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            found = digest.hexdigest()
-            if sha256 and not hmac.compare_digest(found, sha256.lower()):
-                raise ImageError(f"the checksum of the upload is {found}, not {sha256}")
-            os.replace(temporary, path)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            if isinstance(error, OSError):
-                raise ImageError(f"cannot store the image: {error.strerror}") from error
-            raise
+                found = digest.hexdigest()
+                if sha256 and not hmac.compare_digest(found, sha256.lower()):
+                    raise ImageError(f"the checksum of the upload is {found}, not {sha256}")
+        except OSError as error:
+            raise ImageError(f"cannot store the image: {error.strerror}") from error
         try:
             self._stored(name)
         except Exception as error:

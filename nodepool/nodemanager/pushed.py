@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 import yaml
 
 from nodepool import daemon
+from nodepool.base.files import lock_file, replace_file
 from nodepool.nodemanager import pushed_service as service
 from nodepool.nodemanager.descriptors import readable
 from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault
@@ -65,16 +65,10 @@ class Place:
         """Raises PushError: another process keeps it for too long."""
         # Beside the directory, which may go meanwhile.
         with open(self.base / f".{self.name}.lock", "w") as file:
-            deadline = time.monotonic() + LOCK_TIMEOUT
-            pause = threading.Event()
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise PushError(f"another launcher works on {self.directory} for more than {LOCK_TIMEOUT:g} s") from None
-                    pause.wait(0.1)
+            try:
+                lock_file(file.fileno(), LOCK_TIMEOUT)
+            except BlockingIOError:
+                raise PushError(f"another launcher works on {self.directory} for more than {LOCK_TIMEOUT:g} s") from None
             yield
 
     # -- what there is
@@ -84,7 +78,7 @@ class Place:
         try:
             with open(self.pid_file) as file:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    lock_file(file.fileno(), shared=True)
                 except BlockingIOError:
                     text = file.read().strip()
                     return int(text) if text.isdecimal() else None
@@ -112,10 +106,7 @@ class Place:
             return ""
 
     def write(self, name: str, text: str, mode: int = 0o600) -> None:
-        new = self.directory / f"{name}.new"
-        new.touch(mode)
-        new.write_text(text)
-        new.replace(self.directory / name)
+        replace_file(str(self.directory / name), text, mode, sync=False)
 
     def touch(self) -> None:
         """The launcher is there."""
@@ -236,7 +227,7 @@ class Place:
         with contextlib.suppress(OSError), open(self.base / ".lock", "w") as file:
             # Shared by all that are at work here, this process included, which may make its own exclusive.
             inherited = os.environ.get(service.LOCK_VARIABLE, "")
-            fcntl.flock(int(inherited) if inherited.isdecimal() else file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(int(inherited) if inherited.isdecimal() else file.fileno())
             if not [entry for entry in os.listdir(self.base) if not entry.startswith(".") and entry != "code"]:
                 service.remove_tree(self.base)
 

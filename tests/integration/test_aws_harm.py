@@ -123,7 +123,7 @@ def test_waiting_for_the_question_of_another(bench: LauncherBench, aws: AwsCloud
     (first,) = in_threads(lambda: cloud.instance_type("c5.large"))
     wait_for(lambda: fault.used == 1, 10, "the question hangs")
     with monkeypatch.context() as patch:
-        patch.setattr("nodepool.driver.aws.lookups.READ_DEADLINE", 0.2)
+        patch.setattr("nodepool.cloud.memo.SHARED_DEADLINE", 0.2)
         (second,) = in_threads(lambda: cloud.instance_type("c5.large"))
         with pytest.raises(CallTimeout, match=r"type c5\.large"):
             second.result(5)
@@ -140,7 +140,7 @@ def test_waiting_for_the_question_of_another(bench: LauncherBench, aws: AwsCloud
     for future in futures:
         with pytest.raises(Exception, match=r"InvalidInstanceType"):
             future.result(10)
-    assert cloud._fetching == {}
+    assert cloud._memo._asked == {}
 
 
 @pytest.mark.spec("design: no unbounded wait: templates that another thread makes")

@@ -125,7 +125,7 @@ def test_deleted_nodes_are_not_what_others_use(
     monkeypatch.setattr("nodepool.driver.aws.lookups.CACHE_TTL", 600)
     start(bench, aws)
     request_id, _ = one(bench)
-    adapter(bench).cloud.instances._asked = float("-inf")
+    adapter(bench).cloud._memo.forget(("instances",))
     assert unmanaged(bench) == 0
     bench.use_up(request_id)
     wait_for(lambda: not bench.pools[0].zk.getProviderNodes("ec2-us"), 10, "mirrored")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from cachetools import TTLCache
-
 from nodepool import exceptions
-from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
+from nodepool.cloud import CloudCalls, ErrorKind
+from nodepool.cloud.memo import Memo
 from nodepool.driver.aws.errors import classify
 from nodepool.driver.aws.objects import state_of, tag_list_to_dict
 from nodepool.driver.utils import LazyExecutorTTLCache
@@ -36,48 +33,32 @@ class _ReadLane:
         return self._calls.run(lambda: function(*args, **kw), lane="read")
 
 
-class _Listing:
-    """A list that is hardly older than the question: who finds the last one too old waits for a new one.
-
-    For the quota, which is calculated so seldom that the answer before is of no use: with it our own nodes, deleted
-    since, would count as somebody else's.
-    """
-
-    def __init__(self, fetch: Callable[[], list[dict[str, Any]]], ttl: float) -> None:
-        self._fetch = fetch
-        self._ttl = ttl
-        self._lock = threading.Lock()
-        self._asked = float("-inf")
-        self._found: list[dict[str, Any]] = []
-
-    def __call__(self) -> list[dict[str, Any]]:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._asked > self._ttl:
-                self._found = self._fetch()
-                self._asked = now
-            return self._found
-
-
 class AwsLookups:
     """The reading part of an adapter. Lists of the whole region serve quota and clean-up only."""
 
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
         self.calls: CloudCalls = adapter.calls
-        self._memo: dict[tuple[str, str], Any] = {}
-        self._memo_lock = threading.Lock()
-        self._fetching: dict[tuple[str, str], Future[Any]] = {}
-        self._filters: TTLCache[tuple[str, str], Any] = TTLCache(8192, FILTER_TTL, time.monotonic)
+        self._memo = Memo()
         self._object_tags: dict[tuple[str, str], dict[str, str]] = {}
         executor: Any = _ReadLane(self.calls)
-        self.instances = _Listing(self.list_instances, CACHE_TTL)
-        self.volumes = _Listing(self.list_volumes, CACHE_TTL)
         quota_cache = LazyExecutorTTLCache(SERVICE_QUOTA_CACHE_TTL, executor)
         self.ec2_quotas = quota_cache(lambda: self._list_quotas("ec2"))
         self.ebs_quotas = quota_cache(lambda: self._list_quotas("ebs"))
 
     # -- lists of the region
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Hardly older than the question: whoever finds the last list too old waits for a new one.
+
+        For the quota, which is calculated so seldom that the answer before is of no use: with it our own nodes, deleted
+        since, would count as somebody else's.
+        """
+        return self._memo.get("instances", None, self.list_instances, CACHE_TTL)  # type: ignore[no-any-return]
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """The same of volumes."""
+        return self._memo.get("volumes", None, self.list_volumes, CACHE_TTL)  # type: ignore[no-any-return]
 
     def _paged(self, method: str, key: str, **kw: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -195,41 +176,11 @@ class AwsLookups:
 
     # -- facts that do not change
 
-    def _remember(self, kind: str, name: str, fetch: Callable[[], Any], memo: MutableMapping[Any, Any] | None = None) -> Any:
-        """Asked for once, also by many threads at the same time: those who come later share answer or error.
-
-        :raises CallTimeout: the question of another thread takes too long.
-        """
-        known = self._memo if memo is None else memo
-        key = (kind, name)
-        with self._memo_lock:
-            if (value := known.get(key)) is not None:
-                return value
-            asked = self._fetching.get(key)
-            if asked is None:
-                mine = self._fetching[key] = Future()
-        if asked is not None:
-            if not wait([asked], READ_DEADLINE).done:
-                raise CallTimeout(f"{kind} {name} was asked for by another thread, without an answer for {READ_DEADLINE:.0f} s")
-            return asked.result()
-        try:
-            value = fetch()
-        except BaseException as error:
-            with self._memo_lock:
-                del self._fetching[key]
-            mine.set_exception(error)
-            raise
-        with self._memo_lock:
-            known[key] = value
-            del self._fetching[key]
-        mine.set_result(value)
-        return value
-
     def instance_type(self, name: str) -> dict[str, Any]:
         def fetch() -> Any:
             return self.adapter.ec2("describe_instance_types", InstanceTypes=[name])["InstanceTypes"][0]
 
-        return self._remember("type", name, fetch)  # type: ignore[no-any-return]
+        return self._memo.get("type", name, fetch)  # type: ignore[no-any-return]
 
     def image(self, ami_id: str) -> dict[str, Any]:
         """An AMI by id.
@@ -244,7 +195,7 @@ class AwsLookups:
                     f"image {ami_id} does not exist in region {self.adapter.provider.region_name}")
             return images[0]
 
-        return self._remember("image", ami_id, fetch)  # type: ignore[no-any-return]
+        return self._memo.get("image", ami_id, fetch)  # type: ignore[no-any-return]
 
     def filtered_image(self, filters: list[dict[str, Any]]) -> str:
         """Id of the newest AMI that matches, looked up again after five minutes.
@@ -259,7 +210,7 @@ class AwsLookups:
                 raise exceptions.LaunchNodepoolException(f"no image matches the image-filters {key}")
             return str(max(images, key=lambda image: image.get("CreationDate") or "")["ImageId"])
 
-        return str(self._remember("filter", key, fetch, self._filters))
+        return str(self._memo.get("filter", key, fetch, FILTER_TTL))
 
 
 def _made_for(thing: dict[str, Any]) -> tuple[str | None, str | None]:

@@ -138,7 +138,8 @@ class MetastaticAdapter(Adapter):
             self.stop_event.set()
             requests = list(self.requests.open)
         self._unlisten()
-        self.housekeeping.timer.stop()
+        self.housekeeping.idle.stop()
+        self.housekeeping.idle.join(5)
         for request_id in requests:
             # Its node would arrive for nobody.
             self.requests.forget(request_id, delete=True)
@@ -384,6 +385,7 @@ class MetastaticAdapter(Adapter):
                 self._listening = tree
                 tree.listeners.append(self._node_event)
             self.housekeeping.recover()
+            self.housekeeping.idle.start()
             self.performed_init = True
 
     def _unlisten(self) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NoNodeError
 
 from nodepool.driver.metastatic import transactions
 from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
+from nodepool.workqueue import Reconciler
 from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
@@ -24,47 +23,6 @@ if TYPE_CHECKING:
 MIN_IDLE = 1.0
 
 
-class ReleaseTimer:
-    """Has idle backing nodes looked at when their grace time is over, not only once a minute."""
-
-    def __init__(self, name: str, look: Callable[[], None]) -> None:
-        self._name = name
-        self._look = look
-        self._condition = threading.Condition()
-        self._due: float | None = None
-        self._thread: threading.Thread | None = None
-        self._stopped = False
-
-    def after(self, seconds: float) -> None:
-        """Look in so many seconds, unless that happens earlier anyway."""
-        due = time.monotonic() + seconds
-        with self._condition:
-            if self._stopped or (self._due is not None and self._due <= due):
-                return
-            self._due = due
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._condition.notify()
-
-    def stop(self) -> None:
-        with self._condition:
-            self._stopped = True
-            self._condition.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5)
-
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not self._stopped and (self._due is None or self._due > time.monotonic()):
-                    self._condition.wait(None if self._due is None else max(0.0, self._due - time.monotonic()))
-                if self._stopped:
-                    return
-                self._due = None
-            self._look()
-
-
 class Housekeeping:
     """Works on the adapter's book; runs on threads that may wait for ZooKeeper."""
 
@@ -72,7 +30,9 @@ class Housekeeping:
 
     def __init__(self, adapter: MetastaticAdapter) -> None:
         self.adapter = adapter
-        self.timer = ReleaseTimer(f"ThreadPoolExecutor-metastatic-timer-{adapter.provider.name}", self._check_idle)
+        #: Backing nodes whose grace time may be over: they are not looked at once a minute only.
+        self.idle: Reconciler[BackingNodeRecord] = Reconciler(
+            f"ThreadPoolExecutor-metastatic-timer-{adapter.provider.name}", self._look, self.log)
 
     # Finding
 
@@ -158,23 +118,25 @@ class Housekeeping:
 
     def became_idle(self, record: BackingNodeRecord) -> None:
         """The last node of this backing node is gone: look at it when it may go."""
+        self.idle.queue.add_later(record, self._grace(record))
+
+    def _grace(self, record: BackingNodeRecord) -> float:
+        """Seconds for which an idle backing node stays."""
         label = self.adapter.provider._getLabel(record.label_name)
         wait = 0.0
         if label is not None and not record.failed:
             now = time.time()
             wait = max(label.grace_time - (now - record.last_used), label.min_retention_time - (now - record.launched))
         # A moment even without grace: the next request is often on its way already.
-        self.timer.after(max(wait, MIN_IDLE))
+        return max(wait, MIN_IDLE)
 
-    def _check_idle(self) -> None:
+    def _look(self, record: BackingNodeRecord) -> float | None:
+        if not record.isEmpty():
+            return None
+        self._check(record)
         with self.adapter.lock:
-            records = [record for record in self.adapter.book if record.isEmpty()]
-        for record in records:
-            self._safely(self._check, record)
-            with self.adapter.lock:
-                kept = any(other is record for other in self.adapter.book)
-            if kept and record.isEmpty():
-                self.became_idle(record)
+            kept = record.isEmpty() and any(other is record for other in self.adapter.book)
+        return self._grace(record) if kept else None
 
     def _safely(self, function: Any, argument: Any) -> None:
         try:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from nodepool import exceptions
 from nodepool.cloud import CallsStopped, CloudCalls
 from nodepool.cloud.gone import RecentlyGone
+from nodepool.cloud.memo import Memo
 from nodepool.driver.openstack.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
-from nodepool.driver.openstack.memo import Memo
 from nodepool.driver.openstack.networks import Networks, fill_in
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, list_servers, quota_from_flavor
 from nodepool.driver.utils import LazyExecutorTTLCache, QuotaInformation

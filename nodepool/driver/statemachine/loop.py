@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import logging
 import threading
 import time
@@ -12,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from nodepool.exceptions import FOREIGN
+from nodepool.workqueue import WorkQueue
 
 
 class LoopEnded(RuntimeError):
@@ -34,16 +33,12 @@ class MachineLoop:
                  finished: Callable[[Any], None]) -> None:
         self._log = log
         self._finished = finished
-        self._condition = threading.Condition()
-        self._due: dict[Any, float] = {}
-        self._heap: list[tuple[float, int, Any]] = []
-        self._count = itertools.count()
-        self._working: Any = None
-        self._woken = False
-        self._stopping = False
-        self._drain = False
+        self._queue: WorkQueue[Any] = WorkQueue()
+        self._lock = threading.Lock()
+        #: Those that have not ended.
+        self._machines: set[Any] = set()
         self._kept = 0
-        self._ended = False
+        self._drain = self._ended = False
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -52,7 +47,8 @@ class MachineLoop:
     def add(self, machine: Advanced) -> None:
         """:raises LoopEnded: nobody would run it."""
         with self.kept():
-            self.wake(machine, new=True)
+            self._machines.add(machine)
+            self._queue.add(machine)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -60,80 +56,58 @@ class MachineLoop:
 
         :raises LoopEnded: it has already.
         """
-        with self._condition:
+        with self._lock:
             if self._ended:
                 raise LoopEnded(f"{self.thread.name} has ended")
             self._kept += 1
         try:
             yield
         finally:
-            with self._condition:
+            with self._lock:
                 self._kept -= 1
-                self._condition.notify()
+            self._end_if_drained()
 
-    def wake(self, machine: Advanced, new: bool = False) -> None:
+    def wake(self, machine: Advanced) -> None:
         """Run the next pass of this machine at once; from any thread."""
-        with self._condition:
-            if machine is self._working:
-                self._woken = True
-            elif new or machine in self._due:
-                self._schedule(machine, 0.0)
-                self._condition.notify()
-
-    def _schedule(self, machine: Advanced, due: float) -> None:
-        if self._due.get(machine, due + 1) <= due:
-            return
-        self._due[machine] = due
-        heapq.heappush(self._heap, (due, next(self._count), machine))
+        if machine in self._machines:
+            self._queue.add(machine)
 
     def stop(self, drain: bool) -> None:
         """End the thread: when all machines are finished (``drain``) or after the present pass."""
-        with self._condition:
-            if drain:
-                self._drain = True
-            else:
-                self._stopping = True
-            self._condition.notify()
-
-    def _next(self) -> Any:
-        with self._condition:
-            while not self._stopping:
-                while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-                    heapq.heappop(self._heap)
-                if not self._heap:
-                    if self._drain and not self._kept:
-                        break
-                    self._condition.wait()
-                    continue
-                left = self._heap[0][0] - time.monotonic()
-                if left > 0:
-                    self._condition.wait(left)
-                    continue
-                machine = heapq.heappop(self._heap)[2]
-                del self._due[machine]
-                self._working = machine
-                self._woken = False
-                return machine
+        if drain:
+            self._drain = True
+            self._end_if_drained()
+            return
+        with self._lock:
             self._ended = True
-            return None
+        self._queue.close()
+
+    def _end_if_drained(self) -> None:
+        with self._lock:
+            if not self._drain or self._kept or self._machines:
+                return
+            self._ended = True
+        self._queue.close()
 
     def _run(self) -> None:
-        while (machine := self._next()) is not None:
-            again: float | None
+        while (machine := self._queue.get()) is not None:
+            again: float | None = None
             try:
-                again = machine.run_pass()
+                if machine in self._machines:  # not woken in its last pass
+                    again = machine.run_pass()
             except FOREIGN:
                 self._log.exception("Error in state machine:")
                 again = 1.0
-            with self._condition:
-                self._working = None
-                if again is not None:
-                    self._schedule(machine, time.monotonic() + (0.0 if self._woken else again))
-            if again is None:
+            self._queue.done(machine)
+            if again is not None:
+                self._queue.add_later(machine, again)
+            elif machine in self._machines:
+                self._machines.discard(machine)
                 try:
                     self._finished(machine)
                 except FOREIGN:
                     self._log.exception("Error after a state machine:")
+                self._end_if_drained()
 
 
 class Pace:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nodepool.base.files import replace_file
 from nodepool.nodemanager import sshfiles, syscalls
 from nodepool.nodemanager.backends.base import (
     IDS_PER_SLIVER,
@@ -139,9 +140,7 @@ class NativeBackend(Backend):
             for other in (self.state_dir / "slivers").iterdir():
                 if other.name != name and self._index(other.name) == index:
                     raise BackendError(f"number {index} is still in use by sliver {other.name}", retry=True)
-            new = self.directory(name) / "index.new"
-            new.write_text(f"{index}\n")
-            new.replace(self.directory(name) / "index")
+            replace_file(str(self.directory(name) / "index"), f"{index}\n", sync=False)
 
     def _index(self, name: str) -> int | None:
         try:
@@ -213,11 +212,7 @@ class NativeBackend(Backend):
             if public:
                 return private + b"\n", public.decode().strip()
         private, text = sshfiles.new_host_key()
-        new = path.with_suffix(".new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(private.rstrip(b"\n") + b"\n\n" + text.encode() + b"\n")
-        new.replace(path)
+        replace_file(str(path), private.rstrip(b"\n") + b"\n\n" + text.encode() + b"\n", sync=False)
         return private, text
 
     def _furnishing(self, spec: SliverSpec) -> dict[str, Any]:

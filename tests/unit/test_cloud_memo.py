@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nodepool.driver.openstack import memo as memo_module
+from nodepool.cloud import memo as memo_module
+from nodepool.cloud.memo import Memo
 from nodepool.driver.openstack.errors import suspected_lookups
-from nodepool.driver.openstack.memo import Memo
 from tests.conftest import wait_for
 
 
@@ -162,3 +162,20 @@ def test_only_what_was_not_found_is_forgotten() -> None:
 ])  # fmt: skip
 def test_what_a_refusal_may_be_about(message: str, kinds: set[str] | None) -> None:
     assert suspected_lookups(message) == kinds
+
+
+def test_an_old_answer_is_asked_for_anew() -> None:
+    clock, answers = Clock(), iter(range(9))
+    memo = Memo(clock)
+    for now, answer in ((0, 0), (10, 0), (10.1, 1), (20, 1), (21, 2)):
+        clock.now = now
+        assert memo.get("servers", None, lambda: next(answers), 10) == answer
+    clock.now = 99
+    assert memo.get("servers", None, lambda: next(answers)) == 2
+
+    def fail() -> Any:
+        raise RuntimeError("nova")
+
+    with pytest.raises(RuntimeError):
+        memo.get("servers", None, fail, 10)
+    assert memo.get("servers", None, lambda: next(answers), 10) == 3

@@ -1,14 +1,15 @@
-"""Answers of the cloud that are kept until they seem to be wrong."""
+"""Answers of the cloud that are kept for a time, or until they seem to be wrong."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from typing import Any
 
-from nodepool.cloud import CallTimeout
+from nodepool.cloud.errors import CallTimeout
 
 Key = tuple[str, str | None]
 
@@ -31,14 +32,14 @@ class Memo:
         self._fetches: dict[Key, Callable[[], Any]] = {}
         self._asked: dict[Key, Future[Any]] = {}
 
-    def get(self, kind: str, name: str | None, fetch: Callable[[], Any]) -> Any:
-        """The answer, asked for by ``fetch`` the first time.
+    def get(self, kind: str, name: str | None, fetch: Callable[[], Any], ttl: float = math.inf) -> Any:
+        """The answer, asked for by ``fetch`` the first time, and when the last one is older than ``ttl`` seconds.
 
         :raises CallTimeout: the question of another thread takes too long.
         """
         key = (kind, name)
         with self._lock:
-            if key in self._answers:
+            if key in self._answers and self._clock() - self._answered[key] <= ttl:
                 return self._answers[key]
             asked, mine = self._take_on(key)
         return self._ask(key, fetch, mine) if mine is not None else self._share(key, asked)
