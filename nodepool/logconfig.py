@@ -163,7 +163,7 @@ def load_config(path: str) -> LoggingConfig:
     return FileLoggingConfig(path)
 
 
-class EventIdLogAdapter(logging.LoggerAdapter):
+class EventIdLogAdapter(logging.LoggerAdapter[Any]):
     """Prefixes messages with the event, request and node they are about."""
 
     _PARTS = (("event_id", "e"), ("node_request", "node_request"), ("node", "node"))
@@ -177,7 +177,7 @@ class EventIdLogAdapter(logging.LoggerAdapter):
 
 
 def get_annotated_logger(
-    logger: logging.Logger | logging.LoggerAdapter,
+    logger: logging.Logger | logging.LoggerAdapter[Any],
     event_id: str | None = None,
     node_request_id: str | None = None,
     node_id: str | None = None,

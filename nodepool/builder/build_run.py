@@ -167,7 +167,7 @@ class BuildRun:
                              directory, error.strerror, self._base)
 
     def _space_needed(self) -> int:
-        return max(self._config.build_min_free * MIB,
+        return max(int(self._config.build_min_free) * MIB,
                    SPACE_FACTOR * files.expected_bytes(self._config.images_dir, self.image))
 
     def _start(self, process: BuildProcess, args: list[str], entry: Any) -> None:

@@ -71,7 +71,7 @@ def choose(context: Context, name: str) -> BuildProgress:
 
     :raises CommandError: nothing is known of it.
     """
-    builds = context.zk.progress.read_builds()
+    builds: list[BuildProgress] = context.zk.progress.read_builds()
     for build in builds:
         if name == f"{build.image}-{build.build}":
             return build

@@ -322,7 +322,7 @@ class NativeBackend(Backend):
         pid = handle.get("pid")
         if not pid or handle.get("boot_id") != syscalls.boot_id():
             return False
-        return syscalls.start_time(int(pid)) == handle["start_time"]
+        return bool(syscalls.start_time(int(pid)) == handle["start_time"])
 
     def usage(self, spec: SliverSpec, handle: Handle) -> dict[str, int]:
         numbers: dict[str, int] = {}
