@@ -116,6 +116,8 @@ class NodeManager:
         self._running = True
         self.room.keep()
         self.database.open()
+        # Its thread is there from now on, whatever becomes of the host.
+        self._listening.submit(lambda: None)
         # What they log in with is below the run directory, which a reboot empties.
         self.host.delegates_changed(self._delegate_records())
         self.host.prepare()
@@ -281,7 +283,7 @@ class NodeManager:
                 if time.monotonic() >= checked + EXPIRY_CHECK:
                     checked = time.monotonic()
                     self._prune_templates()
-                    self.room.keep()
+                    self.host.tidy()
                     self.host.account(self.slivers.effective())
                 self._expire()
             except Exception:
