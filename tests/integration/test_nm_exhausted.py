@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -136,21 +136,31 @@ def test_no_processes(nm: NmDaemon, tasks: Tasks) -> None:
 
 
 class Limit:
-    """A soft limit of processes of the daemon."""
+    """A soft limit of processes of the daemon.
 
-    def __init__(self, nm: NmDaemon, what: int) -> None:
+    :param used: what a process has of it.
+    """
+
+    def __init__(self, nm: NmDaemon, what: int, used: Callable[[int], int]) -> None:
         self.nm = nm
         self.what = what
+        self.used = used
 
-    def take(self, value: Callable[[int], int], pids: slice = slice(None)) -> None:
-        for pid in processes(self.nm)[pids]:
-            resource.prlimit(pid, self.what, (value(pid), resource.prlimit(pid, self.what)[1]))
+    def _set(self, pids: Sequence[int], left: int | None) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                hard = resource.prlimit(pid, self.what)[1]
+                resource.prlimit(pid, self.what, (hard if left is None else self.used(pid) + left, hard))
 
-    def give_back(self) -> None:
-        """Also to a worker ahead that was made meanwhile: other than what a host lacks, limits are inherited."""
-        for pid in processes(self.nm):
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(pid, self.what, (resource.prlimit(pid, self.what)[1],) * 2)
+    @contextlib.contextmanager
+    def only(self, left: int, chosen: slice = slice(None)) -> Iterator[None]:
+        """So much more than they have meanwhile."""
+        self._set(processes(self.nm)[chosen], left)
+        try:
+            yield
+        finally:
+            # Also a worker ahead that was made meanwhile: other than what a host lacks, limits are inherited.
+            self._set(processes(self.nm), None)
 
 
 def descriptors(nm: NmDaemon) -> list[int]:
@@ -180,15 +190,14 @@ def test_no_descriptors_for_the_helper(nm: NmDaemon) -> None:
     job = Job(nm, "busy")
     helper = processes(nm)[1]
     before = descriptors(nm)
-    limit = Limit(nm, resource.RLIMIT_NOFILE)
+    limit = Limit(nm, resource.RLIMIT_NOFILE, next_descriptor)
     for left, reason in enumerate(("no descriptors left for the helper", "Too many open files", "Too many open files",
                                    "Too many open files", "Too many open files")):
         nm.put("gone", network="nat")
-        limit.take(lambda pid, left=left: next_descriptor(pid) + left, slice(1, None))  # type: ignore[misc]
-        nm.put("new", wait=False)
-        assert reason in failed(nm, "new")
-        nm.delete("gone")
-        limit.give_back()
+        with limit.only(left, slice(1, None)):
+            nm.put("new", wait=False)
+            assert reason in failed(nm, "new")
+            nm.delete("gone")
         serves(nm)
         made_after_all(nm, "new")
         nm.delete("new")
@@ -204,14 +213,12 @@ def test_no_descriptors_for_the_daemon(nm: NmDaemon) -> None:
         nm.put(name, network="nat")
     job = Job(nm, "busy")
     before = descriptors(nm)
-    limit = Limit(nm, resource.RLIMIT_NOFILE)
+    limit = Limit(nm, resource.RLIMIT_NOFILE, next_descriptor)
     for left in (0, 1, 2, 4):
-        limit.take(lambda pid, left=left: next_descriptor(pid) + left, slice(0, 1))  # type: ignore[misc]
-        with contextlib.suppress(RpcError, RpcFault):
-            nm.client.call("DeleteSliver", "gone", timeout=1)
-        with contextlib.suppress(RpcError, RpcFault):
-            nm.client.call("Start", "busy", timeout=1)
-        limit.give_back()
+        with limit.only(left, slice(0, 1)):
+            for method, name in (("DeleteSliver", "gone"), ("Start", "busy")):
+                with contextlib.suppress(RpcError, RpcFault):
+                    nm.client.call(method, name, timeout=1)
         wait_for(nm.answers, 20, "the daemon to answer")
         if "gone" in {sliver["name"] for sliver in nm.client.call("ListSlivers")}:
             nm.client.call("DeleteSliver", "gone")
@@ -230,16 +237,15 @@ def test_no_memory(nm: NmDaemon) -> None:
     job = Job(nm, "busy")
     pids = processes(nm)[:2]
     before = descriptors(nm)
-    limit = Limit(nm, resource.RLIMIT_AS)
+    limit = Limit(nm, resource.RLIMIT_AS, size)
     for left in (0, 1 << 16, 1 << 20):
         nm.put("gone", network="nat")
-        limit.take(lambda pid, left=left: size(pid) + left)  # type: ignore[misc]
-        nm.put("new", wait=False)
-        found = nm.client.call("WaitSliver", "new", "ready", 30 * PATIENCE, timeout=40 * PATIENCE)
-        assert found["state"] == "ready" or "emory" in found["error"], found
-        nm.delete("gone")
-        nm.delete("new")
-        limit.give_back()
+        with limit.only(left):
+            nm.put("new", wait=False)
+            found = nm.client.call("WaitSliver", "new", "ready", 30 * PATIENCE, timeout=40 * PATIENCE)
+            assert found["state"] == "ready" or "emory" in found["error"], found
+            nm.delete("gone")
+            nm.delete("new")
         serves(nm)
     assert processes(nm)[:2] == pids
     assert nm.ssh("busy", "echo in") == "in\n"
