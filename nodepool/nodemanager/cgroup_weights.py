@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from nodepool.nodemanager import cgroup_v1, cgroup_v2
 from nodepool.nodemanager.cgroup_detect import own_group
 from nodepool.nodemanager.cgroup_files import Place, processes, write
+from nodepool.nodemanager.cpu_pace import FAVOUR
 
 ROOT_NAME = "nodepool-nm"
 BESTEFFORT = "besteffort"
+#: Stands for all slivers without a guarantee, as one beside those that have one; no sliver has this name.
+REST = ""
 #: A dot cannot be in a sliver's name, so that no sliver is mixed up with a file of the kernel or with another group.
 SUFFIX = ".sliver"
 #: Group for the daemon itself where a group with processes may have no children (version 2, delegated by systemd).
@@ -40,24 +43,34 @@ def division(guaranteed: int, reserve: int, beside: int = 100) -> tuple[int, int
     return host, max(LEAST_BESTEFFORT, rest - host)
 
 
-def balance(place: Place, root: Path, guarantees: Mapping[str, int], shares: Mapping[str, int], reserve: int) -> None:
-    """Write the weights of our root, of best effort, and of the slivers with a guarantee."""
+def balance(place: Place, root: Path, guarantees: Mapping[str, int], shares: Mapping[str, int], reserve: int,
+            heavy: Collection[str] = ()) -> dict[str, int]:
+    """Write the weights of our root, of best effort, and of the slivers with a guarantee.
+
+    :param heavy: those, and :data:`REST`, that are not favoured; see :mod:`cpu_pace`.
+    :return: what each weighs when all are treated alike.
+    """
     files = _FILES[place.kind]
     beside = _beside(place, root)
     host, besteffort = division(sum(guarantees.values()), reserve, beside)
     left = besteffort * 10
     everybody = sum(shares.values())
     competing = any(name not in guarantees for name in shares)
+    weights: dict[str, int] = {}
     for name, guarantee in guarantees.items():
         weight = guarantee * 10
         if competing:  # with best effort: who would get more by its share weighs so much
             more = max(0, besteffort * 10 * shares.get(name, 0) // everybody - weight)
             weight, left = weight + more, left - more
+        weights[name] = weight
+    weights[REST] = max(LEAST_BESTEFFORT * 10, left)
+    for name, weight in weights.items():
+        group = root / (BESTEFFORT if name == REST else name + SUFFIX)
         with contextlib.suppress(FileNotFoundError):
-            files.cpu_weight(root / (name + SUFFIX), weight)
+            files.cpu_weight(group, weight // FAVOUR if name in heavy else weight)
     with contextlib.suppress(FileNotFoundError):
-        files.cpu_weight(root / BESTEFFORT, max(LEAST_BESTEFFORT * 10, left))
         files.cpu_weight(root, beside * (1000 - host) // host)
+    return weights
 
 
 def _beside(place: Place, root: Path) -> int:

@@ -29,7 +29,7 @@ from nodepool.nodemanager import cgroup_kill, cgroup_v1, cgroup_v2, cgroup_weigh
 from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.cgroup_detect import CONTROLLERS, detect_places, keep_moves_quick, make_moves_quick, problems
 from nodepool.nodemanager.cgroup_files import CgroupError, Place, format_list, parse_list, processes, read, walk, write
-from nodepool.nodemanager.cgroup_weights import BESTEFFORT, DAEMON, ROOT_NAME, SUFFIX
+from nodepool.nodemanager.cgroup_weights import BESTEFFORT, DAEMON, REST, ROOT_NAME, SUFFIX
 from nodepool.nodemanager.cores import Cores, topology
 from nodepool.nodemanager.cpu_pace import FAVOUR, CpuPace
 from nodepool.nodemanager.rspec import DEFAULT_RSPEC, check_name
@@ -59,6 +59,8 @@ class Cgroups:
         self._guarantees: dict[str, int] = {}
         #: nm_cpu_share of each sliver.
         self._shares: dict[str, int] = {}
+        #: What those with a guarantee, and all others together, weigh among each other.
+        self._weights: dict[str, int] = {}
         #: Those that use much CPU at present.
         self._heavy: set[str] = set()
         self._pace: CpuPace | None = None
@@ -303,22 +305,26 @@ class Cgroups:
     def start(self) -> None:
         """From now on slivers that use little CPU go before those that use much."""
         if "cpu" in self._where and self.controllers["cpuacct"] is not None:
-            self._pace = CpuPace(self._processors, self._cpu_times, self._best_effort, self._favour_others)
+            self._pace = CpuPace(self._processors, self._cpu_times, self._competitors, self._favour_others)
             self._pace.start()
 
-    def _best_effort(self) -> dict[str, int]:
-        """nm_cpu_share of those without a guarantee."""
+    def _competitors(self) -> list[dict[str, int]]:
+        """Weights of those that compete with each other: slivers without a guarantee; those with one, and all others as one."""
         with self._lock:
-            return {name: share for name, share in self._shares.items() if name not in self._guarantees}
+            besteffort = {name: share for name, share in self._shares.items() if name not in self._guarantees}
+            return [besteffort, self._weights] if self._guarantees else [besteffort]
 
     def _cpu_times(self) -> dict[str, int]:
         place = self._where.get("cpuacct") or next(place for place in self._places if place.kind == "v2")
         found = {}
-        for name in self._best_effort():
+        with self._lock:
+            names, guaranteed = list(self._shares), set(self._guarantees)
+        for name in names:
             for group in self._existing(place, name)[:1]:
                 spent = _FILES[place.kind].cpu_usec(group)
                 if spent is not None:
                     found[name] = spent
+        found[REST] = sum(spent for name, spent in found.items() if name not in guaranteed)
         return found
 
     def _favour_others(self, heavy: set[str]) -> None:
@@ -326,11 +332,14 @@ class Cgroups:
             changed = heavy ^ self._heavy
             self._heavy = heavy
             self._write_weights(changed & self._shares.keys() - self._guarantees.keys())
+            if changed & self._weights.keys():
+                self._balance()
 
     def _balance(self) -> None:
         place = self._where.get("cpu")
         if place is not None:
-            cgroup_weights.balance(place, self._root(place), self._guarantees, self._shares, self._reserve)
+            self._weights = cgroup_weights.balance(
+                place, self._root(place), self._guarantees, self._shares, self._reserve, self._heavy)
 
     def _write_cores(self) -> None:
         """Reserved cores to their slivers, the rest to everybody else; those that lose some first."""
@@ -459,6 +468,9 @@ class Cgroups:
         """The daemon ends: without slivers nothing of ours stays behind."""
         if self._pace is not None:
             self._pace.stop()
+            with self._lock:  # nobody sees any more when those with a guarantee use less than that
+                self._heavy = self._heavy - self._weights.keys()
+                self._balance()
         if self._quick >= 0:
             os.close(self._quick)
             self._quick = -1

@@ -4,7 +4,8 @@ Weights alone say who gets how much in the long run; how long one waits for a tu
 Linux a sliver that forks without end keeps others of the same weight from running for seconds (6.18, two processors), and one
 of endless loops doubles the time of each short piece of work beside it.  So slivers that use more than half of their fair part
 while processors are short weigh what their nm_cpu_share says, and all others :data:`FAVOUR` times that.  Nobody gets less than
-the fair part by it: who is favoured uses at most half of its own, and those who are not keep their proportions.
+the fair part by it: who is favoured uses at most half of its own, and those who are not keep their proportions.  So do slivers
+with a guarantee, and all others together: a guarantee is a part of the CPU, not the right to delay others.
 
 Looks only while tasks wait for a processor: the kernel tells (pressure stall information).
 """
@@ -16,7 +17,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 log = logging.getLogger("nodepool.nodemanager.cpu")
 
@@ -50,11 +51,11 @@ class CpuPace:
     """One thread.
 
     :param times: microseconds of CPU time that each sliver has used so far.
-    :param shares: nm_cpu_share of those without a guarantee.
+    :param shares: what slivers weigh that compete with each other, for each such set of them.
     :param apply: called with the slivers that are not favoured, when they have changed.
     """
 
-    def __init__(self, cores: int, times: Callable[[], Mapping[str, int]], shares: Callable[[], Mapping[str, int]],
+    def __init__(self, cores: int, times: Callable[[], Mapping[str, int]], shares: Callable[[], Sequence[Mapping[str, int]]],
                  apply: Callable[[set[str]], None]) -> None:
         self._cores = cores
         self._times = times
@@ -126,7 +127,7 @@ class CpuPace:
                         used[name] = (cores + used.get(name, cores)) / 2
                 used = {name: amount for name, amount in used.items() if name in times}
                 seen, looked = times, now
-                self._tell(heavy(used, self._shares(), self._cores, self._heavy))
+                self._tell(set().union(*(heavy(used, shares, self._cores, self._heavy) for shares in self._shares())))
             except Exception:
                 log.exception("Cannot look at what CPU time slivers use:")
         try:

@@ -2,6 +2,8 @@
 
 Others of the host may fill the file system to the last byte and inode.  What the daemon needs to go on and to delete slivers
 (a log of the database, a few directory entries) is in a ballast, which is given up then, and made again when there is room.
+
+The disk of a sliver has a ballast, too, for a job may fill it: what the next start writes there takes that place.
 """
 
 from __future__ import annotations
@@ -21,9 +23,34 @@ RESERVE_MOST = 2048 * MIB
 BALLAST = 64 * MIB
 #: Files of the ballast without content: inodes.
 SPARE = 32
+#: Files of the ballast of a sliver's disk, and the bytes of each: a start needs a directory for each overlay, and writes files
+#: anew before the old ones go.
+DISK_FILES, DISK_PIECE = 16, 16384
 #: Bytes and inodes below which the file system counts as full.
 LEAST = 8 * MIB
 LEAST_INODES = 4
+
+
+def give_up(directory: Path) -> bool:
+    """Remove the files of a directory; whether there were any. What cannot be removed stays."""
+    given = False
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(directory)):
+            os.unlink(entry)
+            given = True
+    return given
+
+
+def keep_on_disk(directory: Path) -> None:
+    """Make the ballast of a sliver's disk, or as much of it as there is room for."""
+    with contextlib.suppress(OSError):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for number in range(DISK_FILES):
+            descriptor = os.open(directory / f"{number}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, DISK_PIECE)
+            finally:
+                os.close(descriptor)
 
 
 class Room:
@@ -80,12 +107,7 @@ class Room:
                 log.error("The file system of %s is full. Slivers run and can be deleted; remove what fills it", self._directory)
             # Templates of disks are made again when they are needed.
             for directory in (self._ballast, self._directory / "disks"):
-                given = 0
-                with contextlib.suppress(OSError):
-                    for entry in list(os.scandir(directory)):
-                        os.unlink(entry)
-                        given += 1
-                if given:
+                if give_up(directory):
                     return
 
     def keep(self) -> None:

@@ -287,7 +287,7 @@ class Slivers:
         try:
             return self.backend.start(spec, handle), ""
         except BackendError as error:
-            # Whoever has keys gets in again, whatever a job has made of the place where they are kept.
+            # Whoever has keys gets in again, whatever a job has made of the place where they are kept, or of its disk.
             try:
                 return self.backend.start(dataclasses.replace(spec, ssh_keys=None), handle), str(error)
             except BackendError:

@@ -174,10 +174,52 @@ def test_who_uses_little_goes_first(bench: Bench) -> None:
         bench.cgroups.stop()
 
 
+def test_a_guarantee_is_no_right_to_delay_others(bench: Bench) -> None:
+    """Who uses more than what is guaranteed weighs less beside those that use little, as long as that is so."""
+    need(bench, "cpu", "cpuacct")
+    bench.cgroups.create("alice", {"nm_cpu_share": 32})
+    bench.cgroups.create("bob", {"nm_cpu_guaranteed_share": 200})
+    bench.cgroups.create("carol", {"nm_cpu_guaranteed_share": 400})
+    place = bench.cgroups._where["cpu"]
+    files = {"v1": cgroup_v1, "v2": cgroup_v2}[place.kind]
+
+    def weights() -> tuple[int | None, ...]:
+        groups = [bench.cgroups._existing(place, name)[0] for name in ("bob", "carol")]
+        return tuple(files.get_cpu_weight(group) for group in (*groups, bench.cgroups._root(place) / "besteffort"))
+
+    before = weights()
+    assert before[:2] == (2000, 4000)
+    bench.cgroups.start()
+    try:
+        burners = [bench.run("carol", BURN) for _ in range(bench.cgroups.cpu_count() * 4)]
+        wait_for(lambda: weights() == (2000, 500, before[2]), 30, "carol is not favoured")
+        bench.cgroups.create("dave", {"nm_cpu_guaranteed_share": 100})
+        assert weights()[:2] == (2000, 500)
+        for burner in burners:
+            burner.kill()
+        wait_for(lambda: weights()[:2] == (2000, 4000), 30, "carol is favoured again")
+        for _ in range(bench.cgroups.cpu_count() * 4):
+            bench.run("carol", BURN)
+        wait_for(lambda: weights()[1] == 500, 30, "carol is not favoured")
+    finally:
+        bench.cgroups.stop()
+    assert weights()[:2] == (2000, 4000)
+
+
 @pytest.mark.slow
 @pytest.mark.spec("nodemanager.md C.9: guarantee 20 % against ten burners >= 19 %")
-def test_cpu_guarantee(bench: Bench) -> None:
+@pytest.mark.parametrize("paced", [False, True])
+def test_cpu_guarantee(bench: Bench, paced: bool) -> None:
     need(bench, "cpu", "cpuacct")
+    if paced:
+        bench.cgroups.start()
+    try:
+        guarantee_against_burners(bench)
+    finally:
+        bench.cgroups.stop()
+
+
+def guarantee_against_burners(bench: Bench) -> None:
     bench.cgroups.create("alice", {"nm_cpu_guaranteed_share": 200})
     for _ in range(bench.cgroups.cpu_count()):
         bench.run("alice", BURN)

@@ -50,7 +50,7 @@ class SliverSpec:
     rspec: Mapping[str, Any]
     """Effective."""
     ssh_keys: str | None = ""
-    """Newline-joined public keys for `username` and root; None: those that are there stay."""
+    """Newline-joined public keys for `username` and root; None: those that are there stay, as does the size of the disk."""
     initscript: bytes | None = None
     network: str = "none"
     """"none", "nat" or "bridge:<interface>"."""

@@ -44,8 +44,7 @@ class MountedTreeBackend(NativeBackend):
                 **self._identity(handle), "hostname": spec.hostname or spec.name,
                 "directories": ["/run/sshd"],  # on a /run of systemd's own it is not there before its unit has run
                 **request}, timeout=MAKE_TIMEOUT)
-            self._network(spec, handle)
-            self._initscript(spec, handle)
+            self._begin_work(spec, handle)
         except BaseException:
             self._kill(spec.name, spec.index, handle)
             raise

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager import sshfiles, syscalls
+from nodepool.nodemanager import room, sshfiles, syscalls
 from nodepool.nodemanager.backends.base import (
     IDS_PER_SLIVER,
     Backend,
@@ -152,9 +152,13 @@ class NativeBackend(Backend):
     def _ensure_disk(self, spec: SliverSpec) -> None:
         mnt = self._writable(spec.name)
         mnt.mkdir(mode=0o700, exist_ok=True)
-        if self.services.disks is not None and not os.path.ismount(mnt):
-            self.services.disks.create(spec.name, int(spec.rspec.get("nm_disk_quota", 5_000_000)))
-            self.services.disks.mount(spec.name, str(mnt))
+        disks, quota = self.services.disks, int(spec.rspec.get("nm_disk_quota", 5_000_000))
+        if disks is not None and not os.path.ismount(mnt):
+            disks.create(spec.name, quota)
+            disks.mount(spec.name, str(mnt))
+        elif disks is not None and spec.ssh_keys is not None:  # else it is to start as it is
+            disks.resize(spec.name, quota)
+        room.give_up(self._ballast(spec.name))
 
     def _limit(self, spec: SliverSpec, handle: Handle) -> Handle:
         """Its cgroups; its disk is there, for they limit what it reads and writes."""
@@ -194,12 +198,21 @@ class NativeBackend(Backend):
         handle = {**handle, "pid": answer["pid"], "start_time": answer["start_time"], "boot_id": syscalls.boot_id(),
                   "host_key": public, "generation": int(handle["generation"]) + 1}
         try:
-            self._network(spec, handle)
-            self._initscript(spec, handle)
+            self._begin_work(spec, handle)
         except BaseException:
             self._kill(spec.name, spec.index, handle)
             raise
         return handle
+
+    def _begin_work(self, spec: SliverSpec, handle: Handle) -> None:
+        """Process 1 runs, and nothing else yet that could fill the disk."""
+        if spec.initscript is not None:
+            with contextlib.suppress(OSError):
+                self._console_path(spec.name).touch(mode=0o600)
+        if self.services.disks is not None:
+            room.keep_on_disk(self._ballast(spec.name))
+        self._network(spec, handle)
+        self._initscript(spec, handle)
 
     def _extra(self, spec: SliverSpec) -> dict[str, Any]:
         """For other backends of this kind: more for the worker that makes the sliver."""
@@ -253,13 +266,18 @@ class NativeBackend(Backend):
             self.services.zygote.begin("spawn", self._program(handle, argv) | {"console": str(path)}).process().close()
         except BackendError as error:
             # The owner's script is the owner's matter; the sliver runs without it.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "ab") as console, contextlib.suppress(OSError):
-                console.write(f"init script: {error}\n".encode())
+            with contextlib.suppress(OSError):  # its disk may be full
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+                with os.fdopen(descriptor, "ab") as console:
+                    console.write(f"init script: {error}\n".encode())
 
     def _console_path(self, name: str) -> Path:
         """On the sliver's own disk, so that its quota holds; beside its trees, so that no name inside leads to it."""
         return self._writable(name) / "console"
+
+    def _ballast(self, name: str) -> Path:
+        """Beside the trees, as the console: nothing inside can reach it."""
+        return self._writable(name) / "ballast"
 
     # --- while it lives ----------------------------------------------------------------------------------------------
 
