@@ -33,6 +33,7 @@ from nodepool.nodemanager.cgroup_weights import BESTEFFORT, DAEMON, REST, ROOT_N
 from nodepool.nodemanager.cores import Cores, topology
 from nodepool.nodemanager.cpu_pace import FAVOUR, CpuPace
 from nodepool.nodemanager.rspec import DEFAULT_RSPEC, check_name
+from nodepool.nodemanager.syscalls import SHORTAGE
 
 __all__ = ["CgroupError", "Cgroups", "admit"]
 
@@ -242,7 +243,7 @@ class Cgroups:
                 self._cores.put_back(name, before)
             if isinstance(error, CgroupError):
                 raise
-            raise CgroupError(f"limits of sliver {name}: {error}") from error
+            raise CgroupError(f"limits of sliver {name}: {error}", retry=error.errno in SHORTAGE) from error
         finally:
             self._write_cores()
         if guarantee > 0:
@@ -370,7 +371,8 @@ class Cgroups:
         if self._quick >= 0:
             return
         for place in self._places[-1:]:
-            threading.Thread(target=make_moves_quick, args=(place,), name="Thread-nm-cgroups", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # the host has no thread left: it takes longer
+                threading.Thread(target=make_moves_quick, args=(place,), name="Thread-nm-cgroups", daemon=True).start()
 
     def attach(self, name: str, pid: int) -> None:
         """Move a process in. Raises CgroupError."""

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from nodepool.nodemanager.backends.base import BackendError
+from nodepool.nodemanager.syscalls import SHORTAGE
 
 log = logging.getLogger("nodepool.nodemanager.commands")
 
@@ -29,7 +30,8 @@ def run(argv: Sequence[str], timeout: float, what: str, *, text: str = "", env: 
     :param timeout: seconds; then it is killed.
     :param what: what runs, for messages.
     :param error: what is raised when it cannot be run, fails or takes too long.
-    :param retry: it may succeed later when it has failed; one that took too long always may.
+    :param retry: it may succeed later when it has failed; one that took too long, or for which the host lacked something, always
+        may.
     """
     log.debug("Run: %s", shlex.join(argv))
     try:
@@ -38,7 +40,7 @@ def run(argv: Sequence[str], timeout: float, what: str, *, text: str = "", env: 
     except subprocess.TimeoutExpired:
         raise error(f"{what} did not end within {timeout:g} s", retry=True) from None
     except OSError as problem:
-        raise error(f"{what} cannot be run: {problem.strerror}") from problem
+        raise error(f"{what} cannot be run: {problem.strerror}", retry=problem.errno in SHORTAGE) from problem
     if done.returncode != 0:
         raise error(f"{what}: {_shorten(done.stderr or done.stdout) or f'exit status {done.returncode}'}", retry=retry)
     return done.stdout

@@ -101,6 +101,8 @@ class Connections:
     # -- from any thread
 
     def start(self) -> None:
+        self._workers.start()
+        self.handshakes.start()
         self._loop.start()
 
     def stop(self, timeout: float) -> None:

@@ -72,6 +72,8 @@ class Disks:
         # As /proc/self/mountinfo spells it.
         self._state = Path(os.path.realpath(state_dir))
         self._templates = Templates(self._state / "disks")
+        #: What is left of deleted slivers and could not be removed.
+        self._left: set[Path] = set()
 
     # --- the host ----------------------------------------------------------------------------------------------------
 
@@ -88,6 +90,8 @@ class Disks:
 
         :param room: there is room for copies.
         """
+        # Its thread is there from now on: slivers can be removed when the host has no more.
+        self._later(lambda: None)
         for left in self._removed():
             self._later(self._remove, left)
         for path in self._entries("slivers"):
@@ -196,7 +200,7 @@ class Disks:
                     self.settle()  # there is room when those that were deleted are gone
             new.replace(path)
         except OSError as error:
-            raise DiskError(f"disk of sliver {name}: {error.strerror}", retry=error.errno == errno.ENOSPC) from error
+            raise DiskError(f"disk of sliver {name}: {error.strerror}", retry=error.errno in syscalls.SHORTAGE) from error
         finally:
             new.unlink(missing_ok=True)
         self._quota_file(name).unlink(missing_ok=True)
@@ -351,8 +355,14 @@ class Disks:
         except FileNotFoundError:
             pass
         except OSError as error:
-            log.error("What is left of a deleted sliver cannot be removed, the next start tries again: %s", error)
+            log.error("What is left of a deleted sliver cannot be removed, it is tried again: %s", error)
+            self._left.add(directory)
         self.freed()
+
+    def tidy(self) -> None:
+        """Try again what could not be removed."""
+        while self._left:
+            self._later(self._remove, self._left.pop())
 
     def found(self) -> list[str]:
         """Names of slivers that have a disk, or a mount of one."""

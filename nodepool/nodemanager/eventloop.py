@@ -12,11 +12,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 log = logging.getLogger("nodepool.nodemanager.server")
 
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
+#: Threads of a kind that are there from the start.
+AHEAD = 4
+#: Seconds until another thread is tried when none could be had.
+SHORTAGE_WAIT = 1.0
 
 
 class Waiter:
@@ -148,36 +151,86 @@ class EventLoop:
 
 
 class Workers:
-    """Threads that are made when they are needed."""
+    """Threads that are made when they are needed, as long as there can be more.
+
+    They are made by a thread that does nothing else: without memory for the first step of a new one, Python lets whoever
+    starts it wait for ever (CPython issue 140746). Then those that are there do all of it.
+    """
 
     def __init__(self, name: str, most: int) -> None:
-        self._pool = ThreadPoolExecutor(most, name)
-        self._idle = threading.Condition()
+        self._name = name
+        self._most = most
+        lock = threading.Lock()
+        self._work, self._need, self._idle = threading.Condition(lock), threading.Condition(lock), threading.Condition(lock)
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._threads = 0
+        #: Threads without a job.
+        self._free = 0
+        #: Jobs that wait or are done at present.
         self._working = 0
+        self._running = True
+
+    def start(self) -> None:
+        """Some threads are there from now on. Raises RuntimeError: the host has none."""
+        for _ in range(min(AHEAD, self._most)):
+            with self._work:
+                self._threads += 1
+            self._add()
+        if self._threads < self._most:
+            threading.Thread(target=self._make, name=f"{self._name}_more", daemon=True).start()
+
+    def _add(self) -> None:
+        threading.Thread(target=self._run, name=f"{self._name}_{self._threads}", daemon=True).start()
 
     def do(self, job: Callable[[], None]) -> None:
-        with self._idle:
+        with self._work:
+            if not self._running:
+                return
             self._working += 1
-        try:
-            self._pool.submit(self._run, job).add_done_callback(lambda _: self._end())
-        except RuntimeError as error:
-            # Stopping; or no thread can be had, and those that there are will do it.
-            log.error("A thread for the API cannot be had: %s", error)
-            self._end()
+            self._jobs.append(job)
+            if len(self._jobs) <= self._free:
+                self._work.notify()
+            else:
+                self._need.notify()
 
-    def _run(self, job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException:
-            log.exception("Error in the connections of the API:")
+    def _make(self) -> None:
+        while True:
+            with self._need:
+                self._need.wait_for(lambda: not self._running or (self._threads < self._most and len(self._jobs) > self._free))
+                if not self._running:
+                    return
+                self._threads += 1
+            try:
+                self._add()
+            except RuntimeError as error:
+                log.error("A thread for the API cannot be had, the %s that there are do all of it: %s", self._threads - 1, error)
+                with self._need:
+                    self._threads -= 1
+                    self._need.wait(SHORTAGE_WAIT)
 
-    def _end(self) -> None:
-        with self._idle:
-            self._working -= 1
-            self._idle.notify_all()
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                self._free += 1
+                self._work.wait_for(lambda: self._jobs or not self._running)
+                self._free -= 1
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except BaseException:
+                log.exception("Error in the connections of the API:")
+            with self._work:
+                self._working -= 1
+                self._idle.notify_all()
 
     def stop(self, timeout: float) -> bool:
-        """Whether all have ended."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        with self._idle:
+        """Jobs that wait are dropped; whether all others have ended."""
+        with self._work:
+            self._running = False
+            self._working -= len(self._jobs)
+            self._jobs.clear()
+            self._work.notify_all()
+            self._need.notify_all()
             return self._idle.wait_for(lambda: self._working <= 0, max(0.0, timeout))

@@ -67,6 +67,9 @@ class Handshakes(Generic[P]):
         with self._lock:
             return len(self._open)
 
+    def start(self) -> None:
+        self._workers.start()
+
     def begin(self, stream: socket.socket, address: str, context: ssl.SSLContext) -> None:
         """By the loop's thread.
 

@@ -40,7 +40,21 @@ Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int
 
 
 class StepError(Exception):
-    """A step of a worker failed: text for people."""
+    """A step of a worker failed: text for people.
+
+    :param retry: the host, or the sliver, lacked something that may be there later; an OSError that it is raised from tells, too.
+    """
+
+    def __init__(self, message: str, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the same may succeed later."""
+    cause = error.__cause__
+    return (getattr(error, "retry", False) or isinstance(error, MemoryError)
+            or (isinstance(error, OSError) and error.errno in syscalls.SHORTAGE) or (cause is not None and is_shortage(cause)))
 
 
 class _Server:
@@ -240,12 +254,11 @@ def _serve(connection: socket.socket, operations: dict[str, Operation], report: 
                 os.write(report, struct.pack("=I", answer.pop("watch")))
             send_frame(connection, answer, sent)
             return 0
-        except StepError as error:
-            send_frame(connection, {"error": f"{request['operation']}: {error}"})
-        except OSError as error:
-            send_frame(connection, {"error": f"{request['operation']}: {error.strerror or error}"
-                                             + (f" ({error.filename})" if error.filename else ""),
-                                    "retry": error.errno in (11, 12, 16, 28)})
+        except (StepError, OSError, MemoryError) as error:
+            text = str(error) or "no memory left"
+            if isinstance(error, OSError):
+                text = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+            send_frame(connection, {"error": f"{request['operation']}: {text}", "retry": is_shortage(error)})
     except BrokenPipeError:
         pass  # the daemon is gone; what was made is found by its next start
     except BaseException as error:

@@ -87,6 +87,13 @@ class Host:
             self._services.cgroups.rebalance(  # type: ignore[attr-defined]
                 {name: spec for name, spec in effective.items() if name in there})
 
+    def tidy(self) -> None:
+        """To be called now and then: what was in the way of removing deleted slivers may be gone."""
+        self._room.keep()
+        for service in (self._services.disks, self._services.net):
+            if service is not None:
+                service.tidy()  # type: ignore[union-attr]
+
     def problems(self) -> list[Problem]:
         """What this machine lacks for limits, disks and networks."""
         found: list[Problem] = []

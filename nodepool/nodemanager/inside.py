@@ -57,9 +57,11 @@ def read_file(path: str, limit: int = MAX_TABLE) -> str:
     finally:
         os.close(root)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             return ""
-        return os.read(descriptor, limit).decode(errors="replace")
+        # As much memory is taken as is asked for.
+        return os.read(descriptor, min(limit, found.st_size)).decode(errors="replace")
     finally:
         os.close(descriptor)
 
@@ -100,6 +102,8 @@ def open_directory(path: str, uid: int = 0, gid: int = 0, mode: int = 0o755, mak
             os.fchown(following, uid, gid)
             os.fchmod(following, mode)
         except OSError as error:
+            if error.errno in syscalls.SHORTAGE:
+                raise
             raise OSError(error.errno, f"{path}: {part!r} is no plain directory (a link or a file)") from error
         finally:
             os.close(current)

@@ -24,6 +24,7 @@ from nodepool.nodemanager.slivers import ABSENT, CREATED, DISABLED, FAILED, READ
 from nodepool.nodemanager.sshd import SshServers
 from nodepool.nodemanager.sshfiles import SSHD_ARGV
 from nodepool.nodemanager.startup import Startup
+from nodepool.nodemanager.trees import Trees
 from nodepool.nodemanager.watch import ProcessWatch
 from nodepool.nodemanager.zygote import Zygote
 
@@ -32,10 +33,6 @@ DRIVER_SOURCE = "driver"
 TICKET_SOURCE = "ticket"
 #: Seconds; the expiry timer looks at least so often.
 EXPIRY_CHECK = 60.0
-#: Stands for a sliver while a root tree is made for the next one.
-PREPARING = "preparing"
-#: Seconds that a root tree stays for the next sliver.
-TEMPLATE_IDLE = 86400.0
 
 
 class NodeManager:
@@ -82,8 +79,9 @@ class NodeManager:
         self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"), make_room=self.room.ensure)
         self.host = Host(config, self.database, self.services, self.room)
         self.problems += self.host.problems()
+        self.trees = Trees(self.backend, self._room_left, self._announce)
         self.images = images.Images(
-            os.path.join(config.state_dir, "images"), lambda name: self._prepare_root(f"image:{name}"), self._room_left)
+            os.path.join(config.state_dir, "images"), lambda name: self.trees.prepare(f"image:{name}"), self._room_left)
         self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
@@ -97,8 +95,6 @@ class NodeManager:
         self._expiry = threading.Thread(target=self._run_expiry, name="Thread-nm-expiry", daemon=True)
         self._wake_expiry = threading.Event()
         self._running = False
-        #: Whether the first sliver of image host needs not wait for its root tree.
-        self._prepared = False
         self._delivery = threading.RLock()
 
     def _room_left(self) -> int:
@@ -116,6 +112,8 @@ class NodeManager:
         self._running = True
         self.room.keep()
         self.database.open()
+        # Its thread is there from now on, whatever becomes of the host.
+        self._listening.submit(lambda: None)
         # What they log in with is below the run directory, which a reboot empties.
         self.host.delegates_changed(self._delegate_records())
         self.host.prepare()
@@ -126,7 +124,7 @@ class NodeManager:
         self.servers = server.Servers(self.api, self.config, self)
         self.slivers.recover()
         self.host.rebalance(self.slivers.effective())
-        threading.Thread(target=self._prepare_host, name="Thread-nm-prepare", daemon=True).start()
+        threading.Thread(target=self.trees.prepare_host, name="Thread-nm-prepare", daemon=True).start()
         self.slivers.start()
         self._expiry.start()
         self.servers.start()
@@ -160,22 +158,6 @@ class NodeManager:
         self.host.stop(empty=not self.backend.found())
         self._zygote.stop()
         self.database.close()
-
-    def _prepare_root(self, image: str) -> None:
-        """Make the root tree of an image before a sliver waits for it."""
-        roots = getattr(self.backend, "roots", None)
-        if roots is not None:
-            roots.room = self._room_left
-            roots.tree(image, PREPARING)
-            roots.release(PREPARING)
-        self._announce()
-
-    def _prepare_host(self) -> None:
-        try:
-            self._prepare_root("host")
-        except BackendError as error:
-            self.log.warning("Slivers of image host cannot be made: %s", error)
-        self._prepared = True
 
     def _serve_ssh(self, handle: Handle, connection: int) -> Starting:
         """An SSH server for one connection, inside the sliver."""
@@ -281,7 +263,7 @@ class NodeManager:
                 if time.monotonic() >= checked + EXPIRY_CHECK:
                     checked = time.monotonic()
                     self._prune_templates()
-                    self.room.keep()
+                    self.host.tidy()
                     self.host.account(self.slivers.effective())
                 self._expire()
             except Exception:
@@ -296,16 +278,8 @@ class NodeManager:
             self._follow(merge.expire(self.database, time.time()), before)
 
     def _prune_templates(self) -> None:
-        """Root trees that no sliver has used for a while."""
-        roots = getattr(self.backend, "roots", None)
-        if roots is None:
-            return
-        asked = time.time()
-        alive = set(self.backend.found()) | self.slivers.names()
-        try:
-            roots.prune(alive, TEMPLATE_IDLE, asked)
-        except OSError as error:
-            self.log.warning("Root trees that nobody uses cannot be removed: %s", error)
+        """What is on this host without a record counts, too: it may use one."""
+        self.trees.prune(lambda: set(self.backend.found()) | self.slivers.names())
 
     # -- what the API asks
 
@@ -474,7 +448,7 @@ class NodeManager:
 
     def capacity(self) -> dict[str, Any]:
         return {**self.host.capacity(self.slivers.effective()), "images": self.images.names(), "backend": self.backend.name,
-                "prepared": self._prepared, "problems": [f"{p.feature}: {p.remedy}" for p in self.problems]}
+                "prepared": self.trees.prepared, "problems": [f"{p.feature}: {p.remedy}" for p in self.problems]}
 
     def usage(self, name: str) -> dict[str, int]:
         record, local = self._record(name), self.database.local(key_of(name))

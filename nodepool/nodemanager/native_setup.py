@@ -67,6 +67,8 @@ def place(root: int, path: str, directory: bool = True, make: bool = True) -> in
         os.mkdir(path, 0o755, dir_fd=root)
         return syscalls.openat2(root, path, flags, _SAFE)
     except OSError as error:
+        if error.errno in syscalls.SHORTAGE:
+            raise
         raise StepError(f"/{path} of the root tree is no plain directory (a link or a file): {error.strerror}") from error
 
 

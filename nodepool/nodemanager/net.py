@@ -91,6 +91,8 @@ class Network:
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         #: index -> removal that goes on
         self._removals: dict[int, tuple[str, concurrent.futures.Future[None]]] = {}
+        #: index -> name and veth of a removal that has failed
+        self._left: dict[int, tuple[str, str]] = {}
 
     # --- the host ----------------------------------------------------------------------------------------------------
 
@@ -121,6 +123,8 @@ class Network:
     def prepare(self) -> None:
         """Find what an earlier daemon made; the host is changed only when a sliver wants a network."""
         with self._lock:
+            # Its thread is there from now on: slivers can be removed when the host has no more.
+            self._beside().submit(lambda: None)
             self._known = {name: (veth, index) for name, veth, index in self._scan()}
             try:
                 if self._known:
@@ -249,8 +253,11 @@ class Network:
                              f"addr add {info.address}/30 dev {INSIDE}", f"route add default via {info.gateway}",
                              f"neigh replace {info.gateway} lladdr {gateway_mac} dev {INSIDE} nud permanent"], inside=netns_pid)
         except BaseException:
-            with contextlib.suppress(NetworkError):
+            try:
                 self._remove(veth, index)
+            except NetworkError:
+                with self._lock:
+                    self._left[index] = name, veth
             raise
         with self._lock:
             self._known[name] = (veth, index)
@@ -311,12 +318,26 @@ class Network:
             place = place or known or self._told(info)
             if place is None:
                 return
-            veth, index = place
-            if self._executor is None:
-                self._executor = concurrent.futures.ThreadPoolExecutor(1, "ThreadPoolExecutor-nodemanager-net")
-            future = self._executor.submit(self._remove, veth, index)
+            self._begin_removal(name, *place)
+
+    def _begin_removal(self, name: str, veth: str, index: int) -> None:
+        with self._lock:
+            self._left.pop(index, None)
+            future = self._beside().submit(self._remove, veth, index)
             self._removals[index] = (name, future)
-        future.add_done_callback(lambda done: self._removed(index, done))
+        future.add_done_callback(lambda done: self._removed(name, veth, index, done))
+
+    def _beside(self) -> concurrent.futures.ThreadPoolExecutor:
+        """With the lock."""
+        if self._executor is None:
+            self._executor = concurrent.futures.ThreadPoolExecutor(1, "ThreadPoolExecutor-nodemanager-net")
+        return self._executor
+
+    def tidy(self) -> None:
+        """Try again what could not be removed."""
+        with self._lock:
+            for index, (name, veth) in list(self._left.items()):
+                self._begin_removal(name, veth, index)
 
     @staticmethod
     def _told(info: Any) -> tuple[str, int] | None:
@@ -338,14 +359,19 @@ class Network:
                 except NetworkError as error:  # stop() and the next start try again
                     log.warning("The rules for networks of slivers stay: %s", error)
 
-    def _removed(self, index: int, done: concurrent.futures.Future[None]) -> None:
+    def _removed(self, name: str, veth: str, index: int, done: concurrent.futures.Future[None]) -> None:
         with self._lock:
             if self._removals.get(index, ("", None))[1] is done:
                 del self._removals[index]
+            if not done.cancelled() and done.exception() is not None:
+                self._left[index] = name, veth
+                log.warning("The network of sliver %s cannot be removed, it is tried again: %s", name, done.exception())
 
     def _finish(self, index: int) -> None:
         """Wait until what had this index before is gone. Raises NetworkError."""
         with self._lock:
+            if index in self._left:
+                self._begin_removal(*self._left[index], index)
             removal = self._removals.get(index)
         if removal is not None:
             try:
@@ -357,7 +383,7 @@ class Network:
     def found(self) -> list[str]:
         """Names of slivers that have a device and are not just being removed."""
         with self._lock:
-            ending = {name for name, _ in self._removals.values()}
+            ending = {name for name, _ in (*self._removals.values(), *self._left.values())}
         return sorted({name for name, _, _ in self._scan()} - ending)
 
 

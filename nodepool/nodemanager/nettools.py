@@ -31,14 +31,15 @@ def run(name: str, arguments: Sequence[str], text: str = "", inside: int | None 
 
 
 def batch(name: str, lines: Sequence[str], inside: int | None = None, force: bool = False) -> str:
-    """Several requests to ip or tc. With `force` the rest is done after one that fails, and no failure is reported."""
+    """Several requests to ip or tc. With `force` the rest is done after one that fails, and no failure of one is reported."""
     if not lines:
         return ""
     arguments = ["-force", "-batch", "-"] if force else ["-batch", "-"]
     try:
         return run(name, arguments, "\n".join(lines) + "\n", inside)
-    except NetworkError:
-        if force and commands.find(name) is not None:
+    except NetworkError as error:
+        # What may succeed later has not been done at all: the host is short of something, or it took too long.
+        if force and not error.retry and commands.find(name) is not None:
             return ""
         raise
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from nodepool.nodemanager import inside, relay, syscalls
-from nodepool.nodemanager.helper import Operation, StepError
+from nodepool.nodemanager.helper import Operation, StepError, is_shortage
 
 ALL_NAMESPACES = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET
                   | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWCGROUP)
+#: First byte of a child's text of failure when the same may succeed later.
+_RETRY = b"+"
 
 
 def open_cgroups(files: Iterable[str]) -> dict[str, int]:
@@ -85,7 +87,7 @@ def run_child(work: Callable[[int], None], outcome: int) -> NoReturn:
         work(outcome)
         os._exit(0)
     except BaseException as error:
-        text = str(error)
+        text = str(error) or "no memory left" * isinstance(error, MemoryError)
         if isinstance(error, OSError):
             text = f"{error.strerror or error}" + (f" ({os.fsdecode(error.filename)})" if error.filename else "")
         if not isinstance(error, StepError):
@@ -95,7 +97,7 @@ def run_child(work: Callable[[int], None], outcome: int) -> NoReturn:
                 last = last.tb_next
             text += f" [{type(error).__name__}" + (f" in {last.tb_frame.f_code.co_name}]" if last is not None else "]")
         try:
-            os.write(outcome, text.encode()[:4000])
+            os.write(outcome, (_RETRY if is_shortage(error) else b"-") + text.encode()[:4000])
         finally:
             os._exit(1)
 
@@ -111,7 +113,7 @@ def finish(outcome: int, pid: int, failure: str) -> None:
     os.close(outcome)
     if text:
         os.waitpid(pid, 0)
-        raise StepError(f"{failure}: {text.decode(errors='replace')}")
+        raise StepError(f"{failure}: {text[1:].decode(errors='replace')}", retry=text.startswith(_RETRY))
 
 
 def enter(request: dict[str, Any], sliver: int) -> None:

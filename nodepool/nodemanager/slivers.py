@@ -23,6 +23,7 @@ from nodepool.nodemanager.backends.base import Backend, BackendError, Handle, Sl
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.copies import Copies
 from nodepool.nodemanager.database import Database, DatabaseError
+from nodepool.nodemanager.syscalls import SHORTAGE
 from nodepool.nodemanager.texts import clean
 from nodepool.workqueue import Reconciler
 
@@ -209,6 +210,9 @@ class Slivers:
             self._set(name, FAILED, str(error))
             return RETRY if getattr(error, "retry", True) else None
         except Exception as error:
+            if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SHORTAGE):
+                self._set(name, FAILED, f"this host: {str(error) or 'no memory left'}")
+                return RETRY
             # Whoever waits for the sliver is told; the queue logs it and tries again.
             self._set(name, FAILED, f"internal error: {type(error).__name__}: {error}")
             raise

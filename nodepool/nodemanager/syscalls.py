@@ -57,6 +57,9 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP,
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECBIT_NO_SETUID_FIXUP = 4
 
+#: What is said when processes, memory, a device, descriptors or room on a disk may be there again later.
+SHORTAGE = frozenset((errno.EAGAIN, errno.ENOMEM, errno.EBUSY, errno.ENFILE, errno.EMFILE, errno.ENOSPC))
+
 
 def machine() -> str:
     """The machine's name for the tables of numbers. Raises OSError(ENOSYS) on machines without a table."""

@@ -99,10 +99,13 @@ class Pending:
             if not _readable(self.fileno(), self.deadline):
                 raise BackendError(f"{self._operation}: the helper gave no answer within {self._timeout:g} s", retry=True)
             self._connection.settimeout(5.0)
-            frame = receive_frame(self._connection)
+            frame = None
+            with contextlib.suppress(ConnectionResetError):  # it has not even been read
+                frame = receive_frame(self._connection)
             if frame is None:
-                raise BackendError(f"{self._operation}: the worker was killed before it was done (no memory left in the sliver, "
-                                   f"or over {self._timeout:g} s)", retry=True)
+                raise BackendError(
+                    f"{self._operation}: the worker was killed before it was done, or never ran (no memory left in the sliver, "
+                    f"no descriptors left for the helper, or over {self._timeout:g} s)", retry=True)
             answer, received = frame
             if "error" in answer:
                 for descriptor in received:
@@ -212,7 +215,8 @@ class Zygote:
             with theirs:
                 self._submit(theirs)
             ours.settimeout(timeout + 2.0)
-            send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
+            with contextlib.suppress(BrokenPipeError):  # refused already: the answer is there, and tells why
+                send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
         except OSError as error:
             ours.close()
             raise BackendError(f"{operation}: the helper broke off: {error}", retry=True) from error

@@ -181,6 +181,25 @@ def test_removal_is_finished_by_the_next_start(bench: Bench) -> None:
     assert freed.wait(20)  # and the first finds nothing to do
 
 
+@pytest.mark.spec("issue 10, point 5: deletion that failed for a while is finished by the running daemon")
+def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.make("alice", 64 << 10)
+
+    def busy(target: str) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disks.syscalls, "umount", busy)
+        for again in (lambda: bench.disks.discard("alice"), bench.disks.tidy):
+            again()
+            bench.disks.settle()
+            assert len(list((bench.state / "removed").iterdir())) == 1
+    bench.disks.tidy()
+    bench.disks.settle()
+    assert not list((bench.state / "removed").iterdir())
+    wait_for(lambda: not loops(bench.state), 10, "the loop device")
+
+
 @pytest.mark.spec("issue 10, point 7: speed kept")
 def test_copies_are_made_ahead(bench: Bench) -> None:
     ready = lambda: sorted(path.name for path in (bench.state / "disks").glob("*.ready*"))  # noqa: E731

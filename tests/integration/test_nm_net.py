@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import pathlib
 import subprocess
@@ -414,6 +415,38 @@ def test_the_same_place_is_used_again_at_once(bench: Bench) -> None:
     wait_for(lambda: first.veth not in os.listdir("/sys/class/net"), 10, "first device gone")
     assert bench.network.found() == ["bob"]
     bench.check_rate("bob", OUTSIDE, 20e6, within=0.06)
+
+
+@pytest.mark.spec("issue 10, point 5: deletion that failed for a while is finished by the running daemon")
+def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next with this number would count what the last has sent as its own."""
+    first, second = bench.sliver("alice", 5), bench.sliver("bob", 6)
+
+    def removed() -> None:
+        wait_for(lambda: not bench.network._removals, 10, "the attempt")
+
+    with monkeypatch.context() as patch:
+        def full(*_arguments: Any, **_options: Any) -> Any:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        patch.setattr(subprocess, "run", full)
+        bench.network.destroy("alice", first)
+        bench.network.destroy("bob", second)
+        removed()
+        bench.network.tidy()
+        removed()
+        assert bench.network.found() == []
+        with pytest.raises(NetworkError, match="temporarily unavailable") as caught:
+            bench.network.create("carol", 5, 1, os.getpid(), "nat", {})
+        assert caught.value.retry
+        removed()
+    assert set(bench.network.shaper.counters()) == {5, 6}
+    bench.sliver("carol", 5)
+    assert bench.network.found() == ["carol"]
+    bench.network.tidy()
+    removed()
+    assert set(bench.network.shaper.counters()) == {5}
+    assert {first.veth, second.veth}.isdisjoint(os.listdir("/sys/class/net"))
 
 
 @pytest.mark.slow

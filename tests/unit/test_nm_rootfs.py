@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pathlib
@@ -19,6 +20,7 @@ from nodepool.nodemanager import hostimage, privileges, records, seccomp, sshfil
 from nodepool.nodemanager.backends.base import BackendError
 from nodepool.nodemanager.rootfs import RootStore, check_sliver_name
 from nodepool.nodemanager.tarimage import Limits, TarError, extract
+from nodepool.nodemanager.trees import Trees
 
 Make = Callable[[pathlib.Path], list[tuple[tarfile.TarInfo, bytes]]]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners can only be kept by root")
@@ -435,3 +437,17 @@ def test_privileges() -> None:
 def test_extraction_has_bounds_by_default() -> None:
     assert tarimage.Limits().size < 1 << 40
     assert tarimage.Limits().members < 10_000_000
+
+
+def test_a_host_on_which_no_tree_can_be_made_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is missing, nobody waits for the tree for ever."""
+    class Backend:
+        class roots:
+            @staticmethod
+            def tree(image: str, sliver: str) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device", "/state/templates")
+
+    trees = Trees(Backend(), lambda: 0, lambda: None)  # type: ignore[arg-type]
+    trees.prepare_host()
+    assert trees.prepared
+    assert "Slivers of image host cannot be made: [Errno 28] No space left on device" in caplog.text

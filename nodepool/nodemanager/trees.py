@@ -1,0 +1,60 @@
+"""Root trees are made before a sliver waits for them, and go when nobody has used them for a while."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nodepool.nodemanager.backends.base import Backend, BackendError
+
+log = logging.getLogger("nodepool.nodemanager")
+
+#: Stands for a sliver while a root tree is made for the next one.
+PREPARING = "preparing"
+#: Seconds that a root tree stays for the next sliver.
+TEMPLATE_IDLE = 86400.0
+
+
+class Trees:
+    """Those of the backend; one without makes none.
+
+    :param room: bytes that a new one may take.
+    :param made: called when there is another one.
+    """
+
+    def __init__(self, backend: Backend, room: Callable[[], int], made: Callable[[], None]) -> None:
+        self._roots: Any = getattr(backend, "roots", None)
+        self._room = room
+        self._made = made
+        #: Whether the first sliver of image host needs not wait for its root tree.
+        self.prepared = False
+
+    def prepare(self, image: str) -> None:
+        """Make the tree of an image. Raises BackendError."""
+        if self._roots is not None:
+            self._roots.room = self._room
+            self._roots.tree(image, PREPARING)
+            self._roots.release(PREPARING)
+        self._made()
+
+    def prepare_host(self) -> None:
+        try:
+            self.prepare("host")
+        except (BackendError, OSError) as error:
+            log.warning("Slivers of image host cannot be made: %s", error)
+        self.prepared = True
+
+    def prune(self, alive: Callable[[], set[str]]) -> None:
+        """Remove those that no sliver has used for a while.
+
+        :param alive: names of all slivers.
+        """
+        if self._roots is None:
+            return
+        asked = time.time()
+        try:
+            self._roots.prune(alive(), TEMPLATE_IDLE, asked)
+        except OSError as error:
+            log.warning("Root trees that nobody uses cannot be removed: %s", error)
