@@ -48,6 +48,7 @@ class LauncherEvents:
         self._nodepool.min_ready.wake()
 
     def look_at_all_nodes(self) -> None:
+        """Safety net: every node once, at low priority."""
         tree = self._nodepool.zk.node_tree
         with tree.lock:
             ids = [*tree.nodes, *tree.empty]
