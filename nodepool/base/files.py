@@ -32,7 +32,8 @@ def new_file(
         with open(temporary, "wb", opener=lambda *_: fd) as file:
             yield file
             file.flush()
-            os.fchmod(fd, mode)
+            if mode != 0o600:  # which it has; some file systems know no modes
+                os.fchmod(fd, mode)
             if sync:
                 os.fsync(fd)
         place(temporary, path)

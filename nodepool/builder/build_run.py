@@ -23,7 +23,7 @@ from nodepool.builder.plan import WantedBuild
 from nodepool.builder.process import BuildProcess, Ending
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.zk import paths
-from nodepool.zk.held_lock import HeldLock
+from nodepool.zk.held_lock import HeldLock, Lost
 from nodepool.zk.progress_records import TAIL_LINES, BuildProgress
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
 
@@ -34,10 +34,6 @@ LOG_DIRECTORY = "/var/log/nodepool/builds"
 MIB = 1024 * 1024
 #: A build needs room for its trees and for the conversion, too.
 SPACE_FACTOR = 2
-#: Attempts to store a result while the connection comes and goes.
-STORE_ATTEMPTS = 10
-#: Seconds to wait for a session when the builder stops.
-STOP_SESSION_WAIT = 3.0
 #: Seconds for removing the remains of a build when the builder stops; the next start does the rest.
 STOP_CLEAN_TIME = 6.0
 #: Formats for which the tool makes no file.
@@ -122,8 +118,8 @@ class BuildRun:
             record.formats = []
         if reason is None:
             files.make_private(self._config.images_dir, self._base)
-        stored, why_not = self._store(record, READY if reason is None else FAILED)
-        reason = reason if stored else reason or why_not
+        why_not = self._store(record, READY if reason is None else FAILED)
+        reason = reason or why_not
         if reason is not None:
             # Nobody needs them: half of an image, or files without a record.
             files.delete_local_build(self._config.images_dir, self.image, self.build_id, self.log)
@@ -247,42 +243,26 @@ class BuildRun:
 
     # -- results
 
-    def _store(self, record: ImageBuild, state: str) -> tuple[bool, str]:
-        """Write the result, as soon as the session allows; (False, why) when it cannot be."""
-        for _attempt in range(STORE_ATTEMPTS):
-            if not self._wait_session():
-                return False, "the result could not be stored: the builder stopped without ZooKeeper"
-            try:
-                if not self.lock.held and not self.lock.regain():
-                    return False, "the ZooKeeper session was lost and another builder took over the image"
-                if self.lock.regained and self._somebody_built():
-                    return False, "the ZooKeeper session was lost and somebody else built the image meanwhile"
-                record.state = state
-                self.builder.zk.storeBuild(self.image, record, self.build_id)
-                return True, ""
-            except KazooException as error:
-                self.log.warning("Cannot store the result of build %s now: %r", self._base, error)
-                # The connection knows of its trouble a moment later than we do.
-                self.builder.stopping_at_once.wait(0.5)
-            except Exception as error:
+    def _store(self, record: ImageBuild, state: str) -> str | None:
+        """Write the result, as soon as the session allows; why not, when it cannot be."""
+
+        def write() -> None:
+            if self.lock.regained and self._somebody_built():
+                raise Lost("the ZooKeeper session was lost and somebody else built the image meanwhile")
+            record.state = state
+            self.builder.zk.storeBuild(self.image, record, self.build_id)
+
+        try:
+            self.lock.store(write, self.builder.session_usable, lambda: not self.builder.stopping_at_once.is_set())
+        except Exception as error:
+            if not isinstance(error, Lost):
                 self.log.exception("Cannot store the result of build %s:", self._base)
-                return False, f"the result could not be stored: {error}"
-        return False, "the result could not be stored in ZooKeeper"
+            return f"the result could not be stored: {error}"
+        return None
 
     def _somebody_built(self) -> bool:
         newest = self.builder.zk.getMostRecentBuilds(1, self.image, READY)
         return (newest[0].id if newest else None) != self._wanted.newest
-
-    def _wait_session(self) -> bool:
-        """False when the builder stops before the session is back."""
-        said = False
-        while not self.builder.session_usable.wait(STOP_SESSION_WAIT):
-            if self.builder.stopping_at_once.is_set():
-                return False
-            if not said:
-                self.log.info("Build %s waits for the ZooKeeper session to store its result", self._base)
-                said = True
-        return True
 
     def _finish(self, reason: str | None, ending: Ending | None) -> None:
         progress, backoff = self.progress, self.builder.build_backoff

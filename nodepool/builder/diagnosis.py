@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \| ")
+from nodepool.builder.phases import TIMESTAMP
+
 #: Shell traces (-x) and chatter of diskimage-builder and debootstrap.
 _CHATTER = re.compile(r"\++ |DEBUG |INFO |I: |Unmount |dib-run-parts ")
 _ERROR = re.compile(
@@ -26,7 +27,7 @@ class Diagnosis:
     def feed(self, line: str) -> None:
         if self._over:
             return
-        text = _TIMESTAMP.sub("", line).strip()
+        text = TIMESTAMP.sub("", line, count=1).strip()
         if _CHATTER.match(text):
             self._over = _CLEARING_UP.search(text) is not None
             return

@@ -21,7 +21,7 @@ _PHASE_OF_HOOKS = {
 PHASES = (STARTING, *dict.fromkeys(_PHASE_OF_HOOKS.values()), "converting", "checksums")
 MAX_LAST_LINE = 200
 
-_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \| ")
+TIMESTAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \| ")
 _HOOKS = re.compile(r"(?:Running hooks from|dib-run-parts Running) /\S*?/(?P<hooks>[a-z-]+)\.d(?:/[\w.-]+)?$")
 # "+ file:function:line   :   command": the trace of disk-image-create -x, with which every build runs.
 _TRACE = re.compile(r"\++ \S+:(?P<function>\w+):\d+\s+:\s+(?P<command>.*)")
@@ -43,7 +43,7 @@ class PhaseTracker:
 
     def feed(self, line: str) -> bool:
         """Take one line; True when the phase changed."""
-        text = _TIMESTAMP.sub("", line.rstrip("\r\n"), count=1)
+        text = TIMESTAMP.sub("", line.rstrip("\r\n"), count=1)
         clean = _CONTROL.sub(" ", text).strip()
         if clean:
             self.last_line = clean[:MAX_LAST_LINE]

@@ -8,15 +8,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import KazooException
-
 from nodepool import metrics
 from nodepool.builder import files, process, statistics, upload_journal
 from nodepool.builder.retention import Candidate
 from nodepool.builder.upload_meter import UploadMeter
-from nodepool.exceptions import ZKException, ZKLockException
+from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
-from nodepool.zk.held_lock import HeldLock
+from nodepool.zk.held_lock import HeldLock, Lost
 from nodepool.zk.progress import ProgressStore, UploadFailure, UploadProgress
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload
 
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
 
 #: Seconds a post-upload hook may take.
 HOOK_TIMEOUT = 3600.0
-#: Seconds between two looks for a session, and attempts to store a result in a good one.
-SESSION_WAIT = 5.0
-STORE_ATTEMPTS = 5
 
 
 class Result(enum.Enum):
@@ -40,10 +35,6 @@ class Result(enum.Enum):
 
 class UploadError(Exception):
     """The upload failed; the text is the reason for people."""
-
-
-class _Lost(Exception):
-    """The result cannot be stored: the lock is somebody else's, or ZooKeeper does not come back."""
 
 
 class UploadJob:
@@ -65,7 +56,6 @@ class UploadJob:
         #: Why it failed.
         self.reason = ""
         self._lock: HeldLock | None = None
-        self._regained = False
         self._note: upload_journal.Note | None = None
         self._started = time.time()
 
@@ -231,7 +221,7 @@ class UploadJob:
         record.format = self._candidate.provider.image_type
         try:
             self._store(record)
-        except _Lost as error:
+        except Lost as error:
             self.reason = f"the result could not be stored: {error}"
             self.log.error("Upload of %s (build %s) to %s: %s", self.image, self.build_id, self.provider, self.reason)
             self._delete_image(manager, name, external_id)
@@ -247,7 +237,7 @@ class UploadJob:
         self.log.error("Upload of %s (build %s) to %s failed: %s", self.image, self.build_id, self.provider, self.reason)
         try:
             self._store(self._new_record(FAILED))
-        except _Lost as error:
+        except Lost as error:
             # Without our lock the record counts as abandoned, with the same end.
             self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
         return Result.FAILED
@@ -259,9 +249,9 @@ class UploadJob:
                 return self._failed()
             self.log.error("Upload of %s to %s failed: %s", self.image, self.provider, self.reason)
             try:
-                self._with_session(
+                self._locked(
                     lambda: self._builder.zk.deleteUpload(self.image, self.build_id, self.provider, self.number))
-            except _Lost as error:
+            except Lost as error:
                 self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
             return Result.FAILED
         record = self._new_record(DELETING)
@@ -272,64 +262,35 @@ class UploadJob:
         try:
             self._store(record)
             self._settled()
-        except _Lost as error:
+        except Lost as error:
             self.log.error("Image %s (%s) of %s stays for now: %s", name, external_id, self.provider, error)
         return Result.FAILED
 
     def _store(self, record: ImageUpload) -> None:
         """Write the result under our number, after waiting for ZooKeeper if need be.
 
-        :raises _Lost: not ours any more, or ZooKeeper does not come back before we have to end.
+        :raises Lost: not ours any more, or ZooKeeper does not come back before we have to end.
         """
         record.id = self.number
         zk = self._builder.zk
 
         def write() -> None:
             if record.state == READY and self._others_ready():
-                raise _Lost("another builder has uploaded this build meanwhile")
+                raise Lost("another builder has uploaded this build meanwhile")
             zk.storeImageUpload(self.image, self.build_id, self.provider, record, self.number)
 
-        self._with_session(write)
+        self._locked(write)
 
     def _others_ready(self) -> bool:
-        if self._lock is None or not self._regained:
+        if self._lock is None or not self._lock.regained:
             return False
         return any(u.id != self.number
                    for u in self._builder.zk.getUploads(self.image, self.build_id, self.provider, [READY]))
 
-    def _with_session(self, write: Callable[[], Any]) -> None:
-        """Do it with the lock held.
-
-        :raises _Lost: see :meth:`_store`.
-        """
-        failures = 0
-        while True:
-            self._wait_for_session()
-            assert self._lock is not None
-            if not self._lock.held:
-                regained = self._lock.regain()
-                if not self._builder.session_usable.is_set():
-                    continue  # lost again meanwhile
-                if not regained:
-                    raise _Lost("the session was lost and the lock cannot be taken again")
-                self._regained = True
-            try:
-                write()
-                return
-            except ZKException as error:
-                raise _Lost(str(error)) from error
-            except KazooException as error:
-                failures += 1
-                if failures >= STORE_ATTEMPTS:
-                    raise _Lost(f"ZooKeeper: {error!r}") from error
-
-    def _wait_for_session(self) -> None:
-        while not self._builder.session_usable.is_set():
-            if not self._worker.running:
-                raise _Lost("ZooKeeper did not come back before the builder stopped")
-            self._builder.session_usable.wait(SESSION_WAIT)
-        if self._builder.zk.client.client is None:
-            raise _Lost("the builder has stopped")
+    def _locked(self, write: Callable[[], Any]) -> None:
+        """:raises Lost: see :meth:`_store`."""
+        assert self._lock is not None
+        self._lock.store(write, self._builder.session_usable, lambda: self._worker.running)
 
     # -- what people see
 

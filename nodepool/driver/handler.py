@@ -200,7 +200,7 @@ class NodeRequestHandler(RequestEnds):
             node.allocated_to = self.request.id
             node.tenant_name = self.request.tenant_name
             node.requestor = self.request.requestor
-            version = node.stat.version if node.stat else -1
+            version = node.version
             directory = paths.node_lock(node.id or "")
             exists = self._lock_directories.get(directory, node.id in self.zk.node_tree.lock_dirs)
             if step.fused:
@@ -220,7 +220,7 @@ class NodeRequestHandler(RequestEnds):
             txn.check(request.lock.path)
             return
         directory = paths.request_lock(request.id or "")
-        version = request.stat.version if request.stat else -1
+        version = request.version
         changed = request.copy()
         if step.fused:
             # Nobody may hold the lock at this moment; nobody can take it in between.

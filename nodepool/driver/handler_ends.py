@@ -210,7 +210,7 @@ class RequestEnds(HandlerBase):
         """Write the request, then give up its lock."""
         request = self.request
         index = txn.set(paths.request(request.id or ""), request.serialize(),
-                        request.stat.version if request.stat else -1, tree=self.zk.request_tree, record=request.copy())
+                        request.version, tree=self.zk.request_tree, record=request.copy())
         if self.accepted:
             txn.delete(request.lock.path)
         return index

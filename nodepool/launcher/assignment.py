@@ -442,7 +442,7 @@ class Assignment(threading.Thread):
         directory = paths.request_lock(request_id)
         txn = Txn(zk.kazoo_client)
         add_unlocked_check(txn, directory, lock_directory_exists)
-        txn.set(paths.request(request_id), request.serialize(), request.stat.version if request.stat else -1,
+        txn.set(paths.request(request_id), request.serialize(), request.version,
                 tree=zk.request_tree, record=request.copy())
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:

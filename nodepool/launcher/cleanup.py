@@ -96,7 +96,7 @@ class LostRequests:
         request.nodes = []
         txn = Txn(facade.kazoo_client)
         add_unlocked_check(txn, paths.request_lock(request_id), directory_exists)
-        txn.set(paths.request(request_id), request.serialize(), seen.stat.version if seen.stat else -1,
+        txn.set(paths.request(request_id), request.serialize(), seen.version,
                 tree=facade.request_tree, record=request.copy())
         directories: set[str] = set()
         for node_id in sorted(facade.node_tree.by_request.get(request_id, ())):
@@ -115,7 +115,7 @@ class LostRequests:
             add_unlocked_check(
                 txn, directory, isinstance(told, NodeExistsError) if told else node_id in facade.node_tree.lock_dirs)
             directories.add(directory)
-            txn.set(paths.node(node_id), changed.serialize(), node.stat.version if node.stat else -1,
+            txn.set(paths.node(node_id), changed.serialize(), node.version,
                     tree=facade.node_tree, record=changed.copy())
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
@@ -183,7 +183,7 @@ class CleanupWorker(threading.Thread):
             self._task("request locks", self._sweep_request_locks)
             self._task("ready nodes", self._ready.run)
             self._task("leaked resources", self._leaks)
-            self._task("all nodes", self._resync_nodes)
+            self._task("all nodes", self.nodes.look_at_all)
 
     def _task(self, what: str, function: Callable[[], Any]) -> None:
         try:
@@ -192,14 +192,6 @@ class CleanupWorker(threading.Thread):
             self.log.warning("Cleaning up %s: %r", what, error)
         except FOREIGN:
             self.log.exception("Error cleaning up %s:", what)
-
-    def _resync_nodes(self) -> None:
-        """Safety net: every node once, at low priority."""
-        tree = self.state.zk.node_tree
-        with tree.lock:
-            ids = [*tree.nodes, *tree.empty]
-        for node_id in ids:
-            self.nodes.look_at(node_id, urgent=False)
 
     def _sweep_request_locks(self) -> None:
         """Remove the lock directories of requests that have been gone for a while, unless somebody contends."""

@@ -54,16 +54,9 @@ class LauncherEvents:
     def all_synced(self) -> None:
         """The mirror is complete, again: everything is looked at."""
         self._assignment.rebuild()
-        self.look_at_all_nodes()
+        self._nodes.look_at_all()
         self._cleanup.wake()
         self._min_ready.wake()
-
-    def look_at_all_nodes(self) -> None:
-        tree = self._state.zk.node_tree
-        with tree.lock:
-            ids = [*tree.nodes, *tree.empty]
-        for node_id in ids:
-            self._nodes.look_at(node_id, urgent=False)
 
     def _tree_synced(self) -> None:
         zk = self._state.zk

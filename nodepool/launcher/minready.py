@@ -248,7 +248,7 @@ class MinReady(threading.Thread):
                 continue
             node = seen.copy()
             node.allocated_to = None
-            txn.set(paths.node(node_id), node.serialize(), seen.stat.version if seen.stat else -1,
+            txn.set(paths.node(node_id), node.serialize(), seen.version,
                     tree=zk.node_tree, record=node.copy())
         txn.delete(paths.request(request.id or ""))
         try:

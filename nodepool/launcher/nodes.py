@@ -76,6 +76,14 @@ class NodeReconciler:
     def look_at(self, node_id: str, urgent: bool = True) -> None:
         self.queue.add(node_id, urgent)
 
+    def look_at_all(self) -> None:
+        """Safety net: every node once, at low priority."""
+        tree = self.state.zk.node_tree
+        with tree.lock:
+            ids = [*tree.nodes, *tree.empty]
+        for node_id in ids:
+            self.look_at(node_id, urgent=False)
+
     # -- one node
 
     def reconcile(self, node_id: str) -> float | None:
@@ -170,7 +178,7 @@ class NodeReconciler:
         node_id = seen.id or ""
         txn, directory = Txn(facade.kazoo_client), paths.node_lock(node_id)
         add_unlocked_check(txn, directory, node_id in facade.node_tree.lock_dirs if exists is None else exists)
-        txn.set(paths.node(node_id), changed.serialize(), seen.stat.version if seen.stat else -1,
+        txn.set(paths.node(node_id), changed.serialize(), seen.version,
                 tree=facade.node_tree, record=changed.copy())
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
@@ -221,7 +229,7 @@ class NodeReconciler:
             changed.state = zk.DELETING
         txn = Txn(facade.kazoo_client)
         lock = add_lock(txn, paths.node_lock(node_id), node_id in facade.node_tree.lock_dirs)
-        index = txn.set(paths.node(node_id), changed.serialize(), node.stat.version if node.stat else -1,
+        index = txn.set(paths.node(node_id), changed.serialize(), node.version,
                         tree=facade.node_tree, record=changed.copy())
 
         def locked(results: list[Any] | None, error: BaseException | None) -> None:

@@ -240,7 +240,7 @@ class NodePool(threading.Thread):
         self.min_ready.wake()
         self.cleanup.wake()
         if self.zk.synced:
-            self.events.look_at_all_nodes()
+            self.node_reconciler.look_at_all()
 
     @staticmethod
     def _keep_unusable(old: Any, config: Any) -> None:

@@ -249,7 +249,7 @@ class NodeMethods(FacadeBase):
         node.state = DELETING
         txn = Txn(self.kazoo_client)
         locks.add_unlocked_check(txn, directory, lock_directory_exists)
-        txn.set(paths.node(node.id or ""), node.serialize(), seen.stat.version if seen.stat else -1,
+        txn.set(paths.node(node.id or ""), node.serialize(), seen.version,
                 tree=self.node_tree, record=node)
         try:
             self.writer.run(txn)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from kazoo.exceptions import KazooException
 
-from nodepool.exceptions import TimeoutException, ZKLockException
+from nodepool.exceptions import TimeoutException, ZKException, ZKLockException
 from nodepool.zk import locks
 from nodepool.zk.client import ZooKeeperClient
 from nodepool.zk.locks import LockHandle
@@ -15,7 +17,14 @@ from nodepool.zk.locks import LockHandle
 #: Seconds.
 REGAIN_TIMEOUT = 5.0
 
+#: Seconds between two looks whether to wait any longer for a session, and attempts to store a result.
+SESSION_WAIT, STORE_ATTEMPTS = 3.0, 10
+
 log = logging.getLogger("nodepool.zk.locks")
+
+
+class Lost(Exception):
+    """The result cannot be stored: the lock is somebody else's, or ZooKeeper does not come back."""
 
 
 class HeldLock:
@@ -63,6 +72,42 @@ class HeldLock:
             self.regained = True
             log.info("Took %s again after the ZooKeeper session was lost", self.directory)
             return True
+
+    def store(self, write: Callable[[], Any], usable: threading.Event, going_on: Callable[[], bool]) -> None:
+        """Write a result with the lock held, as soon as the session allows.
+
+        :param write: looks itself at what others did, when :attr:`regained`.
+        :param usable: set while the session is good.
+        :param going_on: False: no longer than a moment is left to wait for it.
+        :raises Lost: it cannot be written.
+        """
+        said = False
+        for attempt in range(STORE_ATTEMPTS):
+            while not usable.is_set():
+                if not said:
+                    log.info("Waiting for the ZooKeeper session to store the result under %s", self.directory)
+                said = True
+                usable.wait(SESSION_WAIT)
+                if not usable.is_set() and not going_on():
+                    raise Lost("ZooKeeper did not come back before the builder stopped")
+            if self._client.client is None:
+                raise Lost("the builder has stopped")
+            try:
+                if self.held or self.regain():
+                    write()
+                    return
+                if usable.is_set():
+                    raise Lost("the ZooKeeper session was lost and the lock cannot be taken again")
+            except ZKException as error:
+                raise Lost(str(error)) from error
+            except KazooException as error:
+                if attempt + 1 == STORE_ATTEMPTS:
+                    raise Lost(f"ZooKeeper: {error!r}") from error
+                log.warning("Cannot store the result under %s now: %r", self.directory, error)
+                if going_on():
+                    # The connection knows of its trouble a moment later than we do.
+                    threading.Event().wait(0.5)
+        raise Lost("the ZooKeeper session was lost again and again")
 
     def release(self) -> None:
         """Give it back; in a lost session it is gone already."""

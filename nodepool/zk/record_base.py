@@ -93,6 +93,11 @@ class BaseModel:
         self._state = value
         self.state_time = time.time()
 
+    @property
+    def version(self) -> int:
+        """Of the znode as it was read, for a conditional write; -1, which is any, when it was not."""
+        return self.stat.version if self.stat is not None else -1
+
     def toDict(self) -> dict[str, Any]:
         """What is stored: everything but the id."""
         return {"state": self._state, "state_time": self.state_time}

@@ -51,7 +51,7 @@ def _node(txn: Txn, facade: Any, node: zk.Node, **values: Any) -> None:
     changed = node.copy()
     for name, value in values.items():
         setattr(changed, name, value)
-    version = node.stat.version if node.stat is not None else -1
+    version = node.version
     txn.set(paths.node(node.id or ""), changed.serialize(), version, tree=facade.node_tree, record=changed)
 
 
