@@ -376,7 +376,8 @@ def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None
     assert get("/ready", text=True) == "OK"
     assert get("/label-list") == [{"label": "fake-label"}]
     request_id, (node,) = bench.fulfilled("fake-label", event_id=None)
-    (row,) = get("/node-list")
+    # Zuul's side may see the record a moment before the launcher's mirror has the answer.
+    (row,) = wait_for(lambda: [row for row in get("/node-list") if row["state"] == "ready"], what="the ready node on the web")
     assert (row["id"], row["ipv6"], row["label"], row["provider"]) == (node.id, "", ["fake-label"], "fake-provider")
     assert (row["public_ipv4"], row["connection_port"], row["state"]) == ("fake", 22, "ready")
     assert "locked" in row
