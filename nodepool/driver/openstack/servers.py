@@ -29,6 +29,11 @@ def is_deleted(server: Any) -> bool:
     return str(server.get("status") or "").lower() in ("deleted", "soft_deleted")
 
 
+def volumes_of(server: Any) -> set[str]:
+    """Ids of those that are attached to it."""
+    return {item["id"] for item in server.get("os-extended-volumes:volumes_attached") or ()}
+
+
 def does_not_run(server: Any) -> bool:
     """Whether nobody can log into the server, and nothing that it does by itself changes that."""
     return str(server.get("status") or "").upper() in NOT_RUNNING
@@ -58,12 +63,11 @@ class NodepoolOpenStackServer(dict[str, Any]):
             super().__setattr__(name, value)
 
 
-def list_servers(client: Any, get: Callable[..., Any] | None = None) -> Iterator[NodepoolOpenStackServer]:
+def list_servers(get: Callable[..., Any]) -> Iterator[NodepoolOpenStackServer]:
     """All servers of the project, page by page; no filters, no objects of the SDK: it is much cheaper.
 
-    :param get: used instead of the client's way to the compute service.
+    :param get: asks the compute service for a path and returns the response.
     """
-    get = get or client.compute.get
     params: dict[str, Any] = {}
     markers: set[str] = set()
     while True:
