@@ -145,18 +145,14 @@ def test_answers_do_not_show_userdata(text: str, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     calls = CloudCalls("p", classify, {}, log=LOG)
     cloud = transport(Answer(400, text), calls)
-    ways: list[Callable[[], Any]] = [
-        lambda: cloud.request("create_server", "compute", "POST", "/servers", json={"server": {"user_data": ENCODED}}),
-        lambda: cloud.get_response("list_servers", "compute", "/servers", "servers", json={"server": {"user_data": ENCODED}})]
-    for way in ways:
-        with pytest.raises(sdk.BadRequestException) as caught:
-            way()
-        LOG.error("Failed:", exc_info=caught.value)
-        assert calls.last_error is not None
-        assert len(str(caught.value)) < 1200
-        for shown in (caplog.text, *calls.troubles(), calls.last_error.message, str(caught.value)):
-            assert ENCODED[:40] not in shown and SECRET not in shown
-        assert "for url: http://cloud/servers" in str(caught.value)
+    with pytest.raises(sdk.BadRequestException) as caught:
+        cloud.request("create_server", "compute", "POST", "/servers", json={"server": {"user_data": ENCODED}})
+    LOG.error("Failed:", exc_info=caught.value)
+    assert calls.last_error is not None
+    assert len(str(caught.value)) < 1200
+    for shown in (caplog.text, *calls.troubles(), calls.last_error.message, str(caught.value)):
+        assert ENCODED[:40] not in shown and SECRET not in shown
+    assert "for url: http://cloud/servers" in str(caught.value)
     calls.stop()
 
 

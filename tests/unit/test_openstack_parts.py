@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 
-from nodepool.cloud import ErrorKind
+from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
 from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
-from nodepool.driver.openstack.api import floating_ip_metadata
+from nodepool.driver.openstack.api import CloudApi, floating_ip_metadata
 from nodepool.driver.openstack.errors import BadAnswer, classify, retry_after, suspect
 from nodepool.driver.openstack.images import properties
 from nodepool.driver.openstack.networks import Networks, Rules, fill_in
@@ -129,3 +132,45 @@ def test_few_servers_of_a_large_project_are_asked_for_one_by_one(
         wanted = [server.id for server in ids[:count]]
         assert set(adapter._someServers(wanted)) == set(wanted)
         assert len(asked) == calls
+
+
+class Pages:
+    """A service that answers page by page."""
+
+    def __init__(self, pages: dict[str | None, tuple[dict[str, Any], str | None]]) -> None:
+        self.pages = pages
+        self.calls = CloudCalls("p", classify, {})
+        client: Any = SimpleNamespace(session=SimpleNamespace(auth=None))
+        self.api = CloudApi(client, self.calls, SimpleNamespace(name="p"), logging.getLogger("nodepool.test"))
+        self.api.service = lambda _name: self  # type: ignore[method-assign, assignment, return-value]
+
+    def request(self, path: str, method: str, params: dict[str, str], **_kw: Any) -> requests.Response:
+        assert (path, method) == ("/servers/detail", "GET")
+        content, header = self.pages[params.get("marker")]
+        response = requests.Response()
+        response.status_code = 200
+        response._content = json.dumps(content).encode()
+        if header:
+            response.headers["Link"] = f'<{header}>; rel="next"'
+        return response
+
+    def list(self) -> list[str]:
+        try:
+            return [server["id"] for server in self.api.list_servers()]
+        finally:
+            self.calls.stop()
+
+
+@pytest.mark.spec("driver-openstack.md 2.2: paging by servers_links or the Link header; a repeated marker is an error")
+def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", (0.0, 0.0))
+    monkeypatch.setattr("nodepool.driver.openstack.transport.DEADLINE", 0.0)
+    links = [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]
+    first = {"servers": [{"id": "a"}, {"id": "b"}], "servers_links": links}
+    last = {"servers": [{"id": "d"}]}
+    pages = Pages({None: (first, None), "b": ({"servers": [{"id": "c"}]}, "http://x/?marker=c"), "c": (last, None)})
+    assert pages.list() == ["a", "b", "c", "d"]
+    with pytest.raises(BadAnswer, match="again"):
+        Pages({None: (first, None), "b": (first, None)}).list()
+    with pytest.raises(CallTimeout, match="no 'servers' in the answer"):
+        Pages({None: ({"error": "html"}, None)}).list()
