@@ -50,6 +50,7 @@ class Timers:
             if self._heap[0][2] is timer:
                 self._condition.notify()
             if self._thread is None:
+                # "Thread-": test benches of the services wait for the end of threads by other names.
                 self._thread = threading.Thread(target=self._run, name=f"Thread-timers-{self.name}", daemon=True)
                 self._thread.start()
         return timer

@@ -30,7 +30,7 @@ __all__ = [
 
 class FakeAdapter(OpenStackAdapter):
     fake_cloud: Any = FakeOpenStackCloud
-    # To ask costs next to nothing here, and benches want to see at once what they have changed.
+    # To ask costs next to nothing here, and tests expect what they change to show at once; also that a deletion has failed.
     LISTING_TTL = 0.0
     LOOKS = (0.02, 0.2)
     SETTLING = 0.0

@@ -17,7 +17,7 @@ class FakeNetworks(Networks):
 
 
 def _same(name: str) -> Callable[..., Any]:
-    """The cloud's method of this name as it is when it is called: benches replace them while the service runs."""
+    """The cloud's method of this name as it is when it is called: tests replace them while the service runs."""
 
     def call(self: FakeApi, *args: Any, **kw: Any) -> Any:
         return getattr(self.cloud, name)(*args, **kw)

@@ -103,7 +103,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self._not_ready: dict[str, str] = {}
 
     def _getClient(self) -> Any:
-        # Heavy; fake clouds do without it.
+        # Heavy; the fake cloud does without it.
         import openstack.connection
 
         from nodepool.driver.openstack.transport import prepare
@@ -113,7 +113,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()))
 
     def _getApi(self) -> Api:
-        """By way of the client."""
+        """How the rest of the driver asks the cloud behind the client."""
         return CloudApi(self._client, self.calls, self.provider, self.log)
 
     def stop(self) -> None:
@@ -122,10 +122,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self.calls.stop()
         self.api_executor.shutdown(wait=False, cancel_futures=True)
         self._api.close()
-
-    def describe(self) -> dict[str, Any]:
-        """Paces and last error, for status pages."""
-        return self.calls.describe()
 
     # -- running calls
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nodepool import metrics
 from nodepool.cloud import CallsStopped
-from nodepool.driver.cloud_images import is_snapshot, properties_of
+from nodepool.driver.cloud_images import is_snapshot
 from nodepool.driver.openstack.api import floating_ip_metadata
 from nodepool.driver.openstack.servers import OpenStackResource
 
@@ -68,7 +68,7 @@ class LeakCleaner:
         if not self.provider.diskimages:
             return
         for image in self.adapter._api.list_images(owner=self.adapter._api.project()):
-            marks = properties_of(image)
+            marks = image.get("properties") or {}
             if marks.get("nodepool_upload_id") and not image.get("protected") and not is_snapshot(image):
                 yield OpenStackResource(marks, "image", image["id"])
 
