@@ -167,7 +167,7 @@ class CloudCalls:
             executor = self._executors.get(key)
             if executor is None:
                 executor = self._executors[key] = ThreadPoolExecutor(
-                    self._threads.get(key, 1), thread_name_prefix=f"{self.name}-api-{key}")
+                    self._threads.get(key, 1), thread_name_prefix=f"Thread-{self.name}-{key}")
             return executor
 
     def _back_off(self, call: _Call, kind: ErrorKind, error: Exception) -> None:

@@ -18,10 +18,10 @@ class WatchingMachine(StateMachine):
         self.log = log
         self._watch: Watch[Any] | None = None
 
-    def look_at(self, watch: Watch[Any] | None) -> None:
-        """Be woken by each look of this watch and by nothing else; None: this cloud is polled."""
+    def look_at(self, watch: Watch[Any]) -> None:
+        """Be woken by each look of this watch and by nothing else."""
         self._watch = watch
-        self.next_wake = math.inf if watch is not None else None
+        self.next_wake = math.inf
 
     def looked_away(self, reached: bool = True) -> None:
         """Wait no more; ``reached``: how long it took is worth remembering."""

@@ -50,7 +50,8 @@ class Timers:
             if self._heap[0][2] is timer:
                 self._condition.notify()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"timers-{self.name}", daemon=True)
+                # "Thread-": test benches of the services wait for the end of threads by other names.
+                self._thread = threading.Thread(target=self._run, name=f"Thread-timers-{self.name}", daemon=True)
                 self._thread.start()
         return timer
 

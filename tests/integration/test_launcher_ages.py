@@ -106,7 +106,7 @@ def test_held_nodes_are_kept(bench: LauncherBench) -> None:
 def test_ready_nodes_without_a_running_instance_go(bench: LauncherBench) -> None:
     """Gone or stopped in the cloud: not handed out; used ones and those of other launchers are left alone."""
     bench.start(config(provider(labels=["a"]), labels={"a": {"min-ready": 3}}), cleanup_interval=0.3)
-    stopped, deleted, kept = bench.wait_nodes(3, state="ready")
+    stopped, deleted, kept = bench.wait_nodes(3, state="ready", allocated_to=None)
     request_id, (used,) = bench.fulfilled("a")
     assert used.id in (stopped.id, deleted.id, kept.id)
     idle = [node for node in (stopped, deleted, kept) if node.id != used.id]

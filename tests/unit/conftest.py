@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from nodepool import config as npconfig
+from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
 from nodepool.nodemanager.database import Database
+from tests.fake_openstack import adapter_over
+
+FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures" / "config"
 
 
 @pytest.fixture
@@ -16,3 +22,24 @@ def database(tmp_path: pathlib.Path) -> Iterator[Database]:
     found.open()
     yield found
     found.close()
+
+
+@pytest.fixture
+def fake_provider(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Configuration of a provider of the fake driver."""
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(FIXTURES / "clouds.yaml"))
+    return npconfig.loadConfig(str(FIXTURES / "complete.yaml"), {"NODEPOOL_PORT": "1"}).providers["cloud-1"]
+
+
+@pytest.fixture
+def over(fake_provider: Any) -> Iterator[Callable[[FakeOpenStackCloud], FakeAdapter]]:
+    """``over(cloud)`` gives an adapter for this cloud."""
+    made: list[FakeAdapter] = []
+
+    def make(cloud: FakeOpenStackCloud) -> FakeAdapter:
+        made.append(adapter_over(cloud, fake_provider))
+        return made[-1]
+
+    yield make
+    for adapter in made:
+        adapter.stop()

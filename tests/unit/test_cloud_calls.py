@@ -160,14 +160,14 @@ def test_lanes_have_threads_of_their_own() -> None:
     try:
         stuck = calls.submit("delete", gate.wait, 30, lane="delete")
         more = calls.submit("delete", gate.wait, 30, lane="delete")
-        assert calls.submit("create", lambda: threading.current_thread().name, lane="write").result(5).startswith("p-api-write")
-        assert calls.submit("list", lambda: threading.current_thread().name).result(5).startswith("p-api-read")
+        assert calls.submit("create", lambda: threading.current_thread().name, lane="write").result(5).startswith("Thread-p-w")
+        assert calls.submit("list", lambda: threading.current_thread().name).result(5).startswith("Thread-p-read")
         assert not stuck.done()
         assert not more.done()
     finally:
         gate.set()
         calls.stop()
-    wait_for(lambda: not any(t.name.startswith("p-api-") for t in threading.enumerate()), 5, "threads end")
+    wait_for(lambda: not any(t.name.startswith("Thread-p-") for t in threading.enumerate()), 5, "threads end")
 
 
 def test_stop_ends_waits_and_refuses_new_calls() -> None:

@@ -20,9 +20,9 @@ def test_functions_run_in_the_order_of_their_time_and_errors_stop_nothing() -> N
         timers.after(0.05, lambda: seen.append("cancelled")).cancel()
         wait_for(lambda: len(seen) == 2, 5, "both ran")
         assert seen == ["soon", "later"]
-        assert any(thread.name == "timers-test" for thread in threading.enumerate())
+        assert any(thread.name == "Thread-timers-test" for thread in threading.enumerate())
     finally:
         timers.stop()
-    assert not any(thread.name == "timers-test" for thread in threading.enumerate())
+    assert not any(thread.name == "Thread-timers-test" for thread in threading.enumerate())
     timers.after(0, lambda: seen.append("never"))
     assert len(seen) == 2

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-import time
 import types
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -19,24 +15,16 @@ from nodepool.driver.fake import adapter as fake
 from nodepool.driver.fake import cloud as fakecloud
 from nodepool.driver.openstack import adapter as openstack
 from nodepool.driver.openstack.leaks import LeakCleaner
-
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "config"
-LOG = logging.getLogger("test")
-METADATA = {"nodepool_node_id": "1", "nodepool_pool_name": "main", "nodepool_provider_name": "cloud-1"}
+from tests.conftest import wait_for
+from tests.fake_openstack import ADDRESS, LOG, METADATA, FloatingCloud, Request, advance, advance_until, create
+from tests.unit.conftest import FIXTURES
 
 pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 
 
-class Request:
-    def getSafeAttributes(self):
-        return types.SimpleNamespace(tenant_name=None, id="100-0")
-
-
 @pytest.fixture
-def provider(monkeypatch):
-    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(FIXTURES / "clouds.yaml"))
-    config = npconfig.loadConfig(str(FIXTURES / "complete.yaml"), {"NODEPOOL_PORT": "1"})
-    return config.providers["cloud-1"]
+def provider(fake_provider):
+    return fake_provider
 
 
 @pytest.fixture
@@ -51,21 +39,6 @@ def label(provider):
     return provider.pools["main"].labels["fake-label"]
 
 
-def advance(machine, seconds=5.0):
-    """Until complete; an exception of the machine comes through."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        result = machine.advance()
-        if machine.complete:
-            return result
-        time.sleep(0.005)
-    raise AssertionError(f"still in state {machine.state}")
-
-
-def create(adapter, label, image="fake-image-id", az=None):
-    return adapter.getCreateStateMachine("np1", label, image, dict(METADATA), Request(), az, LOG)
-
-
 class TestLaunch:
     @pytest.mark.spec("driver-openstack.md 3.4, 3.5: metadata, addresses, resources of a launched server")
     def test_create_and_delete(self, adapter, label):
@@ -73,11 +46,11 @@ class TestLaunch:
         label.dynamic_instance_properties = {"tenant": "{request.tenant_name}", "bad": "{request.nope}"}
         machine = create(adapter, label, az="az2")
         assert machine.state == "start"
-        machine.advance()
-        assert machine.external_id
-        assert machine.next_wake is None or machine.next_wake <= time.monotonic() + 0.1
+        advance_until(machine, "creating server")
+        external_id = machine.external_id
+        assert external_id
         instance = advance(machine)
-        assert instance.external_id == machine.external_id
+        assert instance.external_id == external_id
         assert (instance.public_ipv4, instance.private_ipv4, instance.interface_ip) == ("fake", "fake", "fake")
         assert (instance.public_ipv6, instance.host_id) == ("", "fake")
         assert (instance.cloud, instance.region, instance.az) == ("fake", "region-1", "az2")
@@ -232,26 +205,25 @@ class TestLaunch:
         monkeypatch.setattr(cloud, "list_availability_zone_names", slowly(zones))
         monkeypatch.setattr(cloud, "list_flavors", slowly(flavors))
         cloud._azs = ["new"]
-        with ThreadPoolExecutor(1) as executor:
-            refusal = executor.submit(refused.advance)
-            assert asked.wait(20)
-            try:
-                # As the pools' threads and the create loop do.
-                assert adapter.getAZs() == ["az1", "az2"]
-                assert create(adapter, label).flavor
-                assert adapter.getQuotaForLabel(label)
-            finally:
-                answered.set()
-            assert "availability-zones" in str(refusal.exception(20))
+        refused.advance()
+        assert asked.wait(20)
+        try:
+            # As the pools' threads and the create loop do.
+            assert adapter.getAZs() == ["az1", "az2"]
+            assert create(adapter, label).flavor
+            assert adapter.getQuotaForLabel(label)
+        finally:
+            answered.set()
+        with pytest.raises(exceptions.LaunchNodepoolException, match="availability-zones"):
+            advance(refused)
         assert adapter.getAZs() == ["new"]
 
-    def test_knobs(self, adapter, label):
+    def test_knobs(self, adapter, label, monkeypatch):
         cloud = adapter._client
         cloud.pause_creates = True
         machine = create(adapter, label)
-        machine.advance()
-        time.sleep(0.15)
-        machine.advance()
+        looks = count_looks(cloud, monkeypatch)
+        wait_for(lambda: machine.advance() or len(looks) > 10, what="looks for longer than a server takes")
         assert machine.state == "creating server"
         cloud.pause_creates = False
         for server in cloud._server_list:
@@ -259,12 +231,11 @@ class TestLaunch:
         advance(machine)
         cloud._create_server_timeout = 1
         machine = create(adapter, label)
-        machine.advance()
+        advance_until(machine, "creating server")
         assert adapter._getServer(machine.external_id).status == "BUILD"
-        assert machine.next_wake is None
         adapter._getServer(machine.external_id).status = "ERROR"
         with pytest.raises(exceptions.LaunchStatusException):
-            machine.advance()
+            advance(machine)
 
     @pytest.mark.spec("driver-openstack.md 3.20, 3.21: DELETED counts as gone, ERROR does not")
     def test_deleted_status(self, adapter, label):
@@ -280,16 +251,23 @@ class TestLaunch:
 
     def test_thousands(self, adapter, label, monkeypatch):
         monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (1e6, -1, 1e9)))
-        began = time.monotonic()
-        machines = [create(adapter, label) for _ in range(1000)]
-        for machine in machines:
-            machine.advance()
-        for machine in machines:
-            advance(machine)
-        for machine in machines:
-            advance(adapter.getDeleteStateMachine(machine.external_id, LOG))
+        def run(machines):
+            left = set(machines)
+
+            def advance_all():
+                for machine in list(left):
+                    machine.advance()
+                    if machine.complete:
+                        left.remove(machine)
+                return not left
+
+            wait_for(advance_all, what="the end of all machines")
+
+        launches = [create(adapter, label) for _ in range(1000)]
+        run(launches)
+        assert len(adapter._listServers()) == 1000
+        run([adapter.getDeleteStateMachine(machine.external_id, LOG) for machine in launches])
         assert adapter._listServers() == []
-        assert time.monotonic() - began < 10
 
 
 class TestImagesAndLabels:
@@ -428,34 +406,7 @@ class TestLeaks:
         assert "ZeroDivisionError" in caplog.text
 
 
-class Pages:
-    """A compute proxy that answers page by page."""
-
-    def __init__(self, pages):
-        self.pages = pages
-        self.asked = []
-
-    def get(self, url, headers=None, params=None):
-        self.asked.append(params.get("marker"))
-        servers, links = self.pages[params.get("marker")]
-        response = fakecloud.FakeResponse({"servers": [{"id": item} for item in servers], **links})
-        if "header" in links:
-            response.links = {"next": {"url": links["header"]}}
-            response.data.pop("header")
-        return response
-
-
 class TestListing:
-    @pytest.mark.spec("driver-openstack.md 2.2: paging by servers_links or the Link header; a repeated marker is an error")
-    def test_pages(self):
-        following = {"servers_links": [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]}
-        pages = Pages({None: (["a", "b"], following), "b": (["c"], {"header": "http://x/?marker=c"}), "c": (["d"], {})})
-        client = types.SimpleNamespace(compute=pages)
-        assert [server["id"] for server in openstack_list(client)] == ["a", "b", "c", "d"]
-        endless = Pages({None: (["a"], following), "b": (["b"], following)})
-        with pytest.raises(RuntimeError, match="again"):
-            list(openstack_list(types.SimpleNamespace(compute=endless)))
-
     def test_server_attributes(self):
         server = openstack.NodepoolOpenStackServer({"id": "1", "accessIPv4": "1.2.3.4"})
         assert server.access_ipv4 == "1.2.3.4"
@@ -468,73 +419,29 @@ class TestListing:
     def test_raw_listing_of_the_fake(self):
         cloud = fake.FakeOpenStackCloud()
         server = cloud.create_server(name="x", meta={"a": "b"}, boot_from_volume=True)
-        listed = list(openstack_list(types.SimpleNamespace(compute=cloud.compute)))
+        listed = cloud.compute.get("/servers/detail").json()["servers"]
         assert listed[0]["id"] == server.id
         assert listed[0]["metadata"] == {"a": "b"}
         assert {"hostId", "OS-EXT-AZ:availability_zone", "os-extended-volumes:volumes_attached"} <= set(listed[0])
 
 
-def openstack_list(client):
-    from nodepool.driver.openstack.servers import list_servers
+def count_looks(cloud, monkeypatch, fails=0):
+    """The ids that the cloud is asked for from now on; the first of these questions fail."""
+    asked, get_server = [], cloud.get_server_by_id
 
-    return list_servers(client)
+    def get(server_id):
+        asked.append(server_id)
+        if len(asked) <= fails:
+            raise RuntimeError("the call failed")
+        return get_server(server_id)
 
-
-class FloatingCloud(fake.FakeOpenStackCloud):
-    """A cloud whose servers need a floating IP."""
-
-    def __init__(self, neutron=True):
-        super().__init__()
-        self.neutron = neutron
-        self.attached = []
-
-    def _has_floating_ips(self):
-        return True
-
-    def _needs_floating_ip(self, server, nat_destination=None):
-        return True
-
-    def create_floating_ip(self, server, wait):
-        assert wait is True
-        fip = fake.Dummy("Fip", id="fip", floating_ip_address="203.0.113.9", status="DOWN",
-                         port_id="port" if self.neutron else None)  # fmt: skip
-        fip.becomes("ACTIVE", time.monotonic() + 0.05)
-        self._floating_ip_list.append(fip)
-        server["addresses"]["private"].append({"addr": "203.0.113.9", "OS-EXT-IPS:type": "floating"})
-        return fip
-
-    def _attach_ip_to_server(self, server, floating_ip, skip_attach):
-        assert skip_attach is True
-        self.attached.append(floating_ip.id)
+    monkeypatch.setattr(cloud, "get_server_by_id", get)
+    return asked
 
 
-class RealOverFake(openstack.OpenStackAdapter):
-    """The real adapter, with its threads and caches, over the fake cloud."""
-
-    def _getClient(self):
-        return self.cloud
-
-    def _expandServer(self, server):
-        return next(item for item in self.cloud._server_list if item.id == server["id"])
-
-
-class TestRealAdapter:
-    @pytest.fixture
-    def make(self, provider, monkeypatch):
-        made = []
-
-        def make(cloud):
-            adapter = type("Adapter", (RealOverFake,), {"cloud": cloud})(provider)
-            made.append(adapter)
-            return adapter
-
-        yield make
-        for adapter in made:
-            adapter.stop()
-
-    @pytest.mark.spec("driver-openstack.md 2.3: create machine with a listing that is up to a second old")
-    def test_plain(self, make, label):
-        adapter = make(fake.FakeOpenStackCloud())
+class TestAdapter:
+    @pytest.mark.spec("launcher.md 10: neither loop may block on slow calls")
+    def test_slow_creation(self, adapter, label):
         cloud, go_on, make_server = adapter._client, threading.Event(), adapter._client.create_server
 
         def slow(**kw):
@@ -554,34 +461,25 @@ class TestRealAdapter:
         assert adapter._client._server_list == []
         assert adapter._completeApi(adapter._submitApi(lambda: 1)) in (None, 1)
 
-    def test_failing_list_call_does_not_end_the_launch(self, make, label, monkeypatch, caplog):
-        adapter = make(fake.FakeOpenStackCloud())
-        answers = [True, True, True]
-
-        def get_server(server_id):
-            if answers:
-                answers.pop()
-                raise RuntimeError("the list call failed")
-            return next(server for server in adapter.cloud._server_list if server.id == server_id)
-
-        monkeypatch.setattr(adapter, "_getServer", get_server)
+    def test_looks_that_fail_do_not_end_the_launch(self, adapter, label, monkeypatch):
+        asked = count_looks(adapter._client, monkeypatch, fails=3)
         assert advance(create(adapter, label))
-        assert caplog.text.count("will look again") == 1
+        assert len(asked) > 3
 
-    @pytest.mark.spec("driver-openstack.md 2.3.4: floating IP, with and without the network service")
-    @pytest.mark.parametrize("neutron", [True, False])
-    def test_floating_ip(self, make, label, neutron):
+    @pytest.mark.spec("driver-openstack.md 2.3.4, 2.4: floating IP")
+    def test_floating_ip(self, over, label):
         label.pool.auto_floating_ip = True
-        adapter = make(FloatingCloud(neutron))
+        adapter = over(FloatingCloud())
         instance = advance(create(adapter, label))
-        assert adapter._client.attached == ([] if neutron else ["fip"])
+        server = adapter._getServer(instance.external_id)
+        assert [item["addr"] for item in server["addresses"]["private"]] == ["fake", ADDRESS]
         advance(adapter.getDeleteStateMachine(instance.external_id, LOG))
         assert adapter._client._floating_ip_list == []
         assert adapter._client._server_list == []
 
     @pytest.mark.spec("driver-openstack.md 3.9: auto-floating-ip false")
-    def test_no_floating_ip(self, make, label):
-        adapter = make(FloatingCloud())
+    def test_no_floating_ip(self, over, label):
+        adapter = over(FloatingCloud())
         advance(create(adapter, label))
         assert adapter._client._floating_ip_list == []
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 from collections.abc import Callable
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +16,14 @@ from openstack import exceptions as sdk
 
 from nodepool import exceptions
 from nodepool.cloud import CloudCalls
+from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
 from nodepool.driver.openstack.errors import RefusedByCloud, classify, without_values
-from nodepool.driver.openstack.machines import OpenStackCreateStateMachine
 from nodepool.driver.openstack.servers import fault_message
 from nodepool.driver.openstack.transport import Transport
+from tests.fake_openstack import LOG, FloatingCloud, advance, create
 
-LOG = logging.getLogger("nodepool.test")
+Launch = Callable[..., Exception]
+STEPS = ("create_server", "create_floating_ip")
 
 
 def refusal(cls: type[sdk.HttpException], status: int, message: str) -> Exception:
@@ -30,84 +32,31 @@ def refusal(cls: type[sdk.HttpException], status: int, message: str) -> Exceptio
     return error
 
 
-class Adapter:
-    """A cloud in which one step of a launch fails."""
+@pytest.fixture
+def launch(over: Callable[[FakeOpenStackCloud], FakeAdapter], fake_provider: Any) -> Launch:
+    """``launch(create_server=error)``, or of another call: the error that ends it."""
 
-    def __init__(self, **failing: Exception) -> None:
-        self._api = SimpleNamespace(watches=False)
-        self.provider = SimpleNamespace(name="p", diskimages={})
-        self.failing = failing
+    def run(**failing: Exception) -> Exception:
+        cloud = FloatingCloud()
+        for call, error in failing.items():
+            setattr(cloud, call, raiser(error))
+        label = fake_provider.pools["main"].labels["fake-label"]
+        label.pool.auto_floating_ip = True
+        with pytest.raises(Exception) as caught:
+            advance(create(over(cloud), label))
+        return caught.value
 
-    def _step(self, name: str, result: Any) -> Any:
-        if name in self.failing:
-            raise self.failing[name]
-        return result
-
-    def _submitApi(self, api: Callable[..., Any], *args: Any, **kw: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(api(*args, **kw))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def _findFlavor(self, _name: str, _min_ram: int) -> Any:
-        return {"id": "f", "vcpus": 1, "ram": 1}
-
-    def _createServer(self, _name: str, **_kw: Any) -> Any:
-        return self._step("create", {"id": "s"})
-
-    def _getServer(self, _server_id: str) -> Any:
-        return {"id": "s", "status": "ACTIVE", "addresses": {}}
-
-    def _createFloatingIp(self, _server: Any) -> Any:
-        return self._step("floating_ip", {"id": "ip", "floating_ip_address": "a"})
-
-    def _listFloatingIps(self) -> list[Any]:
-        return []
-
-    def _attachIpToServer(self, server: Any, floating_ip: Any) -> None:
-        self._step("attach", None)
-
-    def _getServerById(self, _server_id: str) -> Any:
-        return None
-
-    def _chooseZone(self, _label: Any, az: str | None) -> str | None:
-        return az
-
-    def _activeAt(self, _server: Any) -> None:
-        return None
-
-    def _expandServer(self, server: Any) -> Any:
-        return server
-
-    def _needsFloatingIp(self, _server: Any) -> bool:
-        return True
-
-    def _renewSuspects(self, _label: Any, _message: str) -> None:
-        pass
-
-    def _lostServer(self, _name: str, _metadata: Any) -> None:
-        return None
+    return run
 
 
-def launch(**failing: Exception) -> Exception:
-    """The error that ends it."""
-    label = SimpleNamespace(
-        name="l", cloud_image=SimpleNamespace(name="i", image_id="i", config_drive=None), flavor_name="f", min_ram=0,
-        key_name="key", azs=None, networks=[], security_groups=[], boot_from_volume=False, volume_size=1, volume_type=None,
-        server_group=None, scheduler_hints=None, userdata="u", instance_properties={}, dynamic_instance_properties={},
-        pool=SimpleNamespace(name="main", security_groups=[], auto_floating_ip=True))
-    machine = OpenStackCreateStateMachine(Adapter(**failing), "np1", label, None, {}, None, None, LOG)
-    for _ in range(10):
-        try:
-            machine.advance()
-        except Exception as error:
-            return error
-    raise AssertionError(f"the launch goes on: {machine.state}")
+def raiser(error: Exception) -> Callable[..., None]:
+    def fail(**_kw: Any) -> None:
+        raise error
+
+    return fail
 
 
-@pytest.mark.parametrize("step", ["create", "floating_ip", "attach"])
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("error, told", [
     (refusal(sdk.ConflictException, 409, "Quota exceeded for resources: ['floatingip']."), exceptions.QuotaException),
     (refusal(sdk.ForbiddenException, 403, "Maximum number of ports exceeded"), exceptions.QuotaException),
@@ -115,27 +64,27 @@ def launch(**failing: Exception) -> Exception:
     (refusal(sdk.BadRequestException, 400, "Unable to find any IP address on external network e"), exceptions.CapacityException),
     (refusal(sdk.BadRequestException, 400, "Bad request"), RefusedByCloud),
 ])  # fmt: skip
-def test_what_the_cloud_lacks_is_no_unknown_error(step: str, error: Exception, told: type[Exception]) -> None:
+def test_what_the_cloud_lacks_is_no_unknown_error(launch: Launch, step: str, error: Exception, told: type[Exception]) -> None:
     found = launch(**{step: error})
     assert type(found) is told
     assert str(error) in str(found)
 
 
-def test_refusals_tell_what_was_refused() -> None:
+def test_refusals_tell_what_was_refused(launch: Launch) -> None:
     bad = refusal(sdk.BadRequestException, 400, "Bad network, bad request")
-    assert str(launch(create=bad)) == (
-        "provider p, pool main, label l: the cloud refuses to create the server, because of option networks: "
-        "Bad network, bad request")
-    assert str(launch(floating_ip=bad)) == (
-        "provider p, pool main, label l: the cloud refuses to give server s an address: Bad network, bad request")
+    place = "provider cloud-1, pool main, label fake-label: the cloud refuses to"
+    assert str(launch(create_server=bad)) == (
+        f"{place} create the server, because of option networks (net-2): Bad network, bad request")
+    assert re.fullmatch(
+        f"{place} give server [0-9a-f]+ an address: Bad network, bad request", str(launch(create_floating_ip=bad)))
 
 
-def test_other_errors_are_themselves() -> None:
+def test_other_errors_are_themselves(launch: Launch) -> None:
     error = refusal(sdk.HttpException, 500, "no")
-    assert launch(floating_ip=error) is error
-    assert launch(create=error) is error
+    assert launch(create_floating_ip=error) is error
+    assert launch(create_server=error) is error
     quota = exceptions.QuotaException("Quota exceeded")
-    assert launch(create=quota) is quota
+    assert launch(create_server=quota) is quota
 
 
 # -- texts
@@ -196,23 +145,19 @@ def test_answers_do_not_show_userdata(text: str, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.DEBUG)
     calls = CloudCalls("p", classify, {}, log=LOG)
     cloud = transport(Answer(400, text), calls)
-    ways: list[Callable[[], Any]] = [
-        lambda: cloud.request("create_server", "compute", "POST", "/servers", json={"server": {"user_data": ENCODED}}),
-        lambda: cloud.get_response("list_servers", "compute", "/servers", "servers", json={"server": {"user_data": ENCODED}})]
-    for way in ways:
-        with pytest.raises(sdk.BadRequestException) as caught:
-            way()
-        LOG.error("Failed:", exc_info=caught.value)
-        assert calls.last_error is not None
-        assert len(str(caught.value)) < 1200
-        for shown in (caplog.text, *calls.troubles(), calls.last_error.message, str(caught.value)):
-            assert ENCODED[:40] not in shown and SECRET not in shown
-        assert "for url: http://cloud/servers" in str(caught.value)
+    with pytest.raises(sdk.BadRequestException) as caught:
+        cloud.request("create_server", "compute", "POST", "/servers", json={"server": {"user_data": ENCODED}})
+    LOG.error("Failed:", exc_info=caught.value)
+    assert calls.last_error is not None
+    assert len(str(caught.value)) < 1200
+    for shown in (caplog.text, *calls.troubles(), calls.last_error.message, str(caught.value)):
+        assert ENCODED[:40] not in shown and SECRET not in shown
+    assert "for url: http://cloud/servers" in str(caught.value)
     calls.stop()
 
 
-@pytest.mark.parametrize("step", ["create", "floating_ip"])
-def test_a_failed_launch_does_not_show_userdata(step: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failed_launch_does_not_show_userdata(launch: Launch, step: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever the client is; the log has the traceback of what the error came from."""
     error = refusal(sdk.BadRequestException, 400, schema_error("user_data", ENCODED))
     error.__cause__ = ValueError(schema_error("some key", SECRET))
@@ -222,7 +167,7 @@ def test_a_failed_launch_does_not_show_userdata(step: str, caplog: pytest.LogCap
     LOG.error("Launch attempt 1/1 failed:", exc_info=found)
     assert "The above exception was the direct cause" in caplog.text
     assert ENCODED[:40] not in caplog.text and SECRET not in caplog.text
-    if step == "create":
+    if step == "create_server":
         assert "option userdata" in str(found)
 
 

@@ -3,194 +3,205 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from concurrent.futures import Future
-from types import SimpleNamespace
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from nodepool import exceptions
-from nodepool.cloud import CallsStopped, Look
-from nodepool.driver.openstack.adapter import OpenStackAdapter
+from nodepool.cloud import CallsStopped
+from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
+from nodepool.driver.openstack import machines
 from nodepool.driver.openstack.leaks import LeakCleaner
-from nodepool.driver.openstack.lookups import FEW, CloudLookups
-from nodepool.driver.openstack.machines import OpenStackCreateStateMachine, OpenStackDeleteStateMachine
+from nodepool.driver.openstack.lookups import FEW
+from tests.conftest import wait_for
+from tests.fake_openstack import LOG, METADATA, advance, advance_until, create
 from tests.unit.test_openstack_parts import http
 
-LOG = logging.getLogger("nodepool.test")
+Over = Callable[[FakeOpenStackCloud], FakeAdapter]
 
 
-def done(result: Any = None) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
-
-
-class Watch:
-    """Answers each look as it is told."""
+class Cloud(FakeOpenStackCloud):
+    """Notes what it is asked; some servers cannot be looked at, or are not shown."""
 
     def __init__(self) -> None:
-        self.started = 0.0
-        self.look: Look[Any] | None = None
-        self.ended: bool | None = None
-
-    def end(self, reached: bool) -> None:
-        self.ended = reached
-
-
-class Adapter:
-    """The parts of the adapter that the machines use."""
-
-    def __init__(self) -> None:
-        self._api = SimpleNamespace(watches=True)
-        self._gone: set[str] = set()
-        self.provider = SimpleNamespace(name="cloud")
-        self.deleted: list[str] = []
-        self.watch = Watch()
-
-    def _submitDelete(self, function: Any) -> Future[Any]:
-        return done(function())
-
-    def _deleteFloatingIpsOf(self, server_id: str) -> None:
-        pass
-
-    def _requestDeletion(self, server_id: str) -> Future[Any]:
-        self.deleted.append(server_id)
-        return done()
-
-    def _wasMissing(self, server_id: str) -> bool:
-        return False
-
-    def _watchServer(self, *_args: Any) -> Watch:
-        return self.watch
-
-
-class Creation(OpenStackCreateStateMachine):
-    """Without what is found out before the call."""
-
-    def __init__(self, adapter: Adapter) -> None:
-        self.adapter, self.log, self.provider = adapter, LOG, adapter.provider
-        self._watch, self.watches, self._deadline = None, True, None
-        self.future, self.external_id = None, None
-        self.server: Any = {"id": "s"}
-        self.label = SimpleNamespace(name="label", pool=SimpleNamespace(name="pool"))
-
-
-class Servers(CloudLookups):
-    """A cloud of 20 servers; those that are named cannot be looked at by id."""
-
-    def __init__(self, errors: Mapping[str, Exception]) -> None:
-        self._api, self.calls, self._client = self, None, None  # type: ignore[assignment]
-        self.provider = SimpleNamespace(rate=0.0, name="cloud")
-        self.log = LOG  # type: ignore[assignment]
-        self._initLookups(None)
-        self.errors = errors
-        self.watches = True
+        super().__init__()
+        self.errors: dict[str, Exception] = {}
         self.asked: list[str] = []
+        self.deleted: list[str] = []
+        self.hidden = self.keeps = False
 
-    def get_server_by_id(self, server_id: str, repeat: bool = True) -> dict[str, str] | None:
+    def get_server_by_id(self, server_id: str) -> Any:
         self.asked.append(server_id)
         if server_id in self.errors:
             raise self.errors[server_id]
-        if server_id.startswith("gone"):
-            return None
-        return {"id": server_id, "status": "ACTIVE"}
+        return None if self.hidden else super().get_server_by_id(server_id)
 
-    def get_response(self, *_args: object, **_kw: object) -> object:
-        servers = [{"id": f"s{number}", "status": "ACTIVE"} for number in range(20)] + [{"id": "off", "status": "SHUTOFF"}]
-        return SimpleNamespace(json=lambda: {"servers": servers}, status_code=200)
+    def delete_server(self, name_or_id: str, **kwargs: Any) -> bool:
+        self.deleted.append(name_or_id)
+        return self.keeps or super().delete_server(name_or_id, **kwargs)
+
+
+@pytest.fixture
+def cloud() -> Cloud:
+    return Cloud()
+
+
+@pytest.fixture
+def adapter(over: Over, cloud: Cloud) -> FakeAdapter:
+    return over(cloud)
+
+
+@pytest.fixture
+def label(fake_provider: Any) -> Any:
+    return fake_provider.pools["main"].labels["fake-label"]
+
+
+@pytest.fixture
+def servers(cloud: Cloud) -> list[str]:
+    return [str(cloud.create_server(name=f"s{number}").id) for number in range(15)]
+
+
+def looked_at(cloud: Cloud, machine: Any, times: int) -> None:
+    """So many more looks at its server."""
+    until = len(cloud.asked) + times
+    wait_for(lambda: machine.advance() or len(cloud.asked) >= until, what=f"{times} looks")
 
 
 @pytest.mark.spec("driver-openstack.md 2.4: done when the listing has it no more; a cloud that keeps deleted servers lists none")
-def test_deleted_and_kept() -> None:
-    adapter = Adapter()
-    machine = OpenStackDeleteStateMachine(adapter, "s", LOG)
-    machine.advance()
-    adapter.watch.look = Look({"id": "s", "status": "ACTIVE", "OS-EXT-STS:task_state": "soft-deleting"}, 1.0)
-    machine.advance()
+def test_deleted_and_kept(adapter: FakeAdapter, cloud: Cloud, label: Any) -> None:
+    server = cloud.get_server(advance(create(adapter, label)).external_id)
+    assert server is not None
+    cloud.keeps = True
+    server["OS-EXT-STS:task_state"] = "soft-deleting"
+    machine = adapter.getDeleteStateMachine(server.id, LOG)
+    advance_until(machine, machine.SERVER_DELETING)
+    looked_at(cloud, machine, 3)
     assert not machine.complete
-    adapter.watch.look = Look({"id": "s", "status": "SOFT_DELETED", "OS-EXT-STS:task_state": None}, 100.0)
-    machine.advance()
-    assert machine.complete and adapter.deleted == ["s"]
+    server.status, server["OS-EXT-STS:task_state"] = "SOFT_DELETED", None
+    advance(machine)
+    assert cloud.deleted == [server.id]
+    assert list(adapter.listInstances()) == []
+
+
+def test_a_deletion_that_was_accepted_and_forgotten(
+        adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "DELETE_AGAIN", 0.0)
+    server = cloud.get_server(advance(create(adapter, label)).external_id)
+    assert server is not None
+    cloud.keeps = True
+    machine = adapter.getDeleteStateMachine(server.id, LOG)
+    wait_for(lambda: machine.advance() or len(cloud.deleted) > 2, what="deleted again")
+    assert not machine.complete
+    cloud.keeps = False
+    advance(machine)
+    assert not cloud._server_list
 
 
 @pytest.mark.parametrize("count", [FEW - 2, FEW + 6], ids=["one by one", "listed"])
 @pytest.mark.spec("issue 5: waiting for one object asks for that object; a failed look never harms a healthy launch")
-def test_one_that_cannot_be_looked_at(count: int) -> None:
-    cloud = Servers({"bad": http(500, "cell is down")})
-    found = cloud._someServers([*(f"s{number}" for number in range(count)), "bad", "gone"])
+def test_one_that_cannot_be_looked_at(adapter: FakeAdapter, cloud: Cloud, servers: list[str], count: int) -> None:
+    cloud.errors["bad"] = http(500, "cell is down")
+    found = dict(adapter._someServers([*servers[:count], "bad", "gone"]))
     assert isinstance(found.pop("bad"), Exception)
-    assert set(found) == {f"s{number}" for number in range(count)}
+    assert set(found) == set(servers[:count])
+    cloud.errors["bad"] = CallsStopped("cloud")
     with pytest.raises(CallsStopped):
-        Servers({"bad": CallsStopped("cloud")})._someServers(["s0", "bad"])
+        adapter._someServers([servers[0], "bad"])
 
 
 @pytest.mark.spec("driver-api.md: findMissingInstances; a listing that leaves servers out is no proof")
-def test_missing_is_what_the_cloud_says_so_of() -> None:
-    cloud = Servers({"bad": http(500)})
-    assert OpenStackAdapter.findMissingInstances(cloud, ["s0", "off", "gone", "bad", "hidden"]) == ["off", "gone"]  # type: ignore[arg-type]
-    assert cloud.asked == ["gone", "bad", "hidden"]
+def test_missing_is_what_the_cloud_says_so_of(
+        adapter: FakeAdapter, cloud: Cloud, servers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.errors["bad"] = http(500)
+    wanted = [*servers[:2], "gone", "bad", servers[2]]
+    adapter._made.update(wanted)
+    cloud._server_list.find(servers[1]).status = "SHUTOFF"  # type: ignore[union-attr]
+    listed = [server for server in cloud.list_servers() if server.id != servers[2]]
+    monkeypatch.setattr(cloud, "list_servers", lambda: listed)
+    assert adapter.findMissingInstances(wanted) == [servers[1], "gone"]
+    assert cloud.asked == ["gone", "bad", servers[2]]
 
 
 @pytest.mark.spec("driver-openstack.md 2.2: not (yet) listed: the previous object stays")
-def test_new_server_that_is_not_shown_yet() -> None:
-    machine = Creation(Adapter())
+def test_new_server_that_is_not_shown_yet(
+        adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "SETTLING", 1000.0)
+    cloud.hidden = True
+    machine = create(adapter, label)
     machine.start_time = -1000.0  # the call had to wait for its turn
-    machine._watch = watch = Watch()  # type: ignore[assignment]
-    watch.look = Look(None, 5.0)
-    assert not machine._active()
-    watch.look = Look(None, 11.0)
+    advance_until(machine, machine.SERVER_CREATING)
+    looked_at(cloud, machine, 3)
+    monkeypatch.setattr(adapter, "SETTLING", 0.0)
     with pytest.raises(exceptions.LaunchStatusException, match="vanished"):
-        machine._active()
-    machine._watch = again = Watch()  # type: ignore[assignment]
-    again.look = Look({"id": "s", "status": "SOFT_DELETED"}, 1.0)
+        advance(machine)
+    cloud.hidden = False
+    again = create(adapter, label)
+    advance_until(again, again.SERVER_CREATING)
+    cloud._server_list.find(again.external_id).status = "SOFT_DELETED"  # type: ignore[union-attr]
     with pytest.raises(exceptions.LaunchStatusException, match="deleted"):
-        machine._active()
+        advance(again)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.spec("driver-api.md: a launch given up leaves no server behind")
-def test_server_that_comes_after_its_launch_was_given_up(fails: bool) -> None:
-    adapter = Adapter()
-    machine = Creation(adapter)
-    machine.state, machine.external_id = machine.SERVER_CREATING_SUBMIT, None
-    machine.future = future = Future()
-    future.set_running_or_notify_cancel()
+def test_server_that_comes_after_its_launch_was_given_up(
+        adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    asked, go_on, make = threading.Event(), threading.Event(), cloud.create_server
+
+    def slow(**kw: Any) -> Any:
+        asked.set()
+        assert go_on.wait(20)
+        server = make(**kw)
+        if fails:
+            raise http(500)
+        return server
+
+    monkeypatch.setattr(cloud, "create_server", slow)
+    machine = create(adapter, label)
+    machine.advance()
+    assert asked.wait(20)
     machine.abandon()
-    assert adapter.deleted == []
-    if fails:
-        machine.external_id = "s"  # noted by the call
-        future.set_exception(http(500))
-    else:
-        future.set_result({"id": "s"})
-    assert adapter.deleted == ["s"]
+    assert cloud.deleted == []
+    go_on.set()
+    wait_for(lambda: cloud.deleted and not cloud._server_list, what="the late server removed")
 
 
-def test_launch_given_up_while_the_server_is_built_looks_no_more() -> None:
-    adapter = Adapter()
-    machine = Creation(adapter)
-    machine.state, machine.external_id, machine._watch = machine.SERVER_CREATING, "s", adapter.watch  # type: ignore[assignment]
+def test_launch_given_up_while_the_server_is_built_looks_no_more(adapter: FakeAdapter, cloud: Cloud, label: Any) -> None:
+    cloud.pause_creates = True
+    machine = create(adapter, label)
+    advance_until(machine, machine.SERVER_CREATING)
     machine.abandon()
-    assert adapter.watch.ended is False and adapter.deleted == [], "the launcher deletes what it knows"
+    assert not adapter.watched_servers._watches
+    assert cloud.deleted == [], "the launcher deletes what it knows"
+
+
+def test_marks_of_volumes(adapter: FakeAdapter, cloud: Cloud, fake_provider: Any) -> None:
+    label = fake_provider.pools["main"].labels["cloud-label"]
+    label.cloud_image = fake_provider.cloud_images["by-id"]
+    advance(create(adapter, label, image=None))
+    (volume,) = cloud.list_volumes()
+    assert volume["metadata"] == METADATA
 
 
 @pytest.mark.spec("driver-openstack.md 2.6: ports DOWN at two looks; a cloud without a network service has none")
-def test_port_cleanup(caplog: pytest.LogCaptureFixture) -> None:
+def test_port_cleanup(
+        adapter: FakeAdapter, cloud: Cloud, fake_provider: Any, monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture) -> None:
     now, looks = [0.0], []
 
-    def ports(status: str) -> list[Any]:
+    def ports(filters: Any) -> list[Any]:
         looks.append(now[0])
         raise http(500, "broken")
 
-    networks = [False]
-    adapter = SimpleNamespace(_api=SimpleNamespace(has=lambda _service: networks[0]), _listPorts=ports)
-    provider = SimpleNamespace(name="cloud", port_cleanup_interval=600, clean_floating_ips=False)
-    leaks = LeakCleaner(adapter, provider, LOG, lambda: now[0])
+    monkeypatch.setattr(cloud, "list_ports", ports)
+    monkeypatch.setattr(adapter._api, "has", lambda _service: False)
+    leaks = LeakCleaner(adapter, fake_provider, LOG, lambda: now[0])
     for now[0] in range(0, 3600, 60):
         leaks.run()
-    assert looks == [] and not caplog.records
-    networks[0] = True
+    assert looks == [] and not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    monkeypatch.setattr(adapter._api, "has", lambda _service: True)
     for now[0] in range(3600, 3600 + 3000, 60):
         leaks.run()
     assert 4 <= len(looks) <= 5, "a failing look is not repeated by each pass"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 
-from nodepool.cloud import ErrorKind
-from nodepool.driver.openstack.api import floating_ip_metadata
+from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
+from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
+from nodepool.driver.openstack.api import CloudApi, floating_ip_metadata
 from nodepool.driver.openstack.errors import BadAnswer, classify, retry_after, suspect
 from nodepool.driver.openstack.images import properties
-from nodepool.driver.openstack.lookups import CloudLookups
 from nodepool.driver.openstack.networks import Networks, Rules, fill_in
 
 
@@ -104,25 +108,69 @@ def test_addresses() -> None:
 
 
 @pytest.mark.parametrize("listed, pace, few", [(0, 0.0, 4), (50, 0.0, 4), (5000, 0.0, 100), (50, 1.0, 4), (5000, 1.0, 10)])
-def test_few_servers_of_a_large_project_are_asked_for_one_by_one(listed: int, pace: float, few: int) -> None:
-    class Lookups(CloudLookups):
-        def __init__(self) -> None:
-            self._api, self.calls, self._client = self, None, None  # type: ignore[assignment]
-            self.provider = SimpleNamespace(rate=pace)
-            self._initLookups(None)
-            self._listed = listed
-            self.asked: list[str] = []
+def test_few_servers_of_a_large_project_are_asked_for_one_by_one(
+        over: Callable[[FakeOpenStackCloud], FakeAdapter], fake_provider: Any, listed: int, pace: float, few: int) -> None:
+    asked: list[str] = []
 
-        def get_server_by_id(self, server_id: str, repeat: bool = True) -> dict[str, str]:
-            self.asked.append(server_id)
-            return {"id": server_id}
+    class Cloud(FakeOpenStackCloud):
+        def get_server_by_id(self, server_id: str) -> Any:
+            asked.append(server_id)
+            return super().get_server_by_id(server_id)
 
-        def get_response(self, *_args: object, **_kw: object) -> object:
-            self.asked.append("all")
-            return SimpleNamespace(json=lambda: {"servers": [{"id": str(number)} for number in range(200)]}, status_code=200)
+        def list_servers(self, **kwargs: Any) -> list[Any]:
+            asked.append("all")
+            return super().list_servers(**kwargs)
 
+    cloud = Cloud()
+    ids = [cloud._make_server("s", "az1", {}) for _ in range(200)]
+    cloud._server_list.extend(ids)
+    adapter = over(cloud)
+    fake_provider.rate = pace
     for count, calls in ((few, few), (few + 1, 1)):
-        lookups = Lookups()
-        ids = [str(number) for number in range(count)]
-        assert set(lookups._someServers(ids)) == set(ids)
-        assert len(lookups.asked) == calls
+        adapter._listed = listed
+        asked.clear()
+        wanted = [server.id for server in ids[:count]]
+        assert set(adapter._someServers(wanted)) == set(wanted)
+        assert len(asked) == calls
+
+
+class Pages:
+    """A service that answers page by page."""
+
+    def __init__(self, pages: dict[str | None, tuple[dict[str, Any], str | None]]) -> None:
+        self.pages = pages
+        self.calls = CloudCalls("p", classify, {})
+        client: Any = SimpleNamespace(session=SimpleNamespace(auth=None))
+        self.api = CloudApi(client, self.calls, SimpleNamespace(name="p"), logging.getLogger("nodepool.test"))
+        self.api.service = lambda _name: self  # type: ignore[method-assign, assignment, return-value]
+
+    def request(self, path: str, method: str, params: dict[str, str], **_kw: Any) -> requests.Response:
+        assert (path, method) == ("/servers/detail", "GET")
+        content, header = self.pages[params.get("marker")]
+        response = requests.Response()
+        response.status_code = 200
+        response._content = json.dumps(content).encode()
+        if header:
+            response.headers["Link"] = f'<{header}>; rel="next"'
+        return response
+
+    def list(self) -> list[str]:
+        try:
+            return [server["id"] for server in self.api.list_servers()]
+        finally:
+            self.calls.stop()
+
+
+@pytest.mark.spec("driver-openstack.md 2.2: paging by servers_links or the Link header; a repeated marker is an error")
+def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", (0.0, 0.0))
+    monkeypatch.setattr("nodepool.driver.openstack.transport.DEADLINE", 0.0)
+    links = [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]
+    first = {"servers": [{"id": "a"}, {"id": "b"}], "servers_links": links}
+    last = {"servers": [{"id": "d"}]}
+    pages = Pages({None: (first, None), "b": ({"servers": [{"id": "c"}]}, "http://x/?marker=c"), "c": (last, None)})
+    assert pages.list() == ["a", "b", "c", "d"]
+    with pytest.raises(BadAnswer, match="again"):
+        Pages({None: (first, None), "b": (first, None)}).list()
+    with pytest.raises(CallTimeout, match="no 'servers' in the answer"):
+        Pages({None: ({"error": "html"}, None)}).list()

@@ -13,13 +13,15 @@ from typing import Any
 from cachetools import LRUCache
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watch, Watched
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
 from nodepool.driver import statemachine
 from nodepool.driver.openstack import errors
+from nodepool.driver.openstack.api import CloudApi
 from nodepool.driver.openstack.changes import CloudChanges
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups
 from nodepool.driver.openstack.machines import OpenStackCreateStateMachine, OpenStackDeleteStateMachine
+from nodepool.driver.openstack.protocol import Api
 from nodepool.driver.openstack.servers import (
     NodepoolOpenStackServer,
     OpenStackInstance,
@@ -27,6 +29,7 @@ from nodepool.driver.openstack.servers import (
     does_not_run,
     quota_from_flavor,
     quota_from_limits,
+    volumes_of,
 )
 from nodepool.driver.utils import QuotaInformation
 from nodepool.version import get_version_string
@@ -46,15 +49,19 @@ __all__ = [
 API_THREADS = 10
 LANE_THREADS = {"read": 6, "write": 4, "delete": 6, "network": 4, "volume": 2, "image": 4}
 WATCH_BATCH = 200
-LOOK_FLOOR = 0.4
-"""Shortest time between two looks at a server, in seconds."""
 ATTACHED = 20_000
 """Servers of which it is remembered whether they have a floating IP; to ask again costs a call."""
 
 
 class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
-    # Seconds between two looks for a cloud image that is missing.
+    #: Seconds between two looks for a cloud image that is missing.
     IMAGE_CHECK_TIMEOUT: float = 300
+    #: Shortest and longest time between two looks at a server, in seconds.
+    LOOKS = (0.4, 10.0)
+    #: Seconds in which the cloud may not find a new server yet, and an active one may be without addresses.
+    SETTLING = 10.0
+    #: Seconds in which a deletion that the cloud refuses is repeated; then it has failed.
+    DELETE_DEADLINE = 600.0
 
     def __init__(self, provider_config: Any) -> None:
         super().__init__(provider_config)
@@ -75,16 +82,19 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             overload=errors.is_overload)
         self.timers = Timers(name)
         self._client = self._getClient()
-        self._initLookups(self.api_executor, CACHE_TTL)
+        self._api = self._getApi()
+        self._initLookups()
         self.deletes = DeleteBatches(
             name, errors.classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log)
         self.deletes.add_kind("server", self._deleteServers, batch=1, parallel=LANE_THREADS["delete"])
+        floor, ceiling = self.LOOKS
         self.watched_servers: Watched[Any] = Watched(
             f"servers of {provider_config.name}", self._someServers, self.calls.run, self.timers, batch=WATCH_BATCH,
-            floor=LOOK_FLOOR, log=self.log)
+            floor=floor, ceiling=ceiling, log=self.log)
         self.watched_ips: Watched[Any] = Watched(
             f"floating IPs of {provider_config.name}", self._someFloatingIps,
-            functools.partial(self.calls.run, lane="network"), self.timers, batch=1, floor=LOOK_FLOOR, log=self.log)
+            functools.partial(self.calls.run, lane="network"), self.timers, batch=1, floor=floor, ceiling=ceiling,
+            log=self.log)
         self.leaks = LeakCleaner(self, provider_config, self.log)
         #: Of servers that others delete nobody tells us.
         self._attached: LRUCache[str, list[str]] = LRUCache(ATTACHED)
@@ -93,7 +103,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self._not_ready: dict[str, str] = {}
 
     def _getClient(self) -> Any:
-        # Heavy; fake clouds do without it.
+        # Heavy; the fake cloud does without it.
         import openstack.connection
 
         from nodepool.driver.openstack.transport import prepare
@@ -102,31 +112,16 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         return prepare(openstack.connection.Connection(
             config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()))
 
-    @property
-    def _api(self) -> Any:
-        """What to ask; a client that is no connection of the SDK (of tests, the fake driver) answers itself."""
-        client = self._client
-        if not hasattr(client, "session"):
-            return client
-        known = self.__dict__.get("_made_api")
-        if known is None or known.client is not client:
-            from nodepool.driver.openstack.api import CloudApi
-
-            known = self.__dict__["_made_api"] = CloudApi(client, self.calls, self.provider, self.log)
-        return known
+    def _getApi(self) -> Api:
+        """How the rest of the driver asks the cloud behind the client."""
+        return CloudApi(self._client, self.calls, self.provider, self.log)
 
     def stop(self) -> None:
         self.deletes.stop()
         self.timers.stop()
         self.calls.stop()
         self.api_executor.shutdown(wait=False, cancel_futures=True)
-        close = getattr(self._client, "close", None)
-        if close is not None:
-            close()
-
-    def describe(self) -> dict[str, Any]:
-        """Paces and last error, for status pages."""
-        return self.calls.describe()
+        self._api.close()
 
     # -- running calls
 
@@ -143,15 +138,13 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
 
     def _requestDeletion(self, external_id: str) -> Future[Any]:
         """Done when the cloud has accepted it; repeated when the cloud refuses."""
-        if not getattr(self._api, "watches", False):
-            return self._submitDelete(self._deleteServer, external_id)
-        return self.deletes.delete("server", external_id)
+        return self.deletes.delete("server", external_id, self.DELETE_DEADLINE)
 
     def _deleteServers(self, ids: Sequence[str]) -> dict[str, Exception]:
         refused: dict[str, Exception] = {}
         for key in ids:
             try:
-                if not self._deleteServer(key):
+                if self._deleteServer(key) is False:
                     self._missing.add(key)
             except Exception as error:
                 refused[key] = error
@@ -163,13 +156,6 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             return False
         self._missing.discard(external_id)
         return True
-
-    def _watchServer(self, server_id: str, wake: Callable[[], None], kind: Any) -> Watch[Any] | None:
-        """None when this cloud has to be polled."""
-        return self.watched_servers.watch(server_id, wake, kind) if getattr(self._api, "watches", False) else None
-
-    def _watchFloatingIp(self, ip_id: str, wake: Callable[[], None]) -> Watch[Any] | None:
-        return self.watched_ips.watch(ip_id, wake, "attach") if getattr(self._api, "watches", False) else None
 
     # -- the framework's side
 
@@ -183,16 +169,18 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         return OpenStackDeleteStateMachine(self, external_id, log)
 
     def listInstances(self) -> Iterator[OpenStackInstance]:
-        for server in self._liveServers():
-            yield OpenStackInstance(self.provider, server, self._quotaOfServer(server))
+        servers = self._liveServers()
+        volumes = self._listVolumes() if any(volumes_of(server) for server in servers) else []
+        for server in servers:
+            yield OpenStackInstance(self.provider, server, self._quotaOfServer(server, volumes))
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
         """By a listing that is newer than the question; what it does not show, by id: listings leave out cells that are down."""
-        listed = {server["id"]: server for server in CloudLookups._listServers(self)}
+        listed = {server["id"]: server for server in self._listServers()}
         missing = []
         for external_id in external_ids:
             server = listed.get(external_id)
-            if server is None and getattr(self._api, "watches", False):
+            if server is None:
                 try:
                     server = self._getServerById(external_id)
                 except CallsStopped:
@@ -215,9 +203,8 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
 
     def deleteResource(self, resource: Any) -> None:
         if resource.type == "instance":
-            if getattr(self._api, "watches", False):
-                # Loose ones are resources themselves.
-                self._deleteFloatingIpsOf(resource.id, loose=False)
+            # Loose ones are resources themselves.
+            self._deleteFloatingIpsOf(resource.id, loose=False)
             self._deleteServer(resource.id)
         elif resource.type == "floatingip":
             self._deleteFloatingIp(resource.id)
@@ -279,7 +266,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
         metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
     ) -> Any:  # fmt: skip
-        image = self._images().create_image(
+        image = self._api.create_image(
             name=image_name,
             filename=filename,
             is_public=False,
@@ -290,34 +277,21 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             disk_format=image_format or filename.rpartition(".")[2],
             **(metadata or {}),
         )
-        return image.id
+        return image["id"]
 
     def deleteImage(self, external_id: Any) -> None:
         self.log.debug("Deleting image %s", external_id)
-        self._images().delete_image(external_id)
+        self._api.delete_image(external_id)
 
     def discardImage(self, external_id: Any) -> None:
         # By way of deleteImage, which subclasses replace.
-        discard = getattr(self._images(), "discard_image", None)
-        if discard is None:
-            self.deleteImage(external_id)
-        else:
-            discard(external_id, self.deleteImage)
-
-    def _images(self) -> Any:
-        api = self._api
-        if not getattr(api, "watches", False):
-            return api
-        from nodepool.driver.openstack.images import ImageApi
-
-        return ImageApi(api)
+        self._api.discard_image(external_id, self.deleteImage)
 
     def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
         if not label.console_log:
             return None
         try:
-            console: str | None = self._api.get_server_console(external_id)
-            return console
+            return self._api.get_server_console(external_id)
         except Exception as exc:
             if errors.sdk_error(exc, "SDKException") or isinstance(exc, exceptions.TimeoutException):
                 self.log.info("No console log of %s: %s", external_id, exc)

@@ -1,6 +1,6 @@
-"""What the driver asks of an OpenStack: as few and as small requests as possible.
+"""What the driver asks of an OpenStack (protocol.py): as few and as small requests as possible.
 
-The names are those of the SDK's cloud layer, which the fake cloud has too; each method is one call (and its pages).
+The names are those of the SDK's cloud layer; most methods are one call (and its pages).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from urllib.parse import quote, unquote
 
 from nodepool.cloud import ErrorKind
 from nodepool.driver.openstack.errors import classify, sdk_error
-from nodepool.driver.openstack.networks import FIXED, Networks, Rules, addresses, has_floating
-from nodepool.driver.openstack.transport import Record, Transport
+from nodepool.driver.openstack.images import ImageApi
+from nodepool.driver.openstack.networks import FIXED, Networks, Rules, addresses, fill_in, has_floating
+from nodepool.driver.openstack.servers import NodepoolOpenStackServer
+from nodepool.driver.openstack.transport import Record
 
 FIP_TAG = "nodepool:"
 """Start of the description of the floating IPs that we create: ``nodepool: key=value key=value``."""
@@ -24,11 +26,11 @@ AGAIN = (0.5, 2.0, 5.0)
 """Pauses between tries to create a floating IP, in seconds."""
 
 
-class CloudApi(Transport):
+class CloudApi(ImageApi):
     """Names the calls after what they do: these are the operations of the metrics."""
 
-    #: One server or floating IP can be asked for.
-    watches = True
+    def close(self) -> None:
+        self.client.close()
 
     # -- servers
 
@@ -86,6 +88,19 @@ class CloudApi(Transport):
                 return None
             raise
 
+    def list_servers(self) -> list[NodepoolOpenStackServer]:
+        """All of the project; no filters, no objects of the SDK: it is much cheaper."""
+        return [NodepoolOpenStackServer(item) for item in self.pages("list_servers", "compute", "/servers/detail", "servers", {})]
+
+    def expand_server(self, server: Any, networks: Networks) -> Any:
+        server = NodepoolOpenStackServer(server)
+        if server.get("addresses"):
+            return fill_in(server, networks)
+        from openstack.cloud import meta
+
+        server["addresses"] = {}
+        return self.calls.call("addresses", meta.add_server_interfaces, self.client, server, lane="network", idempotent=True)
+
     def find_servers(self, name: str) -> list[Record]:
         return self.many("find_server", "compute", "/servers/detail", "servers", {"name": f"^{name}$"})
 
@@ -113,7 +128,7 @@ class CloudApi(Transport):
 
     # -- what servers are made of
 
-    def list_flavors(self, get_extra: bool = False) -> list[Record]:
+    def list_flavors(self) -> list[Record]:
         return self.many("list_flavors", "compute", "/flavors/detail", "flavors")
 
     def list_availability_zone_names(self) -> list[str]:
@@ -174,7 +189,7 @@ class CloudApi(Transport):
 
     # -- networks
 
-    def networks(self) -> Networks:
+    def list_networks(self) -> Networks:
         """All networks, in the roles that clouds.yaml gives them."""
         listed: Iterable[dict[str, Any]] = ()
         if self.has("network"):
@@ -196,16 +211,22 @@ class CloudApi(Transport):
 
     # -- floating IPs
 
-    def _has_floating_ips(self) -> bool:
+    def has_floating_ips(self) -> bool:
         return bool(self.client._has_floating_ips()) and self.has("network")
 
     def needs_floating_ip(self, server: Any, networks: Networks) -> bool:
         """A server with fixed addresses only, on a cloud that has floating ones."""
-        if not self._has_floating_ips() or has_floating(server) or server.get("public_v4") or networks.rules.private:
+        if not self.has_floating_ips() or has_floating(server) or server.get("public_v4") or networks.rules.private:
             return False
         return bool(networks.floating and (server.get("private_v4") or addresses(server, kind=FIXED)))
 
-    def port_for_floating_ip(self, server: Any, networks: Networks) -> tuple[str, str] | None:
+    def create_floating_ip(self, server: Any, networks: Networks) -> Record | None:
+        port, source = self._port_for_floating_ip(server, networks), networks.floating
+        if port is None or source is None:
+            return None
+        return self._create_floating_ip_at(source["id"], *port, server.get("metadata") or {})
+
+    def _port_for_floating_ip(self, server: Any, networks: Networks) -> tuple[str, str] | None:
         """Port and its address that the floating IP is for."""
         ports = self.ports_of(server["id"])
         if networks.rules.nat_destination:
@@ -220,7 +241,7 @@ class CloudApi(Transport):
                     return port["id"], fixed["ip_address"]
         return None
 
-    def create_floating_ip_at(self, network_id: str, port_id: str, address: str, metadata: dict[str, str]) -> Record:
+    def _create_floating_ip_at(self, network_id: str, port_id: str, address: str, metadata: dict[str, str]) -> Record:
         description = " ".join([FIP_TAG, *(
             f"{key}={quote(str(value), safe='')}" for key, value in metadata.items() if key.startswith("nodepool_"))])
         body = {"floating_network_id": network_id, "port_id": port_id, "fixed_ip_address": address,
@@ -255,7 +276,7 @@ class CloudApi(Transport):
         return self.many("list_floating_ips", "network", "/floatingips", "floatingips",
                          {"project_id": self.project(), **filters})
 
-    def delete_floating_ip(self, floating_ip_id: str, retry: int = 0) -> bool:
+    def delete_floating_ip(self, floating_ip_id: str) -> bool:
         return self._delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")
 
     def delete_unattached_floating_ips(self) -> int:
@@ -264,7 +285,7 @@ class CloudApi(Transport):
 
 
 def floating_ip_metadata(description: str | None) -> dict[str, str]:
-    """What :meth:`CloudApi.create_floating_ip_at` wrote; empty for others' floating IPs."""
+    """What :meth:`CloudApi.create_floating_ip` wrote; empty for others' floating IPs."""
     words = (description or "").split()
     if not words or words[0] != FIP_TAG:
         return {}

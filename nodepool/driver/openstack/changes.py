@@ -8,9 +8,11 @@ import threading
 from collections.abc import MutableMapping
 from typing import Any
 
-from nodepool.cloud import CloudCalls
+from nodepool.driver.openstack.api import floating_ip_metadata
 from nodepool.driver.openstack.errors import sdk_error
 from nodepool.driver.openstack.networks import FLOATING, addresses
+from nodepool.driver.openstack.protocol import Api
+from nodepool.driver.openstack.servers import volumes_of
 
 
 def _marks(metadata: dict[str, Any]) -> tuple[str, str] | None:
@@ -24,10 +26,8 @@ class CloudChanges:
 
     log: logging.Logger
     provider: Any
-    calls: CloudCalls
     leaks: Any
-    _client: Any
-    _api: Any
+    _api: Api
     #: Floating IPs of servers that this process made or saw; a server that is not in here is not known.
     _attached: MutableMapping[str, list[str]]
     _attached_lock: threading.Lock
@@ -61,8 +61,8 @@ class CloudChanges:
 
     def _serverNetworks(self, names: list[str] | None) -> list[str]:
         """The configured ones, else the default network that clouds.yaml names."""
-        if names or not getattr(self._api, "watches", False):
-            return names or []
+        if names:
+            return names
         default = self._networks().default
         return [default["id"]] if default is not None else []
 
@@ -74,16 +74,9 @@ class CloudChanges:
     def _deleteServer(self, external_id: str) -> Any:
         return self._api.delete_server(external_id)
 
-    def _activeAt(self, server: Any) -> float | None:
-        """When to look at the server again (monotonic seconds), None if unknown."""
-        return None
-
     def _lostServer(self, name: str, metadata: dict[str, Any]) -> str | None:
         """The id of a server whose creation was not answered properly, if it came into being."""
-        find = getattr(self._api, "find_servers", None)
-        if find is None:
-            return None
-        for server in find(name):
+        for server in self._api.find_servers(name):
             found = server.get("metadata") or {}
             if all(found.get(key) == metadata.get(key) for key in ("nodepool_node_id", "nodepool_provider_name")):
                 return str(server["id"])
@@ -92,11 +85,11 @@ class CloudChanges:
     def _tagVolumes(self, server: Any, metadata: dict[str, Any]) -> None:
         """Mark the volumes that nova made for the server as ours, for the leak cleanup."""
         tags = {key: value for key, value in metadata.items() if key.startswith("nodepool_")}
-        for volume in server.get("os-extended-volumes:volumes_attached") or ():
+        for volume_id in volumes_of(server):
             try:
-                self._api.tag_volume(volume["id"], tags)
+                self._api.tag_volume(volume_id, tags)
             except Exception as error:
-                self.log.warning("Volume %s of server %s cannot be marked: %s", volume["id"], server["id"], error)
+                self.log.warning("Volume %s of server %s cannot be marked: %s", volume_id, server["id"], error)
 
     # -- ports
 
@@ -112,35 +105,23 @@ class CloudChanges:
     # -- floating IPs
 
     def _hasFloatingIps(self) -> bool:
-        return bool(self._api._has_floating_ips())
+        return self._api.has_floating_ips()
 
     def _needsFloatingIp(self, server: Any) -> bool:
-        if getattr(self._api, "watches", False):
-            return bool(self._api._has_floating_ips() and self._api.needs_floating_ip(server, self._networks()))
-        return bool(self._client._needs_floating_ip(server=server, nat_destination=None))
+        return self._api.has_floating_ips() and self._api.needs_floating_ip(server, self._networks())
 
     def _createFloatingIp(self, server: Any) -> Any:
         """The new floating IP, None when no port of the server can have one."""
-        if not getattr(self._api, "watches", False):
-            return self._client.create_floating_ip(server=server, wait=True)
-        networks = self._networks()
-        port = self._api.port_for_floating_ip(server, networks)
-        source = networks.floating
-        if port is None or source is None:
-            return None
-        address = self._api.create_floating_ip_at(source["id"], *port, server.get("metadata") or {})
-        self._noteFloatingIps(server["id"], [address["id"]])
+        address = self._api.create_floating_ip(server, self._networks())
+        self._noteFloatingIps(server["id"], [] if address is None else [address["id"]])
         return address
-
-    def _attachIpToServer(self, server: Any, floating_ip: Any) -> None:
-        self._client._attach_ip_to_server(server=server, floating_ip=floating_ip, skip_attach=True)
 
     def _noteFloatingIps(self, server_id: str, ids: list[str]) -> None:
         with self._attached_lock:
             self._attached.setdefault(server_id, []).extend(ids)
 
     def _deleteFloatingIp(self, floating_ip_id: str) -> None:
-        self._api.delete_floating_ip(floating_ip_id, retry=0)
+        self._api.delete_floating_ip(floating_ip_id)
 
     def _deleteFloatingIpsOf(self, server_id: str, loose: bool = True) -> None:
         """Before the server goes. Costs no call for servers that we saw without one.
@@ -158,8 +139,6 @@ class CloudChanges:
 
     def _findFloatingIpsOf(self, server_id: str, loose: bool) -> list[str]:
         """Those that the server shows, and those that an earlier launcher made for it: it may show them later."""
-        from nodepool.driver.openstack.api import floating_ip_metadata
-
         server = self._getServerById(server_id) if self._hasFloatingIps() else None
         if server is None:
             return []

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.driver.openstack.api import CloudApi
 from nodepool.driver.openstack.errors import is_quota, sdk_error, status_of
-from nodepool.driver.openstack.transport import Record
+from nodepool.driver.openstack.transport import Record, Transport
 
 #: Not a property but a field of the image, and what it has to be.
 FIELDS: dict[str, Any] = {"min_disk": int, "min_ram": int, "protected": bool, "tags": list, "visibility": str,
@@ -26,12 +25,8 @@ class ProtectedImage(exceptions.BuilderError):
     """It cannot be deleted before somebody takes the protection away."""
 
 
-class ImageApi:
+class ImageApi(Transport):
     """Upload and removal, for one provider."""
-
-    def __init__(self, api: CloudApi) -> None:
-        self.api = api
-        self.log = api.log
 
     def create_image(
         self, name: str, filename: str, disk_format: str, md5: str | None = None, sha256: str | None = None,
@@ -44,16 +39,16 @@ class ImageApi:
         """
         until = time.monotonic() + timeout
         size = os.path.getsize(filename)
-        if self.api.client.config.config.get("image_api_use_tasks"):
+        if self.client.config.config.get("image_api_use_tasks"):
             # An old way of one vendor, through the object store.
-            return Record(id=self.api.client.create_image(
+            return Record(id=self.client.create_image(
                 name=name, filename=filename, disk_format=disk_format, md5=md5, sha256=sha256, wait=True, timeout=timeout,
                 allow_duplicates=True, **metadata).id)
         body = {"name": name, "disk_format": disk_format, "container_format": "bare",
                 "visibility": "public" if is_public else "private", **properties(metadata, md5, sha256)}  # fmt: skip
         # Protection would keep us from removing what did not arrive as it was: it comes last.
         protected = body.pop("protected", False)
-        created = self.api.request("create_image", "image", "POST", "/images", wanted="id", json=body)
+        created = self.request("create_image", "image", "POST", "/images", wanted="id", json=body)
         image_id = str(created["id"])
         try:
             self._send(image_id, filename, size, until)
@@ -76,20 +71,20 @@ class ImageApi:
             # Opened anew for each try: a part of it may have gone out.
             with open(filename, "rb") as data:
                 try:
-                    self.api.send("image", "PUT", f"/images/{image_id}/file", None, {**options, "data": data})
+                    self.send("image", "PUT", f"/images/{image_id}/file", None, {**options, "data": data})
                 except Exception as error:
                     if status_of(error) == 413 or is_quota(str(error)):
                         raise exceptions.BuilderError(
                             f"image {filename} ({size} bytes) does not fit into the image quota of cloud"
-                            f" {self.api.provider.cloud_config.name} (provider {self.api.provider.name}): {error}") from error
+                            f" {self.provider.cloud_config.name} (provider {self.provider.name}): {error}") from error
                     raise
 
-        self.api.authenticated(lambda: self.api.calls.call("upload_image", send, lane="image", deadline=left, idempotent=False))
+        self.authenticated(lambda: self.calls.call("upload_image", send, lane="image", deadline=left, idempotent=False))
 
     def _wait_active(self, image_id: str, until: float) -> Record:
         pause, longest = POLL
         while True:
-            image = Record(self.api.request("get_image", "image", "GET", f"/images/{image_id}", wanted="status"))
+            image = Record(self.request("get_image", "image", "GET", f"/images/{image_id}", wanted="status"))
             status = str(image["status"]).lower()
             if status == "active":
                 return image
@@ -97,8 +92,8 @@ class ImageApi:
                 raise exceptions.BuilderError(f"image {image_id} became {status} instead of active")
             if time.monotonic() + pause > until:
                 raise exceptions.ImageCreateException(f"image {image_id} is still {status}, not active (image-upload-timeout)")
-            if self.api.calls.pause(pause):
-                raise exceptions.BuilderError(f"provider {self.api.provider.name} is stopping")
+            if self.calls.pause(pause):
+                raise exceptions.BuilderError(f"provider {self.provider.name} is stopping")
             pause = min(longest, pause * 1.5)
 
     def _compare(self, image: Record, size: int, md5: str | None) -> None:
@@ -115,7 +110,7 @@ class ImageApi:
             self.log.error("Image %s of a failed upload remains, the leak cleanup will remove it: %s", image_id, error)
 
     def _protect(self, image_id: str, yes: bool) -> None:
-        self.api.request(
+        self.request(
             "protect_image", "image", "PATCH", f"/images/{image_id}", idempotent=True,
             data=json.dumps([{"op": "replace", "path": "/protected", "value": yes}]),
             headers={"Content-Type": "application/openstack-images-v2.1-json-patch"})
@@ -137,19 +132,19 @@ class ImageApi:
     def delete_image(self, image_id: str) -> bool:
         """False when it does not exist."""
         try:
-            self.api.request("delete_image", "image", "DELETE", f"/images/{image_id}", missing_ok=True)
+            self.request("delete_image", "image", "DELETE", f"/images/{image_id}", missing_ok=True)
         except Exception as error:
             if sdk_error(error, "NotFoundException"):
                 return False
             if status_of(error) == 403 and "protected" in str(error).lower():
                 raise ProtectedImage(
-                    f"image {image_id} of provider {self.api.provider.name} is protected and cannot be deleted; take the"
-                    f" protection away in cloud {self.api.provider.cloud_config.name}:"
+                    f"image {image_id} of provider {self.provider.name} is protected and cannot be deleted; take the"
+                    f" protection away in cloud {self.provider.cloud_config.name}:"
                     f" openstack image set --unprotected {image_id}") from error
             if status_of(error) == 409:
                 raise exceptions.BuilderError(
-                    f"image {image_id} of provider {self.api.provider.name} is in use in cloud"
-                    f" {self.api.provider.cloud_config.name} and cannot be deleted yet: {error}") from error
+                    f"image {image_id} of provider {self.provider.name} is in use in cloud"
+                    f" {self.provider.cloud_config.name} and cannot be deleted yet: {error}") from error
             raise
         return True
 

@@ -10,6 +10,7 @@ from typing import Any
 from nodepool import metrics
 from nodepool.cloud import CallsStopped
 from nodepool.driver.cloud_images import is_snapshot
+from nodepool.driver.openstack.api import floating_ip_metadata
 from nodepool.driver.openstack.servers import OpenStackResource
 
 IDLE_VOLUME = ("available", "error", "error_deleting")
@@ -36,8 +37,6 @@ class LeakCleaner:
 
     def resources(self) -> Iterator[OpenStackResource]:
         """What carries our marks and nobody uses: floating IPs, volumes, images. Whether it has leaked is told by the records."""
-        if not getattr(self.adapter._api, "watches", False):
-            return
         for find in (self._floating_ips, self._volumes, self._images):
             try:
                 yield from list(find())
@@ -51,8 +50,6 @@ class LeakCleaner:
             yield from pool.labels.values()
 
     def _floating_ips(self) -> Iterator[OpenStackResource]:
-        from nodepool.driver.openstack.api import floating_ip_metadata
-
         if not any(pool.auto_floating_ip for pool in self.provider.pools.values()) or not self.adapter._hasFloatingIps():
             return
         for address in self.adapter._api.list_floating_ips():
@@ -71,8 +68,9 @@ class LeakCleaner:
         if not self.provider.diskimages:
             return
         for image in self.adapter._api.list_images(owner=self.adapter._api.project()):
-            if image["properties"].get("nodepool_upload_id") and not image.get("protected") and not is_snapshot(image):
-                yield OpenStackResource(image["properties"], "image", image["id"])
+            marks = image.get("properties") or {}
+            if marks.get("nodepool_upload_id") and not image.get("protected") and not is_snapshot(image):
+                yield OpenStackResource(marks, "image", image["id"])
 
     def _count(self, what: str, number: int) -> None:
         if number:
@@ -85,13 +83,9 @@ class LeakCleaner:
             if not port["device_owner"] or port["device_owner"].startswith("compute:")
         }
 
-    def _has_network(self) -> bool:
-        has = getattr(self.adapter._api, "has", None)  # stand-ins of the API may lack it
-        return has is None or bool(has("network"))
-
     def clean_ports(self) -> None:
         interval = self.provider.port_cleanup_interval
-        if not interval or interval < 0 or not self._has_network():
+        if not interval or interval < 0 or not self.adapter._api.has("network"):
             return
         if self.last_port_cleanup is None:
             self.last_port_cleanup = self.clock()
@@ -115,4 +109,4 @@ class LeakCleaner:
     def clean_floating_ips(self) -> None:
         if not self.provider.clean_floating_ips:
             return
-        self._count("floatingips", int(self.adapter._api.delete_unattached_floating_ips() or 0))
+        self._count("floatingips", self.adapter._api.delete_unattached_floating_ips())

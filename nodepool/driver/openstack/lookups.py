@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nodepool import exceptions
-from nodepool.cloud import CallsStopped, CloudCalls
+from nodepool.cloud import CallsStopped
 from nodepool.cloud.gone import RecentlyGone
 from nodepool.cloud.memo import Memo
 from nodepool.driver.openstack.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
-from nodepool.driver.openstack.networks import Networks, fill_in
-from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, list_servers, quota_from_flavor
-from nodepool.driver.utils import LazyExecutorTTLCache, QuotaInformation
+from nodepool.driver.openstack.networks import Networks
+from nodepool.driver.openstack.protocol import Api
+from nodepool.driver.openstack.servers import is_deleted, quota_from_flavor, volumes_of
+from nodepool.driver.utils import QuotaInformation
 
 CACHE_TTL = 1  # seconds
 FEW = 4
@@ -41,30 +42,25 @@ def questions_worth_listing(listed: int, pace: float) -> float:
 
 
 class CloudLookups:
-    """The reading half of the adapter. Lists are renewed in the background; the rest is remembered for good."""
+    """The reading half of the adapter. What seldom changes is remembered for good."""
 
     log: logging.Logger
     provider: Any
-    calls: CloudCalls
-    _client: Any
-    _api: Any
+    _api: Api
+    #: Seconds for which a listing of all servers may serve again.
+    LISTING_TTL: float = CACHE_TTL
     #: Seconds after which something that was not found may be looked for again.
     ABSENT_TTL: float = 30
     #: Seconds in which refused servers have the same thing looked at again only once.
     RENEWAL_PAUSE: float = 10
 
-    def _initLookups(self, executor: Any, ttl: float = CACHE_TTL) -> None:
-        cache = LazyExecutorTTLCache(ttl, executor)
-        self._listServers = cache(self._listServers)  # type: ignore[method-assign]
-        self._listVolumes = cache(self._listVolumes)  # type: ignore[method-assign]
-        self._listFloatingIps = cache(self._listFloatingIps)  # type: ignore[method-assign]
+    def _initLookups(self) -> None:
         self._memo = Memo()
         self._listing_lock = threading.Lock()
         self._listing: tuple[float, list[Any]] = (float("-inf"), [])
         self._listed = 0
         self._unknown_flavors: set[Any] = set()
         self._gone = RecentlyGone()
-        self._server_index: tuple[Any, dict[str, Any]] = (None, {})
 
     def _remember(self, kind: str, name: str | None, fetch: Callable[[], T]) -> T:
         value: T = self._memo.get(kind, name, fetch)
@@ -96,38 +92,27 @@ class CloudLookups:
     # -- servers
 
     def _listServers(self) -> list[Any]:
-        get = getattr(self._api, "get_response", None)
-        if get is None:
-            return list(list_servers(self._client))
-        servers = list(list_servers(self._client, lambda path, **kw: get("list_servers", "compute", path, "servers", **kw)))
+        servers = self._api.list_servers()
         self._listed = len(servers)
         return servers
 
     def _liveServers(self) -> list[Any]:
         """Listed now, or less than a second ago."""
-        if not getattr(self._api, "watches", False):
-            servers = self._listServers()
-        else:
-            with self._listing_lock:
-                when, servers = self._listing
-                if time.monotonic() - when > CACHE_TTL:
-                    started = time.monotonic()
-                    servers = CloudLookups._listServers(self)
-                    self._listing = (started, servers)
+        with self._listing_lock:
+            when, servers = self._listing
+            if time.monotonic() - when >= self.LISTING_TTL:
+                started = time.monotonic()
+                servers = self._listServers()
+                self._listing = (started, servers)
         gone = self._gone.recent()
         return [server for server in servers if not is_deleted(server) and server["id"] not in gone]
 
     def _getServer(self, external_id: str) -> Any:
-        """The server of the (up to a second old) listing, or None."""
-        servers = self._listServers()
-        listing, index = self._server_index
-        if listing is not servers:
-            index = {server["id"]: server for server in servers}
-            self._server_index = (servers, index)
-        return index.get(external_id)
+        """The server as it is now, None when there is none; for those who ask again anyway when that fails."""
+        return self._api.get_server_by_id(external_id, repeat=False)
 
     def _getServerById(self, external_id: str) -> Any:
-        """The server as it is now, None when there is none; costs a call."""
+        """The same for those who ask once."""
         return self._api.get_server_by_id(external_id)
 
     def _someServers(self, ids: Sequence[str]) -> Mapping[str, Any]:
@@ -138,12 +123,12 @@ class CloudLookups:
         found: dict[str, Any] = {}
         rest = list(ids)
         if len(rest) > questions_worth_listing(self._listed, self.provider.rate or 0.0):
-            listed = {server["id"]: server for server in CloudLookups._listServers(self)}
+            listed = {server["id"]: server for server in self._listServers()}
             found = {key: listed[key] for key in rest if key in listed}
             rest = [key for key in rest if key not in listed]
         for key in rest:
             try:
-                server = self._api.get_server_by_id(key, repeat=False)
+                server = self._getServer(key)
             except CallsStopped:
                 raise
             except Exception as error:
@@ -151,7 +136,7 @@ class CloudLookups:
                 found[key] = error
                 continue
             if server is not None:
-                found[key] = NodepoolOpenStackServer(server)
+                found[key] = server
         return found
 
     def _someFloatingIps(self, ids: Sequence[str]) -> Mapping[str, Any]:
@@ -159,39 +144,27 @@ class CloudLookups:
         return {key: answer for key, answer in answers.items() if answer is not None}
 
     def _networks(self) -> Networks:
-        networks: Networks = self._remember("networks", None, self._api.networks)
-        return networks
+        return self._remember("networks", None, self._api.list_networks)
 
     def _expandServer(self, server: Any) -> Any:
         """Fill in the addresses, from the server's own record; costs calls only when that knows of none."""
-        server = NodepoolOpenStackServer(server)
-        if not server.get("addresses"):
-            from openstack.cloud import meta
-
-            server.setdefault("addresses", {})
-            filled: Any = self.calls.call(
-                "addresses", meta.add_server_interfaces, self._client, server, lane="network", idempotent=True)
-            return filled
-        return fill_in(server, self._networks())
+        return self._api.expand_server(server, self._networks())
 
     # -- the rest
 
     def _listVolumes(self) -> list[Any]:
         try:
-            return list(self._api.list_volumes())
+            return self._api.list_volumes()
         except Exception as exc:
             if sdk_error(exc, *ABSENT_SERVICE):
                 return []
             raise
 
-    def _listFloatingIps(self) -> list[Any]:
-        return list(self._api.list_floating_ips())
-
     def _listPorts(self, status: str | None = None) -> list[Any]:
-        return list(self._api.list_ports(filters={"status": status}) if status else self._api.list_ports())
+        return self._api.list_ports({"status": status} if status else None)
 
     def _listImages(self) -> list[Any]:
-        return list(self._api.list_images())
+        return self._api.list_images()
 
     def _findImage(self, name: str) -> Any:
         """The active image of that name or id, or None; both are remembered."""
@@ -199,7 +172,7 @@ class CloudLookups:
 
     def _listFlavors(self) -> list[Any]:
         def fetch() -> list[Any]:
-            return sorted(self._api.list_flavors(get_extra=False), key=lambda flavor: (flavor.ram, flavor.name))
+            return sorted(self._api.list_flavors(), key=lambda flavor: (flavor.ram, flavor.name))
 
         return self._remember("flavors", None, fetch)
 
@@ -227,16 +200,6 @@ class CloudLookups:
 
     def _findNetwork(self, name: str) -> Any:
         """By name or id; RuntimeConfigurationException when there is none."""
-
-        def fetch() -> Any:
-            network = self._api.get_network(name)
-            if not network:
-                raise exceptions.RuntimeConfigurationException(
-                    f"Unable to find network {name} (option networks) in provider {self.provider.name}")
-            return network
-
-        if not hasattr(self._api, "networks") or not getattr(self._api, "watches", False):
-            return self._remember("network", name, fetch)
         network = self._networks().find(name)
         if network is None and self._renewOld("networks"):
             network = self._networks().find(name)
@@ -257,13 +220,16 @@ class CloudLookups:
         return self._remember("server-group", name, fetch)
 
     def _listAZs(self) -> list[Any]:
-        return self._remember("zones", None, lambda: list(self._api.list_availability_zone_names()) or [None])
+        return self._remember("zones", None, lambda: self._api.list_availability_zone_names() or [None])
 
-    def _quotaOfServer(self, server: Any) -> QuotaInformation:
-        """What a listed server uses; an unknown flavor counts as one instance."""
+    def _quotaOfServer(self, server: Any, volumes: list[Any]) -> QuotaInformation:
+        """What a listed server uses; an unknown flavor counts as one instance.
+
+        :param volumes: all that there are.
+        """
         flavor = server.get("flavor") or {}
-        attached = {item["id"] for item in server.get("os-extended-volumes:volumes_attached") or []}
-        volumes = [volume for volume in self._listVolumes() if volume.id in attached] if attached else []
+        attached = volumes_of(server)
+        volumes = [volume for volume in volumes if volume["id"] in attached]
         if "vcpus" in flavor:
             return quota_from_flavor(flavor, volumes=volumes)
         flavor_id = flavor.get("id")

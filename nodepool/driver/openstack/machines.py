@@ -1,7 +1,7 @@
 """State machines for creating and deleting a server (driver-openstack.md 2.3 and 2.4).
 
 Every API call runs on the adapter's threads: a slow cloud delays no other machine. While a machine waits for a server,
-that server is asked for when a change is due. Clouds that cannot be asked so (of tests) are polled.
+that server is asked for when a change is due.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ FLOATING_IP_TIMEOUT = 60.0
 """Seconds for a floating IP to become active."""
 DELETE_AGAIN = 30.0
 """Seconds after which a server whose deletion was accepted, but is not under way, is deleted again."""
-ADDRESS_TIMEOUT = 10.0
-"""Seconds that an active server without addresses is looked at again."""
 
 
 class _ApiMachine(WatchingMachine):
@@ -50,7 +48,6 @@ class _ApiMachine(WatchingMachine):
 
 
 class OpenStackDeleteStateMachine(_ApiMachine):
-    FLOATING_IP_DELETING = "deleting floating ip"
     SERVER_DELETE_SUBMIT = "submit delete server"
     SERVER_DELETE = "delete server"
     SERVER_DELETING = "deleting server"
@@ -59,37 +56,6 @@ class OpenStackDeleteStateMachine(_ApiMachine):
     def __init__(self, adapter: Any, external_id: Any, log: Any) -> None:
         super().__init__(adapter, log)
         self.external_id = external_id
-        self.floating_ips: set[Any] = set()
-        self.server: Any = None
-        self.watches = bool(getattr(adapter._api, "watches", False))
-
-    def _deleteFloatingIps(self) -> set[Any]:
-        """Ids of the floating IPs whose deletion was asked for and has to be awaited."""
-        if self.watches:
-            # The network service has forgotten them when it answers.
-            self.adapter._deleteFloatingIpsOf(self.external_id)
-            return set()
-        server = self.adapter._getServer(self.external_id)
-        self.server = server
-        if not server or not server.get("addresses") or not self.adapter._hasFloatingIps():
-            return set()
-        shown = {
-            interface["addr"]
-            for interfaces in server["addresses"].values()
-            for interface in interfaces
-            if interface.get("OS-EXT-IPS:type") == FLOATING
-        }
-        if not shown:
-            return set()
-        found = {fip["id"] for fip in self.adapter._listFloatingIps() if fip["floating_ip_address"] in shown}
-        for fip_id in found:
-            self.adapter._deleteFloatingIp(fip_id)
-        return found
-
-    def _floatingIpsLeft(self) -> bool:
-        return any(
-            fip["id"] in self.floating_ips and fip["status"] != "DOWN" for fip in self.adapter._listFloatingIps()
-        )
 
     def advance(self) -> None:
         if not self.external_id:
@@ -99,15 +65,10 @@ class OpenStackDeleteStateMachine(_ApiMachine):
             self.next_wake = None
         if self.state == self.START:
             if self.future is None:
-                self.follow(self.adapter._submitDelete(self._deleteFloatingIps))
+                self.follow(self.adapter._submitDelete(self.adapter._deleteFloatingIpsOf, self.external_id))
             if not self.finished():
                 return
-            self.floating_ips = self.result()
-            self.state = self.FLOATING_IP_DELETING if self.floating_ips else self.SERVER_DELETE_SUBMIT
-
-        if self.state == self.FLOATING_IP_DELETING:
-            if self._floatingIpsLeft():
-                return
+            self.result()
             self.state = self.SERVER_DELETE_SUBMIT
 
         if self.state == self.SERVER_DELETE_SUBMIT:
@@ -118,11 +79,11 @@ class OpenStackDeleteStateMachine(_ApiMachine):
             if not self.finished():
                 return
             self.result()
-            if self.watches and not self.adapter._wasMissing(self.external_id):
-                self.look_at(self.adapter._watchServer(self.external_id, self._wake, "delete"))
-                self.state = self.SERVER_DELETING
+            if self.adapter._wasMissing(self.external_id):
+                self.state = self.COMPLETE
             else:
-                self.state = self.SERVER_DELETING if self.server else self.COMPLETE
+                self.look_at(self.adapter.watched_servers.watch(self.external_id, self._wake, "delete"))
+                self.state = self.SERVER_DELETING
 
         if self.state == self.SERVER_DELETING:
             if not self._gone():
@@ -133,9 +94,7 @@ class OpenStackDeleteStateMachine(_ApiMachine):
             self.complete = True
 
     def _gone(self) -> bool:
-        if self._watch is None:
-            server = self.adapter._getServer(self.external_id)
-            return not server or is_deleted(server)
+        assert self._watch is not None
         look = self._watch.look
         if look is None:
             return False
@@ -170,7 +129,6 @@ class OpenStackCreateStateMachine(_ApiMachine):
         self.az = az
         self.server: Any = None
         self.floating_ip: Any = None
-        self.watches = bool(getattr(adapter._api, "watches", False))
         self._deadline: float | None = None
         if image_external_id:
             image_name = label.diskimage.name
@@ -248,8 +206,6 @@ class OpenStackCreateStateMachine(_ApiMachine):
                 # A stale zone, image, flavor or network. Looked at again here: nobody else has to wait for it.
                 self.adapter._renewSuspects(label, str(exc))
             raise
-        if not self.watches:
-            self._look(server["id"])
         return server
 
     def _extras(self) -> dict[str, Any]:
@@ -262,20 +218,6 @@ class OpenStackCreateStateMachine(_ApiMachine):
         """What the launcher is told of a call that failed."""
         server_id = self.external_id if self.server is not None else None
         return launch_error(exc, self.provider.name, self.label, self.az, self.image, server_id)
-
-    def _look(self, server_id: str) -> Any:
-        """The server as listed. A failing list call does not end a healthy launch; the launch time-out limits it."""
-        try:
-            server = self.adapter._getServer(server_id)
-        except Exception as exc:
-            if not self._listing_failed:
-                self.log.warning("Listing servers of %s failed, will look again: %s", self.provider.name, exc)
-            self._listing_failed = True
-            return None
-        self._listing_failed = False
-        return server
-
-    _listing_failed = False
 
     def _noteFailedServer(self, exc: Exception) -> None:
         server_id = getattr(exc, "resource_id", None)
@@ -306,38 +248,13 @@ class OpenStackCreateStateMachine(_ApiMachine):
 
     def _inspect(self, server: Any) -> tuple[Any, bool]:
         """On the executor: addresses of an active server, and whether it needs a floating IP."""
-        if self.watches and self.label.boot_from_volume:
+        if self.label.boot_from_volume:
             self.adapter._tagVolumes(server, self.metadata)
         server = self.adapter._expandServer(server)
         needed = bool(self.label.pool.auto_floating_ip and self.adapter._needsFloatingIp(server))
-        if self.watches and not needed and not has_floating(server):
+        if not needed and not has_floating(server):
             self.adapter._noteFloatingIps(server["id"], [])
         return server, needed
-
-    def _attach(self) -> bool:
-        """On the executor: True when the floating IP is in place and the server shows it."""
-        current = next((fip for fip in self.adapter._listFloatingIps() if fip["id"] == self.floating_ip["id"]), None)
-        if current is not None:
-            self.floating_ip = current
-        if self.floating_ip.get("port_id", None):
-            if self.floating_ip["status"] != "ACTIVE":
-                return False
-        elif not self._attached:
-            self.adapter._attachIpToServer(self.server, self.floating_ip)
-            self._attached = True
-        server = self.adapter._getServer(self.external_id)
-        if server is None:
-            return False
-        self.server = self.adapter._expandServer(server)
-        shown = {
-            interface["addr"]
-            for interfaces in (self.server.get("addresses") or {}).values()
-            for interface in interfaces
-            if interface.get("OS-EXT-IPS:type") == "floating"
-        }
-        return self.floating_ip["floating_ip_address"] in shown
-
-    _attached = False
 
     def advance(self) -> OpenStackInstance | None:
         if self.state == self.START:
@@ -349,9 +266,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
                 return None
             self.server = self.result()
             self.external_id = self.server["id"]
-            self.next_wake = self.adapter._activeAt(self.server)
-            if self.watches:
-                self.look_at(self.adapter._watchServer(self.external_id, self._wake, ("launch", self.label.name)))
+            self.look_at(self.adapter.watched_servers.watch(self.external_id, self._wake, ("launch", self.label.name)))
             self.state = self.SERVER_CREATING
 
         if self.state == self.SERVER_CREATING:
@@ -370,15 +285,13 @@ class OpenStackCreateStateMachine(_ApiMachine):
             self.floating_ip = self.result()
             if self.floating_ip is None:
                 self.log.info("No port of server %s can have a floating IP", self.external_id)
-                self.adapter._noteFloatingIps(self.external_id, [])
                 self.state = self.COMPLETE
             else:
-                if self.watches:
-                    self._deadline = time.monotonic() + FLOATING_IP_TIMEOUT
-                    self.look_at(self.adapter._watchFloatingIp(self.floating_ip["id"], self._wake))
+                self._deadline = time.monotonic() + FLOATING_IP_TIMEOUT
+                self.look_at(self.adapter.watched_ips.watch(self.floating_ip["id"], self._wake, "attach"))
                 self.state = self.FLOATING_IP_ATTACHING
 
-        if self.state == self.FLOATING_IP_ATTACHING and self.watches:
+        if self.state == self.FLOATING_IP_ATTACHING:
             if self.future is None:
                 if not self._attachedNow():
                     return None
@@ -386,13 +299,6 @@ class OpenStackCreateStateMachine(_ApiMachine):
             if not self.finished():
                 return None
             self.server = self.result()
-            self.state = self.COMPLETE
-
-        if self.state == self.FLOATING_IP_ATTACHING:
-            if self.future is None:
-                self.submit(self._attach)
-            if not self.finished() or not self.result():
-                return None
             self.state = self.COMPLETE
 
         if self.state == self.COMPLETE:
@@ -445,7 +351,6 @@ class OpenStackCreateStateMachine(_ApiMachine):
         if self.future is None:
             if not self._active():
                 return None
-            self.next_wake = None
             self.submit(self._inspect, self.server)
         if not self.finished():
             return None
@@ -453,35 +358,32 @@ class OpenStackCreateStateMachine(_ApiMachine):
         return bool(needed)
 
     def _active(self) -> bool:
-        if self._watch is None:
-            self.server = self._look(self.external_id) or self.server
-        else:
-            look = self._watch.look
-            if look is None:
-                return False
-            if look.value is None:
-                # Not shown yet, or deleted by somebody: the launch time-out decides between them.
-                if look.asked - self._watch.started > ADDRESS_TIMEOUT:
-                    self.looked_away(reached=False)
-                    raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")
-                return False
-            self.server = look.value
+        assert self._watch is not None
+        look = self._watch.look
+        if look is None:
+            return False
+        if look.value is None:
+            # Not shown yet, or deleted by somebody.
+            if look.asked - self._watch.started > self.adapter.SETTLING:
+                self.looked_away(reached=False)
+                raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")
+            return False
+        self.server = look.value
         status = str(self.server.get("status") or "").upper()
         if status in ("ERROR", "DELETED", "SOFT_DELETED"):
             self.looked_away(reached=False)
             raise self._failure(status)
         if status != "ACTIVE":
             return False
-        if self._watch is not None:
-            if not self.server.get("addresses") and self._waitsForAddresses():
-                return False
-            self.looked_away()
+        if not self.server.get("addresses") and self._waitsForAddresses():
+            return False
+        self.looked_away()
         return True
 
     def _waitsForAddresses(self) -> bool:
         now = time.monotonic()
         if self._deadline is None:
-            self._deadline = now + ADDRESS_TIMEOUT
+            self._deadline = now + self.adapter.SETTLING
         return now < self._deadline
 
     def _failure(self, status: str) -> Exception:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import parse_qs, urlparse
 
 from nodepool.driver import statemachine
-from nodepool.driver.openstack.errors import BadAnswer, without_values
+from nodepool.driver.openstack.errors import without_values
 from nodepool.driver.utils import QuotaInformation
 
-COMPUTE_MICROVERSION_HEADERS = {"Accept": "application/json"}
 _ATTRIBUTES = {
     "access_ipv4": "accessIPv4",
     "access_ipv6": "accessIPv6",
@@ -27,6 +24,11 @@ NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED"
 def is_deleted(server: Any) -> bool:
     """Also when the cloud keeps it for a while: its listings show no server in ``SOFT_DELETED`` either."""
     return str(server.get("status") or "").lower() in ("deleted", "soft_deleted")
+
+
+def volumes_of(server: Any) -> set[str]:
+    """Ids of those that are attached to it."""
+    return {item["id"] for item in server.get("os-extended-volumes:volumes_attached") or ()}
 
 
 def does_not_run(server: Any) -> bool:
@@ -56,36 +58,6 @@ class NodepoolOpenStackServer(dict[str, Any]):
             self[_ATTRIBUTES[name]] = value
         else:
             super().__setattr__(name, value)
-
-
-def list_servers(client: Any, get: Callable[..., Any] | None = None) -> Iterator[NodepoolOpenStackServer]:
-    """All servers of the project, page by page; no filters, no objects of the SDK: it is much cheaper.
-
-    :param get: used instead of the client's way to the compute service.
-    """
-    get = get or client.compute.get
-    params: dict[str, Any] = {}
-    markers: set[str] = set()
-    while True:
-        response = get("/servers/detail", headers=COMPUTE_MICROVERSION_HEADERS, params=params)
-        if getattr(response, "status_code", 200) >= 400:
-            raise RuntimeError(f"Listing servers failed: HTTP status {response.status_code}: {response.text[:200]}")
-        data = response.json()
-        if "servers" not in data:
-            # Taken for "no servers" it would make every node look vanished.
-            raise BadAnswer(f"Listing servers failed: the answer has none of {', '.join(list(data)[:5]) or 'anything'}")
-        for server in data["servers"]:
-            yield NodepoolOpenStackServer(server)
-        following = next((link["href"] for link in data.get("servers_links", []) if link.get("rel") == "next"), None)
-        if following is None:
-            following = (getattr(response, "links", None) or {}).get("next", {}).get("url")
-        if not following:
-            return
-        params = {key: values[-1] for key, values in parse_qs(urlparse(following).query).items()}
-        marker = params.get("marker")
-        if marker is None or marker in markers:
-            raise BadAnswer(f"Listing servers failed: the cloud returned the page {following!r} again")
-        markers.add(marker)
 
 
 def quota_from_flavor(flavor: Any, label: Any = None, volumes: list[Any] | None = None) -> QuotaInformation:

@@ -169,12 +169,13 @@ class Transport:
     def many(
         self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None, **kw: Any
     ) -> list[Record]:
-        """All objects, page by page."""
-        return [Record(item) for item in self._pages(operation, service, path, key, dict(params or {}), kw)]
+        """All objects."""
+        return [Record(item) for item in self.pages(operation, service, path, key, dict(params or {}), **kw)]
 
-    def _pages(
-        self, operation: str, service: str, path: str, key: str, params: dict[str, Any], kw: dict[str, Any]
+    def pages(
+        self, operation: str, service: str, path: str, key: str, params: dict[str, Any], **kw: Any
     ) -> Iterator[Any]:
+        """All objects as they are in the answers; the next page is linked in the JSON or in a header."""
         markers: set[str] = set()
         while True:
             data = self.request(operation, service, "GET", path, wanted=key, params=params, **kw)
@@ -211,29 +212,15 @@ class Transport:
             raise BadAnswer(f"{method} {path}: {_excerpt(response)}") from None
         if wanted is not None and not (isinstance(data, dict) and wanted in data):
             raise BadAnswer(f"{method} {path}: no {wanted!r} in the answer: {_excerpt(response)}")
+        following = response.links.get("next")
+        if following and isinstance(data, dict):
+            data.setdefault("next", following["url"])
         return data
 
     def refused(self, why: object) -> CredentialsRefused:
         return CredentialsRefused(
             f"cloud {self.provider.cloud_config.name} of provider {self.provider.name} refuses the credentials in clouds.yaml"
             f" (option cloud): {why}")
-
-    def get_response(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Any:
-        """The response itself, checked; for those who page by headers."""
-        def send() -> Any:
-            response = self.service(service).request(path, "GET", **AS_IT_IS, **kw)
-            self._check_token(response)
-            self._check_found(response, "GET", path)
-            _check_status(response, kw)
-            try:
-                there = wanted in response.json()
-            except (ValueError, TypeError):
-                there = False
-            if not there:
-                raise BadAnswer(f"GET {path}: no {wanted!r} in the answer: {_excerpt(response)}")
-            return response
-
-        return self.authenticated(lambda: self.calls.call(operation, send, lane=LANES[service], deadline=DEADLINE))
 
 
 def _is_valid(auth: Any, refused: str | None) -> bool:
