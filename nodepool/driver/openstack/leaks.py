@@ -109,4 +109,4 @@ class LeakCleaner:
     def clean_floating_ips(self) -> None:
         if not self.provider.clean_floating_ips:
             return
-        self._count("floatingips", self.adapter._api.delete_unattached_floating_ips())
+        self._count("floatingips", int(self.adapter._api.delete_unattached_floating_ips()))
