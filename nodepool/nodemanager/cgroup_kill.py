@@ -12,6 +12,8 @@ from pathlib import Path
 from nodepool.nodemanager import cgroup_v1, cgroup_v2
 from nodepool.nodemanager.cgroup_files import CgroupError, Place, processes
 
+#: Seconds until processes that have joined after the kernel had killed all are killed, too.
+AGAIN = 0.5
 _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 
 
@@ -30,7 +32,7 @@ def kill(find: Callable[[], Sequence[tuple[Place, Path]]], thaw: Callable[[], No
         if not whole:
             _signal({pid for _, group in groups for pid in processes(group)}, groups)
         for place, group in whole or groups[:1]:
-            _FILES[place.kind].wait_empty(group, end - time.monotonic())
+            _FILES[place.kind].wait_empty(group, min(AGAIN, end - time.monotonic()))
         # A process that was about to join may be in some hierarchies only.
         rest = {pid for _, group in groups for pid in processes(group)}
         if not rest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -397,6 +398,32 @@ def test_fork_bomb_is_held(bench: Bench) -> None:
     assert slowest < 1
     bench.cgroups.kill("alice", 10)
     assert bench.cgroups.empty("alice")
+
+
+@pytest.mark.spec("nodemanager.md C.3: kill, and wait until they are gone: also one that joins while the others are being killed")
+def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    each_bench.cgroups.create("alice", {})
+    late = subprocess.Popen(["sleep", "1000"])
+    each_bench.processes.append(late)
+    first = each_bench.run("alice", "import time; print('in', flush=True); time.sleep(1000)")
+    assert first.stdout is not None and first.stdout.readline() == b"in\n"
+    wait = first.wait
+
+    def joins(group: pathlib.Path, timeout: float) -> None:
+        if late not in joined:
+            joined.append(late)
+            wait(10)  # the kernel has killed what was there
+            for path in each_bench.cgroups.procs_files("alice"):
+                pathlib.Path(path).write_text(str(late.pid))
+        original(group, timeout)
+
+    joined: list[subprocess.Popen[bytes]] = []
+    files = cgroup_v2 if any(place.kind == "v2" for place in each_bench.cgroups._places) else cgroup_v1
+    original = files.wait_empty
+    monkeypatch.setattr(files, "wait_empty", joins)
+    each_bench.cgroups.kill("alice", 5)
+    assert joined and late.wait(10) == -signal.SIGKILL
+
 
 
 @pytest.mark.spec("nodemanager.md B.4: whole cores; processes that run follow at once")
