@@ -84,10 +84,10 @@ class Assignment(threading.Thread):
     def request_changed(self, request_id: str, request: NodeRequest | None) -> None:
         """A request appeared, changed or vanished; most changes of requests in work do not concern us."""
         open_still = request is not None and request._state == REQUESTED
-        offered_at = self._net.offered.get(request_id)
-        if offered_at is not None and not open_still:
+        offered = self._net.offered.get(request_id)
+        if offered is not None and not open_still:
             with self._condition:
-                self._net.taken(request_id, request is not None and not self._changed_since(offered_at))
+                self._net.taken(request_id, request is not None and not self._changed_since(offered[0]))
         if not open_still and request_id not in self._where:
             return
         with self._condition:
@@ -358,8 +358,9 @@ class Assignment(threading.Thread):
             self._dirty[request_id] = None
         for cls in self._classes.values():
             if cls.reasons:
-                told = all(reason.code.told for reason in cls.reasons)
+                told, netted_for = all(reason.code.told for reason in cls.reasons), cls.reasons
                 cls.look_again()
+                cls.netted_for = netted_for
                 cls.netted = self._events if told else None
 
     def _is_known(self, request_id: str) -> bool:
@@ -400,7 +401,7 @@ class Assignment(threading.Thread):
                     cls.reasons = decision.reasons
                 return
             if cls.netted is not None and not self._changed_since(cls.netted):
-                self._net.offered[request_id] = cls.netted
+                self._net.offered[request_id] = cls.netted, render(cls.netted_for)
             self._claimed[request_id] = worker
             self._claimed_at[request_id] = events
             self._remove(request_id)

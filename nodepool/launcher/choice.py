@@ -32,6 +32,8 @@ class RequestClass:
     logged: str | None = None
     #: The moment at which the safety net looked at it again, although nothing had happened.
     netted: int | None = None
+    #: Why it had waited until then.
+    netted_for: tuple[Reason, ...] = ()
 
     def waits_for(self, code: Code, **parameters: object) -> bool:
         return any(reason.matches(code, **parameters) for reason in (*self.reasons, *self.refused.values()))

@@ -27,8 +27,8 @@ class SafetyNet:
         self._statsd = statsd
         statsd.incr(self._name(), 0)  # there from the beginning
         self.due = time.monotonic() + RESYNC
-        #: Requests handed out because of the net, and the moment of its look.
-        self.offered: dict[str, int] = {}
+        #: Requests handed out because of the net, with the moment of its look, and why they had waited.
+        self.offered: dict[str, tuple[int, str]] = {}
         self._adrift: set[Any] = set()
 
     def delay(self, now: float) -> None:
@@ -46,8 +46,9 @@ class SafetyNet:
 
     def taken(self, request_id: str, nothing_happened: bool) -> None:
         """A request that was handed out because of the net has been taken."""
-        if self.offered.pop(request_id, None) is not None and nothing_happened:
-            self._count(request_id, "it could go on, but no event had told so")
+        offered = self.offered.pop(request_id, None)
+        if offered is not None and nothing_happened:
+            self._count(request_id, f"it could go on, but no event had told so ({offered[1]})")
 
     def _count(self, request_id: str, why: str) -> None:
         self.log.warning("Request %s was found by the regular look at everything: %s. Please report this as a defect",
