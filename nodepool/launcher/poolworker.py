@@ -146,6 +146,8 @@ class PoolWorker(threading.Thread, PoolRoom):
             reservations.reserve(key, None, None, tenant, needed.get_resources())
         else:
             reservations.release(key)
+        # Between the mirror's change and this they were counted twice.
+        self.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
 
     def make_room(self, handler: Any) -> None:
         """No quota: an idle node of this pool may have to go."""

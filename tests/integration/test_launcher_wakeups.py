@@ -106,3 +106,22 @@ def test_a_lost_wake_up_is_told(bench: LauncherBench, statsd: StatsdReceiver, mo
     statsd.wait(name, "1|c")
     text = prometheus.Exposition(metrics.shared()).render().decode()
     assert "nodepool_launcher_found_by_resync_total{host=" in text
+
+
+@pytest.mark.spec("issue 11, B4: nodes that were counted twice for a moment, as promised and as there, keep nobody waiting")
+def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]}))
+    slow = Slow(bench)
+    (worker,) = pool.pool_workers()
+    recorded, held = worker.recorded, []
+    monkeypatch.setattr(worker, "recorded", lambda *args: recorded(*args) if held else held.append(args))
+    first = bench.submit("fake-label", tenant_name="t")
+    slow.started(1)
+    assert held, "a record is in the mirror, and its promise still counts"
+    second = bench.submit("fake-label", tenant_name="t")
+    wait_for(lambda: "tenant t is limited" in (pool.assignment.reason_for(second) or ""))
+    worker._tasks.put((recorded, held[0]))
+    wait_for(lambda: pool.state.is_handled(second), 10, "taken although the first launch goes on")
+    slow.stop()
+    bench.wait_request(second, "fulfilled")
+    bench.wait_request(first, "fulfilled")
