@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 
+from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
 from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
 from nodepool.driver.openstack.api import CloudApi, floating_ip_metadata
@@ -163,7 +164,7 @@ class Pages:
 
 @pytest.mark.spec("driver-openstack.md 2.2: paging by servers_links or the Link header; a repeated marker is an error")
 def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", (0.0, 0.0))
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.0, 0.0))
     monkeypatch.setattr("nodepool.driver.openstack.transport.DEADLINE", 0.0)
     links = [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]
     first = {"servers": [{"id": "a"}, {"id": "b"}], "servers_links": links}
