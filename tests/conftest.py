@@ -23,11 +23,12 @@ import pytest
 import yaml
 from kazoo.exceptions import NoNodeError
 
+from tests import REPOSITORY
+
 # Where tests run in the background the shell has it ignored, and the programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _server: dict[str, Any] = {}
 
 
@@ -185,7 +186,7 @@ def nothing_is_lost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         counters = metrics.shared().snapshot().counters
         return sum(count for name, count in counters.items() if name.endswith(".found_by_resync"))
 
-    monkeypatch.setattr("nodepool.launcher.safety_net.RESYNC", 2.0)
+    monkeypatch.setattr("nodepool.launcher.requests.safety_net.RESYNC", 2.0)
     before = found()
     yield
     if not request.node.get_closest_marker("finds_lost"):

@@ -15,7 +15,7 @@ from typing import Any
 import demo_image
 import yaml
 
-from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault
+from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
 
 START_TIMEOUT = 30.0
 #: What nodes made of the host get: part of one core, MiB, GiB.

@@ -1,9 +1,9 @@
 """The builder: disk images, built, uploaded and cleaned (builder.md)."""
 
+from nodepool.builder.build.process import BUILD_PROCESS_POLL_TIMEOUT
 from nodepool.builder.builder import NodePoolBuilder
-from nodepool.builder.cleanup import CleanupWorker
-from nodepool.builder.files import DibImageFile, removeDibItem
-from nodepool.builder.process import BUILD_PROCESS_POLL_TIMEOUT
+from nodepool.builder.cleanup.worker import CleanupWorker
+from nodepool.builder.host.image_files import DibImageFile, removeDibItem
 from nodepool.builder.worker import SUSPEND_WAIT_TIME
 
 __all__ = ["BUILD_PROCESS_POLL_TIMEOUT", "SUSPEND_WAIT_TIME", "CleanupWorker", "DibImageFile", "NodePoolBuilder",

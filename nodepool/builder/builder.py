@@ -14,24 +14,25 @@ from typing import Any
 
 from kazoo.protocol.states import KazooState
 
-from nodepool import hostnames, metrics
+from nodepool import metrics
+from nodepool.base import hostnames
 from nodepool.base.backoff import Backoff, KeyedBackoff
-from nodepool.builder import files, leftovers
-from nodepool.builder.build import BuildWorker, fail_interrupted
-from nodepool.builder.cleanup import CleanupWorker
-from nodepool.builder.managers import ImageManagers
-from nodepool.builder.publisher import Publisher
-from nodepool.builder.upload import UploadClaims, UploadWorker
+from nodepool.base.problems import image_problems
+from nodepool.builder.build.worker import BuildWorker, fail_interrupted
+from nodepool.builder.cleanup.worker import CleanupWorker
+from nodepool.builder.host import build_journal, image_files
+from nodepool.builder.progress.publisher import Publisher
+from nodepool.builder.providers import ImageManagers
+from nodepool.builder.upload.worker import UploadClaims, UploadWorker
 from nodepool.builder.worker import Worker
-from nodepool.config.changes import taken_over
-from nodepool.config.keeper import ConfigKeeper
+from nodepool.config.live.changes import taken_over
+from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.driver.lifecycle import SILENT_GRACE
 from nodepool.exceptions import BuilderError, ConfigurationError
-from nodepool.problems import image_problems
-from nodepool.provider_manager import SILENT_GRACE
-from nodepool.watchdog import Watchdog
+from nodepool.process.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
-from nodepool.zk.progress import ProgressTree
+from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for a complete mirror before the first work.
@@ -133,13 +134,13 @@ class NodePoolBuilder:
             if self._running:
                 raise BuilderError("Cannot start, already running.")
             config: Any = self.config_state.load()
-            self.builder_id = files.builder_id(config.images_dir)
+            self.builder_id = image_files.builder_id(config.images_dir)
             try:
-                self._images_lock = leftovers.acquire_images_dir(config.images_dir)
+                self._images_lock = build_journal.acquire_images_dir(config.images_dir)
             except ConfigurationError as error:
                 # Another process would take our builds and uploads for those of a killed builder when it starts anew, as we
                 # would take its own, and what its ZooKeeper knows for files of nobody.
-                if isinstance(error, leftovers.ImagesDirInUse) and not error.by_this_process:
+                if isinstance(error, build_journal.ImagesDirInUse) and not error.by_this_process:
                     raise
                 self.log.warning("%s; what killed builds and uploads left is not cleaned up by this builder", error)
             self.config_state.good()
@@ -166,7 +167,7 @@ class NodePoolBuilder:
 
     def _start(self, config: Any) -> None:
         self._warn_about_name()
-        interrupted = leftovers.clean_all(config.images_dir, self.log) if self._images_lock is not None else []
+        interrupted = build_journal.clean_all(config.images_dir, self.log) if self._images_lock is not None else []
         self._connect(config)
         self._apply(config)
         fail_interrupted(self, interrupted)

@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from nodepool.zk.protocol import BROKEN
+from nodepool.zk.connection.protocol import BROKEN
 
 if TYPE_CHECKING:
     from nodepool.builder.builder import NodePoolBuilder

@@ -5,12 +5,12 @@ No cloud library is imported here; a driver brings its calls and its classifier 
 
 from __future__ import annotations
 
+from nodepool.base.timers import Timers
 from nodepool.cloud.calls import CloudCalls, LastError
 from nodepool.cloud.deletions import DeleteBatches
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of, translate
-from nodepool.cloud.objects import Look, Watch, Watched
 from nodepool.cloud.rates import AdaptiveRate
-from nodepool.cloud.timers import Timers
+from nodepool.cloud.watching import Look, Watch, Watched
 
 __all__ = [
     "AdaptiveRate",

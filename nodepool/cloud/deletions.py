@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.base.backoff import Backoff
+from nodepool.base.timers import Timers
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, message_of
-from nodepool.cloud.timers import Timers
 
 BACKOFF = Backoff(1.0, 60.0, jitter=0.5)
 """Before an id is tried again."""

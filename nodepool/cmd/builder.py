@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nodepool.cmd.base import arguments, whole_number
-from nodepool.cmd.service import make_daemon_parser, run_daemon, session_file
+from nodepool.process.service import make_daemon_parser, run_daemon, session_file
 
 if TYPE_CHECKING:
-    from nodepool.repl import ReplServer
-    from nodepool.webapp import WebApp
+    from nodepool.process.repl import ReplServer
+    from nodepool.web.server import WebApp
 
 PROG = "nodepool-builder"
 PID_FILE = "/var/run/nodepool/nodepool-builder.pid"
@@ -60,13 +60,13 @@ class BuilderService:
 
     def start(self) -> None:
         if self._args.webapp:
-            from nodepool.webapp import WebApp
+            from nodepool.web.server import WebApp
 
             address, port = self._args.webapp
             self._webapp = WebApp(self._builder, port, address)
             self._webapp.start()
         if self._args.repl:
-            from nodepool.repl import ReplServer
+            from nodepool.process.repl import ReplServer
 
             self._repl = ReplServer(self._builder)
         self._builder.start()

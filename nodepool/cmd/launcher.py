@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nodepool.cmd.base import arguments
-from nodepool.cmd.service import make_daemon_parser, run_daemon, session_file
+from nodepool.process.service import make_daemon_parser, run_daemon, session_file
 
 if TYPE_CHECKING:
-    from nodepool.repl import ReplServer
-    from nodepool.webapp import WebApp
+    from nodepool.process.repl import ReplServer
+    from nodepool.web.server import WebApp
 
 PROG = "nodepool-launcher"
 PID_FILE = "/var/run/nodepool/nodepool.pid"
@@ -41,18 +41,18 @@ class LauncherService:
         self._repl: ReplServer | None = None
 
     def start(self) -> None:
-        from nodepool.zk.client import ZooKeeperClient
+        from nodepool.zk.connection.client import ZooKeeperClient
 
         # A configuration that cannot be used ends the start; ZooKeeper may come later.
         config = self._pool.loadConfig()
         # Made for its look at the TLS files only; the pool makes its own in its thread, where an error ends nothing.
         ZooKeeperClient.from_config(config)
         if self._args.webapp:
-            from nodepool.webapp import WebApp
+            from nodepool.web.server import WebApp
 
             self._webapp = WebApp(self._pool, **config.webapp)
         if self._args.repl:
-            from nodepool.repl import ReplServer
+            from nodepool.process.repl import ReplServer
 
             self._repl = ReplServer(self._pool)
         self._pool.start()

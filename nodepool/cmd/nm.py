@@ -12,7 +12,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.cmd.base import absolute_path, arguments, run_console, seconds, whole_number
-from nodepool.nodemanager.rpc_client import Client, RpcFault, Tls
+from nodepool.nodemanager.api.client import Client, RpcFault, Tls
 from nodepool.nodemanager.texts import clean
 from nodepool.version import get_version_string
 
@@ -207,7 +207,7 @@ def sign_ticket(client: Client, args: argparse.Namespace) -> None:
 
 def _signer(args: argparse.Namespace) -> Callable[[list[Any]], str]:
     """Makes tickets of records as the options say."""
-    from nodepool.nodemanager import tickets
+    from nodepool.nodemanager.sources import tickets
 
     with open(args.key_file, "rb") as stream:
         key = stream.read()
@@ -219,17 +219,17 @@ def _signer(args: argparse.Namespace) -> Callable[[list[Any]], str]:
 
 
 def serve_tickets(client: Client, args: argparse.Namespace) -> None:
-    from nodepool.nodemanager import ticketserver
+    from nodepool.nodemanager.sources import ticket_server
 
     signer = _signer(args)
-    with ticketserver.listen(args.address, args.port) as listener:
+    with ticket_server.listen(args.address, args.port) as listener:
         address, port = listener.getsockname()
         print(f"signing tickets for {args.host} on {address} port {port}", flush=True)
-        ticketserver.serve(listener, signer)
+        ticket_server.serve(listener, signer)
 
 
 def verify_ticket(client: Client, args: argparse.Namespace) -> None:
-    from nodepool.nodemanager import tickets
+    from nodepool.nodemanager.sources import tickets
 
     with open(args.ticket, encoding="utf-8") as stream:
         signed = stream.read()
@@ -239,8 +239,8 @@ def verify_ticket(client: Client, args: argparse.Namespace) -> None:
 
 def import_database(client: Client, args: argparse.Namespace) -> None:
     """Offline: the node manager must not run."""
-    from nodepool.nodemanager.database import Database
-    from nodepool.nodemanager.pickle_import import import_pickle
+    from nodepool.nodemanager.records.database import Database
+    from nodepool.nodemanager.records.pickle_import import import_pickle
 
     database = Database(args.database)
     database.open()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nodepool.cmd.base import arguments
-from nodepool.cmd.service import make_daemon_parser, run_daemon
+from nodepool.process.service import make_daemon_parser, run_daemon
 
 PROG = "nodepool-nodemanager"
 PID_FILE = "/var/run/nodepool/nodepool-nodemanager.pid"
@@ -35,13 +35,13 @@ class NodeManagerService:
     """The node manager as a service."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        from nodepool.nodemanager import config, logfile
+        from nodepool.nodemanager import config, log_format
         from nodepool.nodemanager.manager import NodeManager
 
         path = args.config or (config.DEFAULT_PATH if os.path.exists(config.DEFAULT_PATH) else None)
         loaded = config.load(path)
         if loaded.log_file:
-            logfile.install(loaded.log_file)
+            log_format.install(loaded.log_file)
         # While there is only one thread: this forks.
         self._manager: Any = NodeManager(loaded, args.startup)
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from nodepool.config.errors import ConfigError
+from nodepool.config.live.watch import modification_time
 from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config
 from nodepool.config.source import Source
-from nodepool.config.watch import modification_time
 from nodepool.driver.registry import Drivers
 
 log = logging.getLogger("nodepool.config")

@@ -22,7 +22,7 @@ from nodepool.reasons import Code, because
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import add_lock, add_unlocked_check
-from nodepool.zk.requests import MIN_READY
+from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.writer import TransactionFailed, Txn
 
 #: How often a refused first transaction is tried again at once before the request goes back to the queue.

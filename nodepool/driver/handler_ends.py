@@ -16,10 +16,10 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 
+from nodepool.base.problems import LabelProblems
 from nodepool.driver.handler_base import HandlerBase
 from nodepool.driver.quota import LimitsPending
 from nodepool.exceptions import FOREIGN
-from nodepool.problems import LabelProblems
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk

@@ -5,23 +5,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nodepool.driver.image_uploader import ImageUploader, Segment
-from nodepool.driver.rate_limiter import RateLimiter, RateLimitInstance
-from nodepool.driver.resources import QuotaInformation
-from nodepool.driver.ttl_cache import LazyExecutorTTLCache
+from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.driver.toolkit.image_uploader import ImageUploader, Segment
+from nodepool.driver.toolkit.rate_limiter import RateLimiter, RateLimitInstance
+from nodepool.driver.toolkit.ttl_cache import LazyExecutorTTLCache
 
 MAX_QUOTA_AGE = 300
 """How long limits of a provider are remembered, in seconds."""
 
 _LATE = {
-    "NodeDeleter": "nodepool.driver.threads",
-    "NodeLauncher": "nodepool.driver.threads",
+    "NodeDeleter": "nodepool.driver.toolkit.threads",
+    "NodeLauncher": "nodepool.driver.toolkit.threads",
     "QuotaSupport": "nodepool.driver.quota",
 }
 
 if TYPE_CHECKING:
     from nodepool.driver.quota import QuotaSupport
-    from nodepool.driver.threads import NodeDeleter, NodeLauncher
+    from nodepool.driver.toolkit.threads import NodeDeleter, NodeLauncher
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 #: Seconds after which the lock directory of a vanished request is removed; read at each use.
 LOCK_CLEANUP = 28800
 
-from nodepool.launcher.pool import NodePool  # noqa: E402
-from nodepool.launcher.poolworker import PoolWorker  # noqa: E402
+from nodepool.launcher.launcher import NodePool  # noqa: E402
+from nodepool.launcher.pools.worker import PoolWorker  # noqa: E402
 
 __all__ = ["LOCK_CLEANUP", "NodePool", "PoolWorker"]

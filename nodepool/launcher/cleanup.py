@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.nodes import NodeReconciler
-from nodepool.launcher.readycheck import ReadyCheck
+from nodepool.launcher.nodes.ready_check import ReadyCheck
+from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.version import get_version_string
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk

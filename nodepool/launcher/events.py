@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from kazoo.protocol.states import KazooState
 
-from nodepool.launcher.nodes import DELETABLE
+from nodepool.launcher.nodes.reconciler import DELETABLE
+from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
-from nodepool.zk.requests import MIN_READY
 
 if TYPE_CHECKING:
-    from nodepool.launcher.assignment import Assignment
     from nodepool.launcher.cleanup import CleanupWorker
-    from nodepool.launcher.minready import MinReady
-    from nodepool.launcher.nodes import NodeReconciler
+    from nodepool.launcher.nodes.reconciler import NodeReconciler
+    from nodepool.launcher.requests.assignment import Assignment
+    from nodepool.launcher.requests.minready import MinReady
     from nodepool.launcher.state import LauncherState
     from nodepool.launcher.statistics import StatsWorker
     from nodepool.zk.zookeeper import ZooKeeper

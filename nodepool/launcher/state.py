@@ -6,12 +6,13 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from nodepool import hostnames, metrics
-from nodepool.launcher import helpers
-from nodepool.launcher.declines import Declines
+from nodepool import metrics
+from nodepool.base import hostnames
+from nodepool.launcher.pools import helpers
+from nodepool.launcher.requests.declines import Declines
 
 if TYPE_CHECKING:
-    from nodepool.launcher.poolworker import PoolWorker
+    from nodepool.launcher.pools.worker import PoolWorker
 
 
 class NodeClaims:

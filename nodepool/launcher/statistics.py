@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import KazooException
 
-from nodepool import hostnames, metrics
+from nodepool import metrics
+from nodepool.base import hostnames
 from nodepool.exceptions import FOREIGN
-from nodepool.launcher.assignment import Assignment
+from nodepool.launcher.requests.assignment import Assignment
+from nodepool.metrics.launches import normalize_statsd_name
 from nodepool.reasons import Code
-from nodepool.stats import normalize_statsd_name
 from nodepool.zk import paths
 from nodepool.zk.records import Node
 

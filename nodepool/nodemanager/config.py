@@ -14,8 +14,8 @@ import voluptuous as vol
 import yaml
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import records, rspec
-from nodepool.nodemanager.records import DEFAULT_CAP, DEFAULT_EXEMPT
+from nodepool.nodemanager.records import records, rspec
+from nodepool.nodemanager.records.records import DEFAULT_CAP, DEFAULT_EXEMPT
 
 DEFAULT_PATH = "/etc/nodepool/nodemanager.yaml"
 API_SERVER_PORT = 812
@@ -252,7 +252,7 @@ def _check(given: Mapping[str, Any], path: str) -> None:
 
     :raises ConfigurationError: names the option.
     """
-    from nodepool.nodemanager.api import METHODS, canonical
+    from nodepool.nodemanager.api.methods import METHODS, canonical
 
     name = given.get("host-name")
     if name is not None and not _HOST.fullmatch(name):

@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nodepool.nodemanager import syscalls
-from nodepool.nodemanager.accounting import Accounting, DailyLimits
-from nodepool.nodemanager.api import NodeError
+from nodepool.nodemanager.api.methods import NodeError
 from nodepool.nodemanager.backends.base import BackendError, Problem, Services
 from nodepool.nodemanager.config import MEMORY_RESERVE, NodeManagerConfig, total_memory
-from nodepool.nodemanager.database import Database
-from nodepool.nodemanager.room import Room
-from nodepool.nodemanager.rspec import with_defaults
+from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.limits.daily_bytes import Accounting, DailyLimits
+from nodepool.nodemanager.limits.room import Room
+from nodepool.nodemanager.records.database import Database
+from nodepool.nodemanager.records.rspec import with_defaults
 
 log = logging.getLogger("nodepool.nodemanager.host")
 
@@ -27,9 +27,9 @@ def make_services(config: NodeManagerConfig, zygote: Any) -> Services:
     services = Services(zygote=zygote, id_base=config.id_base)
     if os.geteuid() != 0:
         return services
-    from nodepool.nodemanager.cgroups import Cgroups
-    from nodepool.nodemanager.disks import Disks
-    from nodepool.nodemanager.net import Network
+    from nodepool.nodemanager.limits.cgroups import Cgroups
+    from nodepool.nodemanager.limits.disks import Disks
+    from nodepool.nodemanager.network.veth import Network
 
     services.cgroups = Cgroups.detect(group_name(config.state_dir))
     services.disks = Disks(config.state_dir, sparse=config.overcommit_disk > 1)
@@ -151,7 +151,7 @@ class Host:
             self._accounts.forget_device(name)
 
     def delegates_changed(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        from nodepool.nodemanager import delegates
+        from nodepool.nodemanager.api import delegates
 
         delegates.update(self._config, found)
 

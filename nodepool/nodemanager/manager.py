@@ -12,21 +12,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.exceptions import ConfigurationError
-from nodepool.nodemanager import backends, descriptors, images, loans, merge, records, sshd, tickets
-from nodepool.nodemanager.api import Api, NodeError
+from nodepool.nodemanager import backends
+from nodepool.nodemanager.api.methods import Api, NodeError
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Starting
 from nodepool.nodemanager.config import NodeManagerConfig
-from nodepool.nodemanager.database import ABANDONED, Database
-from nodepool.nodemanager.gate import Gate
+from nodepool.nodemanager.helper import descriptors
+from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
-from nodepool.nodemanager.room import Room
-from nodepool.nodemanager.slivers import ABSENT, CREATED, DISABLED, FAILED, READY, RUNNING, STOPPED, Slivers, key_of
-from nodepool.nodemanager.sshd import SshServers
-from nodepool.nodemanager.sshfiles import SSHD_ARGV
-from nodepool.nodemanager.startup import Startup
-from nodepool.nodemanager.trees import Trees
-from nodepool.nodemanager.watch import ProcessWatch
-from nodepool.nodemanager.zygote import Zygote
+from nodepool.nodemanager.limits.room import Room
+from nodepool.nodemanager.records import loans, merge, records
+from nodepool.nodemanager.records.database import ABANDONED, Database
+from nodepool.nodemanager.rootfs import uploaded
+from nodepool.nodemanager.rootfs.trees import Trees
+from nodepool.nodemanager.slivers.process_watch import ProcessWatch
+from nodepool.nodemanager.slivers.reconciler import ABSENT, CREATED, DISABLED, FAILED, READY, RUNNING, STOPPED, Slivers, key_of
+from nodepool.nodemanager.slivers.startup import Startup
+from nodepool.nodemanager.sources import tickets
+from nodepool.nodemanager.ssh import sshd
+from nodepool.nodemanager.ssh.files import SSHD_ARGV
+from nodepool.nodemanager.ssh.gate import Gate
+from nodepool.nodemanager.ssh.sshd import SshServers
 
 #: Source of records that launchers and operators put.
 DRIVER_SOURCE = "driver"
@@ -80,7 +85,7 @@ class NodeManager:
         self.host = Host(config, self.database, self.services, self.room)
         self.problems += self.host.problems()
         self.trees = Trees(self.backend, self._room_left, self._announce)
-        self.images = images.Images(
+        self.images = uploaded.Images(
             os.path.join(config.state_dir, "images"), lambda name: self.trees.prepare(f"image:{name}"), self._room_left)
         self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
@@ -105,7 +110,8 @@ class NodeManager:
 
     def start(self) -> None:
         """Return when slivers that live are adopted and the API answers."""
-        from nodepool.nodemanager import server, sources
+        from nodepool.nodemanager.api import server
+        from nodepool.nodemanager.sources import sources
 
         for problem in self.problems:
             self.log.warning("%s: %s", problem.feature, problem.remedy)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nodepool.zk.client import ZooKeeperClient
+from nodepool.zk.connection.client import ZooKeeperClient
 
 __all__ = ["ZooKeeperClient"]

@@ -13,9 +13,9 @@ from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.version import get_version_string
 from nodepool.zk import paths
-from nodepool.zk.client import ZooKeeperClient
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import LARGEST, RecordError, parse_object, text_of, texts_of
-from nodepool.zk.tree import Tree
 
 MODEL_API = 0
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from kazoo.exceptions import NoNodeError
 
-from nodepool.problems import one_line
+from nodepool.base.problems import one_line
 from nodepool.zk.records import RecordError, parse_object
 
 ROOT = "/nodepool/request-declines"

@@ -12,10 +12,10 @@ from kazoo.exceptions import RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from nodepool.zk.protocol import Client, Reply
+from nodepool.zk.connection.protocol import Client, Reply
 
 if TYPE_CHECKING:
-    from nodepool.zk.tree import Tree
+    from nodepool.zk.mirror.tree import Tree
 
 log = logging.getLogger("nodepool.zk.Writer")
 

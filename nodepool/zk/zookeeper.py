@@ -8,14 +8,16 @@ from __future__ import annotations
 from kazoo.exceptions import NodeExistsError
 
 from nodepool.zk import paths
-from nodepool.zk.client import ZooKeeperClient
 from nodepool.zk.components import ComponentTree
-from nodepool.zk.facade_images import ImageMethods
-from nodepool.zk.facade_nodes import NodeMethods
-from nodepool.zk.facade_requests import RequestMethods
-from nodepool.zk.images import ImageData, ImageTree
-from nodepool.zk.nodes import NodeTree
-from nodepool.zk.progress import ProgressTree
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.facade.images import ImageMethods
+from nodepool.zk.facade.nodes import NodeMethods
+from nodepool.zk.facade.requests import RequestMethods
+from nodepool.zk.mirror.images import ImageData, ImageTree
+from nodepool.zk.mirror.nodes import NodeTree
+from nodepool.zk.mirror.progress import ProgressTree
+from nodepool.zk.mirror.requests import RequestTree
+from nodepool.zk.mirror.reservations import Reservations
 from nodepool.zk.records import (
     ABORTED,
     BUILDING,
@@ -41,8 +43,6 @@ from nodepool.zk.records import (
     NodeRequestLockStats,
     RecordError,
 )
-from nodepool.zk.requests import RequestTree
-from nodepool.zk.reservations import Reservations
 
 
 class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):

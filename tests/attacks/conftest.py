@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.attacks.library import ATTEMPTS
-from tests.integration.nm_bench import NmDaemon, run_daemon
+from tests.support.nodemanager.scene import NmDaemon, run_daemon
 
 HERE = pathlib.Path(__file__).parent
 ATTACKER, VICTIM = "mallory", "victim"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.attacks.conftest import ATTACKER, VICTIM, attack, attempts_of, judge
-from tests.integration.nm_bench import NmDaemon
+from tests.support.nodemanager.scene import NmDaemon
 
 PRIVILEGED = "trusted"
 MODULES = ["kernel", "mounts", "network", "processes", "api"]

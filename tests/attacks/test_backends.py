@@ -14,8 +14,8 @@ import pytest
 from nodepool.nodemanager.backends.podman import PodmanBackend
 from tests.attacks.conftest import attempts_of, program, results
 from tests.attacks.trees import make_python_tree
-from tests.integration.nm_support import machine_at
-from tests.integration.test_nm_rootless_daemon import UserDaemon, home, nm
+from tests.integration.nodemanager.backends.test_rootless_daemon import UserDaemon, home, nm
+from tests.support.nodemanager.machine import machine_at
 
 __all__ = ["home", "nm"]
 

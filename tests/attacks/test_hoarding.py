@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.attacks.conftest import ATTACKER, VICTIM, program
-from tests.integration.nm_bench import NmDaemon
+from tests.support.nodemanager.scene import NmDaemon
 
 TRUSTED = "trusted"
 _libc = ctypes.CDLL(None, use_errno=True)

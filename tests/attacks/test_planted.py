@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.attacks.conftest import ATTACKER, VICTIM
-from tests.integration.nm_bench import NmDaemon
+from tests.support.nodemanager.scene import NmDaemon
 
 WATCHED = ["/etc/passwd", "/etc/shadow", "/etc/hosts", sys.executable, "/usr/sbin/sshd", "/bin/sh", "/root/.ssh/authorized_keys"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.attacks.conftest import ATTACKER, attack, attempts_of, judge
 from tests.conftest import wait_for
-from tests.integration.nm_bench import NmDaemon
+from tests.support.nodemanager.scene import NmDaemon
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import subprocess
 
-from tests.integration.test_nm_native import small_tree
+from tests.integration.nodemanager.backends.test_native import small_tree
 
 _LEFT_OUT = ("__pycache__", "test", "dist-packages", "idlelib", "lib2to3", "ensurepip")
 

@@ -10,10 +10,10 @@ import time
 from statistics import median
 from typing import Any
 
-from tests.aws_cloud import AwsCloud
 from tests.benchmark.harness import Bench
 from tests.benchmark.scenarios import instant
-from tests.fault_proxy import Forward, Reply, Request, hang
+from tests.support.aws.cloud import AwsCloud
+from tests.support.fault_proxy import Forward, Reply, Request, hang
 
 Figures = dict[str, float]
 #: Seconds from the call that starts an instance until it is shown as running.

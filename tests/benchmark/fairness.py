@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.attacks.trees import make_python_tree
-from tests.integration import nm_user
-from tests.integration.nm_bench import NmDaemon
+from tests.support.nodemanager import user
+from tests.support.nodemanager.scene import NmDaemon
 
 LIMITS = {"nm_mem_limit": 256, "nm_pids_max": 200, "nm_disk_quota": 512000}
 RATIO, CAPACITY_MS = 2.0, 50.0
@@ -178,14 +178,14 @@ class PodmanHost(Host):
         work.chmod(0o755)
         self.home = work / "home"
         (self.home / "run").mkdir(parents=True, mode=0o700)
-        nm_user.make_home(self.home)
-        os.chown(self.home / "run", nm_user.USER_ID, nm_user.USER_ID)
+        user.make_home(self.home)
+        os.chown(self.home / "run", user.USER_ID, user.USER_ID)
 
     def podman(self, *words: str) -> list[str]:
         # crun refuses hosts where cgroup v2 has controllers beside v1; it need not see that.
         script = ('umount /sys/fs/cgroup/unified 2>/dev/null; mount --bind "$1/.passwd" /etc/passwd; cd "$1"; home=$1; shift; '
-                  f'exec setpriv --reuid={nm_user.USER_ID} --regid={nm_user.USER_ID} --clear-groups env -i HOME="$home" '
-                  f'USER={nm_user.USER_NAME} XDG_RUNTIME_DIR="$home/run" PATH="$PATH" podman --log-level=error '
+                  f'exec setpriv --reuid={user.USER_ID} --regid={user.USER_ID} --clear-groups env -i HOME="$home" '
+                  f'USER={user.USER_NAME} XDG_RUNTIME_DIR="$home/run" PATH="$PATH" podman --log-level=error '
                   '--cgroup-manager=cgroupfs "$@"')
         return ["unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh", str(self.home), *words]
 
@@ -207,7 +207,7 @@ class PodmanHost(Host):
 
     @staticmethod
     def _own(tree: pathlib.Path) -> None:
-        subprocess.run(["chown", "-R", f"{nm_user.USER_ID}:{nm_user.USER_ID}", str(tree)], check=True, timeout=60)
+        subprocess.run(["chown", "-R", f"{user.USER_ID}:{user.USER_ID}", str(tree)], check=True, timeout=60)
 
     def _start(self, name: str) -> float:
         return self._run("run", "--detach", "--name", name, "--cgroups=disabled", "--network=none", "--rootfs",

@@ -19,8 +19,8 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Create, Delete, GetData, SetData, Transaction
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from nodepool.zk.client import ZooKeeperClient
-from nodepool.zk.protocol import CHANGED, CREATED, DELETED, Reply
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED, Reply
 
 HERE = pathlib.Path(__file__).resolve().parent
 TICKS = os.sysconf("SC_CLK_TCK")

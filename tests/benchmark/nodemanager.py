@@ -17,7 +17,7 @@ import time
 from statistics import median
 from typing import Any
 
-from tests.integration.nm_bench import NmDaemon
+from tests.support.nodemanager.scene import NmDaemon
 
 
 class Figures:

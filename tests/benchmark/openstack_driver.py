@@ -23,7 +23,7 @@ import yaml
 
 from tests.benchmark.harness import Bench, Server, log, percentile
 from tests.benchmark.run import load_tool
-from tests.openstack_cloud import OpenStackCloud
+from tests.support.openstack.cloud import OpenStackCloud
 
 POLL = 0.1
 

@@ -1,3 +1,3 @@
 """Clouds that several tests use."""
 
-from tests.aws_cloud import aws  # noqa: F401
+from tests.support.aws.cloud import aws  # noqa: F401

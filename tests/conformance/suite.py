@@ -18,8 +18,8 @@ import pytest
 from nodepool.zk.zookeeper import ABORTED, BUILDING, DELETING, FAILED, FULFILLED, IN_USE, PENDING, READY, REQUESTED
 from tests.conformance.cloud import LABEL, PROVIDER, CloudUnderTest, Unsupported
 from tests.conftest import Chroot, wait_for, zookeeper_server
-from tests.driver_bench import DriverBench
-from tests.faults.harness import Bench
+from tests.support.driver_scene import DriverBench
+from tests.support.faults.launcher import Bench
 
 #: Seconds between two passes that look for leaks, vanished nodes and the like.
 PASS = 1.0

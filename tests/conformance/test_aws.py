@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.aws_cloud import AwsCloud
 from tests.conformance.cloud import LABEL, PROVIDER, CloudUnderTest
 from tests.conformance.suite import CrashConformance, DriverConformance
-from tests.fault_proxy import Fault, Forward, Reply, Request, ec2_error, html
+from tests.support.aws.cloud import AwsCloud
+from tests.support.fault_proxy import Fault, Forward, Reply, Request, ec2_error, html
 
 #: Of the instance type that the label asks for.
 CORES = 2

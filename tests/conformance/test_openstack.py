@@ -14,9 +14,9 @@ import yaml
 from tests.conformance.cloud import LABEL, PROVIDER, CloudUnderTest
 from tests.conformance.suite import CrashConformance, DriverConformance
 from tests.conftest import wait_for
-from tests.fault_proxy import Fault, Forward, Reply, Request, html
-from tests.integration.openstack_bench import label, provider
-from tests.openstack_cloud import OpenStackCloud, make_cloud
+from tests.support.fault_proxy import Fault, Forward, Reply, Request, html
+from tests.support.openstack.cloud import OpenStackCloud, make_cloud
+from tests.support.openstack.scene import label, provider
 
 pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import zookeeper_server
-from tests.faults.harness import Bench
+from tests.support.faults.launcher import Bench
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.rpc_client import RpcError, RpcFault
-from tests.conftest import REPOSITORY, Chroot, wait_for
-from tests.integration.backing_bench import BackingHosts, make_hosts
-from tests.integration.launcher_bench import LauncherBench, make_bench
+from nodepool.nodemanager.api.client import RpcError, RpcFault
+from tests import REPOSITORY
+from tests.conftest import Chroot, wait_for
+from tests.support.launcher import LauncherBench, make_bench
+from tests.support.nodemanager.backing_scene import BackingHosts, make_hosts
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.conftest import wait_for
-from tests.faults.builder_harness import DEADLINE, BuilderBench, bench
+from tests.support.faults.builder import DEADLINE, BuilderBench, bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from nodepool.zk.records import FAILED
 from tests.conftest import wait_for
-from tests.faults.builder_harness import DEADLINE, BuilderBench, bench
+from tests.support.faults.builder import DEADLINE, BuilderBench, bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(150)]
 

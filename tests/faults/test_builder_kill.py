@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from nodepool.builder.build import INTERRUPTED
+from nodepool.builder.build.worker import INTERRUPTED
 from nodepool.zk.records import BUILDING, READY
 from tests.conftest import wait_for
-from tests.faults.builder_harness import DEADLINE, BuilderBench, bench
+from tests.support.faults.builder import DEADLINE, BuilderBench, bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

@@ -13,8 +13,8 @@ import pytest
 
 from nodepool.zk.records import BUILDING, FAILED, READY
 from tests.conftest import wait_for
-from tests.faults.builder_harness import DEADLINE, BuilderBench, BuilderProcess, bench
-from tests.faults.harness import SESSION, Proxy
+from tests.support.faults.builder import DEADLINE, BuilderBench, BuilderProcess, bench
+from tests.support.faults.launcher import SESSION, Proxy
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180),
               # kazoo leaves the socket of a refused TLS connection to the garbage collector.

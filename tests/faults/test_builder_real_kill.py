@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from nodepool.builder.build import INTERRUPTED
+from nodepool.builder.build.worker import INTERRUPTED
 from nodepool.zk.records import BUILDING, FAILED
-from tests.conftest import REPOSITORY, wait_for
-from tests.faults.builder_harness import DEADLINE, BuilderBench, BuilderProcess, bench
+from tests import REPOSITORY
+from tests.conftest import wait_for
+from tests.support.faults.builder import DEADLINE, BuilderBench, BuilderProcess, bench
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
 import demo_image

@@ -9,7 +9,7 @@ import pytest
 
 from nodepool.zk.records import BUILDING, FAILED
 from tests.conftest import wait_for
-from tests.faults.builder_harness import BuilderBench, BuilderProcess, bench
+from tests.support.faults.builder import BuilderBench, BuilderProcess, bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 

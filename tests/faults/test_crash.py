@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_for, zookeeper_server
-from tests.faults.harness import Bench
+from tests.support.faults.launcher import Bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(150)]
 

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from tests.faults.harness import HERE, REPOSITORY, Bench, LauncherProcess
+from tests import REPOSITORY
+from tests.support.faults.launcher import HERE, Bench, LauncherProcess
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from nodepool.nodemanager.rpc_client import RpcError, RpcFault
+from nodepool.nodemanager.api.client import RpcError, RpcFault
+from tests import REPOSITORY
 from tests.conftest import wait_for
-from tests.faults.harness import HERE, REPOSITORY
-from tests.integration.nm_bench import NmDaemon
+from tests.support.faults.launcher import HERE
+from tests.support.nodemanager.scene import NmDaemon
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600),
               pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import wait_for
-from tests.faults.harness import SESSION, Bench, Proxy
+from tests.support.faults.launcher import SESSION, Bench, Proxy
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 

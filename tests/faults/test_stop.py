@@ -12,8 +12,9 @@ import time
 
 import pytest
 
+from tests import REPOSITORY
 from tests.conftest import wait_for
-from tests.faults.harness import HERE, REPOSITORY, Bench, LauncherProcess
+from tests.support.faults.launcher import HERE, Bench, LauncherProcess
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -81,7 +82,7 @@ def test_stop_with_launches_under_way(bench: Bench, number: signal.Signals) -> N
 
 def test_stop_without_zookeeper(bench: Bench) -> None:
     """A stop while no server answers takes no longer."""
-    from tests.faults.harness import Proxy
+    from tests.support.faults.launcher import Proxy
 
     proxy = Proxy(int(bench.settings["hosts"].rsplit(":", 1)[1]))
     try:

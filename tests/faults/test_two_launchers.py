@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.conftest import wait_for
-from tests.faults.harness import Bench
+from tests.support.faults.launcher import Bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 

@@ -7,9 +7,9 @@ import pathlib
 import pytest
 
 from tests.conftest import wait_for
-from tests.faults.builder_harness import BuilderBench
-from tests.faults.builder_harness import bench as builder_bench
-from tests.faults.harness import Bench
+from tests.support.faults.builder import BuilderBench
+from tests.support.faults.builder import bench as builder_bench
+from tests.support.faults.launcher import Bench
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 __all__ = ["builder_bench"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_for
-from tests.faults.harness import SESSION, Bench, Proxy, own_server
+from tests.support.faults.launcher import SESSION, Bench, Proxy, own_server
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120),
               # kazoo leaves the socket of a refused TLS connection to the garbage collector.

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.aws_cloud import aws  # noqa: F401
 from tests.conftest import Chroot
-from tests.integration.builder_bench import BuilderBench
-from tests.integration.builder_bench import make_bench as make_builder_bench
-from tests.integration.launcher_bench import LauncherBench, StatsdReceiver, make_bench
-from tests.openstack_cloud import OpenStackCloud, make_cloud
+from tests.support.aws.cloud import aws  # noqa: F401
+from tests.support.builder import BuilderBench
+from tests.support.builder import make_bench as make_builder_bench
+from tests.support.launcher import LauncherBench, StatsdReceiver, make_bench
+from tests.support.openstack.cloud import OpenStackCloud, make_cloud
 
 
 @pytest.fixture

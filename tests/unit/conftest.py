@@ -10,10 +10,11 @@ import pytest
 
 from nodepool import config as npconfig
 from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
-from nodepool.nodemanager.database import Database
-from tests.fake_openstack import adapter_over
+from nodepool.nodemanager.records.database import Database
+from tests import FIXTURES
+from tests.support.openstack.fake import adapter_over
 
-FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures" / "config"
+CONFIGURATIONS = FIXTURES / "config"
 
 
 @pytest.fixture
@@ -27,8 +28,8 @@ def database(tmp_path: pathlib.Path) -> Iterator[Database]:
 @pytest.fixture
 def fake_provider(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Configuration of a provider of the fake driver."""
-    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(FIXTURES / "clouds.yaml"))
-    return npconfig.loadConfig(str(FIXTURES / "complete.yaml"), {"NODEPOOL_PORT": "1"}).providers["cloud-1"]
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(CONFIGURATIONS / "clouds.yaml"))
+    return npconfig.loadConfig(str(CONFIGURATIONS / "complete.yaml"), {"NODEPOOL_PORT": "1"}).providers["cloud-1"]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 from nodepool import status
 from nodepool.cmd.base import describe
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
-from nodepool.driver.cloud_images import is_snapshot, listing_of, properties_of, value_of
+from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, properties_of, value_of
 from nodepool.exceptions import TimeoutException
 from nodepool.zk.records import READY
 
@@ -102,9 +102,9 @@ def _provider_images(zk: Any, config: Any) -> Iterable[Any]:
 
     :raises TypeError: the driver has no way to list images.
     """
-    from nodepool import provider_manager
+    from nodepool.driver import lifecycle
 
-    manager = provider_manager.get_provider(config)
+    manager = lifecycle.get_provider(config)
     manager.start(zk)
     try:
         listing = listing_of(manager)

@@ -13,7 +13,7 @@ from nodepool import status
 from nodepool.cmd.base import load_config
 
 if TYPE_CHECKING:
-    from nodepool.zk.client import ZooKeeperClient
+    from nodepool.zk.connection.client import ZooKeeperClient
 
 Subparsers = Any
 Command = Callable[["Context"], "int | None"]
@@ -42,7 +42,7 @@ class Context:
     def zk(self) -> Any:
         """The facade, connected."""
         if self._zk is None:
-            from nodepool.zk.client import ZooKeeperClient
+            from nodepool.zk.connection.client import ZooKeeperClient
             from nodepool.zk.zookeeper import ZooKeeper
 
             self.config.require(self.args.config, "zookeeper-servers")

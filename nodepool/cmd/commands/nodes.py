@@ -97,9 +97,9 @@ def _delete_now(context: Context, node: Any) -> bool:
 
 
 def _delete_through_provider(zk: Any, node: Any, provider_config: Any) -> None:
-    from nodepool import provider_manager
+    from nodepool.driver import lifecycle
 
-    manager = provider_manager.get_provider(provider_config)
+    manager = lifecycle.get_provider(provider_config)
     manager.start(zk)
     try:
         node.state = DELETING

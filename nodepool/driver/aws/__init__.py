@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nodepool.config.watch import modification_time
+from nodepool.config.live.watch import modification_time
 from nodepool.driver import statemachine
 
 

@@ -10,20 +10,21 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
 from nodepool.cloud.calls import DEADLINE
-from nodepool.cloud.gone import RecentlyGone
+from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.driver import statemachine
-from nodepool.driver.aws import clients, requests
-from nodepool.driver.aws.ebs import EBSSnapshotUploader
-from nodepool.driver.aws.errors import check_answer, classify
-from nodepool.driver.aws.images import AwsImages
-from nodepool.driver.aws.launching import Launching
+from nodepool.driver.aws.api import clients
+from nodepool.driver.aws.api.errors import check_answer, classify
+from nodepool.driver.aws.api.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
+from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
+from nodepool.driver.aws.images.imports import AwsImages
+from nodepool.driver.aws.launch import parameters
+from nodepool.driver.aws.launch.launching import Launching
+from nodepool.driver.aws.launch.machines import INSTANCE_FAILED, AwsCreateStateMachine, AwsDeleteStateMachine
+from nodepool.driver.aws.launch.templates import LaunchTemplates
 from nodepool.driver.aws.leaks import AwsLeaks
-from nodepool.driver.aws.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
-from nodepool.driver.aws.machines import INSTANCE_FAILED, AwsCreateStateMachine, AwsDeleteStateMachine
 from nodepool.driver.aws.objects import AwsInstance, AwsResource, instance_id_of, state_of, tag_dict_to_list, tag_list_to_dict
 from nodepool.driver.aws.quota import AwsQuota
-from nodepool.driver.aws.tables import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, VOLUME_QUOTA_CODES
-from nodepool.driver.aws.templates import LaunchTemplates
+from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, VOLUME_QUOTA_CODES
 from nodepool.driver.purpose import images_only
 from nodepool.driver.utils import QuotaInformation
 
@@ -51,7 +52,7 @@ READ_FACTOR = 10
 
 class AwsAdapter(statemachine.Adapter):
     IMAGE_UPLOAD_SLEEP = 30
-    LAUNCH_TEMPLATE_PREFIX = requests.LAUNCH_TEMPLATE_PREFIX
+    LAUNCH_TEMPLATE_PREFIX = parameters.LAUNCH_TEMPLATE_PREFIX
     #: Seconds without a byte from AWS after which a call has failed.
     READ_TIMEOUT = clients.READ_TIMEOUT
     #: Shortest time between two looks at what is waited for, in seconds.

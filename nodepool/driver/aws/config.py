@@ -8,7 +8,8 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem
-from nodepool.driver.aws import ladder, schema
+from nodepool.driver.aws import schema
+from nodepool.driver.aws.launch import alternatives
 from nodepool.driver.configuration import ConfigPool, ConfigValue, ProviderConfig
 
 DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
@@ -143,7 +144,7 @@ class AwsLabel(ConfigValue):
         self.console_log = bool(label.get("console-log", False))
         self.security_group_ids: list[str] = label.get("security-group-ids") or provider_pool.security_group_ids
         self.capacity_reservation: dict[str, str] | None = label.get("capacity-reservation")
-        self.ladder = ladder.build(
+        self.ladder = alternatives.build(
             self.instance_type, provider_pool.subnet_ids, provider_pool.az, self.use_spot, self.capacity_reservation,
             label.get("alternatives") or [])
         self._check(label)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool.cloud import ErrorKind
-from nodepool.driver.aws.errors import classify
-from nodepool.driver.aws.machines import HOST_GONE
+from nodepool.driver.aws.api.errors import classify
+from nodepool.driver.aws.launch.machines import HOST_GONE
 from nodepool.driver.aws.objects import AwsResource, state_of, tag_list_to_dict
 
 _IMPORT = re.compile(r"import-ami-[0-9a-zA-Z]+")

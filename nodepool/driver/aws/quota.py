@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from nodepool.cloud import ErrorKind, translate
-from nodepool.driver.aws.errors import classify, code_of
+from nodepool.driver.aws.api.errors import classify, code_of
 from nodepool.driver.aws.objects import is_spot
-from nodepool.driver.aws.tables import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, STORAGE_CODES, VOLUME_QUOTA_CODES
+from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, STORAGE_CODES, VOLUME_QUOTA_CODES
 from nodepool.driver.utils import QuotaInformation
 
 _FAMILY = re.compile(r"([a-z\-]+)\d")

@@ -15,7 +15,7 @@ from nodepool.driver.fake.cloud import (
 )
 from nodepool.driver.fake.objects import Dummy
 from nodepool.driver.openstack.adapter import OpenStackAdapter
-from nodepool.driver.openstack.protocol import Api
+from nodepool.driver.openstack.api.protocol import Api
 
 __all__ = [
     "Dummy",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.driver.fake.cloud import FakeOpenStackCloud
-from nodepool.driver.openstack.networks import Networks, Rules
+from nodepool.driver.openstack.api.networks import Networks, Rules
 
 
 class FakeNetworks(Networks):

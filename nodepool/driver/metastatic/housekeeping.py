@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import NoNodeError
 
+from nodepool.base.workqueue import Reconciler
 from nodepool.driver.metastatic import transactions
 from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
-from nodepool.workqueue import Reconciler
 from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed

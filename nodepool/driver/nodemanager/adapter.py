@@ -15,6 +15,7 @@ from nodepool import exceptions
 from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.discovery import HostTree
 from nodepool.driver.nodemanager.hosts import CALL_TIMEOUT, HostError, Hosts, ManagedHost
+from nodepool.driver.nodemanager.image_copies import ImageSpreader
 from nodepool.driver.nodemanager.machines import (
     BAD_ARGUMENT,
     MARGIN,
@@ -27,9 +28,8 @@ from nodepool.driver.nodemanager.machines import (
     rspec_of,
     too_large,
 )
-from nodepool.driver.nodemanager.spread import ImageSpreader
 from nodepool.driver.utils import QuotaInformation
-from nodepool.nodemanager.rpc_client import RpcError, RpcFault
+from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 
 #: Seconds that the start waits for ZooKeeper and for the first answers of hosts; nothing fails after that.

@@ -26,7 +26,7 @@ from nodepool.driver.nodemanager.backing import BackingNodes
 from nodepool.driver.nodemanager.config import NodeManagerHost
 from nodepool.driver.nodemanager.link import Link, LinkBusy, LinkError, Target
 from nodepool.driver.utils import QuotaInformation
-from nodepool.nodemanager.rpc_client import RpcError, RpcFault
+from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 
 _PREFIX = "nodepool-backing-"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nodepool import exceptions
 from nodepool.driver.nodemanager.hosts import ManagedHost
 from nodepool.driver.nodemanager.machines import INTERNAL, CreateMachine, DeleteMachine, NodeManagerInstance, needed_by
-from nodepool.nodemanager.rpc_client import RpcError, RpcFault
+from nodepool.nodemanager.api.client import RpcError, RpcFault
 
 if TYPE_CHECKING:
     from nodepool.driver.metastatic.records import BackingNodeRecord

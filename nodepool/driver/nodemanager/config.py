@@ -12,7 +12,7 @@ from nodepool.config.errors import ConfigError
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.nodemanager import backing_config
 from nodepool.driver.nodemanager.backing_config import BackingOptions
-from nodepool.nodemanager import privileges
+from nodepool.nodemanager.setup import privileges
 
 _RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}

@@ -8,9 +8,9 @@ from kazoo.protocol.states import ZnodeStat
 
 from nodepool.driver.nodemanager.config import NodeManagerHost
 from nodepool.driver.nodemanager.hosts import Hosts
-from nodepool.zk.client import ZooKeeperClient
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import RecordError, parse_object
-from nodepool.zk.tree import Tree
 
 ROOT = "/nodemanager/hosts"
 

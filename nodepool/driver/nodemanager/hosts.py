@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple
 
 from nodepool.driver.utils import RateLimiter
-from nodepool.nodemanager.rpc_client import Client, RpcError, RpcFault, Tls
+from nodepool.nodemanager.api.client import Client, RpcError, RpcFault, Tls
 
 #: Seconds that a list of slivers, and a capacity, are good for.
 LIST_TTL, CAPACITY_TTL = 1.0, 10.0

@@ -11,7 +11,7 @@ from nodepool import exceptions
 from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.hosts import ManagedHost, Needs
 from nodepool.driver.utils import QuotaInformation
-from nodepool.nodemanager.rpc_client import RpcError, RpcFault
+from nodepool.nodemanager.api.client import RpcError, RpcFault
 
 if TYPE_CHECKING:
     from nodepool.driver.nodemanager.adapter import NodeManagerAdapter

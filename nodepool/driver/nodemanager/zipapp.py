@@ -14,11 +14,10 @@ from typing import NamedTuple
 import nodepool
 
 #: Of our own package; all the rest belongs to launchers and builders.
-OWN = ("*.py", "base/*.py", "cmd/__init__.py", "cmd/base.py", "cmd/service.py", "cmd/nodemanager.py",
-       "nodemanager/**/*.py", "zk/*.py")
+OWN = ("*.py", "base/*.py", "cmd/__init__.py", "cmd/base.py", "cmd/nodemanager.py", "process/*.py", "nodemanager/**/*.py", "zk/**/*.py")
 #: What the node manager imports besides; the compiled parts that some have are only faster.
 PACKAGES = ("voluptuous", "yaml", "kazoo")
-MAIN = "from nodepool.nodemanager.pushed import main\n\nraise SystemExit(main())\n"
+MAIN = "from nodepool.nodemanager.pushed.program import main\n\nraise SystemExit(main())\n"
 SKIPPED = frozenset({"tests", "testing", "__pycache__"})
 
 
@@ -124,5 +123,5 @@ except OSError as error:
     sys.exit(1)
 os.set_inheritable(lock, True)
 environment = {**os.environ, "PYTHONPATH": path, "NODEPOOL_PUSHED_LOCK": str(lock), "LC_ALL": "C.UTF-8"}
-os.execve(sys.executable, [sys.executable, "-s", "-m", "nodepool.nodemanager.pushed"], environment)
+os.execve(sys.executable, [sys.executable, "-s", "-m", "nodepool.nodemanager.pushed.program"], environment)
 """

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import Any
 
-from nodepool.config.watch import modification_time
+from nodepool.config.live.watch import modification_time
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 

@@ -15,13 +15,13 @@ from cachetools import LRUCache
 from nodepool import exceptions
 from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
 from nodepool.driver import statemachine
-from nodepool.driver.openstack import errors
-from nodepool.driver.openstack.api import CloudApi
+from nodepool.driver.openstack.api import errors
+from nodepool.driver.openstack.api.client import CloudApi
+from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.changes import CloudChanges
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups
 from nodepool.driver.openstack.machines import OpenStackCreateStateMachine, OpenStackDeleteStateMachine
-from nodepool.driver.openstack.protocol import Api
 from nodepool.driver.openstack.servers import (
     NodepoolOpenStackServer,
     OpenStackInstance,
@@ -106,7 +106,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         # Heavy; the fake cloud does without it.
         import openstack.connection
 
-        from nodepool.driver.openstack.transport import prepare
+        from nodepool.driver.openstack.api.transport import prepare
 
         # The pace is kept by our own calls: the SDK's counts for one adapter each.
         return prepare(openstack.connection.Connection(

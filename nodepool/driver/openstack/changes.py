@@ -8,10 +8,10 @@ import threading
 from collections.abc import MutableMapping
 from typing import Any
 
-from nodepool.driver.openstack.api import floating_ip_metadata
-from nodepool.driver.openstack.errors import sdk_error
-from nodepool.driver.openstack.networks import FLOATING, addresses
-from nodepool.driver.openstack.protocol import Api
+from nodepool.driver.openstack.api.client import floating_ip_metadata
+from nodepool.driver.openstack.api.errors import sdk_error
+from nodepool.driver.openstack.api.networks import FLOATING, addresses
+from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.servers import volumes_of
 
 

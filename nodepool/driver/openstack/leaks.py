@@ -9,9 +9,9 @@ from typing import Any
 
 from nodepool import metrics
 from nodepool.cloud import CallsStopped
-from nodepool.driver.cloud_images import is_snapshot
-from nodepool.driver.openstack.api import floating_ip_metadata
+from nodepool.driver.openstack.api.client import floating_ip_metadata
 from nodepool.driver.openstack.servers import OpenStackResource
+from nodepool.driver.toolkit.cloud_images import is_snapshot
 
 IDLE_VOLUME = ("available", "error", "error_deleting")
 

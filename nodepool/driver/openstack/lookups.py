@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from nodepool import exceptions
 from nodepool.cloud import CallsStopped
-from nodepool.cloud.gone import RecentlyGone
 from nodepool.cloud.memo import Memo
-from nodepool.driver.openstack.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
-from nodepool.driver.openstack.networks import Networks
-from nodepool.driver.openstack.protocol import Api
+from nodepool.cloud.recently_gone import RecentlyGone
+from nodepool.driver.openstack.api.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
+from nodepool.driver.openstack.api.networks import Networks
+from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.servers import is_deleted, quota_from_flavor, volumes_of
 from nodepool.driver.utils import QuotaInformation
 

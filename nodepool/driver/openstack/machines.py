@@ -12,10 +12,10 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
-from nodepool.cloud.machines import WatchingMachine
-from nodepool.driver.openstack.errors import classify, is_full, is_quota, launch_error, sdk_error, tidy
-from nodepool.driver.openstack.networks import FLOATING, has_floating
+from nodepool.driver.openstack.api.errors import classify, is_full, is_quota, launch_error, sdk_error, tidy
+from nodepool.driver.openstack.api.networks import FLOATING, has_floating
 from nodepool.driver.openstack.servers import OpenStackInstance, fault_message, is_deleted, quota_from_flavor
+from nodepool.driver.statemachine.watching import WatchingMachine
 
 FLOATING_IP_TIMEOUT = 60.0
 """Seconds for a floating IP to become active."""

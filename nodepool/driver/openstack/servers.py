@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from nodepool.driver import statemachine
-from nodepool.driver.openstack.errors import without_values
+from nodepool.driver.openstack.api.errors import without_values
 from nodepool.driver.utils import QuotaInformation
 
 _ATTRIBUTES = {

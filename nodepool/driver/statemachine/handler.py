@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodepool.driver.handler import NodeRequestHandler
-from nodepool.driver.resources import QuotaInformation
+from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import LoopEnded
 from nodepool.reasons import Code, Reason, because

@@ -13,8 +13,8 @@ from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped
 from nodepool.driver.statemachine.loop import Pace, follow_future
 from nodepool.logconfig import get_annotated_logger
+from nodepool.metrics.launches import StatsReporter
 from nodepool.nodescan import NodescanRequest
-from nodepool.stats import StatsReporter
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from nodepool.base.workqueue import WorkQueue
 from nodepool.exceptions import FOREIGN
-from nodepool.workqueue import WorkQueue
 
 
 class LoopEnded(RuntimeError):

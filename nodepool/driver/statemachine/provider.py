@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff, KeyedBackoff
+from nodepool.base.problems import LabelProblems
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota import QuotaSupport
-from nodepool.driver.resources import QuotaInformation
+from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.statemachine import leaks
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import MachineLoop
 from nodepool.nodescan import NodescanWorker
-from nodepool.problems import LabelProblems
 from nodepool.zk import zookeeper as zk
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from nodepool import exceptions, nodeutils
+from nodepool.base.problems import TellsTroubles, one_line
 from nodepool.driver.provider import Provider
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
-from nodepool.problems import TellsTroubles, one_line
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.marks import Mark
+from nodepool.zk.locks.turn import Mark
 
 __all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
 

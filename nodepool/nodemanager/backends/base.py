@@ -10,7 +10,7 @@ from logging import Logger, getLogger
 from pathlib import Path
 from typing import Any, Protocol
 
-from nodepool.nodemanager.privileges import PRIVILEGES
+from nodepool.nodemanager.setup.privileges import PRIVILEGES
 from nodepool.nodemanager.texts import clean
 
 Handle = dict[str, Any]
@@ -60,7 +60,7 @@ class SliverSpec:
     """Path on the host. A directory is mounted at /run/nodepool inside (a socket made anew by the next daemon is then
     seen at once); a socket is mounted at /run/nodepool/nodemanager.api and goes stale when it is replaced."""
     privileges: tuple[str, ...] = ()
-    """Names, see :mod:`nodepool.nodemanager.privileges`."""
+    """Names, see :mod:`nodepool.nodemanager.setup.privileges`."""
 
 
 @dataclass(frozen=True)

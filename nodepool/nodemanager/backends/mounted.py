@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodepool.nodemanager import syscalls
 from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec
 from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, ssh_files
+from nodepool.nodemanager.helper import syscalls
 
 
 class MountedTreeBackend(NativeBackend):

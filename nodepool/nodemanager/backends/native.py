@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.base.files import replace_file
-from nodepool.nodemanager import room, sshfiles, syscalls
 from nodepool.nodemanager.backends.base import (
     IDS_PER_SLIVER,
     Backend,
@@ -26,8 +25,11 @@ from nodepool.nodemanager.backends.base import (
     Spawned,
     Starting,
 )
-from nodepool.nodemanager.descriptors import readable
-from nodepool.nodemanager.rootfs import RootStore, RootTree, check_sliver_name
+from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.helper.descriptors import readable
+from nodepool.nodemanager.limits import room
+from nodepool.nodemanager.rootfs.templates import RootStore, RootTree, check_sliver_name
+from nodepool.nodemanager.ssh import files as sshfiles
 
 INITSCRIPT_PATH = "/etc/rc.vinit"
 CONSOLE_LIMIT = 64 * 1024

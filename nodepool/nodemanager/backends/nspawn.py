@@ -1,7 +1,7 @@
 """Slivers with systemd inside, by systemd-nspawn under systemd of the host (nodemanager.md C.2).
 
 What `check` says and the command lines are tested everywhere. Slivers themselves need a host whose process 1 is systemd and
-cgroup v2: tests/integration/test_nm_nspawn.py makes them in a virtual machine (tools/vm).
+cgroup v2: tests/integration/nodemanager/backends/test_nspawn.py makes them in a virtual machine (tools/vm).
 
 Root trees, disk quota and networks are those of backend `native`. The cgroup is systemd's, so limits are properties of the
 sliver's unit; programs inside are started by way of the namespaces of its process 1, and moved into its unit's cgroup.
@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager import commands, syscalls
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
-from nodepool.nodemanager.privileges import PRIVILEGES
-from nodepool.nodemanager.rootfs import RootTree
+from nodepool.nodemanager.helper import commands, syscalls
+from nodepool.nodemanager.rootfs.templates import RootTree
+from nodepool.nodemanager.setup.privileges import PRIVILEGES
 
 COMMAND_TIMEOUT = 30.0
 START_TIMEOUT = 90.0

@@ -15,11 +15,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodepool.nodemanager import commands, syscalls, tarimage
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
-from nodepool.nodemanager.native_setup import MASKED
-from nodepool.nodemanager.rootfs import RootTree
+from nodepool.nodemanager.helper import commands, syscalls
+from nodepool.nodemanager.rootfs import tar_image
+from nodepool.nodemanager.rootfs.templates import RootTree
+from nodepool.nodemanager.setup.native import MASKED
 
 COMMAND_TIMEOUT = 60.0
 #: Seconds to get an image from a registry.
@@ -123,7 +124,7 @@ class PodmanBackend(MountedTreeBackend):
             finally:
                 self._podman("rm", "--force", container)
             (target / "root").mkdir(mode=0o755)
-            tarimage.extract(archive, target / "root", self.roots.limits)
+            tar_image.extract(archive, target / "root", self.roots.limits)
             archive.unlink()
             for name in ("proc", "sys", "dev", "run"):
                 (target / "root" / name).mkdir(exist_ok=True)

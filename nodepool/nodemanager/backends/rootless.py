@@ -12,8 +12,8 @@ from typing import Any
 
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec
 from nodepool.nodemanager.backends.native import NativeBackend
-from nodepool.nodemanager.operations import ALL_NAMESPACES
-from nodepool.nodemanager.rootless_setup import MARK
+from nodepool.nodemanager.helper.operations import ALL_NAMESPACES
+from nodepool.nodemanager.setup.rootless import MARK
 
 _RLIMITS = (("nm_pids_max", "NPROC", 1), ("nm_mem_limit", "DATA", 1 << 20), ("nm_disk_quota", "FSIZE", 1024))
 """Resource, limit, factor; of each process, but for the number of processes."""

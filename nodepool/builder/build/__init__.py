@@ -1,0 +1,1 @@
+"""Making an image: when, with which command, and what its output means."""

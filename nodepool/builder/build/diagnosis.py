@@ -1,0 +1,43 @@
+"""Which line of a failed build's output says why (for people; the whole story is in the log)."""
+
+from __future__ import annotations
+
+import re
+
+from nodepool.builder.build.phases import TIMESTAMP
+
+#: Shell traces (-x) and chatter of diskimage-builder and debootstrap.
+_CHATTER = re.compile(r"\++ |DEBUG |INFO |I: |Unmount |dib-run-parts ")
+_ERROR = re.compile(
+    r"^E: |\berror\b|\bfatal\b|\bfailed\b|\bfailure\b|no such file|not found|no space left|permission denied|unable to|"
+    r"can't |cannot |could not|does not exist|timed out|unresolvable|unknown",
+    re.IGNORECASE)
+#: diskimage-builder begins to clear up: what follows is no cause. Early in its trace it only sets that trap.
+_CLEARING_UP = re.compile(r":trap_cleanup:\d|\s(?<!trap )trap_cleanup$")
+
+
+class Diagnosis:
+    """Fed with the lines of the output."""
+
+    def __init__(self) -> None:
+        self._error = ""
+        self._last = ""
+        self._over = False
+
+    def feed(self, line: str) -> None:
+        if self._over:
+            return
+        text = TIMESTAMP.sub("", line, count=1).strip()
+        if _CHATTER.match(text):
+            self._over = _CLEARING_UP.search(text) is not None
+            return
+        if not text:
+            return
+        self._last = text
+        if _ERROR.search(text):
+            self._error = text
+
+    @property
+    def cause(self) -> str:
+        """The last line that looks like an error, else the last one that is no chatter; at most 300 characters."""
+        return (self._error or self._last)[:300]

@@ -1,0 +1,103 @@
+"""Which image to build next, and why: pure decisions on a snapshot (builder.md section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.records import READY, ImageBuild
+
+
+@dataclass(frozen=True)
+class WantedBuild:
+    """A build that is due now."""
+
+    image: str
+    manual: bool
+    reason: str
+    #: Id of the newest ready build that the decision was made on.
+    newest: str | None
+    #: Identity of the manual request.
+    request: tuple[int, int] | None
+    #: What is tried: a back-off is over when this changes.
+    subject: Hashable
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next build, if one is due now; else the seconds until one may be (None: nothing is foreseeable)."""
+
+    build: WantedBuild | None
+    wait: float | None = None
+
+
+def newest_ready(images: ImageData) -> dict[str, ImageBuild]:
+    """Image -> its newest build in state ``ready``."""
+    newest: dict[str, ImageBuild] = {}
+    for build in images.builds:
+        if build.state != READY or build.image_name is None:
+            continue
+        other = newest.get(build.image_name)
+        if other is None or (build.state_time or 0) > (other.state_time or 0):
+            newest[build.image_name] = build
+    return newest
+
+
+def due(diskimage: Any, newest: ImageBuild | None, now: float) -> tuple[str | None, float]:
+    """Why the image must be built now (None: it need not), and the seconds until its age asks for it."""
+    if newest is None:
+        return "there is no ready build", 0.0
+    left = (newest.state_time or 0) + diskimage.rebuild_age - now
+    if int(now) - (newest.state_time or 0) >= diskimage.rebuild_age:
+        return f"the newest build is older than {diskimage.rebuild_age} s", 0.0
+    missing = diskimage.image_types - set(newest.formats)
+    if missing:
+        return f"the newest build lacks {', '.join(sorted(missing))}", 0.0
+    return None, max(0.1, left)
+
+
+def configuration_of(diskimage: Any) -> Hashable:
+    """Changes when the configuration of the image does."""
+    return tuple((key, repr(sorted(value) if isinstance(value, set) else value))
+                 for key, value in sorted(vars(diskimage).items()))
+
+
+def plan(
+    config: Any, images: ImageData, busy: Container[str], back_off: Callable[[str, Hashable], float], now: float,
+) -> Plan:
+    """The next build: manual requests first, then by file order.
+
+    :param busy: images that somebody builds or that are to be left alone in this pass.
+    :param back_off: seconds that an image must wait after failures.
+    """
+    newest = newest_ready(images)
+    waits: list[float] = []
+    scheduled: WantedBuild | None = None
+    for name, diskimage in config.diskimages.items():
+        if diskimage.pause or name in images.paused or not diskimage.image_types:
+            continue
+        if name in busy or images.build_locks.get(name, (0.0, False))[1]:
+            continue
+        request = images.request_marks.get(name)
+        last = newest.get(name)
+        subject = (configuration_of(diskimage), request)
+        if request is not None:
+            wait = back_off(name, subject)
+            if wait <= 0:
+                return Plan(WantedBuild(name, True, "somebody asked for it", last.id if last else None, request, subject))
+            waits.append(wait)
+            continue
+        if scheduled is not None:
+            continue
+        reason, left = due(diskimage, last, now)
+        if reason is None:
+            waits.append(left)
+            continue
+        wait = back_off(name, subject)
+        if wait > 0:
+            waits.append(wait)
+            continue
+        scheduled = WantedBuild(name, False, reason, last.id if last else None, None, subject)
+    return Plan(scheduled, min(waits, default=None))

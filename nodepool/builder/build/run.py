@@ -1,0 +1,330 @@
+"""One build of an image, from its record to its result (builder.md sections 7 and 17)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import statistics
+import threading
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
+
+from nodepool import metrics
+from nodepool.builder.build import command
+from nodepool.builder.build.diagnosis import Diagnosis
+from nodepool.builder.build.phases import PhaseTracker
+from nodepool.builder.build.plan import WantedBuild
+from nodepool.builder.build.process import BuildProcess, Ending
+from nodepool.builder.host import build_journal, image_files
+from nodepool.builder.progress import gauges
+from nodepool.exceptions import BuilderError, ConfigurationError
+from nodepool.zk import paths
+from nodepool.zk.locks.long_held import HeldLock, Lost
+from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
+from nodepool.zk.records.progress import TAIL_LINES, BuildProgress
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+LOG_DIRECTORY = "/var/log/nodepool/builds"
+MIB = 1024 * 1024
+#: A build needs room for its trees and for the conversion, too.
+SPACE_FACTOR = 2
+#: Seconds for removing the remains of a build when the builder stops; the next start does the rest.
+STOP_CLEAN_TIME = 6.0
+#: Formats for which the tool makes no file.
+WITHOUT_FILE = frozenset({"docker"})
+
+
+class BuildRun:
+    """Runs the command for one image; the build lock is held by the caller."""
+
+    def __init__(self, builder: NodePoolBuilder, config: Any, diskimage: Any, wanted: WantedBuild, lock: HeldLock,
+                 log: logging.Logger) -> None:
+        self.builder = builder
+        self.image = wanted.image
+        self.build_id = uuid.uuid4().hex
+        self.lock = lock
+        self.log = log
+        self._config = config
+        self._diskimage = diskimage
+        self._wanted = wanted
+        self._formats = sorted(diskimage.image_types)
+        self._base = image_files.image_id(self.image, self.build_id)
+        log_dir = config.build_log_dir or LOG_DIRECTORY
+        self._log_dir = log_dir
+        self._tracker = PhaseTracker()
+        self._diagnosis = Diagnosis()
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._process: BuildProcess | None = None
+        self._entry: build_journal.Entry | None = None
+        self._aborted: str | None = None
+        self._guard = threading.Lock()
+        self.progress = BuildProgress(
+            self.image, self.build_id, builder.fqdn, builder.builder_id, phase="starting", started=time.time(),
+            expected=self._expected(), log=image_files.log_path(log_dir, self.image, self.build_id),
+            formats=list(self._formats), manual=wanted.manual)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.image, self.build_id
+
+    def abort(self, reason: str) -> None:
+        """End the build soon; thread-safe."""
+        with self._guard:
+            self._aborted = reason
+            if self._process is not None:
+                self._process.terminate(reason)
+
+    def _expected(self) -> float | None:
+        """Median of what earlier builds of the image took, in seconds."""
+        tree = self.builder.progress
+        with tree.lock:
+            known = [p.duration for p in tree.builds.values() if p.image == self.image and p.state == READY and p.duration]
+        return statistics.median(known) if known else None
+
+    # -- the course of a build
+
+    def execute(self) -> bool:
+        """Whether there is a new ready build."""
+        zk = self.builder.zk
+        record = ImageBuild(self.image)
+        record.builder = self.builder.fqdn
+        record.builder_id = self.builder.builder_id
+        record.formats = list(self._formats)
+        record.state = BUILDING
+        # Intent before effect: whoever finds files or processes of this id finds the record first.
+        zk.storeBuild(self.image, record, self.build_id)
+        self._publish()
+        self.log.info("Build %s started; its log is %s", self._base, self.progress.log)
+        ending: Ending | None = None
+        try:
+            ending = self._run_command()
+            reason = self._judge(ending)
+        except Exception as error:
+            reason = self._describe(error)
+        if reason is not None and (ending is None or (ending.returncode == 0 and not ending.timed_out and not ending.terminated)):
+            self._note_in_log(reason)
+        if ending is not None:
+            record.username = self._diskimage.username
+            record.python_path = self._diskimage.python_path
+            record.shell_type = self._diskimage.shell_type
+            self.progress.exit_code = 1 if ending.timed_out else ending.returncode
+        if reason is not None and ending is not None:
+            record.formats = []
+        if reason is None:
+            image_files.make_private(self._config.images_dir, self._base)
+        why_not = self._store(record, READY if reason is None else FAILED)
+        reason = reason or why_not
+        if reason is not None:
+            # Nobody needs them: half of an image, or files without a record.
+            image_files.delete_local_build(self._config.images_dir, self.image, self.build_id, self.log)
+        self._finish(reason, ending)
+        return reason is None
+
+    def _run_command(self) -> Ending:
+        config, diskimage = self._config, self._diskimage
+        # Not only after hours of building.
+        image_files.check_images_dir(config.images_dir)
+        self._close_to_others(config.images_dir)
+        output = os.path.join(config.images_dir, self._base)
+        base = command.temporary_base(diskimage, os.environ)
+        problem = image_files.check_space(config.images_dir, base, self._space_needed())
+        if problem is not None:
+            raise BuildProblem(problem)
+        args = command.build_command(diskimage, config.images_dir, self._base)
+        entry = build_journal.BuildJournal(config.images_dir).begin(
+            self.image, self.build_id, base, private="TMPDIR" not in diskimage.env_vars)
+        self._entry = entry
+        try:
+            environment = command.build_environment(
+                diskimage, output, config.elements_dir, os.environ, entry.private_tmp) | entry.environment
+            image_files.prune_logs(self._log_dir, self.image, config.build_log_retention, self.log)
+            with image_files.open_log(self.progress.log) as log_file:
+                secrets = [diskimage.env_vars[name] for name in diskimage.secret_names if name in diskimage.env_vars]
+                process = BuildProcess(args, environment, log_file, self._line, secrets=secrets)
+                self._start(process, args, entry)
+                return process.wait(time.monotonic() + diskimage.build_timeout)
+        finally:
+            deadline = None if self._aborted is None else time.monotonic() + STOP_CLEAN_TIME
+            for left in entry.end(self.log, deadline):
+                self.log.error("Build %s leaves something behind: %s", self._base, left)
+
+    def _close_to_others(self, directory: str) -> None:
+        try:
+            image_files.close_to_others(directory)
+        except OSError as error:
+            self.log.warning("Cannot set a default access control list for %s (%s): until build %s is over, images in it can be "
+                             "read by whoever may enter it; take that right from others (chmod o-rwx)",
+                             directory, error.strerror, self._base)
+
+    def _space_needed(self) -> int:
+        return max(int(self._config.build_min_free) * MIB,
+                   SPACE_FACTOR * image_files.expected_bytes(self._config.images_dir, self.image))
+
+    def _start(self, process: BuildProcess, args: list[str], entry: Any) -> None:
+        with self._guard:
+            if self._aborted is not None:
+                raise BuildProblem(f"not started: {self._aborted}")
+            try:
+                process.start()
+            except OSError as error:
+                self.log.error("Cannot start %s: %s", " ".join(args), error)
+                raise BuildProblem(
+                    f"cannot start {args[0]}: {error.strerror or error}; {_start_remedy(error, args[0])}") from error
+            self._process = process
+        assert process.pid is not None
+        entry.started(process.pid)
+
+    def _line(self, text: str) -> None:
+        """A line of output; on the thread of the worker."""
+        known = len(self._tracker.build_dirs)
+        changed = self._tracker.feed(text)
+        self._diagnosis.feed(text)
+        for directory in self._tracker.build_dirs[known:]:
+            noted = self._entry is not None and self._entry.note_dir(directory)
+            if noted and os.path.basename(directory).startswith("dib_image."):
+                # A raw image is made there long after this line, and moved as it is.
+                self._close_to_others(directory)
+        self._tail.append(text)
+        progress = self.progress
+        progress.phase = self._tracker.phase
+        progress.last_line = self._tracker.last_line
+        if changed:
+            image_files.make_private(self._config.images_dir, self._base)
+            self._publish()
+        else:
+            self.builder.publisher.detail(("build", self.build_id), self._write_progress)
+
+    def _judge(self, ending: Ending) -> str | None:
+        """Why the build failed; None when it did not."""
+        if ending.timed_out:
+            return f"build-timeout of {self._diskimage.build_timeout} s exceeded"
+        if ending.terminated is not None:
+            return ending.terminated
+        if ending.returncode:
+            last = f": {self._diagnosis.cause}" if self._diagnosis.cause else ""
+            how = f"signal {-ending.returncode}" if ending.returncode < 0 else f"exit status {ending.returncode}"
+            return f"the command ended with {how}{last}"
+        present = {f.extension for f in image_files.DibImageFile.from_image_id(self._config.images_dir, self._base)}
+        missing = set(self._formats) - present - WITHOUT_FILE
+        if not missing:
+            return None
+        wanted = {p.image_type for p in self._config.providers.values()
+                  if p.manage_images and self.image in (p.diskimages or {}) and getattr(p, "image_type", None)}
+        if missing & wanted or not present:
+            return (f"the command ended with exit status 0, but wrote no file for "
+                    f"{', '.join(sorted(missing & wanted or missing))} (expected {self._base}.<format> in images-dir)")
+        self.log.warning("Build %s has no file for %s", self._base, ", ".join(sorted(missing)))
+        return None
+
+    def _describe(self, error: Exception) -> str:
+        """For people; :meth:`_finish` logs it."""
+        if isinstance(error, OSError) and error.filename:
+            remedy = "; make it writable for the user of the builder" if isinstance(error, PermissionError) else ""
+            return f"{error.filename}: {error.strerror}{remedy}"
+        if isinstance(error, (BuildProblem, BuilderError, ConfigurationError, OSError, ValueError)):
+            return str(error)
+        self.log.exception("Build %s failed:", self._base)
+        return f"internal error: {type(error).__name__}: {error}"
+
+    def _note_in_log(self, reason: str) -> None:
+        """The command itself said nothing about it."""
+        self._tail.append(f"Build failed: {reason}")
+        try:
+            with image_files.open_log(self.progress.log) as log_file:
+                log_file.write(f"Build failed: {reason}\n".encode())
+        except OSError as error:
+            self.log.warning("Cannot write build log %s: %s", self.progress.log, error)
+
+    # -- results
+
+    def _store(self, record: ImageBuild, state: str) -> str | None:
+        """Write the result, as soon as the session allows; why not, when it cannot be."""
+
+        def write() -> None:
+            if self.lock.regained and self._somebody_built():
+                raise Lost("the ZooKeeper session was lost and somebody else built the image meanwhile")
+            record.state = state
+            self.builder.zk.storeBuild(self.image, record, self.build_id)
+
+        try:
+            self.lock.store(write, self.builder.session_usable, lambda: not self.builder.stopping_at_once.is_set())
+        except Exception as error:
+            if not isinstance(error, Lost):
+                self.log.exception("Cannot store the result of build %s:", self._base)
+            return f"the result could not be stored: {error}"
+        return None
+
+    def _somebody_built(self) -> bool:
+        newest = self.builder.zk.getMostRecentBuilds(1, self.image, READY)
+        return (newest[0].id if newest else None) != self._wanted.newest
+
+    def _finish(self, reason: str | None, ending: Ending | None) -> None:
+        progress, backoff = self.progress, self.builder.build_backoff
+        progress.ended = time.time()
+        progress.duration = progress.ended - (progress.started or progress.ended)
+        progress.state = READY if reason is None else FAILED
+        progress.reason = reason
+        if reason is None:
+            progress.phase = "done"
+            progress.sizes = image_files.sizes(self._config.images_dir, self._base)
+            backoff.succeeded(self.image)
+            self.log.info("Build %s is ready after %.0f s", self._base, progress.duration)
+            self._remove_request()
+        else:
+            progress.next_try = backoff.failed(self.image, self._wanted.subject)
+            self.log.error("Build %s failed: %s; log %s; next try in %.0f s", self._base, reason, progress.log,
+                           progress.next_try - time.time())
+        self._publish()
+        if ending is not None:
+            self._send_statistics()
+
+    def _remove_request(self) -> None:
+        """Served; one made while we were building asks for another build."""
+        if not self._wanted.manual or self._wanted.request is None:
+            return
+        try:
+            self.builder.zk.kazoo_client.delete(
+                f"{paths.image(self.image)}/request-build", version=self._wanted.request[1])
+        except (NoNodeError, BadVersionError):
+            pass
+        except KazooException as error:
+            self.log.warning("Cannot remove the build request of image %s: %r", self.image, error)
+
+    def _send_statistics(self) -> None:
+        statsd, progress = self.builder.statsd, self.progress
+        for extension, size in progress.sizes.items():
+            statsd.gauge(metrics.IMAGE_SIZE(self.image, extension), size)
+        statsd.gauge(metrics.IMAGE_EXIT_STATUS(self.image), progress.exit_code)
+        statsd.timing(metrics.IMAGE_BUILD(self.image), (progress.duration or 0) * 1000)
+        statsd.gauge(metrics.IMAGE_LAST_BUILD(self.image), int(progress.ended or 0))
+
+    # -- progress
+
+    def _publish(self) -> None:
+        self.builder.publisher.write(("build", self.build_id), self._write_progress)
+
+    def _write_progress(self, store: Any) -> None:
+        now = time.time()
+        store.write_build(dataclasses.replace(self.progress, tail=list(self._tail), updated=now))
+        gauges.build_progress(self.builder.statsd, self.builder.fqdn, self.progress, now)
+
+
+def _start_remedy(error: OSError, program: str) -> str:
+    if isinstance(error, FileNotFoundError) and os.path.exists(program):
+        return "the interpreter named in its first line is missing"
+    if isinstance(error, FileNotFoundError):
+        return "install diskimage-builder on this host or correct dib-cmd"
+    if isinstance(error, PermissionError):
+        return "make it executable for the user of the builder or correct dib-cmd"
+    return "correct dib-cmd"
+
+
+class BuildProblem(Exception):
+    """The build cannot be made; the text is for the operator."""

@@ -1,0 +1,131 @@
+"""BuildWorker: takes the builds that are due, one after the other (builder.md sections 6 and 13)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from nodepool.builder.build.plan import WantedBuild, plan
+from nodepool.builder.build.run import BuildRun
+from nodepool.builder.host import image_files
+from nodepool.builder.worker import Worker
+from nodepool.exceptions import ZKLockException
+from nodepool.zk import paths
+from nodepool.zk.locks.long_held import HeldLock
+from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
+from nodepool.zk.records import BUILDING, FAILED, READY
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+INTERRUPTED = "the builder ended during the build"
+
+
+class BuildWorker(Worker):
+    """Builds images; two workers, of whatever builder, never build the same image at the same time."""
+
+    def __init__(self, number: int, builder: NodePoolBuilder, interval: float) -> None:
+        super().__init__(f"BuildWorker.{number}", builder, interval)
+        self.run_in_work: BuildRun | None = None
+
+    @property
+    def current(self) -> str | None:
+        """The image that is being built."""
+        run = self.run_in_work
+        return run.image if run is not None else None
+
+    def abort(self, reason: str) -> None:
+        """End the running build within seconds; thread-safe."""
+        run = self.run_in_work
+        if run is not None:
+            run.abort(reason)
+
+    def session_back(self) -> None:
+        """The ZooKeeper session is good again: hold the lock of the running build in it, too."""
+        run = self.run_in_work
+        if run is not None and not run.lock.held:
+            threading.Thread(target=run.lock.regain, name=f"{self.name}-lock", daemon=True).start()
+
+    def make_pass(self) -> float | None:
+        passed: set[str] = set()
+        while True:
+            config = self._builder.check_config()
+            if not self._running or not self._builder.session_usable.is_set():
+                return None
+            busy = passed | {image for image, _ in self._builder.running_builds()}
+            decision = plan(config, self._zk.readImages(), busy, self._builder.build_backoff.wait, time.time())
+            if decision.build is None:
+                return decision.wait
+            passed.add(decision.build.image)
+            try:
+                if self._try(decision.build):
+                    # What came meanwhile is looked at anew, manual requests first.
+                    passed = set()
+            except Exception:  # the other images are built meanwhile; this one waits as after a failed build
+                self.log.exception("Error building image %s:", decision.build.image)
+                self._builder.build_backoff.failed(decision.build.image, decision.build.subject)
+
+    def _try(self, wanted: WantedBuild) -> bool:
+        """False when the build is not ours to make."""
+        with self._builder.claim_build(wanted.image) as ours:
+            if not ours:
+                return False
+            try:
+                lock = HeldLock(self._builder.client, f"{paths.builds(wanted.image)}/lock")
+            except ZKLockException:
+                return False  # another builder has it; its end is an event
+            try:
+                if not self._still_wanted(wanted):
+                    return False
+                self._build(wanted, lock)
+            finally:
+                lock.release()
+        return True
+
+    def _still_wanted(self, wanted: WantedBuild) -> bool:
+        """Look again, now that nobody else can build it."""
+        newest = self._zk.getMostRecentBuilds(1, wanted.image, READY)
+        if (newest[0].id if newest else None) != wanted.newest:
+            return False
+        return not self._zk.getImagePaused(wanted.image) and (
+            not wanted.manual or self._zk.hasBuildRequest(wanted.image))
+
+    def _build(self, wanted: WantedBuild, lock: HeldLock) -> None:
+        config = self._config
+        diskimage = config.diskimages.get(wanted.image)
+        if diskimage is None:
+            return
+        self.log.info("Building image %s: %s", wanted.image, wanted.reason)
+        run = BuildRun(self._builder, config, diskimage, wanted, lock, self.log)
+        self.run_in_work = run
+        try:
+            if self._builder.stopping_at_once.is_set():
+                return
+            run.execute()
+        finally:
+            self.run_in_work = None
+
+
+def fail_interrupted(builder: NodePoolBuilder, interrupted: Iterable[tuple[str, str]]) -> None:
+    """Builds that a killed builder of ours left: their records say so, their files go.
+
+    A build whose result was stored just before is left as it is.
+    """
+    store = ProgressStore(builder.zk.kazoo_client)
+    for image, build_id in interrupted:
+        build = builder.zk.getBuild(image, build_id)
+        if build is not None and build.state != BUILDING:
+            continue
+        builder.log.warning("Build %s-%s was interrupted: %s", image, build_id, INTERRUPTED)
+        image_files.delete_local_build(builder.config.images_dir, image, build_id, builder.log)
+        progress = store.read_build(build_id) or BuildProgress(image, build_id, builder.fqdn, builder.builder_id)
+        progress.state = FAILED
+        progress.reason = INTERRUPTED
+        progress.ended = time.time()
+        store.write_build(progress)
+        if build is not None:
+            build.state = FAILED
+            build.formats = []
+            builder.zk.storeBuild(image, build, build_id)

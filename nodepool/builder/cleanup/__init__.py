@@ -1,0 +1,1 @@
+"""Removing images: what is kept, records, files, and images that only a cloud still has."""

@@ -1,0 +1,55 @@
+"""Files of builds that are gone, and formats that are no longer needed (builder.md 10.C, 10.E, 12)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import Any
+
+from nodepool.builder.cleanup.retention import BuildKey, Snapshot, image_providers, surplus_formats
+from nodepool.builder.host import image_files
+from nodepool.zk.records import DELETING
+
+
+def clean_files(
+    config: Any, snapshot: Snapshot, going: Collection[BuildKey], running: Callable[[], Collection[BuildKey]],
+    absent: Callable[[str, str], bool], log: logging.Logger,
+) -> None:
+    """Remove what nobody needs in ``images-dir``.
+
+    :param going: builds marked or removed just now, which the snapshot does not know yet.
+    :param running: builds of this process.
+    :param absent: looks into ZooKeeper whether there is really no such build.
+    """
+    providers = image_providers(config)
+    try:
+        local = image_files.local_builds(config.images_dir)
+    except OSError as error:
+        log.error("Cannot read images-dir %s: %s", config.images_dir, error.strerror)
+        return
+    for image, build_id in sorted(local):
+        if image.startswith(".") or (image, build_id) in snapshot.data.bad_builds or (image, build_id) in running():
+            continue
+        build = snapshot.builds[image].get(build_id)
+        if (image, build_id) in going or (build is not None and build.state == DELETING):
+            image_files.delete_local_build(config.images_dir, image, build_id, log)
+        elif build is None:
+            if absent(image, build_id) and (image, build_id) not in running():
+                log.info("Files of %s-%s belong to no build", image, build_id)
+                image_files.delete_local_build(config.images_dir, image, build_id, log)
+        else:
+            diskimage = config.diskimages.get(image)
+            surplus = surplus_formats(build, snapshot.uploads.get((image, build_id), []), diskimage, providers)
+            if surplus:
+                _delete_formats(config.images_dir, image_files.image_id(image, build_id), surplus, log)
+
+
+def _delete_formats(images_dir: str, base: str, formats: Collection[str], log: logging.Logger) -> None:
+    for image_file in image_files.DibImageFile.from_image_id(images_dir, base):
+        extension = image_file.extension or ""
+        if extension in formats:
+            try:
+                image_files.delete_format(images_dir, base, extension)
+                log.info("Deleted %s.%s, which is uploaded (delete-after-upload)", base, extension)
+            except OSError as error:
+                log.error("Cannot delete %s.%s: %s", base, extension, error.strerror)

@@ -1,0 +1,75 @@
+"""Removal of progress records that nobody writes or needs any more (zookeeper-schema.md section 11)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from nodepool.builder.cleanup.retention import BuildKey, Rules, Snapshot
+from nodepool.zk.mirror.progress import BuildProgress, ProgressData, ProgressStore, UploadFailure
+from nodepool.zk.records import BUILDING, FAILED, READY
+
+#: Seconds that a failed build stays listed, unless ``failed-build-retention`` says otherwise.
+FAILED_BUILD_RETENTION = 7 * 24 * 3600.0
+
+STOPPED = "the builder stopped during the build"
+
+
+class ProgressCleaner:
+    """Looks at the mirror of the progress records.
+
+    :param absent: looks into ZooKeeper whether there is no record of a build (or one being deleted).
+    :param lock_free: whether nobody builds the image, proved.
+    """
+
+    def __init__(self, store: Callable[[], ProgressStore], absent: Callable[[str, str], bool],
+                 lock_free: Callable[[str], bool], log: logging.Logger) -> None:
+        self._store = store
+        self._absent = absent
+        self._lock_free = lock_free
+        self.log = log
+        #: (image, provider) pairs that were configured here at some time.
+        self._pairs: set[tuple[str, str]] = set()
+
+    def clean(self, config: Any, progress: ProgressData, snapshot: Snapshot, rules: Rules) -> None:
+        retention = getattr(config, "failed_build_retention", FAILED_BUILD_RETENTION)
+        now = time.time()
+        running: Collection[BuildKey] = rules.running_builds
+        for build in progress.builds.values():
+            key = (build.image, build.build)
+            if key in running or key in snapshot.data.bad_builds:
+                continue
+            if build.state == BUILDING:
+                self._check_living(build, snapshot)
+            elif build.build not in snapshot.builds[build.image]:
+                since = build.ended or build.updated or build.started or 0.0
+                if (build.state == READY or now - since >= retention) and self._absent(*key):
+                    self._store().delete_build(build.build)
+        pairs = {(image, provider) for provider, images in rules.known.items() for image in images}
+        for failure in progress.failures.values():
+            if failure.key not in pairs and self._forgotten(failure, snapshot, rules, now - retention):
+                self._store().delete_failure(*failure.key)
+        self._pairs |= pairs
+
+    def _check_living(self, build: BuildProgress, snapshot: Snapshot) -> None:
+        """A build that nobody makes ends as failed, or as what its record says."""
+        if snapshot.data.build_locks.get(build.image, (0.0, False))[1] or not self._lock_free(build.image):
+            return
+        store = self._store()
+        now = store.read_build(build.build)
+        if now is None or now.state != BUILDING:
+            return
+        record = snapshot.builds[build.image].get(build.build)
+        if record is not None and record.state == READY:
+            now.state, now.ended = READY, record.state_time
+        else:
+            now.state, now.reason, now.ended = FAILED, STOPPED, time.time()
+            self.log.warning("Build %s-%s ended without a word: %s", build.image, build.build, STOPPED)
+        store.write_build(now)
+
+    def _forgotten(self, failure: UploadFailure, snapshot: Snapshot, rules: Rules, before: float) -> bool:
+        """The pair is not configured here.  Other builders may have it: theirs stays, for a time."""
+        return (failure.provider in rules.known or failure.key in self._pairs or failure.image not in snapshot.data.names
+                or (failure.time or 0.0) < before)

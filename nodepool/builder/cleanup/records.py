@@ -1,0 +1,262 @@
+"""Removal of builds and uploads: records under their locks, images in the clouds (builder.md 10.B, 10.D).
+
+Decisions come from a mirror; every record is read again under its lock before it is changed, and writes never bring
+back a record that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
+
+from nodepool.builder.cleanup.provider_queues import Lanes
+from nodepool.builder.cleanup.retention import BuildPlan, Snapshot, UploadKey, upload_key
+from nodepool.exceptions import ZKLockException
+from nodepool.zk import locks, paths
+from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
+from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError, parse_object
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+ABANDONED = "the builder stopped when the build began"
+
+
+class RecordCleaner:
+    """Carries out plans."""
+
+    def __init__(self, builder: NodePoolBuilder, lanes: Lanes, log: logging.Logger) -> None:
+        self._builder = builder
+        self._lanes = lanes
+        self.log = log
+
+    @property
+    def _zk(self) -> Any:
+        return self._builder.zk
+
+    @contextlib.contextmanager
+    def _lock(self, directory: str, record: str) -> Iterator[bool]:
+        """False when somebody else holds it or there is no such record (nothing is created then)."""
+        client = self._zk.kazoo_client
+        try:
+            handle = locks.acquire(client, directory, record, blocking=False)
+        except ZKLockException:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            with contextlib.suppress(NoNodeError):
+                locks.release(client, handle)
+
+    # -- uploads
+
+    def drop(self, upload: ImageUpload) -> None:
+        """Remove the record of an abandoned upload of a kept build."""
+        key = upload_key(upload)
+        with self._upload_lock(key) as free:
+            if not free:
+                return
+            found = self._zk.getImageUpload(*key)
+            if found is not None and found.state == UPLOADING:
+                self.log.info("Dropping the record of abandoned upload %s of %s to %s", key[3], key[0], key[2])
+                self._zk.deleteUpload(*key)
+
+    def _upload_lock(self, key: UploadKey) -> contextlib.AbstractContextManager[bool]:
+        return self._lock(f"{paths.uploads(*key[:3])}/lock", paths.upload(*key))
+
+    def delete(self, upload: ImageUpload) -> bool:
+        """Mark it; then the cloud, in its lane.  True when it is marked (or gone)."""
+        key = upload_key(upload)
+        if upload.state != DELETING:
+            if upload.state == UPLOADING:
+                with self._upload_lock(key) as free:
+                    marked = free and self._mark(key, upload.state)
+            else:
+                marked = self._mark(key, upload.state)
+            if not marked:
+                return False
+        if upload.external_id:
+            self._lanes.submit(key[2], key, lambda: self._delete_image(key))
+        else:
+            self._remove(key)
+        return True
+
+    def _mark(self, key: UploadKey, state: str | None) -> bool:
+        path = paths.upload(*key)
+        with self._lock(f"{path}/lock", path) as free:
+            if not free:
+                return False
+            found = self._zk.getImageUpload(*key)
+            if found is None or found.state not in (state, DELETING):
+                return False
+            if found.state != DELETING:
+                found.state = DELETING
+                with contextlib.suppress(NoNodeError):
+                    self._zk.kazoo_client.set(path, found.serialize())
+                self.log.info("Marked upload %s of %s-%s to %s for deletion", key[3], key[0], key[1], key[2])
+            return True
+
+    def _remove(self, key: UploadKey) -> None:
+        """There is nothing of it in the cloud."""
+        path = paths.upload(*key)
+        with self._lock(f"{path}/lock", path) as free:
+            if not free:
+                return
+            found = self._zk.getImageUpload(*key)
+            if found is not None and found.state == DELETING and not found.external_id:
+                self._zk.deleteUpload(*key)
+
+    def _delete_image(self, key: UploadKey) -> None:
+        """Runs in the provider's lane; whatever fails is tried again in a later pass."""
+        path = paths.upload(*key)
+        builder = self._builder
+        if not builder.session_usable.is_set():
+            return
+        try:
+            with self._lock(f"{path}/lock", path) as free, builder.managers.use(builder.config, key[2]) as manager:
+                found = self._zk.getImageUpload(*key) if free else None
+                if found is None or found.state != DELETING:
+                    return
+                if manager is None:
+                    self.log.warning("Image %s (%s) cannot be deleted: provider %s is not running", found.external_name,
+                                     found.external_id, key[2])
+                    return
+                self.log.info("Deleting image %s (%s) of %s", found.external_name, found.external_id, key[2])
+                try:
+                    manager.deleteImage(found.external_name, found.external_id)
+                except Exception:  # a driver may raise anything
+                    self.log.exception("Unable to delete image %s (%s) of %s, it is tried again:", found.external_name,
+                                       found.external_id, key[2])
+                    return
+                self._zk.deleteUpload(*key)
+        except (KazooException, RuntimeError) as error:  # RuntimeError: the builder has stopped meanwhile
+            self.log.warning("Deleting upload %s of %s to %s: ZooKeeper: %r", key[3], key[0], key[2], error)
+
+    # -- builds
+
+    def _uploads_left(self, image: str, build_id: str) -> list[ImageUpload] | None:
+        """None when one cannot be read, so that nothing can be said of the build."""
+        left = []
+        for provider in self._zk.getBuildProviders(image, build_id):
+            for number in self._zk.getImageUploadNumbers(image, build_id, provider):
+                try:
+                    data, _stat = self._zk.kazoo_client.get(paths.upload(image, build_id, provider, number))
+                    values = parse_object(data)
+                    if values is None:
+                        return None  # a znode without data is removed apart
+                    left.append(ImageUpload.fromDict(values, build_id, provider, image, number))
+                except NoNodeError:
+                    continue
+                except RecordError:
+                    return None
+        return left
+
+    def finish(self, plan: BuildPlan, snapshot: Snapshot) -> bool:
+        """Mark the build or remove it, when nothing holds it; True when its files may go."""
+        image, build_id = plan.image, plan.build
+        if any(key[:2] == (image, build_id) for key in snapshot.data.upload_locks):
+            return False
+        left = self._uploads_left(image, build_id)
+        if left is None or any(upload.state != DELETING for upload in left):
+            return False
+        if plan.state == DELETING and left:
+            return True
+        if plan.state == BUILDING:
+            with self._lock(f"{paths.builds(image)}/lock", paths.build(image, build_id)) as free:
+                return free and self._finish(plan, bool(left))
+        return self._finish(plan, bool(left))
+
+    def _finish(self, plan: BuildPlan, uploads_left: bool) -> bool:
+        image, build_id, path = plan.image, plan.build, paths.build(plan.image, plan.build)
+        with self._lock(f"{path}/lock", path) as free:
+            if not free:
+                return False
+            try:
+                data, _stat = self._zk.kazoo_client.get(path)
+                values = parse_object(data)
+            except NoNodeError:
+                return True
+            except RecordError:
+                return False
+            if (values or {}).get("state") not in (plan.state, DELETING):
+                return False
+            # Marked first, even when it goes at once: nobody starts an upload of it any more.
+            if values is not None and values["state"] != DELETING:
+                build = self._zk.getBuild(image, build_id)
+                if build is None:
+                    return False
+                build.state = DELETING
+                with contextlib.suppress(NoNodeError):
+                    self._zk.kazoo_client.set(path, build.serialize())
+                self.log.info("Marked build %s-%s for deletion (was %s)", image, build_id, plan.state)
+                if plan.state == BUILDING:
+                    self._tell_abandoned(build)
+            if not uploads_left and self._zk.deleteBuild(image, build_id):
+                self.log.info("Deleted the record of build %s-%s", image, build_id)
+            return True
+
+    def _tell_abandoned(self, build: ImageBuild) -> None:
+        """People shall see the attempt, also when its builder had no time to tell of it."""
+        store = ProgressStore(self._zk.kazoo_client)
+        if store.read_build(build.id or "") is None:
+            store.write_build(BuildProgress(
+                build.image_name or "", build.id or "", build.builder or "", build.builder_id or "", state=FAILED,
+                reason=ABANDONED, ended=time.time(), formats=list(build.formats)))
+
+    # -- what is no record
+
+    def remove_empty_upload(self, key: UploadKey) -> None:
+        """A znode that only a lock has left behind."""
+        path = paths.upload(*key)
+        with self._lock(f"{path}/lock", path) as free:
+            if free and not self._data(path):
+                self._zk.deleteUpload(*key)
+
+    def _data(self, path: str) -> bytes | None:
+        try:
+            data, _stat = self._zk.kazoo_client.get(path)
+        except NoNodeError:
+            return None
+        return bytes(data or b"")
+
+    def absent(self, image: str, build_id: str) -> bool:
+        """Whether there is really no such build record, or one being deleted; an unreadable one is there."""
+        data = self._data(paths.build(image, build_id))
+        if not data:
+            return True
+        try:
+            return (parse_object(data) or {}).get("state") == DELETING
+        except RecordError:
+            return False
+
+    def build_lock_free(self, image: str) -> bool:
+        """Whether nobody builds the image; proved by taking the lock."""
+        with self._lock(f"{paths.builds(image)}/lock", paths.builds(image)) as free:
+            return free or self._zk.kazoo_client.exists(paths.builds(image)) is None
+
+    def remove_image(self, image: str) -> None:
+        """Remove the znode of an image, if nothing is below it and nobody has or wants a lock."""
+        client = self._zk.kazoo_client
+        try:
+            names = set(client.get_children(paths.image(image)))
+            below = set(client.get_children(paths.builds(image))) if "builds" in names else set()
+        except NoNodeError:
+            return
+        if not names <= {"builds"} or not below <= {"lock"}:
+            return
+        txn = client.transaction()
+        if below:
+            txn.delete(f"{paths.builds(image)}/lock")
+        if names:
+            txn.delete(paths.builds(image))
+        txn.delete(paths.image(image))
+        with contextlib.suppress(NotEmptyError, NoNodeError):
+            results = txn.commit()
+            if not any(isinstance(result, Exception) for result in results):
+                self.log.info("Removed image %s, which is in no configuration here and has no builds", image)

@@ -1,0 +1,233 @@
+"""What to upload and what to remove: decisions on a snapshot, without effects (builder.md sections 9 to 12)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
+
+#: Newest ready builds that stay, per image; newest ready uploads that stay, per image and provider.
+KEPT_BUILDS = 2
+KEPT_UPLOADS = 2
+
+R = TypeVar("R", ImageBuild, ImageUpload)
+
+BuildKey = tuple[str, str]
+#: Image, build, provider, upload number.
+UploadKey = tuple[str, str, str, str]
+
+
+def upload_key(upload: ImageUpload) -> UploadKey:
+    return upload.image_name or "", upload.build_id or "", upload.provider_name or "", upload.id or ""
+
+
+def newest(records: Iterable[R], count: int) -> list[R]:
+    """By ``state_time``; ids say nothing about age, they only make the order certain."""
+    return sorted(records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True)[:count]
+
+
+def image_providers(config: Any) -> list[Any]:
+    """Configurations of the providers that manage images, in file order."""
+    return [provider for provider in config.providers.values() if provider.manage_images]
+
+
+# -- uploads
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pair of provider and image that lacks the newest build."""
+
+    provider: Any
+    provider_image: Any
+    build: ImageBuild
+
+    @property
+    def image(self) -> str:
+        return self.build.image_name or ""
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.image, self.provider.name
+
+
+def upload_candidates(data: ImageData, providers: Iterable[Any]) -> list[Candidate]:
+    """Pairs to upload, in file order: conditions 1, 2, 4 and 5 of builder.md 9, and nobody at it already."""
+    ready: dict[str, list[ImageBuild]] = defaultdict(list)
+    for build in data.builds:
+        if build.state == READY:
+            ready[build.image_name or ""].append(build)
+    latest = {image: newest(builds, 1)[0] for image, builds in ready.items()}
+    uploaded = {(u.build_id, u.image_name, u.provider_name) for u in data.uploads if u.state == READY}
+    found = []
+    for provider in providers:
+        for image, provider_image in provider.diskimages.items():
+            if image not in latest:
+                continue
+            build = latest[image]
+            if getattr(provider_image, "pause", False) or getattr(provider, "image_type", None) not in build.formats:
+                continue
+            if (build.id, image, provider.name) in uploaded or (image, build.id, provider.name) in data.upload_locks:
+                continue
+            found.append(Candidate(provider, provider_image, build))
+    return found
+
+
+# -- removal
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What this process knows beside ZooKeeper."""
+
+    #: Images in the configuration.
+    images: frozenset[str]
+    #: Providers that manage images -> images they shall have.
+    known: Mapping[str, frozenset[str]]
+    #: Builds and uploads (image, build, provider) that this process is at, whatever the locks say.
+    running_builds: Collection[BuildKey] = frozenset()
+    running_uploads: Collection[tuple[str, str, str]] = frozenset()
+
+    @staticmethod
+    def of(config: Any, running_builds: Collection[BuildKey] = frozenset(),
+           running_uploads: Collection[tuple[str, str, str]] = frozenset()) -> Rules:
+        return Rules(
+            frozenset(config.diskimages), {p.name: frozenset(p.diskimages) for p in image_providers(config)},
+            running_builds, running_uploads)
+
+
+@dataclass
+class BuildPlan:
+    """What becomes of one build.
+
+    ``state`` None: a znode without data, under which uploads may be left.
+    """
+
+    image: str
+    build: str
+    state: str | None
+    #: Abandoned uploads of a kept build: the record is dropped, nothing else.
+    drop: list[ImageUpload] = field(default_factory=list)
+    #: Removed from the cloud, then the record.
+    delete: list[ImageUpload] = field(default_factory=list)
+    #: The build goes: no uploads are left but those being deleted.
+    remove: bool = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self.drop or self.delete or self.remove)
+
+
+class Snapshot:
+    """The records by image and build."""
+
+    def __init__(self, data: ImageData) -> None:
+        self.data = data
+        self.builds: dict[str, dict[str, ImageBuild]] = defaultdict(dict)
+        self.uploads: dict[BuildKey, list[ImageUpload]] = defaultdict(list)
+        for build in data.builds:
+            self.builds[build.image_name or ""][build.id or ""] = build
+        for upload in data.uploads:
+            self.uploads[(upload.image_name or "", upload.build_id or "")].append(upload)
+
+    @property
+    def images(self) -> list[str]:
+        return sorted(self.data.names | set(self.builds) | {image for image, _ in self.data.empty_builds})
+
+    def kept_uploads(self, image: str) -> set[UploadKey]:
+        """The recency table (builder.md 10.A): what stays of the ready uploads of ready builds."""
+        by_provider: dict[str, list[ImageUpload]] = defaultdict(list)
+        for build in self.builds[image].values():
+            if build.state == READY:
+                for upload in self.uploads.get((image, build.id or ""), []):
+                    if upload.state == READY:
+                        by_provider[upload.provider_name or ""].append(upload)
+        return {upload_key(u) for uploads in by_provider.values() for u in newest(uploads, KEPT_UPLOADS)}
+
+    def kept_builds(self, image: str, rules: Rules) -> set[str]:
+        """The keep set (builder.md 10.B.1)."""
+        if image not in rules.images:
+            return set()
+        return {b.id or "" for b in newest((b for b in self.builds[image].values() if b.state == READY), KEPT_BUILDS)}
+
+    def building(self, build: ImageBuild, rules: Rules) -> bool:
+        """In progress as far as can be seen without taking the lock."""
+        image = build.image_name or ""
+        if (image, build.id or "") in rules.running_builds:
+            return True
+        return build.state == BUILDING and self.data.build_locks.get(image, (0.0, False))[1]
+
+    def uploading(self, upload: ImageUpload, rules: Rules) -> bool:
+        key = (upload.image_name or "", upload.build_id or "", upload.provider_name or "")
+        return upload.state == UPLOADING and (key in self.data.upload_locks or key in rules.running_uploads)
+
+    def plan(self, image: str, rules: Rules, everything: bool = True) -> list[BuildPlan]:
+        """What to do with the builds of an image (builder.md 10.B), those without work left out.
+
+        :param everything: also what failed or was abandoned; else only what people or the configuration removed, and
+            what newer builds replaced.
+        """
+        kept_builds, kept_uploads = self.kept_builds(image, rules), self.kept_uploads(image)
+        plans = [self._plan(build, kept_builds, kept_uploads, rules, everything) for build in self.builds[image].values()]
+        if everything:
+            plans += [self._plan_empty(image, build_id, rules)
+                      for name, build_id in sorted(self.data.empty_builds) if name == image]
+        return [plan for plan in plans if not plan.idle]
+
+    def _plan(self, build: ImageBuild, kept_builds: set[str], kept_uploads: set[UploadKey], rules: Rules,
+              everything: bool) -> BuildPlan:
+        image, build_id = build.image_name or "", build.id or ""
+        plan = BuildPlan(image, build_id, build.state)
+        kept = build_id in kept_builds
+        stays = build.state != DELETING and (kept or self.building(build, rules))
+        if not stays and not everything and build.state in (FAILED, BUILDING):
+            stays = True
+        for upload in self.uploads.get((image, build_id), []):
+            wanted = rules.known.get(upload.provider_name or "")
+            if wanted is None or self.uploading(upload, rules):
+                continue
+            replaced = not stays and upload_key(upload) not in kept_uploads
+            tidied = kept and (upload.state == DELETING or (everything and upload.state == FAILED))
+            if image not in wanted or replaced or tidied:
+                plan.delete.append(upload)
+            elif kept and everything and upload.state == UPLOADING:
+                plan.drop.append(upload)
+        plan.remove = not stays and not self._held(plan)
+        return plan
+
+    def _held(self, plan: BuildPlan) -> bool:
+        """Whether an upload needs the build and will go on needing it."""
+        going = {upload_key(upload) for upload in plan.delete}
+        return any(upload.state != DELETING and upload_key(upload) not in going
+                   for upload in self.uploads.get((plan.image, plan.build), []))
+
+    def _plan_empty(self, image: str, build_id: str, rules: Rules) -> BuildPlan:
+        """No such record: its uploads have nothing to live from."""
+        plan = BuildPlan(image, build_id, None)
+        if (image, build_id) not in rules.running_builds:
+            plan.delete = [u for u in self.uploads.get((image, build_id), [])
+                           if u.provider_name in rules.known and not self.uploading(u, rules)]
+            plan.remove = not self._held(plan)
+        return plan
+
+
+# -- files
+
+
+def surplus_formats(build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: Any, providers: Iterable[Any]) -> set[str]:
+    """Formats whose files ``delete-after-upload`` allows to delete now (builder.md 12).
+
+    :param uploads: those of this build.
+    :param diskimage: the image in this configuration, or None.
+    """
+    if build.state != READY or diskimage is None or not diskimage.delete_after_upload:
+        return set()
+    ready = [upload for upload in uploads if upload.state == READY]
+    served = {upload.provider_name for upload in ready}
+    needed = set(diskimage.keep_image_types)
+    needed |= {p.image_type for p in providers if build.image_name in p.diskimages and p.name not in served}
+    return {upload.format for upload in ready if upload.format} - needed

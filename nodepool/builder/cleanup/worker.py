@@ -1,0 +1,217 @@
+"""CleanupWorker: removes what retention does not keep (builder.md sections 10 to 12, 14, 15)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from nodepool.builder.cleanup.files import clean_files
+from nodepool.builder.cleanup.progress import ProgressCleaner
+from nodepool.builder.cleanup.provider_queues import Lanes
+from nodepool.builder.cleanup.records import RecordCleaner
+from nodepool.builder.cleanup.retention import BuildKey, BuildPlan, Rules, Snapshot, upload_key
+from nodepool.builder.host import image_files
+from nodepool.builder.progress import gauges
+from nodepool.builder.upload.journal import StraySweeper
+from nodepool.builder.worker import Worker
+from nodepool.zk.connection.protocol import BROKEN
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.mirror.progress import ProgressStore
+from nodepool.zk.records import DELETING
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+#: Seconds between two passes that events ask for.
+EVENT_INTERVAL = 1.0
+#: Seconds that a pass waits for all clouds together; what takes longer goes on beside it.
+CLOUD_WAIT = 5.0
+
+
+class CleanupWorker(Worker):
+    """Makes a whole pass at each interval, and one for what people or the configuration removed at once.
+
+    What failed or was abandoned goes in whole passes only, so that it can be seen meanwhile.
+    """
+
+    def __init__(self, number: int, builder: NodePoolBuilder, interval: float) -> None:
+        super().__init__(f"CleanupWorker.{number}", builder, interval)
+        self._lanes = Lanes(self.name, self.log, lambda: self._running or self._by_hand)
+        self._records = RecordCleaner(builder, self._lanes, self.log)
+        self._progress = ProgressCleaner(
+            lambda: ProgressStore(self._zk.kazoo_client), self._records.absent, self._records.build_lock_free, self.log)
+        self._strays = StraySweeper(builder, self._lanes)
+        self._pass_lock = threading.Lock()
+        #: A pass that somebody else's thread makes, whether ours runs or not.
+        self._by_hand = False
+        self._next_whole = 0.0
+        self._last = float("-inf")
+        self._cleaned_config: Any = None
+        #: What was tried since the last whole pass; events do not make us try it again.
+        self._tried: set[Hashable] = set()
+        self._reported: set[BuildKey] = set()
+        #: Images of which it was told that they go, as they are in no configuration here.
+        self._unlisted: set[str] = set()
+
+    @staticmethod
+    def deleteLocalBuild(images_dir: str, image_name: str, build_id: str,
+                         log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
+        """Remove all files of a build; True when nothing is left."""
+        return image_files.delete_local_build(images_dir, image_name, build_id, log)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._lanes.wake()
+
+    def make_pass(self) -> float | None:
+        now = time.monotonic()
+        config = self._builder.check_config()
+        whole = now >= self._next_whole
+        if not whole:
+            if config is self._cleaned_config and not self._urgent():
+                return self._next_whole - now
+            if now < self._last + EVENT_INTERVAL:
+                return min(self._last + EVENT_INTERVAL, self._next_whole) - now
+        try:
+            self._cleanup(whole)
+        finally:
+            self._last = time.monotonic()
+            if whole:
+                self._next_whole = self._last + self._interval
+        self._emitBuildRequestStats()
+        return max(0.0, self._next_whole - time.monotonic())
+
+    def _usable(self) -> bool:
+        return self._builder.session_usable.is_set() and (self._running or threading.current_thread() is not self)
+
+    def _rules(self, config: Any) -> Rules:
+        return Rules.of(config, self._builder.running_builds(), self._builder.upload_claims.running())
+
+    def _urgent(self) -> bool:
+        """Whether a record waits for its deletion that was not tried yet."""
+        snapshot = Snapshot(self._zk.readImages())
+        rules = self._rules(self._config)
+        return any(
+            upload.state == DELETING and upload.provider_name in rules.known and upload_key(upload) not in self._tried
+            for upload in snapshot.data.uploads
+        ) or any(
+            build.state == DELETING and self._subject(snapshot, build.image_name or "", build.id or "") not in self._tried
+            for build in snapshot.data.builds)
+
+    @staticmethod
+    def _subject(snapshot: Snapshot, image: str, build_id: str) -> Hashable:
+        return image, build_id, frozenset(upload_key(upload) for upload in snapshot.uploads.get((image, build_id), []))
+
+    # -- a pass
+
+    @contextlib.contextmanager
+    def _going_on(self, text: str, *args: object) -> Iterator[None]:
+        """One bad record or cloud stops nothing else: what fails here is logged and tried again in a later pass."""
+        try:
+            yield
+        except BROKEN as error:
+            self.log.warning(f"{text} the connection to ZooKeeper broke (%r); tried again in a later pass", *args, error)
+        except Exception:
+            self.log.exception(text, *args)
+
+    def _cleanup(self, everything: bool = True) -> None:
+        """One pass.
+
+        :param everything: also what failed or was abandoned.
+        """
+        with self._pass_lock:
+            self._by_hand = threading.current_thread() is not self
+            try:
+                self._clean(everything)
+            finally:
+                self._by_hand = False
+
+    def _clean(self, everything: bool) -> None:
+        if everything:
+            self._tried.clear()
+        config = self._cleaned_config = self._config
+        snapshot = Snapshot(self._zk.readImages())
+        rules = self._rules(config)
+        self._report_unreadable(snapshot.data)
+        going: set[BuildKey] = set()
+        unfinished: list[BuildPlan] = []
+        for image in snapshot.images:
+            if not self._usable():
+                return
+            with self._going_on("Error cleaning image %s:", image):
+                self._clean_image(image, snapshot, rules, everything, going, unfinished)
+        # Files do not wait for the clouds.
+        if self._usable():
+            clean_files(config, snapshot, going, self._builder.running_builds, self._records.absent, self.log)
+        if everything and self._usable():
+            self._clean_rest(config, snapshot, rules)
+        if self._lanes.wait(CLOUD_WAIT):
+            self._finish(unfinished, snapshot, going)
+
+    def _clean_image(self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey],
+                     unfinished: list[BuildPlan]) -> None:
+        plans = snapshot.plan(image, rules, everything)
+        self._tell_unlisted(image, snapshot, rules, plans)
+        for plan in plans:
+            with self._going_on("Error cleaning uploads of build %s-%s:", image, plan.build):
+                for upload in plan.drop:
+                    self._records.drop(upload)
+                for upload in plan.delete:
+                    self._tried.add(upload_key(upload))
+                    self._records.delete(upload)
+            if plan.remove:
+                self._tried.add(self._subject(snapshot, image, plan.build))
+                self._finish([plan], snapshot, going)
+                if plan.delete:
+                    unfinished.append(plan)
+
+    def _tell_unlisted(self, image: str, snapshot: Snapshot, rules: Rules, plans: list[BuildPlan]) -> None:
+        """Nothing tells an image that was taken out of all configurations from one that only another builder lists."""
+        if image in rules.images:
+            self._unlisted.discard(image)
+        elif image not in self._unlisted and any(plan.remove or plan.delete for plan in plans):
+            self._unlisted.add(image)
+            makers = {build.builder or "unknown" for build in snapshot.builds[image].values()}
+            self.log.warning(
+                "Image %s is not in the configuration of this builder: its builds (made by %s) and their uploads to providers "
+                "that are configured here are being deleted. If another builder is to make it, list it here, too",
+                image, ", ".join(sorted(makers)) or "nobody known")
+
+    def _finish(self, plans: list[BuildPlan], snapshot: Snapshot, going: set[BuildKey]) -> None:
+        for plan in plans:
+            if not self._usable():
+                return
+            with self._going_on("Error removing build %s-%s:", plan.image, plan.build):
+                if self._records.finish(plan, snapshot):
+                    going.add((plan.image, plan.build))
+
+    def _clean_rest(self, config: Any, snapshot: Snapshot, rules: Rules) -> None:
+        data = snapshot.data
+        for key in sorted(data.empty_uploads):
+            with self._going_on("Error removing the empty record %s of %s-%s:", key[3], key[0], key[1]):
+                if key[:3] not in data.upload_locks:
+                    self._records.remove_empty_upload(key)
+        used = {build.image_name for build in data.builds} | {image for image, _ in data.bad_builds | data.empty_builds}
+        for image in sorted(data.names - rules.images - used - data.paused - set(data.requests)):
+            with self._going_on("Error removing image %s:", image):
+                if not data.build_locks.get(image, (0.0, False))[1]:
+                    self._records.remove_image(image)
+        with self._going_on("Error looking for what uploads left:"):
+            self._strays.sweep(config)
+        if self._builder.progress is not None and self._builder.progress.synced.is_set():
+            with self._going_on("Error cleaning progress records:"):
+                self._progress.clean(config, self._builder.progress.data(), snapshot, rules)
+
+    def _report_unreadable(self, data: ImageData) -> None:
+        for image, build_id in sorted(data.bad_builds - self._reported):
+            self.log.error("The record of build %s-%s cannot be read; it and its files stay. Repair it, or remove the znode "
+                           "/nodepool/images/%s/builds/%s", image, build_id, image, build_id)
+        self._reported = set(data.bad_builds)
+
+    def _emitBuildRequestStats(self) -> None:
+        """Send the gauges about requests and workers."""
+        gauges.emit(self._builder)

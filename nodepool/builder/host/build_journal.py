@@ -1,0 +1,416 @@
+"""What a killed builder leaves: processes, mounts, loop devices, temporary trees.
+
+Every build is written down before it starts, in ``<images-dir>/.builds/<image>-<build id>.json``, with all that is needed
+to find its remains. The next start of the builder reads these files and clears up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodepool.base.files import NEW, lock_file, replace_file, sync_directory
+from nodepool.builder.host import mounts, processes
+from nodepool.builder.host.image_files import image_id
+from nodepool.builder.host.processes import MARKER_VARIABLE, Origin
+from nodepool.exceptions import BuilderError, ConfigurationError
+
+log = logging.getLogger("nodepool.builder.leftovers")
+
+JOURNAL = ".builds"
+LOCK = "lock"
+LOCK_TIMEOUT = 1.0
+CLEAN_TIMEOUT = 120.0
+"""Seconds for the remains of one build; an image tree has some 100,000 files."""
+
+_TEMPORARY = re.compile(r"(?:dib_build|dib_image|profiledir)\.\w+")
+"""What diskimage-builder makes with ``mktemp``."""
+_PRIVATE = re.compile(r"nodepool-build\.[0-9a-f]{16}")
+_DIB_VARIABLES = (b"TMP_BUILD_DIR=", b"TMP_IMAGE_DIR=", b"PROFILE_DIR=")
+_DIB_PROGRAM = "disk-image-create"
+_UNSAFE = re.compile(r"[^\w.+-]")
+
+Logger = logging.Logger | logging.LoggerAdapter[Any]
+
+
+@dataclass
+class Entry:
+    """One build, as written down."""
+
+    image: str
+    build_id: str
+    images_dir: str
+    tmp_base: str
+    """Real path of the directory in which the tool makes its temporary trees."""
+    private_tmp: str | None
+    """The build's own directory below ``tmp_base``, its TMPDIR; None if the configuration names a TMPDIR."""
+    marker: str
+    boot_id: str
+    began: float
+    """Seconds since the epoch."""
+    pid: int | None = None
+    start_time: int | None = None
+    """Of the process, in clock ticks since boot."""
+    existing: list[str] = field(default_factory=list)
+    """Temporary trees that were in ``tmp_base`` before."""
+    build_dirs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ended = False
+
+    @property
+    def path(self) -> str:
+        name = _UNSAFE.sub("_", image_id(self.image, self.build_id))
+        return os.path.join(self.images_dir, JOURNAL, f"{name}.json")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """To be set for the command, after everything else."""
+        return {MARKER_VARIABLE: self.marker}
+
+    def started(self, pid: int) -> None:
+        """The command runs as this process."""
+        process = processes.read_process(pid)
+        with self._lock:
+            self.pid = pid
+            self.start_time = process.start_time if process else None
+            self._update()
+
+    def note_dir(self, path: str) -> bool:
+        """A temporary tree of the build became known; False (and nothing happens) if it is none that the tool makes."""
+        real = os.path.realpath(path)
+        with self._lock:
+            if self._ended or not self._acceptable(real):
+                return False
+            if real in self.build_dirs:
+                return True
+            self.build_dirs.append(real)
+            self._update()
+        return True
+
+    def _acceptable(self, real: str) -> bool:
+        """Output is no proof: only the tool's names, in the right directory, and nothing that was there before."""
+        parent, name = os.path.split(real)
+        return bool(_TEMPORARY.fullmatch(name)) and parent in (self.tmp_base, self.private_tmp) and name not in self.existing
+
+    def origin(self) -> Origin:
+        pid = self.pid if self.boot_id == processes.boot_id() else None
+        return Origin(self.marker, pid, self.start_time, tuple(self.directories()))
+
+    def directories(self) -> list[str]:
+        return [*self.build_dirs, *([self.private_tmp] if self.private_tmp else [])]
+
+    def end(self, log: Logger = log, deadline: float | None = None) -> list[str]:
+        """The build is over: clear up and forget it. What could not be cleared stays written down for the next start."""
+        problems = clean(self, log, deadline if deadline is not None else time.monotonic() + CLEAN_TIMEOUT)
+        with self._lock:
+            self._ended = True
+            if not problems:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.path)
+        _running.pop(self.path, None)
+        return problems
+
+    def _update(self) -> None:
+        """A full disk stops no build: the marker alone finds most of what may be left."""
+        if self._ended:
+            return
+        try:
+            self._save()
+        except OSError as error:
+            log.warning("Cannot write %s: %s", self.path, error.strerror)
+
+    def _save(self) -> None:
+        content = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "images_dir"}
+        replace_file(self.path, json.dumps(content))
+
+
+_running: dict[str, Entry] = {}
+"""By path: the builds of this very process, whichever object they were begun through."""
+
+
+class BuildJournal:
+    """The builds that run, or ran when the builder was killed."""
+
+    def __init__(self, images_dir: str) -> None:
+        self.images_dir = os.path.realpath(images_dir)
+
+    @property
+    def directory(self) -> str:
+        return os.path.join(self.images_dir, JOURNAL)
+
+    def begin(self, image: str, build_id: str, tmp_base: str, private: bool = True) -> Entry:
+        """Write down a build that is about to start; *private*: give it a temporary directory of its own.
+
+        :raises BuilderError: the journal or the directory cannot be made.
+        """
+        base = os.path.realpath(tmp_base)
+        entry = Entry(
+            image=image, build_id=build_id, images_dir=self.images_dir, tmp_base=base,
+            private_tmp=os.path.join(base, f"nodepool-build.{secrets.token_hex(8)}") if private else None,
+            marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=processes.boot_id(), began=time.time(),
+            existing=sorted(name for name in _list(base) if _TEMPORARY.fullmatch(name)),
+        )  # fmt: skip
+        try:
+            _make_directory(self.directory)
+            entry._save()
+        except OSError as error:
+            raise BuilderError(f"cannot write {entry.path}: {error.strerror}; make room and rights in images-dir") from error
+        _running[entry.path] = entry
+        if entry.private_tmp:
+            try:
+                os.mkdir(entry.private_tmp, 0o700)
+            except OSError as error:
+                del _running[entry.path]
+                os.unlink(entry.path)
+                raise BuilderError(f"diskimage {image}: no temporary directory can be made in {base}: {error.strerror}; "
+                                   "set TMPDIR in its env-vars, or for the builder, to one that can be written") from error
+        return entry
+
+    def entries(self, log: Logger = log) -> list[Entry]:
+        """All builds written down; a file that cannot be understood is moved aside."""
+        found = []
+        for name in sorted(_list(self.directory)):
+            path = os.path.join(self.directory, name)
+            if name.endswith(".json"):
+                try:
+                    found.append(_running.get(path) or _load(path, self.images_dir))
+                except FileNotFoundError:
+                    pass
+                except (OSError, ValueError, TypeError) as error:
+                    log.error("Build journal %s cannot be understood (%s) and is renamed to %s.broken; look for remains of "
+                              "that build yourself: processes, mounts, /dev/loop*, dib_* in the temporary directory",
+                              path, error, name)  # fmt: skip
+                    with contextlib.suppress(OSError):
+                        os.replace(path, f"{path}.broken")
+        return found
+
+    def clean_abandoned(self, log: Logger = log, timeout: float = CLEAN_TIMEOUT) -> list[tuple[str, str]]:
+        """Clear up after every build that does not run in this process; ``timeout`` seconds for each.
+
+        Returns the builds found; what could not be cleared is logged and stays written down.
+        """
+        if not _running:
+            # Killed before the rename; no other builder writes here.
+            for name in _list(self.directory):
+                if name.startswith(NEW):
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.path.join(self.directory, name))
+        found = []
+        for entry in self.entries(log):
+            if entry.path in _running:
+                continue
+            found.append((entry.image, entry.build_id))
+            log.warning("Build %s of %s was interrupted; clearing up", entry.build_id, entry.image)
+            for problem in entry.end(log, time.monotonic() + timeout):
+                log.error("Remains of build %s of %s: %s", entry.build_id, entry.image, problem)
+        return found
+
+
+def _list(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _make_directory(path: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        sync_directory(os.path.dirname(path))
+    os.chmod(path, 0o700)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "image": (str,), "build_id": (str,), "tmp_base": (str,), "private_tmp": (str, type(None)), "marker": (str,),
+    "boot_id": (str,), "began": (int, float), "pid": (int, type(None)), "start_time": (int, type(None)),
+    "existing": (list,), "build_dirs": (list,),
+}  # fmt: skip
+
+
+def _load(path: str, images_dir: str) -> Entry:
+    with open(path, encoding="utf-8") as file:
+        content = json.load(file)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    for key, types in _TYPES.items():
+        if not isinstance(content.get(key), types):
+            raise ValueError(f"{key} is missing or of a wrong type")
+    entry = Entry(images_dir=images_dir, **{key: content[key] for key in _TYPES})
+    # What is going to be removed must be what we would have written.
+    if entry.private_tmp and (
+        os.path.dirname(entry.private_tmp) != entry.tmp_base or not _PRIVATE.fullmatch(os.path.basename(entry.private_tmp))
+    ):
+        raise ValueError(f"private_tmp {entry.private_tmp} is not a directory that a builder makes")
+    if not entry.marker or not all(isinstance(path, str) and entry._acceptable(path) for path in entry.build_dirs):
+        raise ValueError("build_dirs holds directories that no build makes")
+    if entry.path != path:
+        raise ValueError("its name is not that of its build")
+    return entry
+
+
+def belongs(entry: Entry) -> list[int]:
+    """The living processes of a build; a process that merely has a number used again is none."""
+    return [process.pid for process in processes.find(entry.origin())]
+
+
+def clean(entry: Entry, log: Logger = log, deadline: float | None = None) -> list[str]:
+    """End the processes of a build, unmount, detach and remove what it left; sentences about what could not be cleared.
+
+    May be repeated at any time.
+    """
+    problems: list[str] = []
+    deadline = time.monotonic() + CLEAN_TIMEOUT if deadline is None else deadline
+    _harvest(entry)
+    # A part of the time is kept for mounts and files.
+    now = time.monotonic()
+    if left := processes.end(entry.origin(), now + (deadline - now) * 0.6):
+        problems.append(f"processes {', '.join(map(str, left))} do not end")
+    _harvest(entry)
+    candidates = _unclaimed(entry, log)
+    directories = [*entry.build_dirs, *candidates, *([entry.private_tmp] if entry.private_tmp else [])]
+    problems += mounts.unmount_below(directories, deadline)
+    files = os.path.join(entry.images_dir, image_id(entry.image, entry.build_id)) + "."
+
+    def wanted(backing: str) -> bool:
+        return processes.below(backing, directories) or backing.startswith(files)
+
+    problems += mounts.detach(wanted, deadline)
+    for path in directories:
+        if problem := mounts.remove_tree(path, deadline):
+            problems.append(problem)
+    return problems
+
+
+def _harvest(entry: Entry) -> None:
+    """Learn the temporary trees from the environment of the build's processes, and from the tool's own parameter file."""
+    for process in processes.find(entry.origin()):
+        for item in processes.environment(process.pid):
+            if item.startswith(_DIB_VARIABLES):
+                entry.note_dir(os.fsdecode(item.partition(b"=")[2]))
+    for directory in list(entry.build_dirs):
+        with contextlib.suppress(OSError), open(os.path.join(directory, "block-device", "params.yaml"), errors="replace") as file:
+            for line in file.read(65536).splitlines():
+                if line.startswith("image-dir: "):
+                    entry.note_dir(line.partition(" ")[2].strip())
+
+
+def _unclaimed(entry: Entry, log: Logger) -> list[str]:
+    """Temporary trees in a TMPDIR that is not private, made since the build began and used by nobody.
+
+    As long as any other diskimage-builder runs on this machine they may be its own, and are left alone.
+    """
+    if entry.private_tmp:
+        return []
+    found = []
+    for name in _list(entry.tmp_base):
+        path = os.path.join(entry.tmp_base, name)
+        if not _TEMPORARY.fullmatch(name) or name in entry.existing or path in entry.build_dirs:
+            continue
+        with contextlib.suppress(OSError):
+            state = os.lstat(path)
+            if state.st_uid == os.geteuid() and state.st_ctime >= entry.began - 1:
+                found.append(path)
+    if found and (other := _other_builds(())):
+        log.info("Process %s builds an image, too: %s may be its own and stays", other, ", ".join(found))
+        return []
+    return found
+
+
+def _other_builds(known: Iterable[int]) -> int | None:
+    for process in processes.processes():
+        if process.pid in known:
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{process.pid}/cmdline", "rb") as file:
+            words = file.read(4096).split(b"\0")[:3]
+            if any(os.path.basename(os.fsdecode(word)) == _DIB_PROGRAM for word in words):
+                return process.pid
+    return None
+
+
+def clean_all(images_dir: str, log: Logger) -> list[tuple[str, str]]:
+    """At the start of a builder: clear up after every build of an earlier one; returns these (image, build id).
+
+    Nothing is touched while another builder holds the directory.
+    """
+    holder = _holder(os.path.join(os.path.realpath(images_dir), JOURNAL, LOCK))
+    if holder is not None and holder != os.getpid():
+        log.warning("Builder process %s uses %s: its builds are left alone", holder, images_dir)
+        return []
+    return BuildJournal(images_dir).clean_abandoned(log)
+
+
+# One builder per directory
+
+
+class ImagesDirInUse(ConfigurationError):
+    """Another builder holds it."""
+
+    def __init__(self, images_dir: str, holder: str) -> None:
+        super().__init__(f"images-dir {images_dir} is in use by builder process {holder or '(unknown)'}; "
+                         "every builder needs a directory of its own")
+        self.by_this_process = holder == str(os.getpid())
+
+
+class ImagesDirLock:
+    """Held as long as the builder lives; the kernel releases it whatever happens."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def acquire_images_dir(images_dir: str) -> ImagesDirLock:
+    """Take the directory for this process.
+
+    :raises ImagesDirInUse: another builder has it.
+    :raises ConfigurationError: it cannot be written, or its file system knows no locks.
+    """
+    directory = os.path.join(os.path.realpath(images_dir), JOURNAL)
+    try:
+        _make_directory(directory)
+        fd = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"images-dir {images_dir} cannot be used: {error.filename}: {error.strerror}") from error
+    try:
+        lock_file(fd, LOCK_TIMEOUT)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+    except OSError as error:
+        holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        if not isinstance(error, BlockingIOError):
+            raise ConfigurationError(f"images-dir {images_dir} cannot be locked: {error.strerror}") from error
+        raise ImagesDirInUse(images_dir, holder) from None
+    return ImagesDirLock(fd)
+
+
+def _holder(path: str) -> int | None:
+    """The process that holds the lock file; None if nobody does."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        lock_file(fd)
+        return None
+    except BlockingIOError:
+        text = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() else 0
+    finally:
+        os.close(fd)

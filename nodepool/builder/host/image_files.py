@@ -1,0 +1,419 @@
+"""Files of a builder: images, checksums, manifests, logs and the builder id (builder.md 5, 8, 10.C, 10.E, 12)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import stat
+import struct
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+from nodepool.base.files import replace_file
+from nodepool.builder.host.mounts import remove_tree
+from nodepool.exceptions import ConfigurationError
+
+log = logging.getLogger("nodepool.builder.files")
+
+MIB = 1024 * 1024
+BLOCK = 512
+"""Unit of ``st_blocks``, whatever the file system's block size is."""
+LOG_MODE = 0o640
+CHECKSUMS = {"md5": 32, "sha256": 64}
+"""Suffix of a checksum file and the number of characters that count."""
+
+_REMOVE_TIMEOUT = 60.0
+"""Seconds for a manifest directory."""
+
+# What disk-image-create has under the final name's prefix while it works: "-new" before the rename, two more for vhd.
+_UNFINISHED = r"(?:\.(?:md5|sha256|tmp|part)|-new|-intermediate|\.bak)*"
+_BUILD_FILE = re.compile(rf"(?P<image>.+)-(?P<build>[0-9a-f]+)\.\w+{_UNFINISHED}", re.ASCII)
+_EXTENSION = re.compile(r"\w+", re.ASCII)
+
+
+def image_id(image: str, build_id: str) -> str:
+    """The base name of all files of a build."""
+    return f"{image}-{build_id}"
+
+
+def split_image_id(text: str) -> tuple[str, str]:
+    """Image and build id; image names may contain dashes, ids never do.
+
+    :raises ValueError: there is no dash, or nothing on one side of it.
+    """
+    image, _, build_id = text.rpartition("-")
+    if not image or not build_id:
+        raise ValueError(f"{text!r} is not <image>-<build id>; take it from the output of 'nodepool dib-image-list'")
+    return image, build_id
+
+
+class DibImageFile:
+    """One image file in one format (builder.md 5)."""
+
+    def __init__(self, image_id: str, extension: str | None = None) -> None:
+        self.image_id = image_id
+        self.extension = extension.lstrip(".") if extension else extension
+        self.md5: str | None = None
+        self.md5_file: str | None = None
+        self.sha256: str | None = None
+        self.sha256_file: str | None = None
+
+    @staticmethod
+    def from_image_id(images_dir: str, image_id: str) -> list[DibImageFile]:
+        """The image files of a build, sorted by format; none if the directory is missing."""
+        found = []
+        for entry in _entries(images_dir):
+            base, dot, extension = entry.name.rpartition(".")
+            if dot and base == image_id and _EXTENSION.fullmatch(extension) and _is_file(entry):
+                found.append(DibImageFile(image_id, extension))
+        return sorted(found, key=lambda image_file: image_file.extension or "")
+
+    def to_path(self, images_dir: str, with_extension: bool = True) -> str:
+        """The file's path; looks up the checksums as well.
+
+        :raises ValueError: the path with extension is wanted and there is none.
+        """
+        path = os.path.join(images_dir, self.image_id)
+        if not with_extension:
+            return path
+        if not self.extension:
+            raise ValueError(f"image file {self.image_id} has no format; give DibImageFile an extension")
+        path = f"{path}.{self.extension}"
+        self.md5, self.md5_file = _checksum(path, "md5")
+        self.sha256, self.sha256_file = _checksum(path, "sha256")
+        return path
+
+    def __repr__(self) -> str:
+        return f"<DibImageFile {self.image_id}.{self.extension}>"
+
+
+def _checksum(path: str, kind: str) -> tuple[str | None, str | None]:
+    """Digest and file name, both None if there is no such file or nothing in it."""
+    name, length = f"{path}.{kind}", CHECKSUMS[kind]
+    try:
+        with open(name, "rb") as file:
+            digest = file.read(length).decode("ascii", "replace")
+    except OSError:
+        return None, None
+    return (digest, name) if digest.strip() else (None, None)
+
+
+def _entries(directory: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
+
+
+def _owner(name: str) -> tuple[str, str] | None:
+    match = _BUILD_FILE.fullmatch(name)
+    return (match["image"], match["build"]) if match else None
+
+
+def local_builds(images_dir: str) -> set[tuple[str, str]]:
+    """All (image, build id) of which anything is left here, manifests and unfinished files included.
+
+    :raises OSError: the directory cannot be read (a missing one is empty).
+    """
+    return {owner for entry in _entries(images_dir) if (owner := _owner(entry.name))}
+
+
+def _names(images_dir: str, image: str, build_id: str) -> list[str]:
+    """Names of everything of one build: image files first, then checksums and the like, then the manifest."""
+    base = image_id(image, build_id)
+    names = []
+    for entry in _entries(images_dir):
+        mine = entry.name.startswith(f"{base}.") or entry.name == f"{base}-boot.iso"
+        if mine and _owner(entry.name) in (None, (image, build_id)):
+            names.append(entry.name)
+    return sorted(names, key=lambda name: (name == f"{base}.d", name.removeprefix(base).count("."), name))
+
+
+def _remove(path: str) -> None:
+    """Remove a file or a directory; a missing one is fine.
+
+    :raises OSError: something of it cannot be removed.
+    """
+    try:
+        directory = stat.S_ISDIR(os.lstat(path).st_mode)
+        if not directory:
+            os.unlink(path)
+    except FileNotFoundError:
+        return
+    if directory and (problem := remove_tree(path, time.monotonic() + _REMOVE_TIMEOUT)):
+        raise OSError(problem)
+
+
+def removeDibItem(filename: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    """Remove a file or directory of a build; a missing one is fine, one that cannot be removed is logged."""
+    try:
+        _remove(filename)
+        log.info("Removed %s", filename)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        log.error("Cannot remove %s: %s", filename, error.strerror)
+
+
+def delete_local_build(images_dir: str, image: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
+    """Remove all files of a build, the manifest last; True when nothing is left. May be repeated at any time."""
+    complete = True
+    try:
+        names = _names(images_dir, image, build_id)
+    except OSError as error:
+        log.error("Cannot read images-dir %s: %s; build %s of %s stays", images_dir, error.strerror, build_id, image)
+        return False
+    for name in names:
+        path = os.path.join(images_dir, name)
+        try:
+            _remove(path)
+            log.info("Removed %s", path)
+        except OSError as error:
+            complete = False
+            log.error("Cannot remove %s: %s; it is tried again later", error.filename or path, error.strerror or error)
+    return complete
+
+
+def delete_format(images_dir: str, image_id: str, extension: str) -> None:
+    """Remove one image file and its checksums; missing ones are fine.
+
+    :raises OSError: one of them cannot be removed; the others are.
+    """
+    path = os.path.join(images_dir, f"{image_id}.{extension.lstrip('.')}")
+    failure: OSError | None = None
+    for name in (path, *(f"{path}.{kind}" for kind in CHECKSUMS)):
+        try:
+            os.unlink(name)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            failure = failure or error
+    if failure:
+        raise failure
+
+
+def sizes(images_dir: str, image_id: str) -> dict[str, int]:
+    """Bytes really on disk per format (sparse files count what they occupy)."""
+    found: dict[str, int] = {}
+    for image_file in DibImageFile.from_image_id(images_dir, image_id):
+        extension = str(image_file.extension)
+        with contextlib.suppress(FileNotFoundError):
+            found[extension] = os.stat(os.path.join(images_dir, f"{image_id}.{extension}")).st_blocks * BLOCK
+    return found
+
+
+_DEFAULT_ACL = "system.posix_acl_default"
+_ACL_VERSION, _ACL_ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
+_ACL_OTHER, _ACL_NO_ID = 0x20, 0xFFFFFFFF
+_ACL_PLAIN = ((0x01, 7), (0x04, 5), (_ACL_OTHER, 0))
+"""Owner all, group reading, others nothing."""
+
+
+def close_to_others(directory: str) -> None:
+    """Give others no right to any file that is made in a directory from now on, from its first byte.
+
+    The image-building command needs a umask that lets everybody read, for what it puts into images; a default access
+    control list takes the place of the umask in this directory alone. One that is there is kept but for its "other".
+
+    :raises OSError: not our directory, or its file system has no such lists.
+    """
+    try:
+        present = os.getxattr(directory, _DEFAULT_ACL)
+    except OSError as error:
+        if error.errno != errno.ENODATA:
+            raise
+        entries = [(tag, rights, _ACL_NO_ID) for tag, rights in _ACL_PLAIN]
+    else:
+        entries = [(tag, 0 if tag == _ACL_OTHER else rights, number)
+                   for tag, rights, number in _ACL_ENTRY.iter_unpack(present[_ACL_VERSION.size:])]
+    wanted = _ACL_VERSION.pack(2) + b"".join(_ACL_ENTRY.pack(*entry) for entry in entries)
+    os.setxattr(directory, _DEFAULT_ACL, wanted)
+
+
+def make_private(images_dir: str, image_id: str) -> None:
+    """Take all rights of others from the files of a build; images and manifests may hold secrets."""
+    image, build_id = split_image_id(image_id)
+    for name in _names(images_dir, image, build_id):
+        path = os.path.join(images_dir, name)
+        try:
+            _forbid_others(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning("Cannot take the rights of others from %s: %s", path, error.strerror)
+        for directory, folders, plain in os.walk(path):
+            for inner in (*folders, *plain):
+                # The closed directory above them is what counts; the tool may be at work on them.
+                with contextlib.suppress(OSError):
+                    _forbid_others(os.path.join(directory, inner))
+
+
+def _forbid_others(path: str) -> None:
+    mode = os.lstat(path).st_mode
+    if not stat.S_ISLNK(mode) and mode & stat.S_IRWXO:
+        os.chmod(path, stat.S_IMODE(mode) & ~stat.S_IRWXO)
+
+
+# Log files
+
+
+def log_path(log_dir: str, image: str, build_id: str) -> str:
+    return os.path.join(log_dir, f"{image_id(image, build_id)}.log")
+
+
+def prune_logs(log_dir: str, image: str, retention: int, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    """Before a new log: keep the newest max(retention, 1) of this very image; negative: all (builder.md 8)."""
+    if retention < 0:
+        return
+    pattern = re.compile(rf"{re.escape(image)}-[0-9a-f]+\.log")
+    aged: list[tuple[float, str]] = []
+    try:
+        for entry in _entries(log_dir):
+            if pattern.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    aged.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    except OSError as error:
+        log.warning("Cannot look for old logs of %s in %s: %s", image, log_dir, error.strerror)
+        return
+    for _, path in sorted(aged, reverse=True)[max(retention, 1):]:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("Cannot remove old log %s: %s", path, error.strerror)
+
+
+def open_log(path: str) -> BinaryIO:
+    """An unbuffered log file, readable by owner and group only; makes the directories.
+
+    :raises OSError: it cannot be made.
+    """
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    # By path, so that messages about the file can name it.
+    return open(path, "ab", buffering=0, opener=_open_private)
+
+
+def _open_private(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC, LOG_MODE)
+    try:
+        os.fchmod(fd, LOG_MODE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+# Builder id
+
+
+def builder_id(images_dir: str) -> str:
+    """The id that marks this builder's records; made on first use (builder.md 2).
+
+    :raises ConfigurationError: images-dir cannot be used, or the file holds something else.
+    """
+    check_images_dir(images_dir)
+    path = os.path.join(images_dir, "builder_id.txt")
+    try:
+        with open(path, "rb") as file:
+            text = file.read(256).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return _new_builder_id(path)
+    except OSError as error:
+        raise ConfigurationError(f"images-dir: cannot read {path}: {error.strerror}; make it readable for user "
+                                 f"{os.geteuid()}") from error
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"{path} holds {text[:40]!r} instead of a UUID; restore it from a backup, or remove it: the builder then "
+            "makes a new one and earlier builds count as those of another builder"
+        ) from None
+    return text
+
+
+def check_images_dir(images_dir: str) -> None:
+    """Really try to write: rights, read-only mounts and full file systems all show only then.
+
+    :raises ConfigurationError: it cannot be written.
+    """
+    if not os.path.exists(images_dir):
+        raise ConfigurationError(f"images-dir {images_dir} does not exist; create it")
+    if not os.path.isdir(images_dir):
+        raise ConfigurationError(f"images-dir {images_dir} is not a directory")
+    try:
+        with tempfile.NamedTemporaryFile(dir=images_dir, prefix=".write-test-"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"images-dir {images_dir} is not writable for user {os.geteuid()}: {error.strerror}") from error
+
+
+def _new_builder_id(path: str) -> str:
+    text = str(uuid.uuid4())
+    try:
+        replace_file(path, text, 0o644)
+    except OSError as error:
+        raise ConfigurationError(f"images-dir: cannot write {path}: {error.strerror}") from error
+    return text
+
+
+# Disk space
+
+
+def _existing(path: str) -> str:
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def free_bytes(path: str) -> int:
+    """Bytes this user may still write at the path, or where it would be made."""
+    state = os.statvfs(_existing(path))
+    blocks = state.f_bfree if os.geteuid() == 0 else state.f_bavail
+    return blocks * state.f_frsize
+
+
+def expected_bytes(images_dir: str, image: str) -> int:
+    """Bytes on disk of the largest earlier build of the image that is still here; 0 if there is none."""
+    totals: dict[str, int] = {}
+    for entry in _entries(images_dir):
+        owner = _owner(entry.name)
+        if owner and owner[0] == image and _is_file(entry):
+            with contextlib.suppress(FileNotFoundError):
+                totals[owner[1]] = totals.get(owner[1], 0) + entry.stat().st_blocks * BLOCK
+    return max(totals.values(), default=0)
+
+
+def check_space(images_dir: str, tmp_dir: str, needed_bytes: int) -> str | None:
+    """None if there is room, else a sentence for the operator. One file system for both is asked once."""
+    seen: set[int] = set()
+    for option, path in _distinct((("images-dir", images_dir), ("temporary directory", tmp_dir))):
+        device = os.stat(_existing(path)).st_dev
+        if device in seen:
+            continue
+        seen.add(device)
+        free = free_bytes(path)
+        if free < needed_bytes:
+            remedy = "or set TMPDIR in the image's env-vars to a larger one" if path == tmp_dir else "or set a larger images-dir"
+            return (f"{option} {path} has {free // MIB} MiB free, the build needs about {-(-needed_bytes // MIB)} MiB; "
+                    f"make room there {remedy}")
+    return None
+
+
+def _distinct(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [pair for pair in pairs if pair[1]]

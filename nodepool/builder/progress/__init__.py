@@ -1,0 +1,1 @@
+"""What others see of a builder at work: records of progress, gauges."""

@@ -1,0 +1,80 @@
+"""Gauges about requests and workers of the builder (cli-web-metrics.md 7.1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nodepool import metrics
+from nodepool.builder.build.phases import PHASES
+from nodepool.builder.cleanup.retention import image_providers
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.records import BUILDING
+from nodepool.zk.records.progress import BuildProgress, UploadProgress
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+IDLE, WORKING, UPLOADING, PAUSED = 0, 1, 2, 3
+
+
+def pending_requests(data: ImageData) -> set[str]:
+    """Images with a manual request that nobody serves yet."""
+    return {image for image in data.requests if not _served(data, image)}
+
+
+def _served(data: ImageData, image: str) -> bool:
+    since, held = data.build_locks.get(image, (0.0, False))
+    return held and any(
+        build.image_name == image and build.state == BUILDING and build.stat is not None and build.stat.ctime / 1000 >= since
+        for build in data.builds)
+
+
+def gauges(config: Any, data: ImageData, fqdn: str, building: list[str | None],
+           uploading: list[tuple[str, str] | None]) -> dict[str, int]:
+    """Name -> value.
+
+    :param building: image of each build worker.
+    :param uploading: image and provider of each upload worker.
+    """
+    pending = pending_requests(data)
+    result: dict[str, int] = {
+        metrics.BUILD_REQUESTS(): len(pending),
+        metrics.CURRENT_BUILDS(fqdn): sum(1 for image in building if image is not None),
+        metrics.CURRENT_UPLOADS(fqdn): sum(1 for pair in uploading if pair is not None),
+        metrics.BUILD_WORKERS(fqdn): len(building),
+        metrics.UPLOAD_WORKERS(fqdn): len(uploading),
+    }
+    for image in sorted(data.names):
+        diskimage = config.diskimages.get(image)
+        paused = image in data.paused or (diskimage is not None and diskimage.pause)
+        result[metrics.BUILD_REQUESTED(image)] = int(image in pending)
+        result[metrics.BUILD_STATE(fqdn, image)] = PAUSED if paused else WORKING if image in building else IDLE
+    for provider in image_providers(config):
+        for image, entry in provider.diskimages.items():
+            state = UPLOADING if (image, provider.name) in uploading else PAUSED if getattr(entry, "pause", False) else IDLE
+            result[metrics.UPLOAD_STATE(fqdn, image, provider.name)] = state
+    return result
+
+
+def build_progress(statsd: Any, fqdn: str, progress: BuildProgress, now: float) -> None:
+    """Seconds that the running build has taken and may take, its phase as a number; zeros when it has ended."""
+    running = progress.running
+    phase = PHASES.index(progress.phase) + 1 if running and progress.phase in PHASES else 0
+    statsd.gauge(metrics.BUILD_PHASE(fqdn, progress.image), phase)
+    statsd.gauge(metrics.BUILD_ELAPSED(fqdn, progress.image), int(progress.elapsed(now) or 0) if running else 0)
+    statsd.gauge(metrics.BUILD_EXPECTED(fqdn, progress.image), int(progress.expected or 0) if running else 0)
+
+
+def upload_progress(statsd: Any, fqdn: str, progress: UploadProgress, running: bool) -> None:
+    """Bytes sent and bytes per second of the running upload; zeros when it has ended."""
+    statsd.gauge(metrics.UPLOAD_SENT(fqdn, progress.image, progress.provider), (progress.bytes_sent or 0) if running else 0)
+    statsd.gauge(metrics.UPLOAD_RATE(fqdn, progress.image, progress.provider), int(progress.rate or 0) if running else 0)
+
+
+def emit(builder: NodePoolBuilder) -> None:
+    """Send them all."""
+    values = gauges(builder.config, builder.zk.readImages(), builder.fqdn, [w.current for w in builder._build_workers],
+                    [w.current for w in builder._upload_workers])
+    builder.statsd.keep("builder", values)
+    for name, value in values.items():
+        builder.statsd.gauge(name, value)

@@ -1,0 +1,145 @@
+"""Writes progress to ZooKeeper beside the work, so that a slow or lost ZooKeeper never holds up a build or an upload."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nodepool.zk.mirror.progress import ProgressStore
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+
+#: Seconds between two writes of one record whose details change all the time.
+DETAIL_INTERVAL = 1.0
+#: Seconds that writing the last records may take when stopping.
+FLUSH_TIMEOUT = 3.0
+
+Write = Callable[[ProgressStore], Any]
+#: Called each second while registered; returns what to write, or None.
+Sampler = Callable[[], Write | None]
+
+
+class Publisher(threading.Thread):
+    """A thread that writes the latest state of each record; what is not written yet is replaced by what is newer."""
+
+    log = logging.getLogger("nodepool.builder.Publisher")
+
+    def __init__(self, builder: NodePoolBuilder) -> None:
+        super().__init__(name="BuildWorker-publisher", daemon=True)
+        self._builder = builder
+        self._condition = threading.Condition()
+        self._urgent: dict[Any, Write] = {}
+        self._details: dict[Any, Write] = {}
+        self._samplers: dict[Any, Sampler] = {}
+        self._running = True
+        self._next_details = 0.0
+        self._busy = False
+
+    def write(self, key: Any, write: Write) -> None:
+        """Write this record at once; replaces what waits for the key."""
+        with self._condition:
+            self._details.pop(key, None)
+            self._urgent[key] = write
+            self._condition.notify_all()
+
+    def detail(self, key: Any, write: Write) -> None:
+        """Write this record within a second."""
+        with self._condition:
+            if key in self._urgent:
+                self._urgent[key] = write
+                return
+            first = not self._details
+            self._details[key] = write
+            if first:
+                self._condition.notify_all()
+
+    def sample(self, key: Any, sampler: Sampler | None) -> None:
+        """Call the sampler each second from now on; None: no more."""
+        with self._condition:
+            if sampler is None:
+                self._samplers.pop(key, None)
+            else:
+                self._samplers[key] = sampler
+                self._condition.notify_all()
+
+    def flush(self, timeout: float = FLUSH_TIMEOUT) -> bool:
+        """Wait until everything is written; False when it takes longer."""
+        with self._condition:
+            self._next_details = 0.0
+            self._condition.notify_all()
+            return self._condition.wait_for(
+                lambda: not (self._urgent or self._details or self._busy) or not self.is_alive(), timeout)
+
+    def stop(self) -> None:
+        """Write what is left, for a moment, and end."""
+        with self._condition:
+            self._samplers.clear()
+        if self.is_alive():
+            if self._builder.session_usable.is_set():
+                self.flush()
+            with self._condition:
+                self._running = False
+                self._condition.notify_all()
+            self.join(FLUSH_TIMEOUT)
+
+    def run(self) -> None:
+        while True:
+            with self._condition:
+                while self._running and not self._urgent and not self._details_due():
+                    self._condition.wait(self._until_details())
+                if not self._running:
+                    return
+                samplers = dict(self._samplers) if self._details_due() else {}
+                if not self._urgent:
+                    self._next_details = time.monotonic() + DETAIL_INTERVAL
+                work, self._urgent = self._urgent, {}
+                if not work:
+                    work, self._details = self._details, {}
+                self._busy = True
+            try:
+                self._sample(samplers, work)
+                if not self._write_all(work):
+                    self._builder.session_usable.wait(DETAIL_INTERVAL)
+            finally:
+                with self._condition:
+                    self._busy = False
+                    self._condition.notify_all()
+
+    def _details_due(self) -> bool:
+        return bool(self._details or self._samplers) and time.monotonic() >= self._next_details
+
+    def _until_details(self) -> float | None:
+        if not self._details and not self._samplers:
+            return None
+        return max(0.0, self._next_details - time.monotonic())
+
+    def _sample(self, samplers: dict[Any, Sampler], work: dict[Any, Write]) -> None:
+        for key, sampler in samplers.items():
+            try:
+                write = sampler()
+            except Exception:  # one sampler that fails keeps no other record back
+                self.log.exception("Cannot tell the progress of %s:", key)
+                continue
+            with self._condition:
+                if write is not None and key in self._samplers:
+                    work.setdefault(key, write)
+
+    def _write_all(self, work: dict[Any, Write]) -> bool:
+        """False when ZooKeeper cannot be written now; the records wait."""
+        done = True
+        for key, write in work.items():
+            try:
+                if not self._builder.session_usable.is_set():
+                    raise ConnectionError("the ZooKeeper session is not usable")
+                write(ProgressStore(self._builder.zk.kazoo_client))
+            except Exception as error:
+                self.log.debug("Progress of %s is not written now: %r", key, error)
+                with self._condition:
+                    if key not in self._urgent:
+                        self._details.setdefault(key, write)
+                done = False
+        return done

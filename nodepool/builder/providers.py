@@ -1,0 +1,70 @@
+"""The providers of the builder: one of each in the process, and none stopped while somebody uses it (builder.md 16)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nodepool.driver.lifecycle import ProviderManager, is_silent
+
+
+class ImageManagers:
+    """Providers that manage images; replaced ones are stopped when their last user is done."""
+
+    log = logging.getLogger("nodepool.ProviderManager")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: Counter[int] = Counter()
+        self._retired: dict[int, Any] = {}
+
+    def reconfigure(self, old: Any, new: Any, zk: Any) -> None:
+        """Fill ``new.provider_managers``."""
+        ProviderManager.reconfigure(old, new, zk, only_image_manager=True, retire=self._retire)
+
+    @contextmanager
+    def use(self, config: Any, provider_name: str) -> Iterator[Any]:
+        """The running provider of this configuration, or None; it is not stopped before the end of the block."""
+        with self._lock:
+            manager = config.provider_managers.get(provider_name)
+            if manager is not None:
+                self._users[id(manager)] += 1
+        try:
+            yield manager
+        finally:
+            if manager is not None:
+                self._release(manager)
+
+    def _release(self, manager: Any) -> None:
+        with self._lock:
+            self._users[id(manager)] -= 1
+            if self._users[id(manager)] > 0:
+                return
+            del self._users[id(manager)]
+            retired = self._retired.pop(id(manager), None)
+        if retired is not None:
+            ProviderManager._call(retired, "stop")
+
+    def _retire(self, manager: Any) -> None:
+        with self._lock:
+            if self._users[id(manager)] > 0:
+                self._retired[id(manager)] = manager
+                self.log.info("Provider %s is replaced; the old one ends after its last upload", manager.provider.name)
+                return
+        ProviderManager._call(manager, "stop")
+
+    def _all(self, config: Any) -> list[Any]:
+        with self._lock:
+            return [*([] if config is None else config.provider_managers.values()), *self._retired.values()]
+
+    def any_silent(self, config: Any, since: float) -> bool:
+        """Whether a cloud owes answers and has given none ``since`` then (monotonic seconds)."""
+        return any(is_silent(manager, since) for manager in self._all(config))
+
+    def stop(self, config: Any, since: float, deadline: float) -> None:
+        """Stop all and wait for them, see :meth:`ProviderManager.stop_all`."""
+        ProviderManager.stop_all(self._all(config), since, deadline)

@@ -1,0 +1,316 @@
+"""One upload of one build to one provider (builder.md section 9, "Doing the upload")."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nodepool import metrics
+from nodepool.builder.build import process
+from nodepool.builder.cleanup.retention import Candidate
+from nodepool.builder.host import image_files
+from nodepool.builder.progress import gauges
+from nodepool.builder.upload import journal as upload_journal
+from nodepool.builder.upload.meter import UploadMeter
+from nodepool.exceptions import ZKLockException
+from nodepool.zk import paths
+from nodepool.zk.locks.long_held import HeldLock, Lost
+from nodepool.zk.mirror.progress import ProgressStore, UploadFailure, UploadProgress
+from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+    from nodepool.builder.worker import Worker
+
+#: Seconds a post-upload hook may take.
+HOOK_TIMEOUT = 3600.0
+
+
+class Result(enum.Enum):
+    DONE = "uploaded"
+    FAILED = "failed"
+    #: Nothing was tried: somebody else is at it, or there is nothing to do any more.
+    SKIPPED = "skipped"
+
+
+class UploadError(Exception):
+    """The upload failed; the text is the reason for people."""
+
+
+class UploadJob:
+    """Holds the upload lock while it works; the record exists before anything happens in the cloud.
+
+    :param attempt: 1 for the first one of this build.
+    """
+
+    def __init__(self, worker: Worker, builder: NodePoolBuilder, config: Any, candidate: Candidate, attempt: int) -> None:
+        self._worker = worker
+        self._builder = builder
+        self._config = config
+        self._candidate = candidate
+        self._attempt = attempt
+        self.log = worker.log
+        self.image, self.provider = candidate.pair
+        self.build_id = candidate.build.id or ""
+        self.number = ""
+        #: Why it failed.
+        self.reason = ""
+        self._lock: HeldLock | None = None
+        self._note: upload_journal.Note | None = None
+        self._started = time.time()
+
+    # -- frame
+
+    def run(self) -> Result:
+        """Do it.
+
+        :raises KazooException: ZooKeeper failed before anything was done.
+        """
+        try:
+            lock = HeldLock(self._builder.zk.client, f"{paths.uploads(self.image, self.build_id, self.provider)}/lock",
+                            record=paths.build(self.image, self.build_id))
+        except ZKLockException:
+            return Result.SKIPPED
+        self._lock = lock
+        try:
+            if not self._still_wanted():
+                return Result.SKIPPED
+            record = self._new_record(UPLOADING)
+            self.number = self._builder.zk.storeImageUpload(self.image, self.build_id, self.provider, record)
+            self.log.info("Uploading %s (build %s) to %s as upload %s", self.image, self.build_id, self.provider, self.number)
+            return self._upload()
+        finally:
+            lock.release()
+
+    def _still_wanted(self) -> bool:
+        """Conditions 4 and 6, read with the lock held."""
+        zk = self._builder.zk
+        build = zk.getBuild(self.image, self.build_id)
+        return (build is not None and build.state == READY
+                and not zk.getUploads(self.image, self.build_id, self.provider, [READY]))
+
+    def _new_record(self, state: str) -> ImageUpload:
+        build = self._candidate.build
+        record = ImageUpload(self.build_id, self.provider, self.image)
+        if state in (UPLOADING, READY):
+            record.username, record.python_path, record.shell_type = build.username, build.python_path, build.shell_type
+        record.state = state
+        return record
+
+    def _upload(self) -> Result:
+        started = time.monotonic()
+        with self._builder.managers.use(self._config, self.provider) as manager:
+            try:
+                name, external_id = self._send(manager)
+            except UploadError as error:
+                self.reason = str(error)
+                return self._failed()
+            try:
+                self._hook(external_id)
+            except UploadError as error:
+                self.reason = str(error)
+                return self._failed_with_image(manager, name, external_id)
+            if not self._provider_known():
+                self.reason = f"provider {self.provider} was removed from the configuration during the upload"
+                return self._failed_with_image(manager, name, external_id, drop=True)
+            return self._succeeded(manager, name, external_id, started)
+
+    # -- the cloud
+
+    def _send(self, manager: Any) -> tuple[str, str]:
+        """External name and id of the uploaded image.
+
+        :raises UploadError: it did not work.
+        """
+        if manager is None:
+            raise UploadError(f"provider {self.provider} is not running; see the log of when it was started")
+        provider = self._candidate.provider
+        path, image_file = self._file(provider.image_type)
+        name = self._external_name(provider.image_name_format)
+        self._note = upload_journal.begin(
+            self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name)
+        meter = UploadMeter(path)
+        progress = UploadProgress(self.image, self.build_id, self.provider, self.number, self._builder.fqdn,
+                                  started=self._started, bytes_total=meter.total, attempt=self._attempt)
+        publisher, key = self._builder.publisher, ("upload", self.build_id, self.provider, self.number)
+        publisher.sample(key, lambda: self._sample(meter, progress))
+        try:
+            external_id = manager.uploadImage(
+                self._candidate.provider_image, name, path, image_type=provider.image_type, meta=self._metadata(),
+                md5=image_file.md5, sha256=image_file.sha256)
+        except Exception as error:
+            # What the cloud may have all the same is looked for by cleaning, as it is noted.
+            self.log.exception("Failed to upload %s (build %s) to %s:", self.image, self.build_id, self.provider)
+            raise UploadError(f"{type(error).__name__}: {error}") from error
+        finally:
+            meter.close()
+            publisher.sample(key, None)
+            publisher.write(key, lambda store: store.delete_upload(progress))
+            gauges.upload_progress(self._builder.statsd, self._builder.fqdn, progress, False)
+        if external_id is None:
+            raise UploadError(f"provider {self.provider} gave no id for the uploaded image")
+        self.log.info("%s (build %s) is at %s as %s, id %s", self.image, self.build_id, self.provider, name, external_id)
+        return name, str(external_id)
+
+    def _file(self, image_type: str) -> tuple[str, image_files.DibImageFile]:
+        base = image_files.image_id(self.image, self.build_id)
+        image_file = image_files.DibImageFile(base, image_type)
+        path = image_file.to_path(self._config.images_dir)
+        if not os.path.isfile(path):
+            raise UploadError(f"there is no file {path}; provider {self.provider} needs format {image_type}")
+        return path, image_file
+
+    def _external_name(self, name_format: str) -> str:
+        try:
+            return name_format.format(image_name=self.image, upload_id=self.number, build_id=self.build_id,
+                                      timestamp=str(self._builder.upload_claims.second(self.image)))
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+            raise UploadError(
+                f"image-name-format {name_format!r} of provider {self.provider} cannot be filled ({error!r}); it may use "
+                "{image_name}, {upload_id}, {timestamp} and {build_id}") from None
+
+    def _metadata(self) -> dict[str, Any]:
+        diskimage = self._config.diskimages.get(self.image)
+        provider_image = self._candidate.provider_image
+        return {
+            **(getattr(diskimage, "meta", None) or {}),
+            **(getattr(provider_image, "tags", None) or {}), **(getattr(provider_image, "meta", None) or {}),
+            "nodepool_build_id": self.build_id, "nodepool_upload_id": self.number,
+        }
+
+    def _hook(self, external_id: str) -> None:
+        hook = getattr(self._candidate.provider, "post_upload_hook", None)
+        if not hook:
+            return
+        path, _ = self._file(self._candidate.provider.image_type)
+        try:
+            status, out, err = process.run_hook([hook, self.provider, external_id, path], None, HOOK_TIMEOUT, self.log)
+        except OSError as error:
+            self.log.error("Cannot start post-upload-hook %s: %s", hook, error)
+            raise UploadError(f"post-upload-hook {hook} cannot be started: {error.strerror or error}") from error
+        if status != 0:
+            self.log.error("post-upload-hook %s ended with status %s; output: %s; errors: %s", hook, status, out, err)
+            raise UploadError(f"post-upload-hook {hook} ended with status {status}; see the builder's log")
+        self.log.info("post-upload-hook %s: %s %s", hook, out, err)
+
+    def _delete_image(self, manager: Any, name: str, external_id: str) -> bool:
+        """True when the cloud has it no more."""
+        try:
+            upload_journal.discard(manager, name, external_id)
+        except Exception:  # a driver may raise anything
+            self.log.exception("Failed to delete image %s (%s) of %s again:", name, external_id, self.provider)
+            return False
+        self.log.info("Deleted image %s (%s) of %s again", name, external_id, self.provider)
+        self._settled()
+        return True
+
+    def _settled(self) -> None:
+        """The cloud has nothing of this upload that ZooKeeper does not know."""
+        if self._note is not None:
+            self._note.end()
+
+    def _provider_known(self) -> bool:
+        provider = self._builder.config.providers.get(self.provider)
+        return provider is not None and bool(provider.manage_images)
+
+    # -- results
+
+    def _succeeded(self, manager: Any, name: str, external_id: str, started: float) -> Result:
+        record = self._new_record(READY)
+        record.external_id, record.external_name = external_id, name
+        record.format = self._candidate.provider.image_type
+        try:
+            self._store(record)
+        except Lost as error:
+            self.reason = f"the result could not be stored: {error}"
+            self.log.error("Upload of %s (build %s) to %s: %s", self.image, self.build_id, self.provider, self.reason)
+            self._delete_image(manager, name, external_id)
+            return Result.FAILED
+        self._settled()
+        statsd, metric = self._builder.statsd, metrics.IMAGE_UPLOADS(self.image, self.provider)
+        statsd.timing(metric, int((time.monotonic() - started) * 1000))
+        statsd.incr(metric)
+        self._publish(lambda store: store.delete_failure(self.image, self.provider))
+        return Result.DONE
+
+    def _failed(self) -> Result:
+        self.log.error("Upload of %s (build %s) to %s failed: %s", self.image, self.build_id, self.provider, self.reason)
+        try:
+            self._store(self._new_record(FAILED))
+        except Lost as error:
+            # Without our lock the record counts as abandoned, with the same end.
+            self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
+        return Result.FAILED
+
+    def _failed_with_image(self, manager: Any, name: str, external_id: str, drop: bool = False) -> Result:
+        """The image is in the cloud and must not stay there."""
+        if self._delete_image(manager, name, external_id):
+            if not drop:
+                return self._failed()
+            self.log.error("Upload of %s to %s failed: %s", self.image, self.provider, self.reason)
+            try:
+                self._locked(
+                    lambda: self._builder.zk.deleteUpload(self.image, self.build_id, self.provider, self.number))
+            except Lost as error:
+                self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
+            return Result.FAILED
+        record = self._new_record(DELETING)
+        record.external_id, record.external_name = external_id, name
+        record.format = self._candidate.provider.image_type
+        self.log.error("Upload of %s to %s failed: %s; deleting the image is tried again", self.image, self.provider,
+                       self.reason)
+        try:
+            self._store(record)
+            self._settled()
+        except Lost as error:
+            self.log.error("Image %s (%s) of %s stays for now: %s", name, external_id, self.provider, error)
+        return Result.FAILED
+
+    def _store(self, record: ImageUpload) -> None:
+        """Write the result under our number, after waiting for ZooKeeper if need be.
+
+        :raises Lost: not ours any more, or ZooKeeper does not come back before we have to end.
+        """
+        record.id = self.number
+        zk = self._builder.zk
+
+        def write() -> None:
+            if record.state == READY and self._others_ready():
+                raise Lost("another builder has uploaded this build meanwhile")
+            zk.storeImageUpload(self.image, self.build_id, self.provider, record, self.number)
+
+        self._locked(write)
+
+    def _others_ready(self) -> bool:
+        if self._lock is None or not self._lock.regained:
+            return False
+        return any(u.id != self.number
+                   for u in self._builder.zk.getUploads(self.image, self.build_id, self.provider, [READY]))
+
+    def _locked(self, write: Callable[[], Any]) -> None:
+        """:raises Lost: see :meth:`_store`."""
+        assert self._lock is not None
+        self._lock.store(write, self._builder.session_usable, lambda: self._worker.running)
+
+    # -- what people see
+
+    def publish_failure(self, next_try: float) -> None:
+        """``next_try`` in the clock of the back-off, which is UNIX time."""
+        failure = UploadFailure(self.image, self.provider, self.build_id, self.number, self.reason, time.time(),
+                                self._attempt, next_try)
+        self._publish(lambda store: store.write_failure(failure))
+
+    def _sample(self, meter: UploadMeter, progress: UploadProgress) -> Callable[[ProgressStore], Any]:
+        meter.sample()
+        progress.updated = time.time()
+        progress.bytes_sent, progress.rate = meter.sent, meter.rate
+        gauges.upload_progress(self._builder.statsd, self._builder.fqdn, progress, True)
+        return lambda store: store.write_upload(progress)
+
+    def _publish(self, write: Callable[[ProgressStore], Any]) -> None:
+        self._builder.publisher.write(("upload-failure", self.image, self.provider), write)
+
+

@@ -1,0 +1,205 @@
+"""Uploads that ended without a known result, and what they left in the cloud.
+
+The record in ZooKeeper names the image only when the upload worked (builder.md section 4).  So that neither a failed call
+nor a killed builder leaves an image behind, each call is noted beside the image files before it is made, in
+``<images-dir>/.uploads``; what is still noted when nobody works on it is looked for in the cloud by its metadata, by the
+one builder that owns the directory.
+Drivers that cannot list images are left to the launcher's search for leaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from nodepool.base.files import replace_file
+from nodepool.builder.cleanup.retention import UploadKey
+from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, properties_of, value_of
+from nodepool.zk import locks, paths
+
+if TYPE_CHECKING:
+    from nodepool.builder.builder import NodePoolBuilder
+    from nodepool.builder.cleanup.provider_queues import Lanes
+
+DIRECTORY = ".uploads"
+#: Seconds after which a note is given up: its provider has not been in the configuration since.
+MAX_AGE = 30 * 24 * 3600.0
+
+log = logging.getLogger("nodepool.builder.uploads")
+
+
+@dataclass(frozen=True)
+class Note:
+    """A call that is about to be made, or was."""
+
+    directory: str
+    image: str
+    build: str
+    provider: str
+    number: str
+    name: str
+    time: float
+
+    @property
+    def key(self) -> UploadKey:
+        return self.image, self.build, self.provider, self.number
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.directory, f"{self.build}-{quote(self.provider, safe='')}-{self.number}.json")
+
+    @property
+    def kept(self) -> bool:
+        return os.path.exists(self.path)
+
+    def end(self) -> None:
+        """Nothing of it can be left in the cloud without a record."""
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("Cannot remove %s: %s", self.path, error.strerror)
+
+
+def begin(images_dir: str, key: UploadKey, name: str) -> Note | None:
+    """Note a call; a file system that is full or broken does not hold up the upload (None)."""
+    directory = os.path.join(images_dir, DIRECTORY)
+    note = Note(directory, *key, name, time.time())
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        replace_file(note.path, json.dumps({k: v for k, v in asdict(note).items() if k != "directory"}))
+    except OSError as error:
+        log.warning("Cannot write %s: %s; an interrupted upload may leave an image in %s", note.path, error.strerror, key[2])
+        return None
+    return note
+
+
+def notes(images_dir: str) -> list[Note]:
+    """All of this image directory; what cannot be read is removed."""
+    directory = os.path.join(images_dir, DIRECTORY)
+    found = []
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return []
+    for entry in names:
+        path = os.path.join(directory, entry)
+        if not entry.endswith(".json"):
+            _remove_unfinished(path)
+            continue
+        try:
+            with open(path, encoding="utf-8") as file:
+                values = json.load(file)
+            image, build, provider, number, name = (
+                str(values[key]) for key in ("image", "build", "provider", "number", "name"))
+            note = Note(directory, image, build, provider, number, name, float(values["time"]))
+            if note.path == path:
+                found.append(note)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.error("Cannot read %s: %s; removing it", path, error)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    return found
+
+
+def _remove_unfinished(path: str) -> None:
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(path).st_mtime > 60:
+            os.unlink(path)
+
+
+def discard(manager: Any, name: str, external_id: str) -> None:
+    """Delete an image of an upload that has not come to an end; providers of other people may know no such difference."""
+    getattr(manager, "discardImage", manager.deleteImage)(name, external_id)
+
+
+def is_of(item: Any, key: UploadKey) -> bool:
+    """Whether an image in the cloud was made by this upload."""
+    if is_snapshot(item):
+        return False
+    properties = properties_of(item)
+    _image, build, provider, number = key
+    return all(str(value_of(properties, f"nodepool_{name}")) == value
+               for name, value in (("build_id", build), ("upload_id", number), ("provider_name", provider)))
+
+
+class StraySweeper:
+    """Removes images of uploads that ended without a known result."""
+
+    def __init__(self, builder: NodePoolBuilder, lanes: Lanes) -> None:
+        self._builder = builder
+        self._lanes = lanes
+
+    def sweep(self, config: Any) -> None:
+        """Ask for it, in the lanes of the providers."""
+        if not self._builder.owns_images_dir:
+            return
+        for note in notes(config.images_dir):
+            if note.key[:3] in self._builder.upload_claims.running():
+                continue
+            if note.provider in config.provider_managers:
+                self._lanes.submit(note.provider, ("stray", note.path), lambda note=note: self._look(note))  # type: ignore[misc]
+            elif time.time() - note.time > MAX_AGE:
+                log.warning("Giving up: upload %s of %s may have left the image %s in %s, which is not configured any more",
+                            note.number, note.image, note.name, note.provider)
+                note.end()
+
+    def _look(self, note: Note) -> None:
+        builder = self._builder
+        if not builder.session_usable.is_set() or note.key[:3] in builder.upload_claims.running() or not note.kept:
+            return
+        # Its lock is older than the note: whoever works on it has it.
+        if locks.names_in_order(builder.zk.kazoo_client, f"{paths.uploads(*note.key[:3])}/lock"):
+            return
+        with builder.managers.use(builder.config, note.provider) as manager:
+            listing = None if manager is None else listing_of(manager)
+            if manager is None:
+                return
+            try:
+                found = [item for item in (listing() if listing is not None else ()) if is_of(item, note.key)]
+            except Exception as error:
+                log.warning("Cannot look for what upload %s of %s left in %s: %r; it is tried again", note.number,
+                            note.image, note.provider, error)
+                return
+            if not self._remove_parts(manager, note):
+                return
+            record = builder.zk.getImageUpload(*note.key)
+            for item in found:
+                external_id = str(value_of(item, "id"))
+                if record is not None and record.external_id == external_id:
+                    continue
+                name = value_of(item, "name") or note.name
+                log.warning("Upload %s of %s (build %s) left image %s (%s) in %s; deleting it", note.number, note.image,
+                            note.build, name, external_id, note.provider)
+                try:
+                    discard(manager, name, external_id)
+                except Exception:  # a driver may raise anything
+                    log.exception("Unable to delete image %s (%s) of %s, it is tried again:", name, external_id, note.provider)
+                    return
+        note.end()
+
+    def _remove_parts(self, manager: Any, note: Note) -> bool:
+        """False: to be tried again."""
+        # Few clouds keep parts of an upload that has no image yet.
+        remove = getattr(getattr(manager, "adapter", manager), "removeUnfinishedUpload", None)
+        if remove is None:
+            return True
+        # Names have a resolution of a second: another provider may get the same image under the same one now.
+        if any(note.key[:2] == running[:2] for running in self._builder.upload_claims.running()):
+            return False
+        try:
+            remove(note.name, note.time)
+        except Exception as error:  # a driver may raise anything
+            log.warning("Cannot remove the parts that upload %s of %s left in %s: %r; it is tried again", note.number, note.image,
+                        note.provider, error)
+            return False
+        return True

@@ -1,0 +1,236 @@
+"""Images, their builds and uploads; all but the listings only leave orders for the builders."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, NoNodeError
+
+from nodepool import status
+from nodepool.cmd.base import seconds
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing
+from nodepool.cmd.commands.images import log as image_log
+from nodepool.cmd.commands.images.follow import EXIT_INTERRUPTED, BuildFollower, Display, Outcome
+from nodepool.zk import paths
+from nodepool.zk.records import BUILDING, DELETING, UPLOADING
+
+#: How often a record is read again that somebody else changes at the same moment.
+TRIES = 10
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_listing(subparsers, "image-list", image_list, "list image uploads")
+    parser.add_argument("--detail", action="store_true", help="with progress, and reasons of failures")
+    parser = add_listing(subparsers, "dib-image-list", dib_image_list, "list image builds")
+    parser.add_argument("--detail", action="store_true", help="with progress, and failed builds with their reasons")
+    add_listing(subparsers, "image-status", image_status, "list images with pause flag and build requests")
+    parser = _add_action(subparsers, "image-build", image_build, "request the build of an image")
+    parser.add_argument("image", metavar="IMAGE", help="image name")
+    parser.add_argument("--wait", action="store_true",
+                        help="follow the build; status 0: built, 1: failed, 3: not ended in time, 130: interrupted")  # fmt: skip
+    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="how long to wait (default: for ever)")
+    for name, function, text in (
+        ("image-pause", image_pause, "stop building an image"),
+        ("image-unpause", image_unpause, "build an image again"),
+    ):
+        parser = _add_action(subparsers, name, function, text)
+        parser.add_argument("image", metavar="IMAGE", help="image name")
+    parser = _add_action(subparsers, "image-delete", image_delete, "delete an upload")
+    parser.add_argument("--provider", metavar="P", required=True, help="provider name")
+    parser.add_argument("--image", metavar="I", required=True, help="image name")
+    parser.add_argument("--upload-id", metavar="U", required=True, help="upload id")
+    parser.add_argument("--build-id", metavar="B", required=True, help="build id")
+    parser = _add_action(subparsers, "dib-image-delete", dib_image_delete, "delete a build with its uploads")
+    parser.add_argument("id", metavar="ID", help="<image>-<build id>")
+    image_log.register(subparsers)
+
+
+def _add_action(
+    subparsers: Subparsers, name: str, function: Callable[[Context], int | None], text: str
+) -> argparse.ArgumentParser:
+    parser = add_command(subparsers, name, function, text)
+    parser.add_argument("--format", choices=status.FORMATS, help="tell what was done, in this form")
+    return parser
+
+
+def report(context: Context, row: dict[str, Any], message: str | None = None) -> None:
+    """What was done: the message of old, or the row in the form asked for (JSON: one object)."""
+    form = context.args.format
+    if form is None:
+        if message is not None:
+            print(message)
+        return
+    if message is not None:
+        row = {**row, "message": message}
+    if form == "json":
+        print(json.dumps(row))
+    else:
+        columns = {key: key.replace("_", " ").title() for key in row}
+        print(status.output(status.Results([row], columns), form))
+
+
+def image_list(context: Context) -> None:
+    context.show(status.image_list(context.zk, context.args.detail))
+
+
+def dib_image_list(context: Context) -> None:
+    context.show(status.dib_image_list(context.zk, context.args.detail))
+
+
+def image_status(context: Context) -> None:
+    context.show(status.image_status(context.zk))
+
+
+# -- building
+
+
+def image_build(context: Context) -> int:
+    args, name = context.args, context.args.image
+    if args.timeout is not None and not args.wait:
+        raise CommandError("--timeout is of no use without --wait")
+    image = context.config.diskimages.get(name)
+    if image is None:
+        raise CommandError(f"Trying to build a non disk-image-builder image: {name}{_meant(context, name)}")
+    if image.pause:
+        raise CommandError(f"Skipping build request for image {name}; paused")
+    if args.wait:
+        return _build_and_wait(context, name)
+    context.zk.submitBuildRequest(name)
+    report(context, {"image": name, "result": "requested"})
+    return 0
+
+
+def _meant(context: Context, name: str) -> str:
+    """What may have been meant."""
+    close = difflib.get_close_matches(name, sorted(context.config.diskimages), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _submit(context: Context, name: str) -> int:
+    """Ask for a build; returns the transaction that did it: builds recorded before do not count.
+
+    :raises CommandError: the request is taken away again and again.
+    """
+    for _ in range(TRIES):
+        context.zk.submitBuildRequest(name)
+        stat = context.kazoo.exists(f"{paths.image(name)}/request-build")
+        if stat is not None:
+            return int(stat.mzxid)
+        # An earlier request was served at this very moment, and ours with it.
+    raise CommandError(f"the request to build {name} does not stay in ZooKeeper")
+
+
+def _build_and_wait(context: Context, name: str) -> int:
+    args = context.args
+    # A result in JSON or the like is for a program: what happens meanwhile goes elsewhere.
+    display = Display(sys.stdout if args.format is None else sys.stderr)
+    follower = BuildFollower(context.zk.client, name, _submit(context, name), display)
+    try:
+        outcome = follower.follow(args.timeout)
+    except KeyboardInterrupt:
+        what = f"the build {name}-{follower.build} goes on" if follower.build else "the request stays"
+        print(f"Stopped waiting; {what}", file=sys.stderr)
+        outcome = Outcome(EXIT_INTERRUPTED, "interrupted", name, follower.build, requested=True)
+        if args.format is None:
+            return outcome.status
+    if args.format is None:
+        print("\n".join(outcome.lines()))
+    else:
+        report(context, outcome.row())
+    return outcome.status
+
+
+# -- flags
+
+
+def image_pause(context: Context) -> None:
+    name = context.args.image
+    known = name in context.config.diskimages or name in context.zk.getImageNames()
+    if not known:
+        raise CommandError(
+            f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
+    context.zk.setImagePaused(name, True)
+    report(context, {"image": name, "result": "paused"})
+
+
+def image_unpause(context: Context) -> None:
+    name = context.args.image
+    if "/" in name:
+        raise CommandError(f"{name} is no image name")
+    context.zk.setImagePaused(name, False)
+    if name not in context.config.diskimages and name not in context.zk.getImageNames():
+        context.refuse(f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
+    report(context, {"image": name, "result": "unpaused"})
+
+
+# -- deleting
+
+
+def _is_name(*names: str) -> bool:
+    """Whether these can be names in ZooKeeper; what cannot be one does not exist."""
+    return all(name not in ("", ".", "..") and "/" not in name and name.isprintable() for name in names)
+
+
+def _mark_deleting(
+    context: Context, read: Callable[[], Any], path: str, running: str, row: dict[str, Any], missing: str, refused: str
+) -> None:
+    """Set a record to ``deleting`` unless it is missing or in the state ``running``.
+
+    The version that was read must be the one that is replaced; else the record is looked at again, so that a builder
+    that starts or ends something at this moment is not overruled.
+    """
+    for _ in range(TRIES):
+        record = read()
+        if record is None:
+            break
+        if record.state == running:
+            report(context, {**row, "result": "refused"}, refused)
+            context.refuse(f"{path}: {refused}", said=True)
+            return
+        if record.state == DELETING:
+            report(context, {**row, "result": DELETING})
+            return
+        record.state = DELETING
+        try:
+            context.kazoo.set(path, record.serialize(), version=record.stat.version)
+        except BadVersionError:
+            continue
+        except NoNodeError:
+            break
+        report(context, {**row, "result": DELETING})
+        return
+    else:
+        raise CommandError(f"{path} is changed all the time; try again")
+    report(context, {**row, "result": "not found"}, missing)
+    context.refuse(f"{path}: {missing}", said=True)
+
+
+def image_delete(context: Context) -> None:
+    args, zk = context.args, context.zk
+    names = (args.image, args.build_id, args.provider, args.upload_id)
+
+    def read() -> Any:
+        return zk.getImageUpload(*names) if _is_name(*names) else None
+
+    _mark_deleting(
+        context, read, paths.upload(*names), UPLOADING,
+        {"image": args.image, "build": args.build_id, "provider": args.provider, "upload": args.upload_id},
+        "Image upload not found", "Cannot delete because image upload in progress")
+
+
+def dib_image_delete(context: Context) -> None:
+    image, dash, build_id = context.args.id.rpartition("-")
+    if not (image and dash and build_id):
+        raise CommandError(f"{context.args.id} is no <image>-<build id>; take the ID column of dib-image-list")
+
+    def read() -> Any:
+        return context.zk.getBuild(image, build_id) if _is_name(image, build_id) else None
+
+    _mark_deleting(
+        context, read, paths.build(image, build_id), BUILDING, {"image": image, "build": build_id},
+        "Build ID not found", "Cannot delete a build in progress")

@@ -1,0 +1,336 @@
+"""Follows the build of an image by watches until it has ended (``image-build --wait``)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from nodepool.cmd.commands.context import CommandError
+from nodepool.status.results import format_age, format_bytes
+from nodepool.zk import paths
+from nodepool.zk.components import ComponentTree
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.mirror.images import ImageData, ImageTree
+from nodepool.zk.mirror.progress import BuildProgress, ProgressData, ProgressTree
+from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
+
+EXIT_OK, EXIT_FAILED, EXIT_TIMEOUT, EXIT_INTERRUPTED = 0, 1, 3, 130
+#: Seconds for reading the tree at the beginning.
+SYNC_TIMEOUT = 30.0
+#: Seconds between two drawings of the running clock on a terminal; costs no word with ZooKeeper.
+TICK = 1.0
+#: Seconds of the longest sleep without a terminal.
+LONGEST_WAIT = 60.0
+#: Seconds that the record of the result may come after the one of the build.
+GRACE = 2.0
+BAR = 16
+ERASE = "\x1b[K"
+
+
+@contextmanager
+def mirrored(*trees: Tree[Any]) -> Iterator[None]:
+    """Keep the trees up to date meanwhile.
+
+    :raises CommandError: ZooKeeper does not answer.
+    """
+    started: list[Tree[Any]] = []
+    try:
+        for tree in trees:
+            started.append(tree)
+            tree.start()
+        for tree in trees:
+            if not tree.synced.wait(SYNC_TIMEOUT):
+                raise CommandError(f"ZooKeeper gave no picture of {tree.root} within {SYNC_TIMEOUT:g} s")
+        yield
+    finally:
+        for tree in started:
+            tree.stop()
+
+
+def cut(text: str, width: int) -> str:
+    """As much of the text as fits into that many columns of a terminal."""
+    used = 0
+    for index, character in enumerate(text):
+        if unicodedata.combining(character):
+            continue
+        used += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if used > width:
+            return text[:index]
+    return text
+
+
+def short_age(age: str) -> str:
+    """``DD:HH:MM:SS`` without the leading parts that are zero, where room is scarce; at least ``MM:SS``."""
+    while len(age) > 5 and age.startswith("00:"):
+        age = age[3:]
+    return age
+
+
+class Display:
+    """One line that is drawn again and again on a terminal; elsewhere a line per change."""
+
+    def __init__(self, stream: TextIO, live: bool | None = None) -> None:
+        self._stream = stream
+        self.live = stream.isatty() if live is None else live
+        self._drawn = False
+        self._last: Any = None
+
+    def show(self, key: Any, text: str, live_text: str) -> None:
+        """``key`` tells one plain line from the next; ``text`` is it, ``live_text`` is for a terminal."""
+        if self.live:
+            self._stream.write(f"\r{cut(live_text, max(10, self._width() - 1))}{ERASE}")
+            self._stream.flush()
+            self._drawn = True
+        elif key != self._last:
+            self._last = key
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+    def _width(self) -> int:
+        """Columns, asked for each time: windows change."""
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        except (OSError, ValueError):
+            columns = 0
+        return columns or shutil.get_terminal_size().columns
+
+    def clear(self) -> None:
+        """Take the line away, for what stays."""
+        if self._drawn:
+            self._stream.write(f"\r{ERASE}")
+            self._stream.flush()
+            self._drawn = False
+
+
+@dataclass
+class Outcome:
+    """How it ended.  ``state``: ready, failed, timeout, interrupted."""
+
+    status: int
+    state: str
+    image: str
+    build: str | None = None
+    reason: str | None = None
+    progress: BuildProgress | None = None
+    record: ImageBuild | None = None
+    #: The request is still there: a builder will try again.
+    requested: bool = False
+
+    def row(self) -> dict[str, Any]:
+        progress, record = self.progress, self.record
+        return {
+            "image": self.image,
+            "build": self.build,
+            "state": self.state,
+            "reason": self.reason,
+            "exit_code": progress.exit_code if progress else None,
+            "builder": (progress.builder if progress else None) or (record.builder if record else None),
+            "formats": self.formats,
+            "sizes": dict(progress.sizes) if progress else {},
+            "duration": progress.elapsed(time.time()) if progress else None,
+            "log": (progress.log if progress else None) or None,
+            "requested": self.requested,
+        }
+
+    @property
+    def formats(self) -> list[str]:
+        if self.progress is not None and self.progress.formats:
+            return list(self.progress.formats)
+        return list(self.record.formats) if self.record is not None else []
+
+    def lines(self) -> list[str]:
+        """For people."""
+        name = f"{self.image}-{self.build}" if self.build else self.image
+        row = self.row()
+        result = []
+        if self.state == READY:
+            sizes = row["sizes"]
+            made = ", ".join(f"{f} {format_bytes(sizes[f])}" if f in sizes else f for f in self.formats)
+            took = f" in {format_age(row['duration'])}" if row["duration"] is not None else ""
+            result.append(f"Built {name}{took}{': ' + made if made else ''}")
+        elif self.state == FAILED:
+            code = f" (exit code {row['exit_code']})" if row["exit_code"] is not None else ""
+            result.append(f"Failed {name}: {self.reason or 'no reason is known'}{code}")
+        elif self.state == "timeout":
+            result.append(f"Not finished in time: {name}; the {'build goes on' if self.build else 'request stays'}")
+        if row["log"]:
+            result.append(f"Log: {row['builder'] or 'unknown host'}:{row['log']}")
+        if self.state == FAILED and self.requested:
+            when = self.progress.next_try if self.progress is not None else None
+            wait = f" in {format_age(when - time.time())}" if when else " after a delay that grows with each failure"
+            result.append(f"The request stays; the builder tries again{wait}")
+        return result
+
+
+class BuildFollower:
+    """Waits for the first build of an image that was begun after a request.
+
+    :param after: zxid of the request; a build whose record is older does not count.
+    """
+
+    def __init__(self, client: ZooKeeperClient, image: str, after: int, display: Display,
+                 clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+        self.image = image
+        self.build: str | None = None
+        self._after = after
+        self._display = display
+        self._clock = clock
+        self._start = clock()
+        self._changed = threading.Event()
+        self._ended_at: float | None = None
+        self._images, self._progress = ImageTree(client), ProgressTree(client)
+        self._components = ComponentTree(client)
+        self._images.listeners.append(lambda _image: self._changed.set())
+        self._progress.listeners.append(lambda _image: self._changed.set())
+        self._components.listeners.append(lambda _path, _gone: self._changed.set())
+        for tree in (self._images, self._progress, self._components):
+            tree.sync_listeners.append(self._changed.set)
+
+    def follow(self, timeout: float | None) -> Outcome:
+        """Wait up to ``timeout`` seconds.
+
+        :raises KeyboardInterrupt: the user does not want to wait any more; ``build`` tells what goes on.
+        """
+        with mirrored(self._images, self._progress, self._components):
+            try:
+                while True:
+                    self._changed.clear()
+                    outcome = self._look()
+                    if outcome is not None:
+                        return outcome
+                    wait = TICK if self._display.live else LONGEST_WAIT
+                    now = self._clock()
+                    if self._ended_at is not None:
+                        wait = max(0.0, min(wait, self._ended_at + GRACE - now))
+                    if timeout is not None:
+                        if now - self._start >= timeout:
+                            return self._outcome(EXIT_TIMEOUT, "timeout")
+                        wait = min(wait, self._start + timeout - now)
+                    self._changed.wait(wait)
+            finally:
+                self._display.clear()
+
+    def _outcome(self, status: int, state: str, reason: str | None = None) -> Outcome:
+        build = self.build
+        progress = self._progress.builds.get(build) if build else None
+        if reason is None and progress is not None:
+            reason = progress.reason
+        return Outcome(status, state, self.image, build, reason, progress,
+                       self._images.builds.get((self.image, build)) if build else None,
+                       self.image in self._images.requests)  # fmt: skip
+
+    def _complete(self) -> bool:
+        """What vanishes is seen at once, what changes only when it has been read."""
+        return all(tree.synced.is_set() and not tree.reading for tree in (self._images, self._progress))
+
+    def _look(self) -> Outcome | None:
+        before = self._complete()
+        images, progress = self._images.data(), self._progress.data()
+        complete = before and self._complete()
+        if self.build is None:
+            self._find(images, progress, complete)
+        if self.build is None:
+            if complete and self.image not in images.requests:
+                return self._outcome(EXIT_FAILED, FAILED, "the request is gone and no build was made for it")
+            self._show_waiting(images, progress)
+            return None
+        record = next((b for b in images.builds if b.image_name == self.image and b.id == self.build), None)
+        seen = progress.builds.get(self.build)
+        if record is not None and record.state == BUILDING:
+            self._show_building(seen, images, complete)
+            return None
+        if record is None and not complete:
+            return None
+        return self._ended(record, seen)
+
+    def _find(self, images: ImageData, progress: ProgressData, complete: bool) -> None:
+        mine = {b.id or "": b for b in images.builds if b.image_name == self.image and b.stat is not None}
+        new = {i: b.stat.czxid for i, b in mine.items() if b.stat is not None and b.stat.czxid > self._after}
+        # A build that failed at once may have lost its record by now; what is known of its progress stays longer.
+        for build_id, seen in progress.builds.items():
+            created = self._progress.created.get(build_id, 0)
+            if seen.image == self.image and not seen.running and build_id not in mine and created > self._after and complete:
+                new[build_id] = created
+        if not new and complete and self.image not in images.requests:
+            # A builder of an earlier release: the end of a build that ran already has served the request.
+            new = {i: b.stat.czxid for i, b in mine.items()
+                   if b.stat is not None and b.stat.mzxid > self._after and b.state == READY}  # fmt: skip
+        if new:
+            self.build = min(new, key=lambda build_id: new[build_id])
+
+    def _ended(self, record: ImageBuild | None, seen: BuildProgress | None) -> Outcome | None:
+        if seen is None or seen.running:
+            # Two records, written one after the other; builders of an earlier release write one only.
+            now = self._clock()
+            if self._ended_at is None:
+                self._ended_at = now
+            if now - self._ended_at < GRACE:
+                return None
+        state = record.state if record is not None else None
+        if state == READY or (state != FAILED and seen is not None and seen.state == READY):
+            return self._outcome(EXIT_OK, READY)
+        if state == FAILED or (seen is not None and seen.state == FAILED):
+            return self._outcome(EXIT_FAILED, FAILED)
+        return self._outcome(EXIT_FAILED, FAILED, "the record of the build has vanished without a result")
+
+    # -- what is shown
+
+    def _line(self, key: Any, text: str) -> None:
+        elapsed = format_age(self._clock() - self._start)
+        self._display.show(key, f"{elapsed}  {self.image}  {text}", f"{self.image}  {short_age(elapsed)}  {text}")
+
+    def _show_waiting(self, images: ImageData, progress: ProgressData) -> None:
+        builders = any(path.startswith(f"{paths.COMPONENTS}/builder/") for path in list(self._components.components))
+        running = [b for b in images.builds if b.state == BUILDING
+                   and images.build_locks.get(b.image_name or "", (0.0, False))[1]]  # fmt: skip
+        own = [b for b in running if b.image_name == self.image]
+        if self.image in images.paused:
+            text = "paused; it is built after image-unpause"
+        elif not builders:
+            text = "no builder is registered; the request waits for one"
+        elif own:
+            seen = progress.builds.get(own[0].id or "")
+            text = f"build {own[0].id} is running first{_phase(seen)}"
+            self._line(("own", own[0].id), text)
+            return
+        elif running:
+            text = f"waiting for a free builder; running: {', '.join(sorted({b.image_name or '' for b in running}))}"
+        else:
+            text = "waiting for a builder"
+        self._line(text, text)
+
+    def _show_building(self, seen: BuildProgress | None, images: ImageData, complete: bool) -> None:
+        name = f"{self.image}-{self.build}"
+        if not images.build_locks.get(self.image, (0.0, False))[1]:
+            # The lock goes right after the result is stored, which may not have been read yet.
+            if complete:
+                self._line("lost", f"{self.build}: its builder is gone or has lost ZooKeeper; waiting for what becomes of it")
+            return
+        if seen is None:
+            self._line(("building", self.build), f"{self.build} is being built")
+            return
+        now = time.time()
+        elapsed = format_age(seen.elapsed(now) or 0)
+        phase = seen.phase or "starting"
+        expected = format_age(seen.expected) if seen.expected else ""
+        fraction = seen.fraction(now)
+        bar, clock = "", short_age(elapsed)
+        if fraction is not None:
+            done = int(fraction * BAR)
+            bar = f"[{'#' * done}{'-' * (BAR - done)}] {fraction:4.0%}  "
+            clock += f"/{short_age(expected)}"
+        self._display.show(
+            (self.build, phase), f"{elapsed}  {name}  {phase}{f' (expected: {expected})' if expected else ''}",
+            f"{self.image}  {bar}{phase}  {clock}  {seen.last_line}")  # fmt: skip
+
+
+def _phase(seen: BuildProgress | None) -> str:
+    return f" ({seen.phase})" if seen is not None and seen.phase else ""

@@ -1,0 +1,242 @@
+"""``request-list`` and ``request create|wait|show|list|accept|return|cancel``.
+
+A person's or a script's way to nodes, on the protocol that Zuul speaks (zookeeper-schema.md sections 5 and 8).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+import uuid
+from typing import Any
+
+from kazoo.exceptions import NoNodeError
+
+from nodepool import status
+from nodepool.cmd.base import seconds, whole_number
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing
+from nodepool.cmd.commands.requests import reasons
+from nodepool.cmd.commands.requests import use as requests_use
+from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
+from nodepool.zk import paths
+from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED
+
+REQUESTOR = "nodepool-cli"
+PRIORITIES = ("100", "200", "300")
+
+
+def register(subparsers: Subparsers) -> None:
+    _add_list(subparsers, "request-list")
+    group = subparsers.add_parser("request", help="ask for nodes, and use them",
+                                  description="A person's or a script's way to nodes, on the protocol that Zuul speaks.")
+    commands = group.add_subparsers(metavar="COMMAND", required=True)
+    _add_list(commands, "list")
+    _register_create(commands)
+    parser = add_command(commands, "wait", wait, "follow requests until they are finished")
+    parser.add_argument("ids", metavar="ID", nargs="+", help="request id")
+    parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S seconds (status 3)")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser = add_command(commands, "show", show, "show a request and its nodes")
+    parser.add_argument("id", metavar="ID", help="request id")
+    parser.add_argument("--json", action="store_true", help="as JSON, with connection data")
+    parser = add_command(commands, "cancel", cancel, "withdraw requests")
+    parser.add_argument("ids", metavar="ID", nargs="*", help="request id")
+    parser.add_argument("--failed", action="store_true", help=f"all failed ones of requestor {REQUESTOR}")
+    requests_use.register(commands)
+
+
+def _add_list(subparsers: Subparsers, name: str) -> None:
+    parser = add_listing(subparsers, name, request_list, "list node requests")
+    parser.add_argument("--detail", action="store_true", help="also why pools have declined them")
+
+
+def _register_create(commands: Subparsers) -> None:
+    parser = add_command(commands, "create", create, "ask for one node per LABEL; prints the request id")
+    parser.add_argument("labels", metavar="LABEL", nargs="+", help="label of a node; twice for two such nodes")
+    parser.add_argument("--priority", choices=PRIORITIES, default="100", help="low is first (default: %(default)s)")
+    parser.add_argument("--relative-priority", metavar="N", type=int, default=0, help="within the priority")
+    parser.add_argument("--tenant", metavar="T", help="count against the limits of this tenant")
+    parser.add_argument("--provider", metavar="P", help="a preference: this provider, when it offers the labels")
+    parser.add_argument("--requestor", metavar="NAME", default=REQUESTOR, help="default: %(default)s")
+    parser.add_argument("--count", metavar="N", type=whole_number(1), default=1, help="make N such requests")
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=seconds, nargs="?", const=float("inf"), default=None,
+        help="follow the requests until they are finished, or for SECONDS",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+
+
+def request_list(context: Context) -> None:
+    context.show(status.request_list(context.zk, detail=context.args.detail))
+
+
+def new_request(args: argparse.Namespace) -> dict[str, Any]:
+    """The record as Zuul writes it at first: other keys are the launcher's."""
+    now = time.time()
+    return {
+        "requestor_data": None,
+        "node_types": args.labels,
+        "requestor": args.requestor,
+        "created_time": now,
+        "provider": args.provider,
+        "state": REQUESTED,
+        "state_time": now,
+        "relative_priority": args.relative_priority,
+        "event_id": uuid.uuid4().hex,
+        "tenant_name": args.tenant,
+    }
+
+
+def create(context: Context) -> int:
+    args, kazoo = context.args, context.kazoo
+    start = time.monotonic()
+    kazoo.ensure_path(paths.REQUESTS)
+    # Persistent, as Zuul's: it stays when this command ends.
+    prefix = f"{paths.REQUESTS}/{args.priority}-"
+    answers = [
+        kazoo.create_async(prefix, json.dumps(new_request(args)).encode(), sequence=True)
+        for _ in range(args.count)
+    ]
+    ids = [answer.get(timeout=60).rpartition("/")[2] for answer in answers]
+    if not args.json:
+        for request_id in ids:
+            print(request_id, flush=True)
+    why = reasons.not_offered(context.zk, args.labels) or reasons.other_provider(context.zk, args.labels, args.provider)
+    if why is not None:
+        reasons.note(why)
+    if args.wait is None:
+        if args.json:
+            print(json.dumps([{"id": request_id, "state": REQUESTED} for request_id in ids]))
+        return 0
+    timeout = None if args.wait == float("inf") else args.wait
+    try:
+        return _follow(context, ids, timeout, start)
+    except KeyboardInterrupt:
+        _withdraw(context, ids)
+        raise
+
+
+def _withdraw(context: Context, ids: list[str]) -> None:
+    """The one who asked has given up: what is not finished goes, what is finished is named."""
+    for request_id in ids:
+        request = context.zk.getNodeRequest(request_id)
+        if request is None or request.state == FAILED:
+            continue
+        if request.state == FULFILLED:
+            reasons.note(f"request {request_id} is fulfilled and keeps its nodes; see {_how_to_end(request_id)}")
+            continue
+        with contextlib.suppress(NoNodeError):
+            context.kazoo.delete(paths.request(request_id))
+        reasons.note(f"request {request_id} has been withdrawn")
+
+
+def _how_to_end(request_id: str) -> str:
+    return f"`nodepool request accept {request_id}` or `nodepool request cancel {request_id}`"
+
+
+def wait(context: Context) -> int:
+    ids = context.args.ids
+    try:
+        return _follow(context, ids, context.args.timeout, time.monotonic())
+    except KeyboardInterrupt:
+        reasons.note(f"the requests go on; withdraw them with `nodepool request cancel {' '.join(ids)}`")
+        raise
+
+
+def _follow(context: Context, ids: list[str], timeout: float | None, start: float) -> int:
+    outcome: dict[str, dict[str, Any]] = {
+        request_id: {"id": request_id, "state": None, "nodes": [], "declined_by": [], "reasons": [], "ms": None}
+        for request_id in ids
+    }
+
+    def report(request_id: str, state: str, record: dict[str, Any]) -> None:
+        milliseconds = round((time.monotonic() - start) * 1000)
+        nodes = record.get("nodes") or []
+        declined = record.get("declined_by") or []
+        said, texts = reasons.declined(context.kazoo, request_id, declined) if state == FAILED else ([], [])
+        outcome[request_id] = {
+            "id": request_id, "state": state, "nodes": nodes, "declined_by": declined, "reasons": said, "ms": milliseconds
+        }  # fmt: skip
+        if not context.args.json:
+            detail = f" nodes {','.join(nodes)}" if nodes else ""
+            if texts:
+                detail += f" declined by {'; '.join(texts)}"
+            print(f"{milliseconds:>7} ms  {request_id}  {state}{detail}", flush=True)
+
+    told: dict[str, str] = {}
+
+    def quiet(open_ids: list[str]) -> None:
+        for request_id in open_ids:
+            request = context.zk.getNodeRequest(request_id)
+            if request is None:
+                continue
+            text = reasons.waits_for(context.zk, request)
+            if told.get(request_id) != text:
+                told[request_id] = text
+                reasons.note(f"{request_id}: {text}")
+
+    states = Follower(context.kazoo).follow(ids, timeout, report, quiet)
+    left = [request_id for request_id, state in states.items() if state not in FINISHED]
+    if left:
+        reasons.note(f"not finished in time; withdraw with `nodepool request cancel {' '.join(left)}`")
+    if context.args.json:
+        print(json.dumps(list(outcome.values())))
+    return exit_status(states.values())
+
+
+def _request(context: Context, request_id: str) -> Any:
+    request = None if "/" in request_id else context.zk.getNodeRequest(request_id)
+    if request is None:
+        raise CommandError(f"Request {request_id} not found")
+    return request
+
+
+def show(context: Context) -> None:
+    request = _request(context, context.args.id)
+    nodes = [node for node_id in request.nodes if (node := context.zk.getNode(node_id)) is not None]
+    if context.args.json:
+        record = {"id": request.id, **request.toDict()}
+        record["nodes"] = [requests_use.inventory(node) for node in nodes]
+        print(json.dumps(record))
+        return
+    _, declined = reasons.declined(context.kazoo, request.id, request.declined_by)
+    why = reasons.not_offered(context.zk, request.node_types) if request.state == FAILED else None
+    waits = reasons.waits_for(context.zk, request) if request.state in (REQUESTED, PENDING) else None
+    now = time.time()
+    print(f"Request {request.id}")
+    for title, value in (
+        ("State", f"{request.state} for {status.format_age(now - (request.state_time or now))}"),
+        ("Labels", ", ".join(request.node_types)),
+        ("Relative priority", request.relative_priority),
+        ("Requestor", request.requestor),
+        ("Tenant", request.tenant_name),
+        ("Provider", request.provider),
+        ("Event", request.event_id),
+        ("Waits", waits),
+        ("Why", why if why != reasons.NO_LAUNCHER else None),
+        *(("Declined by", text) for text in declined),
+    ):
+        if value not in (None, ""):
+            print(f"  {title}: {value}")
+    for node in nodes:
+        print(f"  Node {requests_use.describe(node)}")
+
+
+def cancel(context: Context) -> int:
+    result = 0
+    ids = list(context.args.ids)
+    if context.args.failed:
+        ids += [r.id for r in context.zk.readRequests() if r.state == FAILED and r.requestor == REQUESTOR]
+    elif not ids:
+        raise CommandError("no request id given; see `nodepool request cancel --help`")
+    for request_id in ids:
+        if "/" in request_id:
+            raise CommandError(f"{request_id} is no request id")
+        try:
+            context.kazoo.delete(paths.request(request_id))
+        except NoNodeError:
+            print(f"Request {request_id} not found")
+            result = 1
+    return result

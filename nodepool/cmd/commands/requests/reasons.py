@@ -1,0 +1,59 @@
+"""What a person who asks for nodes is told about launchers: who offers them, and why nobody does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from nodepool.base.offers import joined, why_not_offered
+from nodepool.zk import declines
+from nodepool.zk.records import PENDING
+
+NO_LAUNCHER = "no launcher is alive; requests wait until one starts"
+
+
+def note(text: str) -> None:
+    """A line beside the result, which scripts read from standard output."""
+    print(f"nodepool: {text}", file=sys.stderr, flush=True)
+
+
+def not_offered(zk: Any, labels: Collection[str]) -> str | None:
+    """Why no launcher can serve a request for these labels at present; None: one offers them."""
+    pools = zk.getRegisteredPools()
+    if not pools and not zk.getLaunchers():
+        return NO_LAUNCHER
+    return why_not_offered(labels, pools, "launcher")
+
+
+def other_provider(zk: Any, labels: Collection[str], provider: str | None) -> str | None:
+    """That the provider asked for will not be the one that serves; None: it may be."""
+    pools = [pool for pool in zk.getRegisteredPools() if set(labels) <= pool.labels]
+    if not provider or not pools or any(pool.provider_name == provider for pool in pools):
+        return None
+    return (f"provider {provider} does not offer {joined(set(labels))}; another one serves: "
+            f"{joined({str(pool.provider_name) for pool in pools})}")
+
+
+def waits_for(zk: Any, request: Any) -> str:
+    """Whom an open request waits for."""
+    labels, declined_by = request.node_types, request.declined_by
+    why = not_offered(zk, labels)
+    if why is not None:
+        return why
+    offering = [pool for pool in zk.getRegisteredPools() if set(labels) <= pool.labels]
+    said = [
+        f"{pool.provider_name}-{pool.name}"
+        + (" (has declined it)" if pool.id in declined_by else " (paused: at its quota)" if pool.paused else "")
+        for pool in sorted(offering, key=lambda pool: (str(pool.provider_name), str(pool.name)))
+    ]
+    taken = "a launcher has taken it on; " if request.state == PENDING else ""
+    return f"{taken}offered by {', '.join(said)}"
+
+
+def declined(kazoo: Any, request_id: str, declined_by: list[str]) -> tuple[list[str], list[str]]:
+    """What those said who declined, and one text for each of them, also for those that said nothing."""
+    found = declines.read(kazoo, ((request_id, launcher_id) for launcher_id in declined_by))
+    said = {launcher_id: text for (_id, launcher_id), text in found.items()}
+    return ([said[one] for one in declined_by if one in said],
+            [said.get(one) or declines.pool_of(one) for one in declined_by])  # fmt: skip

@@ -1,0 +1,1 @@
+"""What is checked before a configuration is used."""

@@ -1,0 +1,133 @@
+"""What is of the right type in a configuration and cannot work all the same (config.md section 12)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+#: Dictionaries whose keys are somebody else's.
+_FOREIGN = frozenset({
+    "env-vars", "metadata", "meta", "node-attributes", "tags", "dynamic-tags", "instance-properties",
+    "dynamic-instance-properties", "scheduler-hints", "rspec", "backing-config", "zookeeper-tls",
+})  # fmt: skip
+_PORTS = frozenset({"port", "connection-port", "ssh-port"})
+#: With negative ones images are built, or builds and launches given up, again and again.
+_NEVER_NEGATIVE = frozenset({
+    "rebuild-age", "build-timeout", "boot-timeout", "launch-timeout", "zookeeper-timeout",
+})  # fmt: skip
+#: Negative ones mean as much as 0, or nothing at all.
+_BETTER_NOT_NEGATIVE = frozenset({
+    "min-ready", "max-ready-age", "max-servers", "max-cores", "max-ram", "max-volumes", "max-volume-gb", "max-parallel-jobs",
+    "launch-retries", "timeout", "rate", "grace-time", "min-retention-time", "max-age", "min-ram", "volume-size",
+    "build-log-retention", "failed-build-retention", "build-min-free",
+})  # fmt: skip
+#: Of slivers; these have no predecessor in 11.0.0.
+_OF_SLIVERS = frozenset({"cpus", "cpu-limit", "ram", "disk", "pids"})
+_WAITS = frozenset({"timeout", "boot-timeout", "launch-timeout", "build-timeout", "zookeeper-timeout"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """See ``Problem`` of nodepool.config.checks.validation."""
+
+    text: str
+    where: tuple[Any, ...]
+    error: bool = True
+    fatal: bool = True
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value) if isinstance(value, int | float | str) else None
+    except ValueError:
+        return None
+
+
+def numbers(data: Any, where: tuple[Any, ...] = ()) -> Iterator[Finding]:
+    """Ports, and numbers that cannot be negative."""
+    if isinstance(data, list):
+        for index, item in enumerate(data):
+            yield from numbers(item, (*where, index))
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        place = (*where, key)
+        if isinstance(value, dict | list):
+            if key not in _FOREIGN:
+                yield from numbers(value, place)
+            continue
+        number = _number(value)
+        if number is None:
+            continue
+        if key in _PORTS:
+            if not 0 <= number <= 65535:
+                yield Finding(f"{value} is no port, which is 1 to 65535", place)
+            elif number == 0 and where != ("webapp",):  # there: any that is free
+                yield Finding("0 is no port, which is 1 to 65535", place, error=False, fatal=False)
+        elif number < 0 and (key in _NEVER_NEGATIVE or (key in _OF_SLIVERS and where[:1] == ("providers",))):
+            yield Finding(f"{value} is negative", place)
+        elif number < 0 and key in _BETTER_NOT_NEGATIVE and where[:1] != ("tenant-resource-limits",):
+            yield Finding(f"{value} is negative, which has no meaning here", place, error=False, fatal=False)
+        elif number == 0 and key == "zookeeper-timeout":
+            yield Finding("0 seconds are too short", place)
+        elif number == 0 and key in _WAITS and key != "build-timeout":  # there: the default
+            yield Finding("0 seconds are too short for anything to answer", place, error=False, fatal=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """A label that a pool offers; ``backing`` is the label of the machines that it is made on."""
+
+    label: str
+    where: tuple[Any, ...]
+    backing: str | None = None
+
+
+def backing_labels(offers: list[Offer], defined: set[Any]) -> Iterator[Finding]:
+    """Labels whose machines would be made of themselves, and those of which there are no machines."""
+    backed: dict[str, set[str]] = {}
+    for offer in offers:
+        if offer.backing is not None:
+            backed.setdefault(offer.label, set()).add(offer.backing)
+    real = {offer.label for offer in offers if offer.backing is None}
+    for offer in offers:
+        if offer.backing is None:
+            continue
+        place = (*offer.where, "backing-label")
+        chain = _way_back(offer.label, offer.backing, backed)
+        if chain:
+            # A pool with machines of its own may end it.
+            fatal = not real.intersection(chain)
+            yield Finding(f"backing labels form a cycle: {' -> '.join(chain)}", place, fatal=fatal)
+        elif offer.backing not in backed and offer.backing not in real:
+            more = "" if offer.backing in defined else ", and the top-level labels do not have it"
+            text = f"backing-label {offer.backing} of label {offer.label}: no pool here offers it{more}"
+            yield Finding(text, place, error=False, fatal=False)
+
+
+def _way_back(label: str, first: str, backed: dict[str, set[str]]) -> list[str]:
+    """From *label* by way of *first* to *label* again; [] when there is none."""
+    ways = [[label, first]]
+    seen = set()
+    while ways:
+        way = ways.pop()
+        if way[-1] == label:
+            return way
+        if way[-1] not in seen:
+            seen.add(way[-1])
+            ways += [[*way, following] for following in sorted(backed.get(way[-1], ()))]
+    return []
+
+
+def nobody_offers(labels: Any, offers: list[Offer]) -> Iterator[Finding]:
+    """Labels of which ready nodes are wanted, in vain unless another launcher makes them."""
+    offered = {offer.label for offer in offers}
+    for index, label in enumerate(labels if isinstance(labels, list) else ()):
+        if not isinstance(label, dict) or label.get("name") in offered:
+            continue
+        if (_number(label.get("min-ready")) or 0) > 0:
+            text = f"label {label.get('name')} has min-ready, but no pool here offers it"
+            yield Finding(text, ("labels", index, "min-ready"), error=False, fatal=False)

@@ -1,0 +1,364 @@
+"""Finds everything wrong in a file without contacting anything (config.md section 12).
+
+``config-validate`` and the daemons, when they load a file, do the same here. What 11.0.0 took and lived with is an error for
+``config-validate`` at most; a daemon refuses only what would harm it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import voluptuous as v
+
+from nodepool.config.checks.crosschecks import Offer, backing_labels, nobody_offers, numbers
+from nodepool.config.diskimages import lineage
+from nodepool.config.errors import ConfigError, ProviderUnavailable
+from nodepool.config.loading import driver_directories
+from nodepool.config.location import find_line, readable_path
+from nodepool.config.model import Config, get_provider_config
+from nodepool.config.reading import leftover_references
+from nodepool.config.schema import advice, check, harmful, secure_schema, top_level_schema
+from nodepool.config.source import Source
+from nodepool.config.zookeeper import connections
+from nodepool.driver.configuration import ProviderConfig
+from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
+
+SCHEMA = "Schema validation failed: "
+#: Options of providers that the launcher itself reckons with, whatever the driver.
+COMMON_NUMBERS = (["max-concurrency"], ["max-servers"], ["priority"])
+#: Options that the loader makes numbers of when they are text.
+CONVERTED = {"openstack": ("rate", "connection-port"), "fake": ("rate", "connection-port"),
+             "static": ("timeout", "connection-port")}  # fmt: skip
+
+
+@dataclasses.dataclass
+class Problem:
+    """One finding; warnings do not make the file invalid. A daemon takes over no file with a ``fatal`` one."""
+
+    text: str
+    line: int | None = None
+    path: str = ""
+    error: bool = True
+    fatal: bool = False
+
+    def format(self, file: str) -> str:
+        place = f"{file}:{self.line}" if self.line else file
+        return f"{place}: {self.path}: {self.text}" if self.path else f"{place}: {self.text}"
+
+
+def dicts(items: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The entries of a list that are dictionaries, with their positions."""
+    if isinstance(items, list):
+        for index, item in enumerate(items):
+            if isinstance(item, dict):
+                yield index, item
+
+
+class Validation:
+    """One run over one file.
+
+    :param replaced: options for which those of the secure file stand.
+    :param by_daemon: it is loaded as well, which tells of drivers that are missing; and only files of the own machine count.
+    """
+
+    def __init__(self, source: Source, replaced: Collection[str] = (), by_daemon: bool = False) -> None:
+        self.source = source
+        self.path = source.path
+        self.data: Any = source.data
+        if isinstance(self.data, dict):
+            self.data = {key: value for key, value in self.data.items() if key not in replaced}
+        self.replaced = replaced
+        self.by_daemon = by_daemon
+        self.problems: list[Problem] = []
+
+    def note(self, text: str, where: Sequence[Any] = (), error: bool = True, fatal: bool = False) -> None:
+        line, path = find_line(self.source.root, where), readable_path(self.data, where)
+        self.problems.append(Problem(text, line, path, error, fatal))
+
+    def run(self) -> list[Problem]:
+        """All findings, in the order of the file."""
+        self._text()
+        if not isinstance(self.data, dict):
+            what = "is empty" if self.data is None else "must be a dictionary of options at the top"
+            self.note(f"{SCHEMA}the configuration {what}")
+            return self.problems
+        self._sections(top_level_schema())
+        self._check(self._zookeeper)
+        if not self.by_daemon:
+            self._check(self._files)
+        self._check(self._duplicates, "labels", "label")
+        self._check(self._diskimages)
+        self._check(self._providers)
+        self._check(self._crosschecks)
+        self.problems.sort(key=lambda problem: problem.line or 0)
+        return self.problems
+
+    def run_secure(self) -> list[Problem]:
+        """As ``run``, for a secure file."""
+        self._text()
+        if isinstance(self.data, dict):
+            self._sections(secure_schema())
+        return self.problems
+
+    def _check(self, step: Callable[..., None], *arguments: Any) -> None:
+        """One group of checks; what they stumble over the schema has said, or else it is told here."""
+        before = any(problem.error for problem in self.problems)
+        try:
+            step(*arguments)
+        except Exception as error:
+            if not before:
+                self.note(f"cannot be checked: {type(error).__name__}: {error}")
+
+    def _text(self) -> None:
+        for name, line in leftover_references(self.source.text):
+            self.problems.append(Problem(f"%({name}) is not set in the environment", line, error=False))
+        for key, line in self.source.duplicates:
+            text = f"{key!r} is given twice in one dictionary; the later wins"
+            self.problems.append(Problem(text, line, error=False))
+
+    def _schema(self, schema: Any, data: Any, prefix: tuple[Any, ...], fatal: Callable[[v.Invalid], bool]) -> None:
+        for error in check(schema, data):
+            path = [str(item) if isinstance(item, v.Marker) else item for item in error.path]
+            self.note(f"{SCHEMA}{error.error_message}{advice(schema, error)}", (*prefix, *path), fatal=fatal(error))
+
+    def _sections(self, schema: Any) -> None:
+        """The top of the file; what is no number there the loader refuses or makes one of it."""
+        self._schema(schema, self.data, (), lambda error: harmful(error, self.data, None))
+
+    def _names(self, key: str) -> set[Any]:
+        return {item.get("name") for _, item in dicts(self.data.get(key)) if isinstance(item.get("name"), str)}
+
+    def _duplicates(self, key: str, kind: str, error: bool = False) -> None:
+        seen: Counter[str] = Counter()
+        for index, item in dicts(self.data.get(key)):
+            name = item.get("name")
+            if not isinstance(name, str):
+                continue
+            if not name:
+                self.note(f"{SCHEMA}a {kind} must have a name", (key, index, "name"))
+                continue
+            seen[name] += 1
+            if seen[name] > 1:
+                self.note(f"{kind} {name} already defined", (key, index), error)
+            if "/" in name or name in (".", ".."):
+                self.note(f"{kind} {name!r}: the name is used in paths and must not contain '/'", (key, index), False)
+
+    def _zookeeper(self) -> None:
+        servers = self.data.get("zookeeper-servers")
+        if not servers and "zookeeper-servers" in self.data:
+            text = "no servers here: the daemons do not start unless the secure file has them"
+            self.note(text, ("zookeeper-servers",), error=False)
+        if isinstance(servers, list):
+            try:
+                connections(servers)
+            except ConfigError as exc:
+                if "required key" not in exc.message:  # the schema said so
+                    self.note(exc.message, exc.where)
+        if servers and not self.data.get("zookeeper-tls") and "zookeeper-tls" not in self.replaced \
+                and self.data.get("zookeeper-insecure") is not True:
+            self.note("zookeeper-tls with cert, key and ca is required, here or in the secure file",
+                      ("zookeeper-servers",), error=False)  # fmt: skip
+
+    def _files(self) -> None:
+        """Files may exist on another machine only: warnings."""
+        tls = self.data.get("zookeeper-tls")
+        wanted: list[tuple[tuple[str, ...], Any]]
+        wanted = [(("zookeeper-tls", key), value) for key, value in tls.items()] if isinstance(tls, dict) else []
+        wanted.append((("images-dir",), self.data.get("images-dir")))
+        elements = self.data.get("elements-dir")
+        wanted += [(("elements-dir",), item) for item in elements.split(":")] if isinstance(elements, str) else []
+        for where, path in wanted:
+            if isinstance(path, str) and path and not os.path.exists(os.path.expanduser(path)):
+                self.note(f"{path} does not exist on this machine", where, error=False)
+
+    def _diskimages(self) -> None:
+        self._duplicates("diskimages", "diskimage", error=True)
+        entries = {
+            item["name"]: (index, item)
+            for index, item in dicts(self.data.get("diskimages"))
+            if isinstance(item.get("name"), str)
+        }
+        said: set[tuple[Any, ...]] = set()
+        for name in entries:
+            try:
+                lineage(entries, name)
+            except ConfigError as exc:
+                place = exc.where
+                if "cycle" in exc.message:
+                    place = ("diskimages", entries[name][0], "parent")
+                    members = tuple(sorted(set(exc.message.partition(": ")[2].split(" -> "))))
+                    if members in said:
+                        continue
+                    said.add(members)
+                elif place in said:
+                    continue
+                said.add(place)
+                self.note(exc.message, place)
+        for name, (index, item) in entries.items():
+            variables = item.get("env-vars")
+            for key, value in variables.items() if isinstance(variables, dict) else ():
+                if isinstance(value, bool):
+                    where = ("diskimages", index, "env-vars", key)
+                    self.note(f"diskimage {name}: a boolean here is ambiguous, put it in quotes", where, error=False)
+
+    def _providers(self) -> None:
+        self._duplicates("providers", "provider")
+        try:
+            paths = driver_directories(self.data.get("drivers-path"), self.path)
+            if paths:
+                Drivers.load(paths)
+        except ConfigError:
+            pass  # the schema said so
+        providers = self.data.get("providers")
+        for index, item in enumerate(providers if isinstance(providers, list) else ()):
+            where = ("providers", index)
+            if not isinstance(item, dict):
+                self.note(f"{SCHEMA}expected a dictionary", where)
+            elif not isinstance(item.get("name"), str):
+                self.note(f"{SCHEMA}required key not provided", (*where, "name"))
+            else:
+                self._provider(item, where)
+
+    def _crosschecks(self) -> None:
+        offers = []
+        for index, item in dicts(self.data.get("providers")):
+            for place, label, options in self._labels(item):
+                backing = options.get("backing-label") or item.get("backing-label")
+                where = ("providers", index, *place)
+                offers.append(Offer(label, where, backing if isinstance(backing, str) else None))
+        findings = [*numbers(self.data), *backing_labels(offers, self._names("labels"))]
+        findings += nobody_offers(self.data.get("labels"), offers)
+        for finding in findings:
+            self.note(finding.text, finding.where, finding.error, finding.fatal)
+
+    def _provider(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
+        name = item["name"]
+        asked = item.get("driver")
+        if asked is not None and not isinstance(asked, str):
+            self.note(f"{SCHEMA}expected str", (*where, "driver"))
+            return
+        if name.startswith("fake") and asked not in (None, "fake", "openstack"):
+            self.note(f"provider {name} gets the driver fake because of its name", (*where, "driver"), error=False)
+        try:
+            config = get_provider_config(dict(item))
+            schema = config.getSchema()
+        except UnknownDriver as exc:
+            if not self.by_daemon:
+                advice_given = ";" in str(exc)
+                self.note(str(exc) if advice_given else f"{exc}; known are {', '.join(Drivers.known())}", (*where, "driver"))
+            return
+        except (DriverLoadError, ImportError) as exc:
+            if not self.by_daemon:
+                self.note(str(exc), (*where, "driver"))
+            return
+        except Exception as exc:
+            self.note(f"provider {name}: {type(exc).__name__}: {exc}", where)
+            return
+        options = schema.schema if isinstance(schema, v.Schema) else schema
+        if isinstance(options, dict):
+            options = {**options, **ProviderConfig.getCommonSchemaDict()}
+        if type(config).__module__.startswith("nodepool.driver."):
+            converted = CONVERTED.get(str(config.driver.name), ())
+            self._schema(options, item, where, lambda error: harmful(error, item, converted))
+        else:  # which types another driver lives with nobody knows here
+            self._schema(options, item, where, lambda error: error.path[-1:] in COMMON_NUMBERS and harmful(error, item, ()))
+        self._references(item, where)
+        self._pools(item, where)
+        if config.driver.name == "metastatic":
+            self._metastatic(item, where)
+        if not self.by_daemon and not any(problem.error for problem in self.problems):
+            self._load(config, where)
+
+    def _load(self, config: Any, where: tuple[Any, ...]) -> None:
+        """What its driver refuses in a provider that looks good so far."""
+        try:
+            config.load(self.loaded)
+            self.loaded.providers[config.name] = config
+        except ProviderUnavailable:
+            pass  # it may be there on another machine
+        except ConfigError as exc:
+            self.note(exc.message, exc.where if exc.where[:1] == ("providers",) else (*where, *exc.where))
+        except Exception as exc:
+            self.note(f"provider {config.name}: {type(exc).__name__}: {exc}", where)
+
+    @functools.cached_property
+    def loaded(self) -> Config:
+        """The sections that drivers look at, and the providers so far; used when nothing is wrong in them."""
+        config = Config()
+        config.setDiskImages(self.data.get("diskimages"))
+        config.setLabels(self.data.get("labels"))
+        for driver in Drivers.loaded():
+            driver.reset()
+        return config
+
+    def _references(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
+        """Images and labels have to be defined."""
+        name, images, labels = item["name"], self._names("diskimages"), self._names("labels")
+        for index, image in dicts(item.get("diskimages")):
+            if isinstance(image.get("name"), str) and image["name"] not in images:
+                text = f"diskimage {image['name']} in provider {name} is not defined in the main diskimages list"
+                self.note(text, (*where, "diskimages", index))
+        cloud_images = {image.get("name") for _, image in dicts(item.get("cloud-images"))}
+        for place, label, options in self._labels(item):
+            here = (*where, *place)
+            if label not in labels:
+                self.note(f"label {label} in provider {name} not in top-level labels", here)
+            used = options.get("diskimage")
+            if isinstance(used, str) and used not in images:
+                text = f"label {label} in provider {name} uses diskimage {used}"
+                self.note(f"{text} which is not defined in the main diskimages list", (*here, "diskimage"))
+            cloud = options.get("cloud-image")
+            if isinstance(cloud, str) and cloud not in cloud_images:
+                text = f"cloud-image {cloud} does not exist in provider {name} but is referenced in label {label}"
+                self.note(text, (*here, "cloud-image"))
+
+    def _labels(self, item: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, dict[str, Any]]]:
+        """Place, name and options of each label that a provider offers."""
+        for index, pool in dicts(item.get("pools")):
+            offered = pool.get("labels")
+            for number, label in enumerate(offered if isinstance(offered, list) else ()):
+                place = ("pools", index, "labels", number)
+                if isinstance(label, str):
+                    yield place, label, {}
+                elif isinstance(label, dict) and isinstance(label.get("name"), str):
+                    yield place, label["name"], label
+            for number, node in dicts(pool.get("nodes")):
+                names = node.get("labels")
+                for label in names.split() if isinstance(names, str) else names if isinstance(names, list) else ():
+                    if isinstance(label, str):
+                        yield ("pools", index, "nodes", number, "labels"), label, {}
+
+    def _pools(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
+        seen: set[Any] = set()
+        for index, pool in dicts(item.get("pools")):
+            name = pool.get("name")
+            if isinstance(name, str) and name in seen:
+                self.note(f"pool {name} already defined; the later wins", (*where, "pools", index), error=False)
+            seen.add(name if isinstance(name, str) else None)
+            for number, node in dicts(pool.get("nodes")):
+                if "ssh-port" in node:
+                    here = (*where, "pools", index, "nodes", number, "ssh-port")
+                    self.note("ssh-port is the old name of connection-port", here, error=False)
+        if item.get("driver") == "ibmvpc" and "_" in item["name"]:
+            self.note(f"provider {item['name']}: the cloud does not allow '_' in names", (*where, "name"), error=False)
+
+    def _metastatic(self, item: dict[str, Any], where: tuple[Any, ...]) -> None:
+        backing: dict[str, tuple[str, dict[str, Any]]] = {}
+        defaults = {"max-parallel-jobs": 1, "grace-time": 60, "min-retention-time": 0, "max-age": None}
+        for place, label, options in self._labels(item):
+            name = options.get("backing-label")
+            if not isinstance(name, str):
+                continue
+            settings = {key: options.get(key, value) for key, value in defaults.items()}
+            other, known = backing.setdefault(name, (label, settings))
+            if known != settings:
+                text = f"Multiple label definitions for backing label {name} with different settings"
+                self.note(f"{text}: {other} and {label}", (*where, *place))
+            age, retention = settings["max-age"], settings["min-retention-time"]
+            if isinstance(age, int) and isinstance(retention, int) and age < retention:
+                self.note(f"label {label}: max-age is smaller than min-retention-time", (*where, *place))

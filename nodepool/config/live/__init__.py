@@ -1,0 +1,1 @@
+"""Configuration of a running daemon: noticing changes, and keeping the last good one."""

@@ -1,0 +1,144 @@
+"""The configuration of a daemon: loads, validates, watches; keeps the last good one while the files are wrong (config.md 11)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from nodepool.config.checks.validation import Validation
+from nodepool.config.errors import ConfigError
+from nodepool.config.live.watch import ConfigWatcher, modification_time
+from nodepool.config.loading import checkRecentConfig, load_both, replaced_keys
+from nodepool.config.model import Config
+from nodepool.config.source import Source
+from nodepool.exceptions import ConfigurationError
+
+#: Reasons that one message names.
+SHOWN = 5
+
+
+class ConfigKeeper:
+    """Loads the files, says what is wrong with them, and since when; each problem is logged once.
+
+    :param paths: the main file, the secure file or None.
+    :param stale_changed: called with 1 when the file cannot be used, with 0 when it is in force.
+    :param required: options that the daemon cannot do without, see :meth:`Config.require`.
+    """
+
+    def __init__(
+        self, paths: Iterable[str | None], log: logging.Logger, stale_changed: Callable[[int], Any], required: Sequence[str] = (),
+    ) -> None:
+        self._paths = [path for path in paths if path]
+        self._log = log
+        self._stale_changed = stale_changed
+        self._required = required
+        self._watcher: ConfigWatcher | None = None
+        #: Why the file on disk is not in force, and since when (Unix seconds); None when it is.
+        self.error: str | None = None
+        self.stale_since: float | None = None
+        self._reported: Any = None
+        #: Texts that were validated last, and the reason to refuse them.
+        self._validated: tuple[list[str], str | None] = ([], None)
+        #: What does no harm, not said yet: only when they are taken over.
+        self._warnings: list[str] = []
+
+    def load(self) -> Config:
+        """The configuration on disk.
+
+        :raises ConfigurationError: it cannot be used.
+        """
+        main, *rest = [Source(path) for path in self._paths]
+        secure = rest[0] if rest else None
+        texts = [source.text for source in (main, *rest)]
+        if texts != self._validated[0]:
+            self._validated = (texts, self._validate(main, secure))
+        if self._validated[1] is not None:
+            raise ConfigError(self._validated[1])
+        try:
+            config = load_both(main, secure)
+        except (ConfigurationError, OSError):
+            raise
+        except Exception as error:  # of a value that nobody has foreseen
+            self._log.debug("The configuration cannot be used:", exc_info=True)
+            raise ConfigError(f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate") from error
+        config.require(main.path, *self._required)
+        return config
+
+    def update(self, current: Config | None, apply: Callable[[Config], Any]) -> bool:
+        """Have the files brought into force when they are not ``current``; True when they were.
+
+        What is wrong with them is logged, and ``current`` stays.
+        """
+        if current is not None and checkRecentConfig(current, *self._paths):
+            self.good()
+            return False
+        try:
+            config = self.load()
+        except Exception as error:
+            self.bad(error)
+            return False
+        try:
+            apply(config)
+        except ConfigurationError as error:  # found out only now, such as an unreadable certificate
+            self.bad(error)
+            return False
+        self.good()
+        if self._watcher is not None:
+            self._watcher.watch_also(config.driver_files)
+        return True
+
+    def watch(self, changed: Callable[[], Any], driver_files: Iterable[str] = ()) -> None:
+        """From now on ``changed`` is called, on a thread of its own, when there is something to :meth:`update`."""
+        self._watcher = ConfigWatcher(self._paths, changed, name="CleanupWorker-config")
+        self._watcher.start()
+        self._watcher.watch_also(driver_files)
+
+    def stop(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
+
+    def _validate(self, main: Source, secure: Source | None) -> str | None:
+        """The reason why the files cannot be used, or None."""
+        found = [(main.path, problem) for problem in Validation(main, replaced_keys(secure), by_daemon=True).run()]
+        if secure is not None:
+            found += [(secure.path, problem) for problem in Validation(secure, by_daemon=True).run_secure()]
+        self._warnings = [problem.format(path) for path, problem in found if not problem.fatal]
+        fatal = [problem.format(path) for path, problem in found if problem.fatal]
+        more = [f"{len(fatal) - SHOWN} more, see nodepool config-validate"] if len(fatal) > SHOWN else []
+        return "; ".join([*fatal[:SHOWN], *more]) or None
+
+    def good(self) -> None:
+        """The file on disk is in force."""
+        warnings, self._warnings = self._warnings, []
+        for text in warnings:
+            self._log.warning("%s", text)
+        if self.error is not None:
+            self._log.info("The configuration is good again")
+        self.error = self.stale_since = None
+        self._reported = None
+        self._stale_changed(0)
+
+    def bad(self, error: Exception) -> None:
+        """The file on disk cannot be used."""
+        signature = (str(error), [modification_time(path) for path in self._paths])
+        if self.stale_since is None:
+            self.stale_since = time.time()
+        self.error = str(error)
+        self._stale_changed(1)
+        if signature == self._reported:
+            return
+        self._reported = signature
+        if isinstance(error, (ConfigurationError, OSError)):
+            self._log.error("The configuration cannot be used, keeping the last good one: %s", error)
+        else:
+            self._log.error("The configuration cannot be used, keeping the last good one:", exc_info=error)
+
+    def describe(self) -> list[str]:
+        """One line about the file on disk when it is not in force."""
+        if self.error is None:
+            return []
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.stale_since))
+        return [f"configuration: stale since {since}: {self.error}"]

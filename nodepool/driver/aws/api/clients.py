@@ -1,0 +1,71 @@
+"""Sessions and clients of boto3, which is imported here and nowhere else."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from nodepool.exceptions import ConfigurationError
+
+CONNECT_TIMEOUT = 10.0
+READ_TIMEOUT = 60.0
+CONNECTIONS = 40
+
+_lock = threading.Lock()
+_loader: Any = None
+
+
+@dataclass
+class Clients:
+    ec2: Any
+    s3: Any
+    s3_client: Any
+    quotas: Any
+    ebs: Any
+
+    def close(self) -> None:
+        for client in (self.ec2, self.s3_client, self.s3.meta.client, self.quotas, self.ebs):
+            client.close()
+
+
+def make(provider: Any, read_timeout: float) -> Clients:
+    """Clients for the provider's region and profile; endpoints may be set by AWS's usual means.
+
+    :raises ConfigurationError: the profile does not exist.
+    """
+    import boto3
+    import botocore.exceptions
+    import botocore.loaders
+    import botocore.session
+    from botocore.config import Config
+
+    from nodepool.driver.aws.api import credentials
+
+    global _loader
+    # Our own wrapper repeats calls, within deadlines and at a pace that gives way; repeats below would be hidden from it.
+    plain = Config(connect_timeout=CONNECT_TIMEOUT, read_timeout=read_timeout, max_pool_connections=CONNECTIONS,
+                   retries={"total_max_attempts": 1, "mode": "standard"}, user_agent_extra="nodepool")
+    # The parts of a large upload are sent by the library's own threads: only it can repeat one of them.
+    uploads = plain.merge(Config(retries={"total_max_attempts": 5, "mode": "standard"}))
+    with _lock:
+        try:
+            core = botocore.session.Session(profile=provider.profile_name)
+            if _loader is None:
+                _loader = core.get_component("data_loader")
+            else:
+                # The descriptions of the APIs are large; one copy serves all providers.
+                core.register_component("data_loader", _loader)
+            credentials.prepare(core)
+            session = boto3.Session(botocore_session=core, region_name=provider.region_name)
+            return Clients(
+                ec2=session.client("ec2", config=plain),
+                s3=session.resource("s3", config=uploads),
+                s3_client=session.client("s3", config=plain),
+                quotas=session.client("service-quotas", config=plain),
+                ebs=session.client("ebs", config=plain),
+            )
+        except botocore.exceptions.ProfileNotFound as error:
+            raise ConfigurationError(
+                f"provider {provider.name}: profile-name {provider.profile_name} is in no AWS configuration file"
+            ) from error

@@ -1,0 +1,223 @@
+"""What is asked of AWS and remembered for a while (driver-aws.md 2.1)."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.cloud import CloudCalls, ErrorKind
+from nodepool.cloud.memo import Memo
+from nodepool.driver.aws.api.errors import classify
+from nodepool.driver.aws.objects import state_of, tag_list_to_dict
+from nodepool.driver.utils import LazyExecutorTTLCache
+
+CACHE_TTL = 10
+SERVICE_QUOTA_CACHE_TTL = 300
+FILTER_TTL = 300
+PAGE = 1000
+READ_DEADLINE = 120.0
+"""Seconds for a reading call with its retries: whoever waits for it has an older answer or asks again."""
+
+
+class _ReadLane:
+    """Lets the caches renew themselves on the threads of the lane "read"."""
+
+    def __init__(self, calls: CloudCalls) -> None:
+        self._calls = calls
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kw: Any) -> Future[Any]:
+        return self._calls.run(lambda: function(*args, **kw), lane="read")
+
+
+class AwsLookups:
+    """The reading part of an adapter. Lists of the whole region serve quota and clean-up only."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        self.calls: CloudCalls = adapter.calls
+        self._memo = Memo()
+        self._object_tags: dict[tuple[str, str], dict[str, str]] = {}
+        executor: Any = _ReadLane(self.calls)
+        quota_cache = LazyExecutorTTLCache(SERVICE_QUOTA_CACHE_TTL, executor)
+        self.ec2_quotas = quota_cache(lambda: self._list_quotas("ec2"))
+        self.ebs_quotas = quota_cache(lambda: self._list_quotas("ebs"))
+
+    # -- lists of the region
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Hardly older than the question: whoever finds the last list too old waits for a new one.
+
+        For the quota, which is calculated so seldom that the answer before is of no use: with it our own nodes, deleted
+        since, would count as somebody else's.
+        """
+        return self._memo.get("instances", None, self.list_instances, CACHE_TTL)  # type: ignore[no-any-return]
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """The same of volumes."""
+        return self._memo.get("volumes", None, self.list_volumes, CACHE_TTL)  # type: ignore[no-any-return]
+
+    def _paged(self, method: str, key: str, **kw: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        token: dict[str, Any] = {}
+        while True:
+            answer = self.adapter.ec2(method, **kw, **token)
+            found += answer.get(key) or []
+            if not answer.get("NextToken"):
+                return found
+            token = {"NextToken": answer["NextToken"]}
+
+    def list_hosts(self) -> list[dict[str, Any]]:
+        return self._paged("describe_hosts", "Hosts")
+
+    def list_instances(self) -> list[dict[str, Any]]:
+        return _instances(self._paged("describe_instances", "Reservations", MaxResults=PAGE))
+
+    def list_volumes(self) -> list[dict[str, Any]]:
+        return self._paged("describe_volumes", "Volumes", MaxResults=PAGE)
+
+    def list_amis(self) -> list[dict[str, Any]]:
+        return self._paged("describe_images", "Images", Owners=["self"])
+
+    def list_snapshots(self) -> list[dict[str, Any]]:
+        return self._paged("describe_snapshots", "Snapshots", OwnerIds=["self"], MaxResults=PAGE)
+
+    def list_objects(self) -> list[dict[str, Any]]:
+        """Objects of the bucket (``Key``, ``ETag``, ...); none without object storage."""
+        storage = self.adapter.provider.object_storage
+        if not storage:
+            return []
+        found: list[dict[str, Any]] = []
+        token: dict[str, Any] = {}
+        while True:
+            answer = self.calls.call(
+                "list_objects_v2", self.adapter.s3_client.list_objects_v2, Bucket=storage["bucket-name"], **token)
+            found += answer.get("Contents") or []
+            if not answer.get("NextContinuationToken"):
+                return found
+            token = {"ContinuationToken": answer["NextContinuationToken"]}
+
+    def object_tags(self, entry: dict[str, Any]) -> dict[str, str]:
+        """Tags of an object of the list; a call per object, made once as long as the object is the same."""
+        key = (entry["Key"], f"{entry.get('ETag')} {entry.get('LastModified')}")
+        known = self._object_tags.get(key)
+        if known is not None:
+            return known
+        try:
+            answer = self.calls.call("get_object_tagging", self.adapter.s3_client.get_object_tagging, missing_ok=True,
+                                     Bucket=self.adapter.provider.object_storage["bucket-name"], Key=entry["Key"])
+        except Exception as error:
+            if classify(error) is ErrorKind.NOT_FOUND:
+                return {}
+            self.adapter.log.warning("Cannot read the tags of object %s: %s", entry["Key"], error)
+            return {}
+        tags = self._object_tags[key] = tag_list_to_dict(answer.get("TagSet"))
+        return tags
+
+    def forget_objects(self, present: Iterable[dict[str, Any]]) -> None:
+        """Keep remembered tags of these objects only."""
+        keys = {entry["Key"] for entry in present}
+        for key in [key for key in self._object_tags if key[0] not in keys]:
+            self._object_tags.pop(key, None)
+
+    def volumes_by_instance(self) -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for volume in self.volumes():
+            for attachment in volume.get("Attachments") or []:
+                found[attachment.get("InstanceId", "")].append(volume)
+        return found
+
+    def _list_quotas(self, service: str) -> dict[str, float]:
+        """Limits by quota code."""
+        found: dict[str, float] = {}
+        token: dict[str, Any] = {}
+        while True:
+            answer = self.calls.call("list_service_quotas", self.adapter.aws_quotas.list_service_quotas, lane="quota",
+                                     idempotent=True, ServiceCode=service, **token)
+            found.update((quota["QuotaCode"], quota["Value"]) for quota in answer.get("Quotas") or [])
+            if not answer.get("NextToken"):
+                return found
+            token = {"NextToken": answer["NextToken"]}
+
+    # -- those that somebody waits for
+
+    def some_instances(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """These instances as they are now; a filter, unlike ids, does not fail for those that do not exist."""
+        answer = self._paged("describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": list(ids)}])
+        return {instance["InstanceId"]: instance for instance in _instances(answer)}
+
+    def some_hosts(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The same for hosts, which cannot be filtered by id: a missing one is found by asking singly."""
+        try:
+            answer = self.adapter.ec2("describe_hosts", missing_ok=True, HostIds=list(ids))
+        except Exception as error:
+            if classify(error) is not ErrorKind.NOT_FOUND:
+                raise
+            if len(ids) == 1:
+                return {}
+            found: dict[str, dict[str, Any]] = {}
+            for one in ids:
+                found.update(self.some_hosts([one]))
+            return found
+        return {host["HostId"]: host for host in answer.get("Hosts") or []}
+
+    def left_on_host(self, host_id: str) -> list[str]:
+        """Ids of the instances on the host that were made for the same node of ours: also those that no record knows."""
+        host = self.some_hosts([host_id]).get(host_id) or {}
+        owner = _made_for(host)
+        ids = [instance["InstanceId"] for instance in host.get("Instances") or [] if instance.get("InstanceId")]
+        if not ids or owner[0] != self.adapter.provider.name or owner[1] is None:
+            return []
+        return [key for key, instance in self.some_instances(ids).items()
+                if _made_for(instance) == owner and state_of(instance) != "terminated"]
+
+    # -- facts that do not change
+
+    def instance_type(self, name: str) -> dict[str, Any]:
+        def fetch() -> Any:
+            return self.adapter.ec2("describe_instance_types", InstanceTypes=[name])["InstanceTypes"][0]
+
+        return self._memo.get("type", name, fetch)  # type: ignore[no-any-return]
+
+    def image(self, ami_id: str) -> dict[str, Any]:
+        """An AMI by id.
+
+        :raises LaunchNodepoolException: it is not there.
+        """
+
+        def fetch() -> Any:
+            images = self.adapter.ec2("describe_images", ImageIds=[ami_id]).get("Images") or []
+            if not images:
+                raise exceptions.LaunchNodepoolException(
+                    f"image {ami_id} does not exist in region {self.adapter.provider.region_name}")
+            return images[0]
+
+        return self._memo.get("image", ami_id, fetch)  # type: ignore[no-any-return]
+
+    def filtered_image(self, filters: list[dict[str, Any]]) -> str:
+        """Id of the newest AMI that matches, looked up again after five minutes.
+
+        :raises LaunchNodepoolException: there is none.
+        """
+        key = json.dumps(filters)
+
+        def fetch() -> str:
+            images = self._paged("describe_images", "Images", Filters=filters)
+            if not images:
+                raise exceptions.LaunchNodepoolException(f"no image matches the image-filters {key}")
+            return str(max(images, key=lambda image: image.get("CreationDate") or "")["ImageId"])
+
+        return str(self._memo.get("filter", key, fetch, FILTER_TTL))
+
+
+def _made_for(thing: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Provider and node that the tags name."""
+    tags = tag_list_to_dict(thing.get("Tags"))
+    return tags.get("nodepool_provider_name"), tags.get("nodepool_node_id")
+
+
+def _instances(reservations: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [instance for reservation in reservations for instance in reservation.get("Instances") or []]

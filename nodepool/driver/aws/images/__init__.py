@@ -1,0 +1,1 @@
+"""Images in AWS: imports and snapshots."""

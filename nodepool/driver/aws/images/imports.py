@@ -1,0 +1,252 @@
+"""Getting images into AWS and out of it again (driver-aws.md 2.8). Runs on the builder's threads."""
+
+from __future__ import annotations
+
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.cloud import ErrorKind
+from nodepool.driver.aws.api.errors import classify, code_of, passes
+from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
+from nodepool.driver.aws.objects import tag_dict_to_list
+from nodepool.driver.aws.schema import IMAGE_FORMATS
+
+IMPORT_LIMIT = 6 * 3600.0
+"""Seconds that an import may take."""
+CLOCKS = 300.0
+"""Seconds by which our clock and that of AWS may differ."""
+TOO_MANY = "ResourceCountLimitExceeded"
+
+
+class AwsImages:
+    """The image part of an adapter."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        self.log = adapter.log
+        self.provider = adapter.provider
+
+    # -- upload
+
+    def upload(
+        self, image: Any, image_name: str, filename: str, image_format: str | None, metadata: dict[str, Any] | None
+    ) -> str:
+        """The id of the new AMI; ``image`` is the provider's entry of the image."""
+        tags = {key: str(value) for key, value in (metadata or {}).items()}
+        self.log.debug("Uploading image %s by %s", image_name, image.import_method)
+        if image.import_method == "ebs-direct":
+            snapshot_id, size = self._send_blocks(image, image_name, filename, tags)
+            return self._register(image, image_name, tags, snapshot_id, max(size, image.volume_size or 0))
+        if image.import_method == "image":
+            return self._import_image(image, image_name, filename, image_format, tags)
+        return self._import_snapshot(image, image_name, filename, image_format, tags)
+
+    def _send_blocks(self, image: Any, image_name: str, filename: str, tags: dict[str, str]) -> tuple[str, int]:
+        encryption: dict[str, Any] = {}
+        if image.encrypted:
+            encryption["Encrypted"] = True
+            if image.kms_key_id:
+                encryption["KmsKeyArn"] = image.kms_key_id
+        uploader = EBSSnapshotUploader(self.adapter, self.log, filename, image_name, tags, encryption)
+        result: tuple[str, int] = uploader.upload(self.provider.image_import_timeout)
+        return result
+
+    def _import_snapshot(self, image: Any, name: str, filename: str, image_format: str | None, tags: dict[str, str]) -> str:
+        kind = image_format or self.provider.image_type
+        encryption: dict[str, Any] = {"Encrypted": True} if image.encrypted else {}
+        if image.kms_key_id:
+            encryption["KmsKeyId"] = image.kms_key_id
+
+        def start(bucket: dict[str, str]) -> Any:
+            return self.adapter.ec2(
+                "import_snapshot", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex,
+                DiskContainer={"Format": kind, "UserBucket": bucket}, **encryption,
+                TagSpecifications=[{"ResourceType": "import-snapshot-task", "Tags": tag_dict_to_list(tags)}])
+
+        task = self._through_bucket(name, kind, filename, tags, start, self.snapshot_task)
+        detail = task["SnapshotTaskDetail"]
+        self.adapter.tag([detail["SnapshotId"]], tags)
+        return self._register(image, name, tags, detail["SnapshotId"], image.volume_size)
+
+    def _import_image(self, image: Any, name: str, filename: str, image_format: str | None, tags: dict[str, str]) -> str:
+        kind = image_format or self.provider.image_type
+        encryption: dict[str, Any] = {"Encrypted": True} if image.encrypted else {}
+        if image.kms_key_id:
+            encryption["KmsKeyId"] = image.kms_key_id
+
+        def start(bucket: dict[str, str]) -> Any:
+            return self.adapter.ec2(
+                "import_image", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, Architecture=image.architecture,
+                DiskContainers=[{"Format": kind, "UserBucket": bucket}], **encryption,
+                TagSpecifications=[{"ResourceType": "import-image-task", "Tags": tag_dict_to_list(tags)}])
+
+        task = self._through_bucket(name, kind, filename, tags, start, self.image_task)
+        ami_id = str(task["ImageId"])
+        snapshots = [detail["SnapshotId"] for detail in task.get("SnapshotDetails") or [] if detail.get("SnapshotId")]
+        if not snapshots:
+            snapshots = _snapshots_of(self.adapter.ec2("describe_images", ImageIds=[ami_id]))
+        self.adapter.tag([ami_id, *snapshots], tags)
+        return ami_id
+
+    def _through_bucket(
+        self, name: str, kind: str, filename: str, tags: dict[str, str], start: Callable[[dict[str, str]], Any],
+        look: Callable[[str], Any],
+    ) -> Any:  # fmt: skip
+        """Put the file into the bucket, have it imported, remove it again; returns the finished task."""
+        storage = self.provider.object_storage
+        if not storage:
+            raise exceptions.RuntimeConfigurationException(
+                f"provider {self.provider.name} needs object-storage to import image {name}")
+        bucket, key = storage["bucket-name"], f"{name}.{kind}"
+        self.adapter.upload_object(bucket, key, filename, urllib.parse.urlencode(tags))
+        try:
+            task_id = self._start_import(name, lambda: start({"S3Bucket": bucket, "S3Key": key}))
+            return self._wait_import(name, task_id, look)
+        finally:
+            try:
+                self.adapter.delete_object(bucket, key)
+            except Exception as error:
+                # Found again by its tags.
+                self.log.warning("Cannot delete object %s: %s", key, error)
+
+    def _start_import(self, name: str, start: Callable[[], Any]) -> str:
+        limit = self.provider.image_import_timeout
+        until = time.monotonic() + (limit or 0)
+        while True:
+            try:
+                return str(start()["ImportTaskId"])
+            except Exception as error:
+                if code_of(error) != TOO_MANY or time.monotonic() >= until:
+                    raise
+                self.log.debug("Too many imports at the same time; image %s waits", name)
+            self.adapter.pause_upload()
+
+    def _wait_import(self, name: str, task_id: str, look: Callable[[str], Any]) -> Any:
+        until = time.monotonic() + IMPORT_LIMIT
+        while True:
+            task, failure = None, None
+            try:
+                task = look(task_id)
+            except Exception as error:
+                # The import goes on whether we can see it or not, and reads the object that a failed upload removes.
+                if not passes(error):
+                    raise
+                failure = error
+                self.log.warning("Cannot look at import task %s of image %s, will look again: %s", task_id, name, error)
+            detail = (task or {}).get("SnapshotTaskDetail") or task or {}
+            status = detail.get("Status")
+            if status == "completed":
+                self.log.debug("Import task %s of %s is completed", task_id, name)
+                return task
+            if status in ("deleted", "deleting"):
+                raise exceptions.ImageCreateException(
+                    f"Error uploading image {name}: import task {task_id} is {status}: {detail.get('StatusMessage')}")
+            if time.monotonic() >= until:
+                raise exceptions.ImageCreateException(f"Timeout importing image {name} by task {task_id}") from failure
+            self.adapter.pause_upload()
+
+    def _register(self, image: Any, name: str, tags: dict[str, str], snapshot_id: str, size: int | None) -> str:
+        ebs: dict[str, Any] = {"DeleteOnTermination": True, "SnapshotId": snapshot_id, "VolumeType": image.volume_type}
+        optional = {"VolumeSize": size, "Iops": image.iops, "Throughput": image.throughput}
+        ebs.update({key: value for key, value in optional.items() if value})
+        args: dict[str, Any] = {
+            "Architecture": image.architecture, "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": ebs}],
+            "RootDeviceName": "/dev/sda1", "VirtualizationType": "hvm", "EnaSupport": image.ena_support, "Name": name,
+            "TagSpecifications": [{"ResourceType": "image", "Tags": tag_dict_to_list(tags)}]}
+        if image.imds_support == "v2.0":
+            args["ImdsSupport"] = "v2.0"
+        answer = self.adapter.ec2("register_image", lane="write", **args)
+        self.log.info("Registered image %s as %s", name, answer["ImageId"])
+        return str(answer["ImageId"])
+
+    # -- tasks
+
+    def snapshot_task(self, task_id: str) -> Any:
+        """An import task, None if there is none."""
+        return self._task("describe_import_snapshot_tasks", "ImportSnapshotTasks", task_id)
+
+    def image_task(self, task_id: str) -> Any:
+        return self._task("describe_import_image_tasks", "ImportImageTasks", task_id)
+
+    def _task(self, method: str, key: str, task_id: str) -> Any:
+        try:
+            answer = self.adapter.ec2(method, missing_ok=True, ImportTaskIds=[task_id])
+        except Exception as error:
+            if classify(error) is ErrorKind.NOT_FOUND:
+                return None
+            raise
+        tasks = answer.get(key) or []
+        return tasks[0] if tasks else None
+
+    # -- removal
+
+    def remove_parts(self, name: str, since: float) -> None:
+        """Abort uploads to the bucket under exactly this name that began after ``since`` (UNIX time): a killed builder's.
+
+        :param name: external name that the builder has noted before it made the upload, so nobody else's.
+        """
+        storage = self.provider.object_storage
+        if not storage:
+            return
+        bucket, client, calls = storage["bucket-name"], self.adapter.s3_client, self.adapter.calls
+        markers: dict[str, Any] = {}
+        while True:
+            try:
+                answer = calls.call("list_multipart_uploads", client.list_multipart_uploads, Bucket=bucket,
+                                    Prefix=f"{name}.", **markers)
+            except Exception as error:
+                if classify(error) is not ErrorKind.CONFIGURATION:
+                    raise
+                self.log.warning("Cannot see whether parts of image %s stay in bucket %s (%s); allow "
+                                 "s3:ListBucketMultipartUploads or let a lifecycle rule remove them", name, bucket, error)
+                return
+            for upload in answer.get("Uploads") or []:
+                kind = upload["Key"].removeprefix(f"{name}.")
+                if kind in IMAGE_FORMATS and upload["Initiated"].timestamp() >= since - CLOCKS:
+                    self.log.warning("Removing the parts of %s, whose upload was cut off, from bucket %s", upload["Key"], bucket)
+                    self._abort(bucket, upload)
+            if not answer.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+    def _abort(self, bucket: str, upload: dict[str, Any]) -> None:
+        try:
+            self.adapter.calls.call("abort_multipart_upload", self.adapter.s3_client.abort_multipart_upload, lane="delete",
+                                    Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        except Exception as error:
+            if code_of(error) != "NoSuchUpload":
+                raise
+
+    def delete(self, ami_id: str) -> None:
+        """Deregister the AMI and delete its snapshots; what is not there is fine."""
+        snapshots: list[str] = []
+        try:
+            snapshots = _snapshots_of(self.adapter.ec2("describe_images", missing_ok=True, ImageIds=[ami_id]))
+            self.adapter.ec2("deregister_image", lane="delete", ImageId=ami_id)
+        except Exception as error:
+            if classify(error) is not ErrorKind.NOT_FOUND:
+                raise
+            self.log.warning("Image %s is not there any more", ami_id)
+        for snapshot_id in snapshots:
+            self.delete_snapshot(snapshot_id)
+
+    def delete_snapshot(self, snapshot_id: str) -> None:
+        try:
+            self.adapter.ec2("delete_snapshot", lane="delete", SnapshotId=snapshot_id)
+        except Exception as error:
+            if classify(error) is not ErrorKind.NOT_FOUND:
+                raise
+            self.log.warning("Snapshot %s is not there any more", snapshot_id)
+
+
+def _snapshots_of(answer: dict[str, Any]) -> list[str]:
+    return [
+        mapping["Ebs"]["SnapshotId"]
+        for image in answer.get("Images") or []
+        for mapping in image.get("BlockDeviceMappings") or []
+        if (mapping.get("Ebs") or {}).get("SnapshotId")
+    ]

@@ -1,0 +1,1 @@
+"""Instances of AWS: parameters, alternatives, machines."""

@@ -1,0 +1,182 @@
+"""Launching one instance: image, ladder of ways, fleet (driver-aws.md 2.2 to 2.4). Runs on threads of the lane "write"."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from typing import Any
+
+from cachetools import TTLCache
+
+from nodepool import exceptions
+from nodepool.cloud import ErrorKind, translate
+from nodepool.driver.aws.api.errors import classify, code_of, kind_of_code
+from nodepool.driver.aws.launch import parameters
+from nodepool.driver.aws.launch.alternatives import Rung, SoldOut
+
+#: Refusals that another way may not share.
+_NEXT = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
+#: What AWS says of an instance type that it does not have in this zone.
+UNSUPPORTED = "Unsupported"
+#: How the codes begin that name a launch template which is not there.
+NO_TEMPLATE = ("InvalidLaunchTemplateName.NotFound", "InvalidLaunchTemplateId.NotFound")
+
+UNCLEAR = 1800.0
+"""Seconds that the token of a call without a clear answer is kept."""
+
+
+def _refusal(error: BaseException, single: bool) -> ErrorKind:
+    """The kind of a refused launch; a type that this zone never has is no more than sold out, when there are other ways."""
+    return ErrorKind.CAPACITY if not single and code_of(error) == UNSUPPORTED else classify(error)
+
+
+class FleetError(Exception):
+    """A fleet request without result; looks like an error of the API to the classifier."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.response = {"Error": {"Code": code, "Message": message}}
+
+
+class Launching:
+    """The launching part of an adapter."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        self.log = adapter.log
+        self.sold_out = SoldOut()
+        self._lock = threading.Lock()
+        #: Tokens of calls of which it is not known whether they worked, by what they asked for.
+        self._unclear: TTLCache[str, str] = TTLCache(1024, UNCLEAR, time.monotonic)
+
+    def _create(self, method: str, **args: Any) -> Any:
+        """A call that makes something, and makes it once however often it is repeated.
+
+        Its token is kept when it ends without a clear answer: the next attempt for the same node asks with the same one
+        and gets what the former has made, if it has.
+        """
+        wanted = json.dumps([method, args], sort_keys=True, default=str)
+        with self._lock:
+            token = self._unclear.pop(wanted, None) or uuid.uuid4().hex
+        try:
+            return self.adapter.ec2(method, lane="write", idempotent=True, ClientToken=token, **args)
+        except Exception as error:
+            if classify(error) is ErrorKind.TRANSIENT:
+                with self._lock:
+                    self._unclear[wanted] = token
+            raise
+
+    def allocate_host(self, label: Any, tags: dict[str, str]) -> str:
+        """The id of a new dedicated host.
+
+        :raises QuotaException, CapacityException: as AWS says.
+        """
+        args = parameters.allocate_host(label, tags)
+        try:
+            answer = self._create("allocate_hosts", **args)
+        except Exception as error:
+            raise translate(error, classify, *_NEXT) from error
+        return str(answer["HostIds"][0])
+
+    def launch(
+        self, label: Any, image_external_id: str | None, tags: dict[str, str], host_id: str | None
+    ) -> tuple[dict[str, Any], Rung]:  # fmt: skip
+        """Start an instance; returns what AWS said about it and the way that worked.
+
+        :raises QuotaException: every way is beyond a quota.
+        :raises CapacityException: every way is refused, at least one for lack of capacity.
+        """
+        image_id = self._image_id(label, image_external_id)
+        if label.fleet:
+            return self._fleet(label, image_id, tags), label.ladder[0]
+        image = self.adapter.cloud.image(image_id)
+        single = len(label.ladder) == 1
+        rungs = label.ladder if single else self.sold_out.order(label.ladder)
+        refusals: list[tuple[Rung, Exception, ErrorKind]] = []
+        for rung in rungs:
+            try:
+                instance = self._run(label, rung, image_id, image, tags, host_id)
+            except Exception as error:
+                kind = _refusal(error, single)
+                if kind not in _NEXT:
+                    self.log.error("Provider %s, pool %s, label %s: AWS refuses %s: %s", self.adapter.provider.name,
+                                   label.pool.name, label.name, rung.describe(), error)
+                    raise
+                refusals.append((rung, error, kind))
+                if not single:
+                    self.sold_out.refused(rung)
+                    self.log.info("Label %s: %s is refused (%s)", label.name, rung.describe(), code_of(error))
+            else:
+                self.sold_out.worked(rung)
+                return instance, rung
+        raise self._refused(refusals)
+
+    def _refused(self, refusals: list[tuple[Rung, Exception, ErrorKind]]) -> BaseException:
+        text = "; ".join(f"{rung.describe()}: {error}" for rung, error, _ in refusals)
+        if any(kind is ErrorKind.CAPACITY for _, _, kind in refusals):
+            return exceptions.CapacityException(text)
+        return exceptions.QuotaException(text)
+
+    def _image_id(self, label: Any, image_external_id: str | None) -> str:
+        if image_external_id:
+            return image_external_id
+        image = label.cloud_image
+        return str(image.image_id or self.adapter.cloud.filtered_image(image.image_filters))
+
+    def _run(
+        self, label: Any, rung: Rung, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+    ) -> dict[str, Any]:  # fmt: skip
+        args = parameters.run_instances(label, rung, image_id, image, tags, host_id)
+        self.log.debug("Creating instance %s as %s", tags.get("Name"), rung.describe())
+        answer = self._create("run_instances", **args)
+        return answer["Instances"][0]  # type: ignore[no-any-return]
+
+    def _fleet(self, label: Any, image_id: str, tags: dict[str, str]) -> dict[str, Any]:
+        template = self.adapter.templates.name(label)
+        try:
+            try:
+                groups = self._create_fleet(parameters.create_fleet(label, template, image_id, tags))
+            except Exception as error:
+                if not code_of(error).startswith(NO_TEMPLATE):
+                    raise
+                # Equal settings share a template: another provider has removed it with its own configuration.
+                self.log.warning("Launch template %s of label %s is gone, making it again", template, label.name)
+                self.adapter.templates.forget(template)
+                template = self.adapter.templates.name(label)
+                groups = self._create_fleet(parameters.create_fleet(label, template, image_id, tags))
+        except Exception as error:
+            raise translate(error, classify, *_NEXT) from error
+        return {"InstanceId": groups[0]["InstanceIds"][0], "InstanceType": groups[0].get("InstanceType")}
+
+    def _create_fleet(self, args: dict[str, Any]) -> list[dict[str, Any]]:
+        answer = self._create("create_fleet", **args)
+        groups = [group for group in answer.get("Instances") or [] if group.get("InstanceIds")]
+        if not groups:
+            errors = answer.get("Errors") or [{}]
+            raise FleetError(errors[0].get("ErrorCode") or "UnfulfillableCapacity",
+                             errors[0].get("ErrorMessage") or "the fleet has no instance")
+        return groups
+
+    def know_type(self, instance_type: str | None) -> None:
+        """Have the type looked up before its size is asked for."""
+        if instance_type:
+            try:
+                self.adapter.cloud.instance_type(instance_type)
+            except Exception as error:
+                self.log.warning("Cannot look at instance type %s: %s", instance_type, error)
+
+    def ended(self, instance: dict[str, Any], rung: Rung | None) -> Exception:
+        """What to raise for an instance that was terminated before it ran."""
+        reason = instance.get("StateReason") or {}
+        code, text = str(reason.get("Code") or ""), str(reason.get("Message") or "no reason given")
+        message = f"Instance {instance['InstanceId']} was terminated: {text}"
+        kind = kind_of_code(code.rpartition(".")[2])
+        if kind is ErrorKind.QUOTA:
+            return exceptions.QuotaException(message)
+        if kind is ErrorKind.CAPACITY:
+            if rung is not None:
+                self.sold_out.refused(rung)
+            return exceptions.CapacityException(message)
+        return exceptions.LaunchStatusException(message)

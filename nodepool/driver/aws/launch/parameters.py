@@ -1,0 +1,175 @@
+"""Arguments of the calls that launch (driver-aws.md 2.2 to 2.4). Nothing is called here."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+from typing import Any
+
+from nodepool.driver.aws.launch.alternatives import Rung
+from nodepool.driver.aws.objects import tag_dict_to_list
+
+LAUNCH_TEMPLATE_PREFIX = "nodepool-launch-template"
+
+
+def node_tags(hostname: str, label: Any, metadata: dict[str, Any], request: Any, log: Any) -> dict[str, str]:
+    """Tags of instance, volume and host: the nodepool keys cannot be hidden, the name is always the host's."""
+    tags: dict[str, str] = dict(label.tags)
+    if label.dynamic_tags and request is not None:
+        attributes = request.getSafeAttributes()
+        for key, template in label.dynamic_tags.items():
+            try:
+                tags[key] = template.format(request=attributes)
+            except Exception:
+                log.exception("Dynamic tag %s of label %s cannot be formatted", key, label.name)
+    tags.update({key: str(value) for key, value in metadata.items()})
+    tags["Name"] = hostname
+    return tags
+
+
+def _tag_specifications(tags: dict[str, str], *types: str) -> list[dict[str, Any]]:
+    return [{"ResourceType": one, "Tags": tag_dict_to_list(tags)} for one in types]
+
+
+def _volume(label: Any) -> dict[str, Any]:
+    """What the label says about the root volume."""
+    options = {
+        "VolumeSize": label.volume_size, "VolumeType": label.volume_type, "Iops": label.iops,
+        "Throughput": label.throughput, "Encrypted": label.encrypted or None, "KmsKeyId": label.kms_key_id}
+    return {key: value for key, value in options.items() if value}
+
+
+def root_device(image: dict[str, Any], label: Any) -> dict[str, Any] | None:
+    """The root volume: the AMI's first mapping with the label's settings laid over it."""
+    mappings = image.get("BlockDeviceMappings") or []
+    if not mappings or "Ebs" not in mappings[0]:
+        return None
+    mapping = copy.deepcopy(mappings[0])
+    mapping["Ebs"]["DeleteOnTermination"] = True
+    # AWS refuses to repeat how the snapshot is encrypted; the volume inherits it.
+    mapping["Ebs"].pop("Encrypted", None)
+    mapping["Ebs"].update(_volume(label))
+    return mapping  # type: ignore[no-any-return]
+
+
+def _metadata_options(label: Any) -> dict[str, str] | None:
+    if label.imdsv2 not in ("required", "optional"):
+        return None
+    return {"HttpTokens": label.imdsv2, "HttpEndpoint": "enabled"}
+
+
+def _profile(label: Any) -> dict[str, str] | None:
+    profile = label.iam_instance_profile
+    if not profile:
+        return None
+    return {"Name": profile["name"]} if "name" in profile else {"Arn": profile["arn"]}
+
+
+def _reservation(pairs: tuple[tuple[str, str], ...] | None) -> dict[str, Any] | None:
+    options = dict(pairs or ())
+    if "preference" in options:
+        return {"CapacityReservationPreference": options["preference"]}
+    if "id" in options:
+        return {"CapacityReservationTarget": {"CapacityReservationId": options["id"]}}
+    if "resource-group-arn" in options:
+        return {"CapacityReservationTarget": {"CapacityReservationResourceGroupArn": options["resource-group-arn"]}}
+    return None
+
+
+def _interface(label: Any, subnet_id: str | None) -> dict[str, Any]:
+    pool = label.pool
+    interface: dict[str, Any] = {"AssociatePublicIpAddress": pool.public_ipv4, "DeviceIndex": 0}
+    if label.security_group_ids:
+        interface["Groups"] = list(label.security_group_ids)
+    if subnet_id:
+        interface["SubnetId"] = subnet_id
+    if pool.public_ipv6:
+        interface["Ipv6AddressCount"] = 1
+    return interface
+
+
+def run_instances(
+    label: Any, rung: Rung, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        "ImageId": image_id, "MinCount": 1, "MaxCount": 1, "KeyName": label.key_name, "EbsOptimized": label.ebs_optimized,
+        "InstanceType": rung.instance_type, "NetworkInterfaces": [_interface(label, rung.subnet_id)],
+        "TagSpecifications": _tag_specifications(tags, "instance", "volume")}
+    if label.userdata:
+        args["UserData"] = label.userdata
+    if profile := _profile(label):
+        args["IamInstanceProfile"] = profile
+    if mapping := root_device(image, label):
+        args["BlockDeviceMappings"] = [mapping]
+    if rung.spot:
+        args["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}}
+    if options := _metadata_options(label):
+        args["MetadataOptions"] = options
+    if reservation := _reservation(rung.capacity_reservation):
+        args["CapacityReservationSpecification"] = reservation
+    placement: dict[str, str] = {}
+    if host_id:
+        placement.update(Tenancy="host", HostId=host_id, Affinity="host")
+    if rung.az:
+        placement["AvailabilityZone"] = rung.az
+    if placement:
+        args["Placement"] = placement
+    return args
+
+
+def allocate_host(label: Any, tags: dict[str, str]) -> dict[str, Any]:
+    return {
+        "AutoPlacement": "off", "AvailabilityZone": label.pool.az, "InstanceType": label.instance_type, "Quantity": 1,
+        "HostRecovery": "off", "HostMaintenance": "off", "TagSpecifications": _tag_specifications(tags, "dedicated-host")}
+
+
+def template_data(label: Any) -> dict[str, Any]:
+    """Contents of the launch template of a fleet label."""
+    data: dict[str, Any] = {"KeyName": label.key_name}
+    if label.ebs_optimized:
+        data["EbsOptimized"] = True
+    # The subnet comes with each override.
+    data["NetworkInterfaces"] = [_interface(label, None)]
+    data["BlockDeviceMappings"] = [{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": True, **_volume(label)}}]
+    if options := _metadata_options(label):
+        data["MetadataOptions"] = options
+    if label.userdata:
+        data["UserData"] = base64.b64encode(label.userdata.encode()).decode()
+    if profile := _profile(label):
+        data["IamInstanceProfile"] = profile
+    if reservation := _reservation(label.ladder[0].capacity_reservation):
+        data["CapacityReservationSpecification"] = reservation
+    return data
+
+
+def template_name(data: dict[str, Any]) -> str:
+    """The name says what is inside, so that equal settings share a template and a restart finds it."""
+    return f"{LAUNCH_TEMPLATE_PREFIX}-{hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()}"
+
+
+def create_fleet(label: Any, template: str, image_id: str, tags: dict[str, str]) -> dict[str, Any]:
+    strategy = label.fleet["allocation-strategy"]
+    overrides: list[dict[str, Any]] = []
+    for priority, instance_type in enumerate(label.fleet["instance-types"]):
+        for subnet_id in label.pool.subnet_ids or [None]:
+            override: dict[str, Any] = {"ImageId": image_id, "InstanceType": instance_type}
+            if subnet_id:
+                override["SubnetId"] = subnet_id
+            elif label.pool.az:
+                override["AvailabilityZone"] = label.pool.az
+            if strategy == "prioritized":
+                # Without it AWS treats all types as equal.
+                override["Priority"] = float(priority)
+            overrides.append(override)
+    return {
+        "Type": "instant",
+        "TargetCapacitySpecification": {
+            "TotalTargetCapacity": 1, "DefaultTargetCapacityType": "spot" if label.use_spot else "on-demand"},
+        "SpotOptions" if label.use_spot else "OnDemandOptions": {"AllocationStrategy": strategy},
+        "LaunchTemplateConfigs": [{
+            "LaunchTemplateSpecification": {"LaunchTemplateName": template, "Version": "$Latest"}, "Overrides": overrides}],
+        "TagSpecifications": _tag_specifications(tags, "instance", "volume")}

@@ -1,0 +1,1 @@
+"""Calls of OpenStack: what adapters may ask (`protocol`), and the client that asks real clouds."""

@@ -1,0 +1,298 @@
+"""What the driver asks of an OpenStack (protocol.py): as few and as small requests as possible.
+
+The names are those of the SDK's cloud layer; most methods are one call (and its pages).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import quote, unquote
+
+from nodepool.cloud import ErrorKind
+from nodepool.driver.openstack.api.errors import classify, sdk_error
+from nodepool.driver.openstack.api.images import ImageApi
+from nodepool.driver.openstack.api.networks import FIXED, Networks, Rules, addresses, fill_in, has_floating
+from nodepool.driver.openstack.api.transport import Record
+from nodepool.driver.openstack.servers import NodepoolOpenStackServer
+
+FIP_TAG = "nodepool:"
+"""Start of the description of the floating IPs that we create: ``nodepool: key=value key=value``."""
+NETWORKS_AUTO = (2, 37)
+"""Compute microversion from which a server needs to say that it takes what networks there are."""
+VOLUME_TYPE = (2, 67)
+AGAIN = (0.5, 2.0, 5.0)
+"""Pauses between tries to create a floating IP, in seconds."""
+
+
+class CloudApi(ImageApi):
+    """Names the calls after what they do: these are the operations of the metrics."""
+
+    def close(self) -> None:
+        self.client.close()
+
+    # -- servers
+
+    def create_server(
+        self, name: str, image: Any, flavor: Any, config_drive: bool | None = None, wait: bool = False,
+        boot_from_volume: bool = False, volume_size: int = 50, terminate_volume: bool = True, volume_type: str | None = None,
+        key_name: str | None = None, availability_zone: str | None = None, security_groups: list[str] | None = None,
+        userdata: str | None = None, nics: list[dict[str, str]] | None = None, meta: dict[str, Any] | None = None,
+        scheduler_hints: dict[str, Any] | None = None,
+    ) -> Record:  # fmt: skip
+        """Start a server; the answer has little more than its id. One call, never repeated."""
+        body: dict[str, Any] = {"name": name, "flavorRef": flavor["id"], "imageRef": image["id"], "min_count": 1, "max_count": 1}
+        version: tuple[int, int] | None = None
+        if boot_from_volume:
+            volume = {"boot_index": 0, "source_type": "image", "destination_type": "volume", "uuid": image["id"],
+                      "volume_size": volume_size, "delete_on_termination": terminate_volume}  # fmt: skip
+            if volume_type:
+                volume["volume_type"] = volume_type
+                version = VOLUME_TYPE
+            body.update(imageRef="", block_device_mapping_v2=[volume])
+        optional = {
+            "config_drive": config_drive, "key_name": key_name, "availability_zone": availability_zone,
+            "security_groups": [{"name": group} for group in security_groups or ()],
+            "user_data": base64.b64encode(userdata.encode()).decode() if userdata else None,
+            "networks": [{"uuid": nic["net-id"]} for nic in nics or ()],
+            "metadata": {key: str(value) for key, value in (meta or {}).items()},
+        }  # fmt: skip
+        body.update({key: value for key, value in optional.items() if value})
+        if "networks" not in body:
+            version = version or (NETWORKS_AUTO if self.compute_version() >= NETWORKS_AUTO else None)
+            if version:
+                body["networks"] = "auto"
+        request: dict[str, Any] = {"server": body}
+        if scheduler_hints:
+            request["os:scheduler_hints"] = scheduler_hints
+        more: dict[str, Any] = {"microversion": "{}.{}".format(*version)} if version else {}
+        answer = self.request("create_server", "compute", "POST", "/servers", lane="write", wanted="server", json=request, **more)
+        return Record(answer["server"])
+
+    def compute_version(self) -> tuple[int, int]:
+        """The newest microversion of the compute service; (0, 0) when it has none. From its version document."""
+        data = self.service("compute").get_endpoint_data()
+        version = getattr(data, "max_microversion", None)
+        return (int(version[0]), int(version[1])) if version else (0, 0)
+
+    def get_server_by_id(self, server_id: str, repeat: bool = True) -> Record | None:
+        """The server as it is now; None when it does not exist.
+
+        :param repeat: not when the caller looks again anyway.
+        """
+        try:
+            return self.single("get_server", "compute", f"/servers/{server_id}", "server", missing_ok=True, idempotent=repeat)
+        except Exception as error:
+            if sdk_error(error, "NotFoundException"):
+                return None
+            raise
+
+    def list_servers(self) -> list[NodepoolOpenStackServer]:
+        """All of the project; no filters, no objects of the SDK: it is much cheaper."""
+        return [NodepoolOpenStackServer(item) for item in self.pages("list_servers", "compute", "/servers/detail", "servers", {})]
+
+    def expand_server(self, server: Any, networks: Networks) -> Any:
+        server = NodepoolOpenStackServer(server)
+        if server.get("addresses"):
+            return fill_in(server, networks)
+        from openstack.cloud import meta
+
+        server["addresses"] = {}
+        return self.calls.call("addresses", meta.add_server_interfaces, self.client, server, lane="network", idempotent=True)
+
+    def find_servers(self, name: str) -> list[Record]:
+        return self.many("find_server", "compute", "/servers/detail", "servers", {"name": f"^{name}$"})
+
+    def delete_server(self, server_id: str) -> bool:
+        """False when there is no such server."""
+        return self._delete("delete_server", "compute", f"/servers/{server_id}", lane="delete")
+
+    def get_server_console(self, server_id: str) -> str | None:
+        answer = self.request("get_console", "compute", "POST", f"/servers/{server_id}/action", wanted="output", idempotent=True,
+                              json={"os-getConsoleOutput": {}})
+        return str(answer["output"])
+
+    def get_server_group(self, name_or_id: str) -> Record | None:
+        groups = self.many("list_server_groups", "compute", "/os-server-groups", "server_groups")
+        return next((group for group in groups if name_or_id in (group["id"], group["name"])), None)
+
+    def _delete(self, operation: str, service: str, path: str, lane: str | None = None) -> bool:
+        try:
+            self.request(operation, service, "DELETE", path, lane=lane, missing_ok=True)
+        except Exception as error:
+            if sdk_error(error, "NotFoundException"):
+                return False
+            raise
+        return True
+
+    # -- what servers are made of
+
+    def list_flavors(self) -> list[Record]:
+        return self.many("list_flavors", "compute", "/flavors/detail", "flavors")
+
+    def list_availability_zone_names(self) -> list[str]:
+        zones = self.many("list_zones", "compute", "/os-availability-zone", "availabilityZoneInfo")
+        return [zone["zoneName"] for zone in zones if (zone.get("zoneState") or {}).get("available")]
+
+    def get_compute_limits(self) -> Record:
+        limits = self.single("limits", "compute", "/limits", "limits").get("absolute") or {}
+        return Record(max_total_cores=limits.get("maxTotalCores"), max_total_instances=limits.get("maxTotalInstances"),
+                      max_total_ram_size=limits.get("maxTotalRAMSize"))
+
+    # -- volumes
+
+    def get_volume_limits(self) -> Record | None:
+        """None without a volume service."""
+        if not self.has("block_storage"):
+            return None
+        return self.single("volume_limits", "block_storage", "/limits", "limits")
+
+    def list_volumes(self) -> list[Record]:
+        if not self.has("block_storage"):
+            return []
+        return self.many("list_volumes", "block_storage", "/volumes/detail", "volumes")
+
+    def tag_volume(self, volume_id: str, metadata: dict[str, Any]) -> None:
+        self.request("tag_volume", "block_storage", "POST", f"/volumes/{volume_id}/metadata", idempotent=True,
+                     json={"metadata": {key: str(value) for key, value in metadata.items()}})
+
+    def delete_volume(self, volume_id: str) -> bool:
+        return self._delete("delete_volume", "block_storage", f"/volumes/{volume_id}")
+
+    # -- images
+
+    def list_images(self, **filters: Any) -> list[Record]:
+        images = self.many("list_images", "image", "/images", "images", filters)
+        for image in images:
+            # Properties are among the other keys here; the rest of us has them by themselves.
+            image["properties"] = {key: value for key, value in image.items() if key.startswith("nodepool_")}
+        return images
+
+    def get_image(self, name_or_id: str, filters: dict[str, Any] | None = None) -> Record | None:
+        """The image of the id, else the newest of the name."""
+        found = self.many("find_image", "image", "/images", "images", {"name": name_or_id, **(filters or {})})
+        if len(found) > 1:
+            self.log.info("%s images of cloud %s have the name %s, taking the newest", len(found),
+                          self.provider.cloud_config.name, name_or_id)
+        if found:
+            return max(found, key=lambda image: str(image.get("created_at") or ""))
+        if not _is_uuid(name_or_id):
+            return None
+        try:
+            image = Record(self.request("get_image", "image", "GET", f"/images/{name_or_id}", wanted="id", missing_ok=True))
+        except Exception as error:
+            if sdk_error(error, "NotFoundException"):
+                return None
+            raise
+        return image if all(image.get(key) == value for key, value in (filters or {}).items()) else None
+
+    # -- networks
+
+    def list_networks(self) -> Networks:
+        """All networks, in the roles that clouds.yaml gives them."""
+        listed: Iterable[dict[str, Any]] = ()
+        if self.has("network"):
+            listed = self.many("list_networks", "network", "/networks", "networks")
+        return Networks(Rules.of(self.client), list(listed))
+
+    def list_ports(self, filters: dict[str, Any] | None = None) -> list[Record]:
+        return self.many("list_ports", "network", "/ports", "ports", {"project_id": self.project(), **(filters or {})})
+
+    def ports_of(self, server_id: str) -> list[Record]:
+        return self.many("find_ports", "network", "/ports", "ports", {"device_id": server_id})
+
+    def delete_port(self, port_id: str) -> bool:
+        return self._delete("delete_port", "network", f"/ports/{port_id}")
+
+    def project(self) -> str:
+        """Our project: an administrator would see what belongs to others too."""
+        return str(self.client.session.get_project_id())
+
+    # -- floating IPs
+
+    def has_floating_ips(self) -> bool:
+        return bool(self.client._has_floating_ips()) and self.has("network")
+
+    def needs_floating_ip(self, server: Any, networks: Networks) -> bool:
+        """A server with fixed addresses only, on a cloud that has floating ones."""
+        if not self.has_floating_ips() or has_floating(server) or server.get("public_v4") or networks.rules.private:
+            return False
+        return bool(networks.floating and (server.get("private_v4") or addresses(server, kind=FIXED)))
+
+    def create_floating_ip(self, server: Any, networks: Networks) -> Record | None:
+        port, source = self._port_for_floating_ip(server, networks), networks.floating
+        if port is None or source is None:
+            return None
+        return self._create_floating_ip_at(source["id"], *port, server.get("metadata") or {})
+
+    def _port_for_floating_ip(self, server: Any, networks: Networks) -> tuple[str, str] | None:
+        """Port and its address that the floating IP is for."""
+        ports = self.ports_of(server["id"])
+        if networks.rules.nat_destination:
+            target = networks.find(networks.rules.nat_destination)
+            ports = [port for port in ports if target and port["network_id"] == target["id"]]
+        external = {net["id"] for net in networks.external}
+        for port in sorted(ports, key=lambda port: str(port.get("created_at") or ""), reverse=True):
+            if port["network_id"] in external:
+                continue
+            for fixed in port.get("fixed_ips") or ():
+                if ":" not in (fixed.get("ip_address") or ":"):
+                    return port["id"], fixed["ip_address"]
+        return None
+
+    def _create_floating_ip_at(self, network_id: str, port_id: str, address: str, metadata: dict[str, str]) -> Record:
+        description = " ".join([FIP_TAG, *(
+            f"{key}={quote(str(value), safe='')}" for key, value in metadata.items() if key.startswith("nodepool_"))])
+        body = {"floating_network_id": network_id, "port_id": port_id, "fixed_ip_address": address,
+                "description": description[:255]}  # fmt: skip
+        pauses = iter(AGAIN)
+        while True:
+            try:
+                answer = self.request("create_floating_ip", "network", "POST", "/floatingips", wanted="floatingip",
+                                      json={"floatingip": body})
+                return Record(answer["floatingip"])
+            except Exception as error:
+                if classify(error) is not ErrorKind.TRANSIENT:
+                    raise
+                # No proper answer, so that it may be there all the same. A port has one floating IP for an address.
+                found = self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"port_id": port_id})
+                made = next((ip for ip in found if ip.get("description") == body["description"]), None)
+                if made is not None:
+                    return made
+                pause = next(pauses, None)
+                if pause is None or self.calls.pause(pause):
+                    raise
+
+    def get_floating_ip_by_id(self, floating_ip_id: str) -> Record | None:
+        try:
+            return self.single("get_floating_ip", "network", f"/floatingips/{floating_ip_id}", "floatingip", missing_ok=True)
+        except Exception as error:
+            if sdk_error(error, "NotFoundException"):
+                return None
+            raise
+
+    def list_floating_ips(self, **filters: Any) -> list[Record]:
+        return self.many("list_floating_ips", "network", "/floatingips", "floatingips",
+                         {"project_id": self.project(), **filters})
+
+    def delete_floating_ip(self, floating_ip_id: str) -> bool:
+        return self._delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")
+
+    def delete_unattached_floating_ips(self) -> int:
+        """How many there were. Those of others in the project too."""
+        return sum(self.delete_floating_ip(ip["id"]) for ip in self.list_floating_ips() if not ip.get("port_id"))
+
+
+def floating_ip_metadata(description: str | None) -> dict[str, str]:
+    """What :meth:`CloudApi.create_floating_ip` wrote; empty for others' floating IPs."""
+    words = (description or "").split()
+    if not words or words[0] != FIP_TAG:
+        return {}
+    pairs = (word.split("=", 1) for word in words[1:] if "=" in word)
+    return {key: unquote(value) for key, value in pairs}
+
+
+def _is_uuid(text: str) -> bool:
+    plain = text.replace("-", "")
+    return len(plain) == 32 and all(character in "0123456789abcdefABCDEF" for character in plain)

@@ -1,0 +1,108 @@
+"""What the driver asks of a cloud; the real one (api.py) and the one in memory (driver/fake/api.py) offer all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from nodepool.driver.openstack.api.networks import Networks
+
+
+class Api(Protocol):
+    """Objects are mappings with the keys that OpenStack's JSON has. What one asks for by id is None when it does not exist;
+    to delete that is False."""
+
+    def close(self) -> None: ...
+
+    def has(self, service: str) -> bool:
+        """Does the cloud have the service (``network``, ``block_storage``)?"""
+
+    def project(self) -> str:
+        """Id of our project."""
+
+    # -- servers
+
+    def create_server(
+        self, name: str, image: Any, flavor: Any, config_drive: bool | None = None, wait: bool = False,
+        boot_from_volume: bool = False, volume_size: int = 50, terminate_volume: bool = True, volume_type: str | None = None,
+        key_name: str | None = None, availability_zone: str | None = None, security_groups: list[str] | None = None,
+        userdata: str | None = None, nics: list[dict[str, str]] | None = None, meta: dict[str, Any] | None = None,
+        scheduler_hints: dict[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """Start a server; the answer has little more than its id."""
+
+    def get_server_by_id(self, server_id: str, repeat: bool = True) -> Any:
+        """The server as it is now.
+
+        :param repeat: not when the caller looks again anyway.
+        """
+
+    def list_servers(self) -> list[Any]: ...
+    def find_servers(self, name: str) -> list[Any]: ...
+    def delete_server(self, server_id: str) -> bool: ...
+
+    def expand_server(self, server: Any, networks: Networks) -> Any:
+        """The server with its addresses filled in."""
+
+    def get_server_console(self, server_id: str) -> str | None: ...
+    def get_server_group(self, name_or_id: str) -> Any: ...
+
+    # -- what servers are made of
+
+    def list_flavors(self) -> list[Any]:
+        """Their values can be read as attributes too."""
+
+    def list_availability_zone_names(self) -> list[str]: ...
+    def get_compute_limits(self) -> Any: ...
+
+    # -- volumes
+
+    def get_volume_limits(self) -> Any:
+        """None without a volume service."""
+
+    def list_volumes(self) -> list[Any]: ...
+    def tag_volume(self, volume_id: str, metadata: dict[str, Any]) -> None: ...
+    def delete_volume(self, volume_id: str) -> bool: ...
+
+    # -- images
+
+    def list_images(self, **filters: Any) -> list[Any]:
+        """The properties that we give them are also in a mapping ``properties`` of their own."""
+
+    def get_image(self, name_or_id: str, filters: dict[str, Any] | None = None) -> Any: ...
+
+    def create_image(
+        self, name: str, filename: str, disk_format: str, md5: str | None = None, sha256: str | None = None,
+        timeout: float = 3600, wait: bool = True, is_public: bool = False, **metadata: Any,
+    ) -> Any:  # fmt: skip
+        """Upload the file and wait until the image is active. What goes wrong leaves no image behind."""
+
+    def delete_image(self, image_id: str) -> bool: ...
+
+    def discard_image(self, image_id: str, delete: Callable[[str], Any] | None = None) -> None:
+        """Delete what an upload has left that has not come to an end, also when it is protected.
+
+        :param delete: instead of :meth:`delete_image`.
+        """
+
+    # -- networks
+
+    def list_networks(self) -> Networks: ...
+    def list_ports(self, filters: dict[str, Any] | None = None) -> list[Any]: ...
+    def ports_of(self, server_id: str) -> list[Any]: ...
+    def delete_port(self, port_id: str) -> bool: ...
+
+    # -- floating IPs
+
+    def has_floating_ips(self) -> bool: ...
+    def needs_floating_ip(self, server: Any, networks: Networks) -> bool: ...
+
+    def create_floating_ip(self, server: Any, networks: Networks) -> Any:
+        """The new floating IP with the marks of the server, None when no port of the server can have one."""
+
+    def get_floating_ip_by_id(self, floating_ip_id: str) -> Any: ...
+    def list_floating_ips(self) -> list[Any]: ...
+    def delete_floating_ip(self, floating_ip_id: str) -> bool: ...
+
+    def delete_unattached_floating_ips(self) -> int:
+        """How many there were. Those of others in the project too."""

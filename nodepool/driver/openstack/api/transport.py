@@ -1,0 +1,253 @@
+"""One request to one of the cloud's services: through the SDK's sessions, measured and bound in time."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlparse
+
+from nodepool.cloud import CloudCalls
+from nodepool.driver.openstack.api.errors import BadAnswer, CredentialsRefused, TokenRefused, sdk_error, status_of, tidy
+
+API_TIMEOUT = 60.0
+"""Seconds without a byte from the cloud after which a call has failed, unless clouds.yaml has ``api_timeout``."""
+DEADLINE = 120.0
+"""Seconds for a call with its waits and retries."""
+CONNECTIONS = 32
+"""Connections per service that are kept open."""
+
+DELETED = (202, 204)
+"""How the services answer deletions; anything else comes from somebody else."""
+LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
+AS_IT_IS: dict[str, Any] = {"allow_reauth": False, "status_code_retries": 0}
+"""For the SDK's requests: new tokens and further tries are our own affair, at our pace."""
+IDENTITY = "identity"
+"""Lane of the calls for tokens."""
+
+T = TypeVar("T")
+
+
+class Record(dict[str, Any]):
+    """JSON of an object whose keys can be read as attributes too, as those of the SDK's objects."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def prepare(client: Any) -> Any:
+    """Bound the calls of an SDK connection in time and let it have a connection per thread."""
+    from keystoneauth1 import session as keystone
+
+    session = client.session
+    if session.timeout is None:
+        session.timeout = API_TIMEOUT
+    for scheme in ("http://", "https://"):
+        session.session.mount(scheme, keystone.TCPKeepAliveAdapter(pool_connections=8, pool_maxsize=CONNECTIONS))
+    return client
+
+
+class Transport:
+    """Requests of one provider. Errors are those of the SDK, :class:`BadAnswer` and :class:`CredentialsRefused`."""
+
+    def __init__(self, client: Any, calls: CloudCalls, provider: Any, log: logging.Logger) -> None:
+        self.client = client
+        self.calls = calls
+        self.provider = provider
+        self.log = log
+        self._services: dict[str, Any] = {}
+        self._locks = {service: threading.Lock() for service in LANES}
+        self._login: Future[None] | None = None
+        self._login_lock = threading.Lock()
+
+    def has(self, service: str) -> bool:
+        """Does the cloud have the service, as far as clouds.yaml and the catalogue tell?"""
+        # The SDK takes a catalogue that cannot be had for one without the service.
+        self.authenticate()
+        return bool(self.client.has_service(service.replace("_", "-")))
+
+    # -- tokens
+
+    def authenticate(self, refused: str | None = None) -> None:
+        """Have a valid token. It is asked for here, not in passing: at the pace, and with the errors, of the identity service.
+
+        :param refused: a token that a service did not take.
+        """
+        auth = self.client.session.auth
+        if not hasattr(auth, "auth_ref") or _is_valid(auth, refused):
+            return
+        with self._login_lock:
+            if _is_valid(auth, refused):
+                return
+            login, mine = self._login, self._login is None
+            if login is None:
+                login = self._login = Future()
+        if mine:
+            try:
+                auth.invalidate()
+                self.calls.call("get_token", self._get_token, auth, lane=IDENTITY, deadline=DEADLINE, idempotent=True)
+                login.set_result(None)
+            except BaseException as error:
+                login.set_exception(error)
+            finally:
+                with self._login_lock:
+                    self._login = None
+        login.result(DEADLINE + API_TIMEOUT)
+
+    def _get_token(self, auth: Any) -> None:
+        try:
+            auth.get_access(self.client.session)
+        except Exception as error:
+            if sdk_error(error, "Unauthorized", "AuthorizationFailure"):
+                raise self.refused(error) from error
+            if status_of(error) == 404:
+                # It must not be taken for an answer about what the token is for.
+                raise BadAnswer(f"the identity service of cloud {self.provider.cloud_config.name}: {error}") from error
+            raise
+
+    def authenticated(self, call: Callable[[], T]) -> T:
+        """Its result; a second time with a new token when the first one was refused."""
+        self.authenticate()
+        try:
+            return call()
+        except TokenRefused as error:
+            if error.token is None:
+                raise
+            self.authenticate(refused=error.token)
+        return call()
+
+    def _check_token(self, response: Any) -> None:
+        if response.status_code == 401:
+            raise TokenRefused(str(self.refused(response.text[:200])), response.request.headers.get("X-Auth-Token"))
+
+    @staticmethod
+    def _check_found(response: Any, method: str, path: str) -> None:
+        """Gateways say 404 of services. What does not exist is told in JSON, or (glance) in HTML that names it."""
+        if response.status_code == 404 and response.text.lstrip()[:1] == "<" and path.rpartition("/")[2] not in response.text:
+            raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
+
+    # -- requests
+
+    def service(self, name: str) -> Any:
+        """The SDK's way to a service; the first use asks for its versions."""
+        with self._locks[name]:
+            proxy = self._services.get(name)
+            if proxy is None:
+                proxy = getattr(self.client, name)
+                # A service that is absent says so here.
+                url = proxy.endpoint_override or proxy.get_endpoint() or ""
+                if not re.search(r"/v\d", urlparse(url).path):
+                    # Its version document could not be read; the SDK would go on for good without the version.
+                    self.client._proxies.pop(proxy.service_type, None)
+                    raise BadAnswer(f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
+                                    f" tell its versions at {url or 'the address in the catalogue'}")
+                self._services[name] = proxy
+            return proxy
+
+    def request(
+        self, operation: str, service: str, method: str, path: str, *, lane: str | None = None, deadline: float | None = None,
+        wanted: str | None = None, idempotent: bool | None = None, missing_ok: bool = False, **kw: Any,
+    ) -> Any:  # fmt: skip
+        """JSON of the answer, None when it has no body.
+
+        :param wanted: this key has to be in it.
+        """
+        return self.authenticated(lambda: self.calls.call(
+            operation, self.send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline or DEADLINE,
+            idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent, missing_ok=missing_ok))
+
+    def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
+        """One object, which is in the answer by the name ``wanted``."""
+        return Record(self.request(operation, service, "GET", path, wanted=wanted, **kw)[wanted])
+
+    def many(
+        self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None, **kw: Any
+    ) -> list[Record]:
+        """All objects."""
+        return [Record(item) for item in self.pages(operation, service, path, key, dict(params or {}), **kw)]
+
+    def pages(
+        self, operation: str, service: str, path: str, key: str, params: dict[str, Any], **kw: Any
+    ) -> Iterator[Any]:
+        """All objects as they are in the answers; the next page is linked in the JSON or in a header."""
+        markers: set[str] = set()
+        while True:
+            data = self.request(operation, service, "GET", path, wanted=key, params=params, **kw)
+            yield from data[key]
+            links = data.get(f"{key}_links") or ()
+            following = next((link["href"] for link in links if link.get("rel") == "next"), None) or data.get("next")
+            if not following:
+                return
+            params = {name: values[-1] for name, values in parse_qs(urlparse(following).query).items()}
+            marker = params.get("marker")
+            if marker is None or marker in markers:
+                raise BadAnswer(f"{path}: the cloud returned the page {following!r} again")
+            markers.add(marker)
+
+    def send(self, service: str, method: str, path: str, wanted: str | None, kw: dict[str, Any]) -> Any:
+        """One request, as it is: neither paced nor repeated nor measured."""
+        try:
+            response = self.service(service).request(path, method, **AS_IT_IS, **kw)
+        except Exception as error:
+            if sdk_error(error, "Unauthorized", "AuthorizationFailure"):
+                raise self.refused(error) from error
+            raise
+        self._check_token(response)
+        text = response.text
+        if method == "DELETE" and 200 <= response.status_code < 300 and response.status_code not in DELETED:
+            raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
+        self._check_found(response, method, path)
+        _check_status(response, kw)
+        if response.status_code in (202, 204) and not text and wanted is None:
+            return None
+        try:
+            data = response.json() if text or wanted else None
+        except ValueError:
+            raise BadAnswer(f"{method} {path}: {_excerpt(response)}") from None
+        if wanted is not None and not (isinstance(data, dict) and wanted in data):
+            raise BadAnswer(f"{method} {path}: no {wanted!r} in the answer: {_excerpt(response)}")
+        following = response.links.get("next")
+        if following and isinstance(data, dict):
+            data.setdefault("next", following["url"])
+        return data
+
+    def refused(self, why: object) -> CredentialsRefused:
+        return CredentialsRefused(
+            f"cloud {self.provider.cloud_config.name} of provider {self.provider.name} refuses the credentials in clouds.yaml"
+            f" (option cloud): {why}")
+
+
+def _is_valid(auth: Any, refused: str | None) -> bool:
+    known = auth.auth_ref
+    if known is None or known.auth_token == refused:
+        return False
+    return not auth.reauthenticate or not known.will_expire_soon(auth.MIN_TOKEN_LIFE_SECONDS)
+
+
+def _check_status(response: Any, kw: dict[str, Any]) -> None:
+    """Raise the SDK's error, with a text for everybody.
+
+    :param kw: of the request.
+    """
+    from openstack import exceptions as sdk
+
+    try:
+        sdk.raise_from_response(response)
+    except Exception as error:
+        body = kw.get("json")
+        server = body.get("server") if isinstance(body, dict) else None
+        secret = server.get("user_data") if isinstance(server, dict) else None
+        tidy(error, *([secret] if secret else ()))
+        raise
+
+
+def _excerpt(response: Any) -> str:
+    text = " ".join(response.text.split())
+    kind = response.headers.get("Content-Type", "no content type")
+    return f"HTTP {response.status_code}, {kind}, {text[:120]!r}" if text else f"HTTP {response.status_code}, empty"

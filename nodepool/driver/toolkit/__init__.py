@@ -1,0 +1,1 @@
+"""Parts that drivers may use: threads per node, caches, pacing, image uploads."""

@@ -1,0 +1,373 @@
+"""NodePool: makes, connects and stops all parts of the launcher (launcher.md sections 1 and 15)."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from nodepool import metrics
+from nodepool.base import hostnames
+from nodepool.base.problems import Problem, image_problems, one_line, published
+from nodepool.config.live.changes import taken_over
+from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, provider_problems
+from nodepool.launcher.cleanup import CleanupWorker
+from nodepool.launcher.events import LauncherEvents
+from nodepool.launcher.nodes.reconciler import NodeReconciler
+from nodepool.launcher.pools.worker import PoolWorker
+from nodepool.launcher.requests.assignment import Assignment
+from nodepool.launcher.requests.minready import MinReady
+from nodepool.launcher.state import LauncherState
+from nodepool.launcher.statistics import StatsWorker
+from nodepool.process.watchdog import Watchdog
+from nodepool.reasons import Code, Reason, because
+from nodepool.zk import ZooKeeperClient
+from nodepool.zk.components import LauncherComponent
+from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.zookeeper import ZooKeeper
+
+#: Seconds for an orderly stop.
+STOP_TIMEOUT = 9.0
+#: Seconds to wait for a complete mirror before the first work.
+SYNC_TIMEOUT = 60.0
+
+
+def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
+    """What in ZooKeeper cannot be used and is set aside until somebody mends or removes it."""
+    found: list[Problem] = []
+    for tree in trees:
+        with tree.lock:
+            bad = sorted(tree.bad.items())
+        found += [Problem(one_line(f"ZooKeeper record {path} is ignored until it is mended or removed: {reason}"))
+                  for path, reason in bad]
+    return found
+
+
+class NodePool(threading.Thread):
+    """The launcher.
+
+    :param securefile: path of the secure configuration file, or None.
+    :param configfile: path of the configuration file.
+    :param watermark_sleep: kept for callers of 11.0.0; changes are noticed by events.
+    """
+
+    log = logging.getLogger("nodepool.NodePool")
+
+    def __init__(self, securefile: str | None, configfile: str, watermark_sleep: float = 1) -> None:
+        super().__init__(name="NodePool", daemon=True)
+        self.securefile = securefile
+        self.configfile = configfile
+        self.watermark_sleep = watermark_sleep
+        self.state = LauncherState()
+        self.statsd = self.state.statsd
+        self.statsd.setAddress(metrics.statsd_address(os.environ))
+        self.ready = False
+        #: Where the ZooKeeper session is remembered, so that the next process can end it when we are killed.
+        self.session_file: str | None = None
+        self.stopped = self.state.stopped
+        self.config_state = ConfigKeeper(
+            (configfile, securefile), self.log, lambda stale: self.statsd.gauge(metrics.LAUNCHER_CONFIG_STALE(), stale),
+            ["zookeeper-servers"])
+        self._wake = threading.Event()
+        self._leaving: list[PoolWorker] = []
+        self._component: LauncherComponent | None = None
+        self._begun = False
+        # Each part with what it depends on; each is a thread, or has some, but for the events.
+        self.assignment = Assignment(self.state)
+        self.node_reconciler = NodeReconciler(self.state)
+        self.min_ready = MinReady(self.state)
+        self.cleanup = CleanupWorker(self.state, self.node_reconciler)
+        self.statistics = StatsWorker(self.state, self.assignment, self.publish_problems)
+        self.events = LauncherEvents(
+            self.state, self.assignment, self.node_reconciler, self.min_ready, self.cleanup, self.statistics)
+        #: Knows the threads without which we serve nothing; who runs us ends the process when one has ended.
+        self.watchdog = Watchdog()
+        for thread in (self, self.assignment, self.min_ready, self.cleanup, *self.node_reconciler.threads):
+            self.watchdog.guard(thread)
+        self.watchdog.guard(self.statistics, may_end=lambda: self.statsd is None)
+
+    # -- what others ask
+
+    @property
+    def config(self) -> Any:
+        """The configuration in force; None until there is one."""
+        return self.state.config
+
+    @property
+    def zk(self) -> Any:
+        return self.state.zk
+
+    @property
+    def cleanup_interval(self) -> float:
+        return self.state.cleanup_interval
+
+    @cleanup_interval.setter
+    def cleanup_interval(self, seconds: float) -> None:
+        self.state.cleanup_interval = seconds
+
+    @property
+    def delete_interval(self) -> float:
+        return self.state.delete_interval
+
+    @delete_interval.setter
+    def delete_interval(self, seconds: float) -> None:
+        self.state.delete_interval = seconds
+
+    @property
+    def _pool_threads(self) -> dict[str, PoolWorker]:
+        return self.state.pool_threads
+
+    @property
+    def _delete_thread(self) -> threading.Thread:
+        return self.node_reconciler.delete_thread
+
+    def getZK(self) -> Any:
+        return self.zk
+
+    def getProviderManager(self, name: str) -> Any:
+        """The running provider.
+
+        :raises KeyError: there is none of this name.
+        """
+        return self.config.provider_managers[name]
+
+    def getPoolWorkers(self, provider_name: str) -> list[PoolWorker]:
+        return self.state.getPoolWorkers(provider_name)
+
+    def workers_by_id(self) -> dict[str, PoolWorker]:
+        """Running pools by launcher id."""
+        return self.state.workers_by_id()
+
+    def pool_workers(self) -> list[PoolWorker]:
+        return self.state.pool_workers()
+
+    def handler_of(self, request_id: str) -> Any:
+        """Who deals with the request here; None: nobody."""
+        return self.state.handler_of(request_id)
+
+    def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
+        """(request, labels, state, why it is not fulfilled yet) of every request that this launcher deals with."""
+        rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
+        for request_id, handler in list(self.state.handlers.items()):
+            reason = because(Code.PAUSED, why=handler.shortage or "no quota") if handler.paused else because(Code.LAUNCHING)
+            rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state),
+                         (reason.at(handler.pw.label),)))
+        return sorted(rows, key=lambda row: row[0])
+
+    def getReadiness(self) -> tuple[bool, list[str]]:
+        """Whether the launcher can work, and what is not as it should be."""
+        details = []
+        if not self.ready:
+            details.append("starting: the first pass is not complete")
+        if self.zk is None or not self.zk.connected:
+            details.append("ZooKeeper: not connected")
+        elif not self.zk.synced:
+            details.append("ZooKeeper: its content is being read")
+        details += self.watchdog.ended
+        ready = not details
+        details += self.config_state.describe()
+        details += [str(problem) for problem in self.problems()]
+        if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
+            details += [str(problem) for problem in image_problems(self.zk.progress_tree.data())]
+        return ready, details
+
+    def problems(self) -> list[Problem]:
+        """What of the configured providers, and which records in ZooKeeper, cannot be used at present, and why."""
+        records = bad_records(self.zk.trees) if self.zk is not None else []
+        config = self.config
+        if config is None:
+            return records
+        reasons = {**config.provider_failures, **config.provider_errors}
+        found = [Problem(": ".join(["not running", *([reasons[name]] if name in reasons else [])]), name)
+                 for name in config.providers_not_running]
+        found += [Problem(f"goes on with its last good configuration: {reason}", name)
+                  for name, reason in config.provider_errors.items() if name in config.providers]
+        return found + provider_problems(config) + self.state.declines.problems(config) + records
+
+    def publish_problems(self) -> None:
+        """Tell everybody, in our component record; written only when something has changed."""
+        if self._component is not None:
+            self._component.update(problems=published(self.problems()))
+
+    # -- configuration
+
+    def loadConfig(self) -> Any:
+        """Read the files.
+
+        :raises ConfigurationError: they cannot be used.
+        """
+        return self.config_state.load()
+
+    def updateConfig(self) -> None:
+        """Read the files again when they have changed; a bad one leaves the running configuration in force."""
+        self.config_state.update(self.config, self._apply)
+
+    def _apply(self, config: Any) -> None:
+        """Bring a loaded configuration into force."""
+        if self.zk is None:
+            self._connect(config)
+            if self.stopped.is_set():
+                return
+        else:
+            self.zk.resetHosts(config.zookeeper_servers)
+        old = self.config
+        if old is not None:
+            self._keep_unusable(old, config)
+        self.log.info("%s", taken_over(old, config, self.configfile))
+        replaced: list[Any] = []
+        ProviderManager.reconfigure(old, config, self.zk, retire=replaced.append)
+        config.providers_not_running = []
+        for name in list(config.providers):
+            if name not in config.provider_managers:
+                config.providers_not_running.append(name)
+                del config.providers[name]
+        for name, reason in config.provider_errors.items():
+            if name in config.providers:
+                self.log.error("Provider %s goes on with its last good configuration: %s", name, reason)
+                continue
+            config.providers_not_running.append(name)
+            self.log.error("Provider %s is left out: %s", name, reason)
+        self.state.config = config
+        # Only now: whoever finds one of them ended finds its successor.
+        for manager in replaced:
+            ProviderManager._call(manager, "stop")
+        self._update_workers()
+        self.assignment.wake(recheck=True)
+        self.min_ready.wake()
+        self.cleanup.wake()
+        if self.zk.synced:
+            self.node_reconciler.look_at_all()
+
+    @staticmethod
+    def _keep_unusable(old: Any, config: Any) -> None:
+        """A running provider whose new entry cannot be used (driver or library missing) goes on as it was."""
+        for name in config.provider_errors:
+            provider = old.providers.get(name)
+            if provider is None or name in config.providers:
+                continue
+            config.providers[name] = provider
+            for pool in provider.pools.values():
+                for label in set(pool.labels) & set(config.labels):
+                    config.labels[label].pools.append(pool)
+
+    def _update_workers(self) -> None:
+        wanted = {(p.name, pool) for p in self.config.providers.values() for pool in p.pools}
+        for key, worker in list(self._pool_threads.items()):
+            if (worker.provider_name, worker.pool_name) not in wanted:
+                self.log.info("Pool %s is not configured any more", worker.label)
+                worker.leave()
+                worker.stop_when_idle()
+                self._leaving.append(worker)
+                del self._pool_threads[key]
+            elif not worker.is_alive() and worker.ident is not None:
+                self.log.error("The worker of pool %s has died; starting another", worker.label)
+                worker.stop()
+                del self._pool_threads[key]
+            else:
+                worker.refresh()
+        for provider_name, pool_name in sorted(wanted):
+            key = f"{provider_name}-{pool_name}"
+            if key not in self._pool_threads:
+                worker = PoolWorker(self.state, self.assignment, provider_name, pool_name)
+                self._pool_threads[key] = worker
+                self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
+                worker.start()
+        self.state.workers = {w.launcher_id: w for w in self._pool_threads.values()}
+        self._leaving = [w for w in self._leaving if w.is_alive()]
+
+    # -- start
+
+    def _connect(self, config: Any) -> None:
+        client = ZooKeeperClient.from_config(config, self.session_file)
+        client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
+        zk = ZooKeeper(client)
+        self.events.attach(zk)
+        self._client = client
+        if self.stopped.is_set():
+            client.stop_connecting.set()
+        try:
+            client.connect()
+            self.state.zk = zk
+            if not zk.wait_synced(SYNC_TIMEOUT):
+                self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
+            self._component = LauncherComponent(client, hostnames.short())
+            self._component.register()
+        except TimeoutError:
+            return
+        except Exception:
+            # There will be another client: this one, and what it tells, must end before.
+            self.state.zk = self._component = None
+            client.state_listeners.clear()
+            zk.disconnect()
+            raise
+
+    def run(self) -> None:
+        self._begun = True
+        self.config_state.watch(self._wake.set)
+        while not self.stopped.is_set():
+            try:
+                self.updateConfig()
+                if self.config is not None and not self.ready and not self.stopped.is_set():
+                    self._start_workers()
+            except Exception:
+                self.log.exception("Error in the main loop:")
+                self._wake.wait(1.0)
+            # The watcher wakes us; a missing file or a failed start is looked at again.
+            self._wake.wait(30.0 if self.ready and self.config_state.error is None else 1.0)
+            self._wake.clear()
+
+    def _start_workers(self) -> None:
+        for worker in (self.assignment, self.min_ready, self.cleanup, self.statistics):
+            if worker.ident is None:
+                worker.start()
+        if not self.node_reconciler.is_alive():
+            self.node_reconciler.start()
+        if self._component is not None:
+            self._component.state = LauncherComponent.RUNNING
+        self.events.all_synced()
+        self.ready = True
+        self.log.info("The launcher is ready")
+
+    # -- stop
+
+    def stop(self) -> None:
+        """Stop everything in order, within 10 s; unfinished requests are picked up again from ZooKeeper."""
+        began = time.monotonic()
+        deadline = began + STOP_TIMEOUT
+        self.watchdog.release()
+        self.stopped.set()
+        self.ready = False
+        self._wake.set()
+        client = getattr(self, "_client", None)
+        if client is not None:
+            client.stop_connecting.set()
+        if self._begun and self.is_alive() and threading.current_thread() is not self:
+            self.join(max(0.1, deadline - time.monotonic()))
+        self.config_state.stop()
+        workers: list[Any] = [self.assignment, self.min_ready, self.cleanup, self.node_reconciler, self.statistics]
+        for worker in workers:
+            worker.stop()
+        pools = [*self._pool_threads.values(), *self._leaving]
+        for pool in pools:
+            pool.running = False
+        providers = [] if self.config is None else list(self.config.provider_managers.values())
+        if ProviderManager.stop_all(providers, began, deadline - 2.0):
+            # Whoever waits for the answer of a cloud does nothing that is lost; the others are quick.
+            deadline = min(deadline, time.monotonic() + SILENT_JOIN)
+        for pool in pools:
+            pool.stop()
+        for worker in [*workers, *pools]:
+            if getattr(worker, "ident", 1) is not None:
+                worker.join(max(0.1, deadline - time.monotonic()))
+        if self._component is not None:
+            self._component.unregister()
+        if self.zk is not None:
+            self.zk.disconnect()
+        elif client is not None and client.client is not None:
+            client.disconnect()
+        self.statsd.setAddress(None)

@@ -1,0 +1,1 @@
+"""Nodes that exist: deletion, deallocation, ages, checks of ready ones."""

@@ -1,0 +1,64 @@
+"""Compares ready nodes with their cloud: one whose instance is gone, stopped or reclaimed is not handed out any more.
+
+11.0.0 does not look, and hands out what it finds recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from nodepool.exceptions import FOREIGN
+from nodepool.launcher.nodes.reconciler import NodeReconciler
+from nodepool.zk import zookeeper as zk
+
+if TYPE_CHECKING:
+    from nodepool.launcher.state import LauncherState
+
+
+class ReadyCheck:
+    """One thread per provider while it is asked, so that a slow cloud holds up nobody; never two for one provider."""
+
+    log = logging.getLogger("nodepool.CleanupWorker")
+
+    def __init__(self, state: LauncherState, nodes: NodeReconciler) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._threads: dict[str, threading.Thread] = {}
+
+    def run(self) -> None:
+        """Begin to look at the ready nodes of every provider that can tell."""
+        ready: dict[str, list[zk.Node]] = {}
+        tree = self._state.zk.node_tree
+        with tree.lock:
+            nodes_now = list(tree.nodes.values())
+        for node in nodes_now:
+            if node.state == zk.READY and node.allocated_to is None and node.external_id and not tree.is_locked(node.id):
+                ready.setdefault(str(node.provider), []).append(node)
+        for name, nodes in ready.items():
+            find = getattr(self._state.config.provider_managers.get(name), "findMissingNodes", None)
+            running = self._threads.get(name)
+            if find is None or (running is not None and running.is_alive()):
+                continue
+            self._threads[name] = threading.Thread(
+                target=self._check, name=f"Thread-ready-{name}", daemon=True, args=(name, find, nodes))
+            self._threads[name].start()
+
+    def _check(self, name: str, find: Any, nodes: list[zk.Node]) -> None:
+        # Apart, as drivers look ids up: one of an odd kind (a provider that had another driver) must not keep the others back.
+        texts = [node for node in nodes if isinstance(node.external_id, str)]
+        for some in (texts, [node for node in nodes if not isinstance(node.external_id, str)]):
+            try:
+                missing = find(some) if some else []
+            except FOREIGN as error:  # a driver may raise anything; the nodes stay as they are
+                which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
+                self.log.warning("Ready nodes of provider %s%s cannot be compared with the cloud: %s: %s", name, which,
+                                 type(error).__name__, error)
+                continue
+            for node in missing:
+                self._nodes.discard(node)
+
+    def join(self, timeout: float | None = None) -> None:
+        for thread in self._threads.values():
+            thread.join(timeout)

@@ -1,0 +1,285 @@
+"""Looks after one node at a time: deletion, deallocation, ages (launcher.md sections 11 and 12.4 - 12.6).
+
+Level-triggered: told only *which* node, it looks at the present record and does the one next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NodeExistsError, NotEmptyError
+
+from nodepool.base.backoff import Backoff
+from nodepool.base.workqueue import Reconciler
+from nodepool.driver.statemachine import StateMachineProvider
+from nodepool.exceptions import FOREIGN
+from nodepool.zk import paths
+from nodepool.zk import zookeeper as zk
+from nodepool.zk.locks import LockHandle, add_lock, add_unlocked_check
+from nodepool.zk.writer import TransactionFailed, Txn
+
+if TYPE_CHECKING:
+    from nodepool.launcher.state import LauncherState
+
+DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
+#: A ready node that was made to carry others, while whoever asked for it has died before taking it: so many seconds
+#: it waits for the next who wants one.
+METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
+#: An init node without a request may belong to a launch that is just being written, for so many seconds while its
+#: launcher lives, and is looked at so often (seconds).
+INIT_AGE, INIT_LOOK = 300.0, 5.0
+#: The longest pause between two tries to delete a node (seconds).
+DELETE_PAUSE_MAX = 60.0
+
+
+class NodeReconciler:
+    """The threads ``DeletedNodeWorker``."""
+
+    log = logging.getLogger("nodepool.DeletedNodeWorker")
+
+    def __init__(self, state: LauncherState, now: Callable[[], float] = time.time) -> None:
+        self.state = state
+        self._now = now
+        #: When a deletion of ours began, and the how many-th it was; the next one has to wait.
+        self._attempts: dict[str, tuple[float, int]] = {}
+        #: Nodes whose first deletion step is being written.
+        self._marking: set[str] = set()
+        self._worker: Reconciler[str] = Reconciler("DeletedNodeWorker", self.reconcile, self.log)
+        self.queue = self._worker.queue
+        self.deletions: SimpleQueue[zk.Node | None] = SimpleQueue()
+        #: For providers whose deletions begin with a call that takes its time.
+        self.delete_thread = threading.Thread(target=self._run_deletions, name="DeletedNodeWorker", daemon=True)
+        self.threads = [*self._worker.threads, self.delete_thread]
+
+    def start(self) -> None:
+        self._worker.start()
+        self.delete_thread.start()
+
+    def stop(self) -> None:
+        self._worker.stop()
+        self.deletions.put(None)
+
+    def join(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        self._worker.join(timeout)
+        if self.delete_thread.ident is not None:
+            self.delete_thread.join(max(0.1, deadline - time.monotonic()))
+
+    def is_alive(self) -> bool:
+        return self._worker.is_alive()
+
+    def look_at(self, node_id: str, urgent: bool = True) -> None:
+        self.queue.add(node_id, urgent)
+
+    def look_at_all(self) -> None:
+        """Safety net: every node once, at low priority."""
+        tree = self.state.zk.node_tree
+        with tree.lock:
+            ids = [*tree.nodes, *tree.empty]
+        for node_id in ids:
+            self.look_at(node_id, urgent=False)
+
+    # -- one node
+
+    def reconcile(self, node_id: str) -> float | None:
+        """Do the next step for this node; seconds until the next look, or None."""
+        facade = self.state.zk
+        if not (facade.connected and facade.synced):
+            return None  # everything is looked at again after the synchronisation
+        tree = facade.node_tree
+        node = tree.get(node_id)
+        if node is None:
+            self._attempts.pop(node_id, None)
+            if node_id in tree.empty:
+                return self._remove_empty(node_id)
+            return None
+        if tree.is_locked(node_id) or tree.is_changing(node_id):
+            return None  # the unlocking, or the new record, brings us back
+        if node.provider not in self.state.config.providers:
+            return None
+        state = node.state
+        if state in DELETABLE:
+            return self._delete(node)
+        if state == zk.READY:
+            return self._ready(node)
+        if state == zk.HOLD:
+            return self._hold(node)
+        if state == zk.INIT:
+            return self._init(node)
+        return None
+
+    def _ready(self, node: zk.Node) -> float | None:
+        if node.allocated_to is not None:
+            if self._request_missing(node.allocated_to):
+                changed = node.copy()
+                changed.allocated_to = None
+                self._change(node, changed, "Unallocated ready node %s: its request is gone")
+            return None
+        limits = [age for label in node.type
+                  if (age := getattr(self.state.config.labels.get(label), "max_ready_age", 0) or 0) > 0]
+        if (node.requestor or "").startswith(METASTATIC):
+            limits.append(BACKING_AGE)
+        if not limits:
+            return None
+        return self._expire(node, min(limits), "Ready node %s has exceeded its max-ready-age")
+
+    def _hold(self, node: zk.Node) -> float | None:
+        limits = []
+        if node.hold_expiration is not None and node.hold_expiration > 0:
+            limits.append(float(node.hold_expiration))
+        global_limit = self.state.config.max_hold_age
+        if global_limit and global_limit > 0:
+            limits.append(float(global_limit))
+        if not limits or min(limits) == float("inf"):
+            return None
+        return self._expire(node, min(limits), "Held node %s has exceeded its hold time")
+
+    def _expire(self, node: zk.Node, limit: float, message: str) -> float | None:
+        age = self._now() - (node.state_time or 0)
+        if age < limit:
+            return float(limit - age) + 0.01
+        changed = node.copy()
+        changed.state = zk.DELETING
+        self._change(node, changed, message)
+        return None
+
+    def discard(self, node: zk.Node) -> None:
+        """This ready node has no instance any more; nothing happens if its record has changed since it was read."""
+        changed = node.copy()
+        changed.state = zk.DELETING
+        self._change(node, changed, "Ready node %s is deleted: its instance is gone or does not run")
+
+    def _init(self, node: zk.Node) -> float | None:
+        if node.allocated_to is not None and not self._request_missing(node.allocated_to):
+            return None
+        age = self._now() - (node.state_time or 0)
+        if age < INIT_AGE and any(pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()):
+            # Its maker is alive; when that ends this node is not announced.
+            return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
+        changed = node.copy()
+        changed.state = zk.DELETING
+        self._change(node, changed, "Node %s was never launched and its request is gone")
+        return None
+
+    def _request_missing(self, request_id: str) -> bool:
+        facade = self.state.zk
+        if facade.request_tree.get(request_id) is not None:
+            return False
+        return facade.kazoo_client.exists(paths.request(request_id)) is None
+
+    def _change(self, seen: zk.Node, changed: zk.Node, message: str, exists: bool | None = None) -> None:
+        """Write, provided that nobody has locked or changed the node; ``exists``: whether it has a lock directory."""
+        facade = self.state.zk
+        node_id = seen.id or ""
+        txn, directory = Txn(facade.kazoo_client), paths.node_lock(node_id)
+        add_unlocked_check(txn, directory, node_id in facade.node_tree.lock_dirs if exists is None else exists)
+        txn.set(paths.node(node_id), changed.serialize(), seen.version,
+                tree=facade.node_tree, record=changed.copy())
+
+        def written(_results: list[Any] | None, error: BaseException | None) -> None:
+            if error is None:
+                self.log.info(message, node_id)
+            elif not isinstance(error, TransactionFailed):
+                self.log.warning("Cannot write node %s: %r", node_id, error)
+            elif error.path == directory and exists is None and not isinstance(error.cause, NotEmptyError):
+                self._change(seen, changed, message, isinstance(error.cause, NodeExistsError))  # not in our copy yet
+            # When it was refused the record has changed, and that change brings us back.
+
+        facade.writer.submit(txn, written)
+
+    def _remove_empty(self, node_id: str) -> float | None:
+        """A znode without data, left by somebody who locked a deleted node."""
+        facade = self.state.zk
+        txn = Txn(facade.kazoo_client)
+        if node_id in facade.node_tree.lock_dirs:
+            txn.delete(paths.node_lock(node_id))
+        txn.delete(paths.node(node_id), 0)
+
+        def removed(_results: list[Any] | None, error: BaseException | None) -> None:
+            if error is None:
+                self.log.info("Removed empty node %s", node_id)
+
+        facade.writer.submit(txn, removed)
+        return None
+
+    # -- deletion
+
+    def _delete(self, node: zk.Node) -> float | None:
+        node_id = node.id or ""
+        began, tries = self._attempts.get(node_id, (0.0, 0))
+        interval = self.state.delete_interval
+        # It doubles with each try: what fails again and again costs little.
+        left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - time.monotonic()
+        if tries and left > 0:
+            return float(left) + 0.01
+        manager = self.state.config.provider_managers.get(node.provider)
+        if node.state != zk.DELETED and node.provider is not None and manager is None:
+            return 5.0
+        if node_id in self._marking:
+            return None
+        self._marking.add(node_id)
+        facade = self.state.zk
+        changed = node.copy()
+        if node.state not in (zk.DELETED, zk.DELETING):  # state_time tells since when
+            changed.state = zk.DELETING
+        txn = Txn(facade.kazoo_client)
+        lock = add_lock(txn, paths.node_lock(node_id), node_id in facade.node_tree.lock_dirs)
+        index = txn.set(paths.node(node_id), changed.serialize(), node.version,
+                        tree=facade.node_tree, record=changed.copy())
+
+        def locked(results: list[Any] | None, error: BaseException | None) -> None:
+            self._marking.discard(node_id)
+            if error is not None or results is None:
+                if isinstance(error, TransactionFailed):
+                    self.look_at(node_id)  # the record has changed meanwhile, or somebody was quicker
+                return
+            self._attempts[node_id] = time.monotonic(), tries + 1
+            path = str(results[lock])
+            changed.lock = LockHandle(path.rsplit("/", 1)[0], path, None)
+            changed.stat = results[index]
+            self._start_deletion(changed)
+
+        facade.writer.submit(txn, locked)
+        return None
+
+    def _start_deletion(self, node: zk.Node) -> None:
+        """The node is locked and marked: its provider deletes it."""
+        config = self.state.config
+        manager = config.provider_managers.get(node.provider) if config is not None else None
+        if isinstance(manager, StateMachineProvider) and node.state == zk.DELETING:
+            self._begin(node)  # only queues it
+        else:
+            self.deletions.put(node)
+
+    def _run_deletions(self) -> None:
+        while True:
+            node = self.deletions.get()
+            if node is None:
+                return
+            self._begin(node)
+
+    def _begin(self, node: zk.Node) -> None:
+        manager = self.state.config.provider_managers.get(node.provider)
+        try:
+            if node.state == zk.DELETED or node.provider is None:
+                self.state.zk.deleteNode(node)
+                return
+            if manager is None:
+                raise RuntimeError(f"provider {node.provider} is not running")
+            self.log.info("Deleting node %s (%s) of provider %s", node.id, node.external_id, node.provider)
+            manager.startNodeCleanup(node)
+        except FOREIGN:
+            self.log.exception("Cannot delete node %s:", node.id)
+            self._unlock(node)
+
+    def _unlock(self, node: zk.Node) -> None:
+        handle, node.lock = node.lock, None
+        if isinstance(handle, LockHandle):
+            txn = Txn(self.state.zk.kazoo_client)
+            txn.delete(handle.path)
+            self.state.zk.writer.submit(txn)

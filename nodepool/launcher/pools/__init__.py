@@ -1,0 +1,1 @@
+"""One provider pool: its thread, its room, its helpers."""

@@ -1,0 +1,183 @@
+"""PoolRoom: whether a pool can take a request, and if not, why (launcher.md sections 2 and 4)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nodepool.driver.quota import QuotaSupport
+from nodepool.exceptions import FOREIGN
+from nodepool.launcher.pools.fullness import Fullness
+from nodepool.launcher.requests.choice import PoolView, RequestClass
+from nodepool.reasons import Code, Reason, because
+
+if TYPE_CHECKING:
+    from nodepool.launcher.requests.assignment import Assignment
+    from nodepool.launcher.state import LauncherState
+
+#: Requests handed to a pool that it has not looked at yet; more wait in serving order.
+BACKLOG = 48
+
+
+class PoolRoom:
+    """The part of a :class:`~nodepool.launcher.pools.worker.PoolWorker` that the assignment asks."""
+
+    #: Drivers know it by this name.
+    nodepool: LauncherState
+    assignment: Assignment
+    provider_name: str
+    pool_name: str
+    label: str
+    log: logging.Logger
+    running: bool
+    paused_handlers: set[Any]
+    request_handlers: list[Any]
+    _offered: set[str]
+    _full: Fullness
+    _logged: set[str]
+
+    # -- what drivers use
+
+    def getZK(self) -> Any:
+        return self.nodepool.zk
+
+    def getProviderConfig(self) -> Any:
+        return self.nodepool.config.providers.get(self.provider_name)
+
+    def getPoolConfig(self) -> Any:
+        provider = self.getProviderConfig()
+        return provider.pools.get(self.pool_name) if provider is not None else None
+
+    def getProviderManager(self) -> Any:
+        return self.nodepool.config.provider_managers.get(self.provider_name)
+
+    # -- what the assignment uses
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.paused_handlers)
+
+    @property
+    def backlog(self) -> int:
+        return len(self._offered)
+
+    @property
+    def load(self) -> int:
+        return len(self.request_handlers) + self.backlog
+
+    def has(self, request_id: str) -> bool:
+        """Whether the request is being dealt with here."""
+        return request_id in self._offered or getattr(self.nodepool.handler_of(request_id), "pw", None) is self
+
+    def view(self, cls: RequestClass) -> PoolView:
+        """What a request of this class sees of the pool at this moment."""
+        pool = self.getPoolConfig()
+        if pool is not None and not cls.labels.issubset(pool.labels):
+            return PoolView(self.label, paused=self.paused)  # it will not be asked
+        closed = self._guarded(self._closed_to, cls)
+        return PoolView(self.label, self.load, self.paused, closed, self._full.reason(cls.labels),
+                        None if closed else self._guarded(self._admission, cls))
+
+    def _guarded(self, ask: Callable[[RequestClass], Reason | None], cls: RequestClass) -> Reason | None:
+        """A driver or an option that raises closes this pool only, and says so where people look for the reason."""
+        try:
+            return ask(cls)
+        except FOREIGN as error:
+            self._log_once("Cannot tell whether the pool takes a request:", error)
+            return because(Code.ERROR, error=repr(error))
+
+    def _admission(self, cls: RequestClass) -> Reason | None:
+        if self.backlog >= BACKLOG:
+            return because(Code.BUSY)
+        manager = self.getProviderManager()
+        if self._counts_labels(manager):
+            # Else each free node would be promised to all who wait: the quickest would have it, and not the first.
+            free, wanted = manager.getLabelQuota(), self._about_to_be_taken()
+            short = [label for label in cls.labels if free.get(label, 0) <= wanted[label]]
+            if short:
+                return because(Code.BEING_TAKEN, labels=",".join(sorted(short)))
+        limit = self.getProviderConfig().max_concurrency
+        if limit > 0:
+            active = sum(worker.active_launches() for worker in self.nodepool.getPoolWorkers(self.provider_name))
+            if active >= limit:
+                return because(Code.MAX_CONCURRENCY, active=active)
+        return None
+
+    def _about_to_be_taken(self) -> Counter[str]:
+        """Free nodes by label that requests here may still take: they do not know yet whether they can."""
+        # A handler that has accepted its request has nodes or makes new ones.
+        ids = {*self._offered, *(h.request.id for h in list(self.request_handlers) if not (h.accepted or h.done))}
+        requests = map(self.nodepool.zk.request_tree.get, ids)
+        return Counter(label for request in requests if request is not None for label in request.node_types)
+
+    def _log_once(self, message: str, error: BaseException) -> None:
+        key = message + repr(error)
+        if key not in self._logged and len(self._logged) < 100:
+            self._logged.add(key)
+            self.log.error("%s", message, exc_info=error)
+
+    def _closed_to(self, cls: RequestClass) -> Reason | None:
+        provider, manager = self.getProviderConfig(), self.getProviderManager()
+        if not self.running or provider is None or manager is None or self.getPoolConfig() is None:
+            return because(Code.NOT_RUNNING)
+        if provider.max_concurrency == 0:
+            return because(Code.SWITCHED_OFF)
+        if self._counts_labels(manager):
+            quota = manager.getLabelQuota()
+            short = [label for label in cls.labels if quota.get(label, 0) <= 0]
+            if short:
+                reason = because(Code.NO_FREE_NODE, labels=",".join(sorted(short)))
+                self.note_full(short, reason)
+                return reason
+        return None
+
+    @staticmethod
+    def _counts_labels(manager: Any) -> bool:
+        return isinstance(manager, QuotaSupport) and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
+
+    def _has_none(self, label: str) -> bool:
+        """Whether it is certain that there is no node of the label, and somebody waits for one."""
+        manager = self.getProviderManager()
+        return (self._counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0
+                and self.assignment.is_wanted(label))
+
+    def note_full(self, labels: list[str], reason: Reason) -> None:
+        """There is no room for these labels: until that changes we are asked for them last, and say so to all launchers."""
+        if self._full.reason(labels) is None:
+            self._full.note(labels, reason)
+            self._publish_soon()
+
+    def _room(self, age: float = -math.inf) -> None:
+        """There may be room again."""
+        if self._full and self._full.forget(self._has_none, age):
+            self._publish_soon()
+            self.assignment.wake()
+
+    def _publish_soon(self) -> None:
+        """Tell other launchers whether we take requests."""
+        raise NotImplementedError
+
+    def active_launches(self) -> int:
+        return self.backlog + sum(self._launches(handler) for handler in list(self.request_handlers))
+
+    def _launches(self, handler: Any) -> int:
+        try:
+            alive = int(handler.alive_thread_count)
+        except FOREIGN as error:
+            self._log_once("The driver cannot tell how many launches are under way; all of the request count:", error)
+            return len(handler.request.node_types)
+        if alive or handler.nodeset or handler.paused or handler.done:
+            return alive
+        return len(handler.request.node_types)  # just taken on: its launches are about to begin
+
+    def _launches_ended(self) -> None:
+        """What counted as launches to come, or as about to take free nodes, does so no more."""
+        provider = self.getProviderConfig()
+        if provider is not None and provider.max_concurrency != -1:
+            self.assignment.recheck(Code.MAX_CONCURRENCY)
+        if self._counts_labels(self.getProviderManager()):
+            self.assignment.recheck(Code.BEING_TAKEN)
+

@@ -1,0 +1,460 @@
+"""One provider pool: runs the handlers of its requests (launcher.md sections 5 - 7)."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nodepool.base import hostnames
+from nodepool.driver.quota import LimitsPending, QuotaSupport
+from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.exceptions import FOREIGN
+from nodepool.launcher.pools.fullness import FORGET, Fullness
+from nodepool.launcher.pools.helpers import Helpers
+from nodepool.launcher.pools.mailbox import Mailbox, Task
+from nodepool.launcher.pools.room import BACKLOG, PoolRoom
+from nodepool.launcher.requests import moves
+from nodepool.launcher.requests.tenants import tenant_shortage
+from nodepool.reasons import Code, Reason, because
+from nodepool.zk.components import PoolComponent
+from nodepool.zk.records import REQUESTED
+
+if TYPE_CHECKING:
+    from nodepool.launcher.requests.assignment import Assignment
+    from nodepool.launcher.state import LauncherState
+
+#: Seconds between two looks at handlers that no event announces.
+TICK = 1.0
+#: Seconds during which changes of ``paused`` are collected before they are published.
+PUBLISH_DELAY = 0.05
+
+
+class PoolWorker(threading.Thread, PoolRoom):
+    """The thread of one pool.  Drivers see it as ``pw`` (driver-api.md 5.1)."""
+
+    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
+        super().__init__(name=f"PoolWorker.{provider_name}-{pool_name}", daemon=True)
+        self.nodepool = state
+        self.assignment = assignment
+        self.provider_name = provider_name
+        self.pool_name = pool_name
+        self.label = f"{provider_name}-{pool_name}"
+        self.log = logging.getLogger(f"nodepool.{self.name}")
+        self.launcher_id = f"{hostnames.fqdn()}-{self.name}-{uuid.uuid4().hex}"
+        self.running = False
+        self.paused_handlers: set[Any] = set()
+        self.request_handlers: list[Any] = []
+        self.component: PoolComponent | None = None
+        #: Requests that were handed to us and not looked at yet.
+        self._offered: set[str] = set()
+        self._door = threading.Lock()
+        self._closed = False
+        self._full = Fullness()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._creation_lock = threading.Lock()
+        self._creator: Any = None
+        self._creation_queue: deque[Any] = deque()
+        self._helpers = Helpers(f"{self.name}_helper", state.common_helpers)
+        self._retry_queued = False
+        self._publish_at: float | None = None
+        self._logged: set[str] = set()
+        self._leaving = False
+
+    # -- what handlers use
+
+    def post(self, handler: Any, function: Callable[..., Any], *args: Any) -> None:
+        """Run the next step of a handler; steps of one handler never overlap."""
+        if not handler.BLOCKING:
+            self._tasks.put((function, args))
+            return
+        # It belongs to the handler, so that it goes with it; steps may come after the handler's end.
+        handler.__dict__.setdefault("_mailbox", Mailbox(self)).put((function, args))
+
+    def progress(self, handler: Any) -> None:
+        """A launch of this handler has ended."""
+        self.post(handler, handler.poll)
+        self._launches_ended()
+
+    def claim(self, node_id: str | None) -> bool:
+        return self.nodepool.claims.claim(node_id)
+
+    def unclaim(self, node_id: str | None) -> None:
+        self.nodepool.claims.release(node_id)
+
+    def begin_creation(self, handler: Any) -> bool:
+        """Whether the handler may make new nodes now; else ``run`` is called when it may.
+
+        Handlers that run on helper threads fill their node sets one after the other: several of them, each with some
+        of its nodes, would wait for each other for ever.
+        """
+        with self._creation_lock:
+            if self._creator is None or self._creator is handler:
+                self._creator = handler
+                return True
+            if handler not in self._creation_queue:
+                self._creation_queue.append(handler)
+            return False
+
+    def withdraw_paused(self, handler: Any) -> None:
+        """The handler was not accepted yet, and the pool has paused."""
+        self.withdraw(handler, wait_for=because(Code.POOL_PAUSED).at(self.label), checked_by=self.launcher_id)
+
+    def end_creation(self, handler: Any) -> None:
+        """The new nodes are recorded, or will not be."""
+        with self._creation_lock:
+            if handler in self._creation_queue:
+                self._creation_queue.remove(handler)
+            if self._creator is not handler:
+                return
+            self._creator = None
+            following = self._creation_queue.popleft() if self._creation_queue else None
+        if following is not None:
+            self.post(following, following.run)
+
+    def pause_changed(self, handler: Any) -> None:
+        before = self.paused
+        if handler.paused:
+            self.paused_handlers.add(handler)
+        else:
+            self.paused_handlers.discard(handler)
+        if before != self.paused:
+            self._publish_soon()
+            self.assignment.wake()
+
+    def _publish_soon(self) -> None:
+        if self._publish_at is None:
+            self._publish_at = time.monotonic() + PUBLISH_DELAY
+            self._tasks.put((self._nothing, ()))
+
+    def recorded(self, handler: Any, missing: list[str]) -> None:
+        """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
+        tenant = handler.request.tenant_name
+        if not tenant or tenant not in self.nodepool.config.tenant_resource_limits \
+                or not isinstance(handler.manager, QuotaSupport):
+            return
+        key, reservations = ("tenant", handler), self.getZK().reservations
+        needed = QuotaInformation()
+        for label in missing:
+            needed.add(handler.manager.quotaNeededByLabel(label, handler.pool))
+        if missing:
+            reservations.reserve(key, None, None, tenant, needed.get_resources())
+        else:
+            reservations.release(key)
+        # Between the mirror's change and this they were counted twice.
+        self.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
+
+    def make_room(self, handler: Any) -> None:
+        """No quota: an idle node of this pool may have to go."""
+        manager = self.getProviderManager()
+        if manager is not None and manager.PAUSE_AT_QUOTA:
+            self.getZK().deleteOldestUnusedNode(self.provider_name, self.pool_name)
+
+    def request_released(self, handler: Any) -> None:
+        """The request is open again while launches of this handler still run."""
+        self.assignment.release(handler.request.id)
+
+    def finished(self, handler: Any, retry_after: float | None = None, reason: Reason | None = None) -> None:
+        """The handler has come to its end; ``retry_after``: the request was given back unserved, because of ``reason``, else
+        because there is nothing free.
+        """
+        self.end_creation(handler)
+        if handler in self.request_handlers:
+            self.request_handlers.remove(handler)
+        self.paused_handlers.discard(handler)
+        self.nodepool.handler_finished(handler)
+        if retry_after is None:
+            self.assignment.release(handler.request.id)
+            self.assignment.wake()
+        elif retry_after > 0:
+            self.assignment.release(handler.request.id, retry_after=retry_after)
+            self._launches_ended()
+        else:
+            if reason is None:
+                told = self._counts_labels(self.getProviderManager())
+                reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
+            self.assignment.release(handler.request.id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
+            self._launches_ended()
+        self._promise_returned(handler)
+
+    # -- what the assignment uses
+
+    def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
+        """Take on a request; ``gives_way``: another pool is open, if we have no room."""
+        with self._door:
+            if not self._closed:
+                self._offered.add(request_id)
+                self._tasks.put((self._consider, (request_id, check_only, gives_way)))
+                return
+        self.assignment.release(request_id)
+
+    # -- requests
+
+    def _consider(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
+        try:
+            self._take_on(request_id, check_only, gives_way)
+        finally:
+            self._offered.discard(request_id)  # also when something has failed
+            if self.backlog == BACKLOG // 2:
+                self.assignment.wake()
+
+    def _take_on(self, request_id: str, check_only: bool, gives_way: bool) -> None:
+        zk = self.getZK()
+        request = zk.request_tree.get(request_id)
+        if request is None or request.state != REQUESTED or self.launcher_id in request.declined_by \
+                or not self.running:
+            self._offered.discard(request_id)
+            self.assignment.release(request_id)
+            self._launches_ended()
+            return
+        manager = self.getProviderManager()
+        if manager is None:
+            self.assignment.release(request_id, wait_for=because(Code.PROVIDER_NOT_RUNNING),
+                               refused_by=self.launcher_id)
+            self._launches_ended()
+            return
+        try:
+            handler = manager.getRequestHandler(self, request.copy())
+        except FOREIGN as error:
+            self.log.exception("The driver cannot handle request %s:", request_id)
+            self.nodepool.declines.driver_failed(self, request, error)
+            self.assignment.release(request_id, retry_after=30.0)
+            self._launches_ended()
+            return
+        handler.gives_way = gives_way
+        self.nodepool.handler_started(handler)
+        self.request_handlers.append(handler)
+        self._offered.discard(request_id)
+        self.post(handler, self._begin, handler, manager, check_only)
+
+    def _begin(self, handler: Any, manager: Any, check_only: bool) -> None:
+        """First step of a handler: only look while the pool is paused, else serve it."""
+        try:
+            if isinstance(manager, QuotaSupport):
+                shortage = self._tenant_shortage(handler, manager)
+                if shortage is not None:
+                    self.withdraw(handler, wait_for=shortage)
+                    return
+            if check_only or self.paused:
+                reasons = handler.getDeclinedReasons()
+                if not reasons:
+                    self.withdraw(handler, wait_for=because(Code.POOL_PAUSED).at(self.label), checked_by=self.launcher_id)
+                    return
+                handler.log.info("Declining node request because: %s", ", ".join(reasons))
+                handler.declined_because = "; ".join(reasons)
+                handler.declineRequest()
+                return
+        except FOREIGN as error:
+            handler.trouble(error)
+            return
+        handler.run()
+
+    def withdraw(self, handler: Any, wait_for: Reason, checked_by: str | None = None) -> None:
+        """The handler has not accepted its request, which waits for a change now."""
+        handler.done = True
+        if handler in self.request_handlers:
+            self.request_handlers.remove(handler)
+        self.nodepool.handler_finished(handler)
+        self.assignment.release(
+            handler.request.id, wait_for=wait_for, checked_by=checked_by, refused_by=self.launcher_id)
+        self._launches_ended()
+        self._promise_returned(handler)
+
+    def _promise_returned(self, handler: Any) -> None:
+        """What the tenant was promised for this request may be what others of it wait for."""
+        if handler.promised:
+            self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
+
+    def _tenant_shortage(self, handler: Any, manager: Any) -> Reason | None:
+        request = handler.request
+        limits = self.nodepool.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
+        pool = self.getPoolConfig()
+        if not limits or pool is None or any(label not in pool.labels for label in request.node_types):
+            return None
+        shortage = tenant_shortage(self.nodepool, request, limits, pool, manager, handler)
+        handler.promised = shortage is None
+        return shortage
+
+    def ask(self, waiting: Any) -> None:
+        """A request waits at another pool of ours: it is sent for when we have room for all of its nodes."""
+        try:
+            handler = self.getProviderManager().getRequestHandler(self, waiting.request.copy())
+        except FOREIGN as error:
+            self._log_once("The driver cannot handle a request:", error)
+        else:
+            self.post(handler, self._answer, handler, waiting)
+
+    def _answer(self, handler: Any, waiting: Any) -> None:
+        try:
+            if not self.paused and self.running and handler.could_serve():
+                waiting.pw.post(waiting, waiting.move)
+        except LimitsPending as error:
+            self.log.debug("Not sending for request %s: %s", waiting.request.id, error)
+        except FOREIGN as error:
+            self._log_once("Cannot tell whether there is room for a request that waits at another pool:", error)
+
+    # -- events
+
+    def capacity_changed(self) -> None:
+        """Quota may have become free: paused handlers try again, in request order."""
+        self._room()
+        self._retry()
+
+    def _retry(self) -> None:
+        if self.paused_handlers and not self._retry_queued:
+            self._retry_queued = True
+            self._tasks.put((self._retry_paused, ()))
+
+    def promise_released(self) -> None:
+        """Quota that was promised to nodes which did not come into being is free again."""
+        for worker in self.nodepool.getPoolWorkers(self.provider_name):
+            worker.capacity_changed()
+
+    def limits_known(self) -> None:
+        """The limits of the provider have been asked for again; from any thread."""
+        self.capacity_changed()
+        self.assignment.wake()
+
+    def _look_at_limits(self) -> None:
+        """Nobody tells when they grow."""
+        manager = self.getProviderManager()
+        if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
+            manager.limits_are_waited_for(self.limits_known)
+
+    def _retry_paused(self) -> None:
+        self._retry_queued = False
+        for handler in sorted(self.paused_handlers, key=lambda h: h.request.priority):
+            self.post(handler, handler.run)
+
+    def session_lost(self) -> None:
+        """All our locks are gone: drop every handler, others (or we) start anew."""
+        for handler in list(self.request_handlers):
+            self.post(handler, handler.drop)
+
+    def refresh(self) -> None:
+        """The configuration has changed: publish labels and priority, look at everything again."""
+        self._tasks.put((self._publish, ()))
+        self.capacity_changed()
+
+    def _nothing(self) -> None:
+        """Wakes the thread."""
+
+    def _publish(self) -> None:
+        self._publish_at = None
+        provider, pool = self.getProviderConfig(), self.getPoolConfig()
+        if self.component is None or provider is None or pool is None:
+            return
+        priority = pool.priority if pool.priority is not None else provider.priority
+        self.component.update(
+            supported_labels=sorted(pool.labels), paused=self.paused or bool(self._full),
+            priority=100 if priority is None else priority)
+
+    # -- the thread
+
+    def run(self) -> None:
+        self.running = True
+        try:
+            self._register()
+        except FOREIGN:
+            self.log.exception("Cannot register the pool:")
+        next_tick = time.monotonic() + TICK
+        while not (self._leaving and not self.request_handlers and not self.backlog):
+            now = time.monotonic()
+            if self._publish_at is not None and now >= self._publish_at:
+                self.guard(self._publish, ())
+            if now >= next_tick:
+                next_tick = now + TICK
+                self.guard(self._tick, ())
+            try:
+                task = self._tasks.get(timeout=self._pause(next_tick))
+            except queue.Empty:
+                continue
+            if task is None:
+                break
+            self.guard(*task)
+        self.running = False
+        self._close_door()
+
+    def _close_door(self) -> None:
+        """What came at the last moment goes back: nobody would look at it."""
+        with self._door:
+            self._closed = True
+        for request_id in list(self._offered):
+            self._offered.discard(request_id)
+            self.assignment.release(request_id)
+
+    def _pause(self, next_tick: float) -> float | None:
+        ticking = self.request_handlers or self._full or (self.component is None and self.running)
+        due = [t for t in (self._publish_at, next_tick if ticking else None) if t is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _tick(self) -> None:
+        """What no event announces: external quota, threads of classic drivers."""
+        if self.component is None and self.running and self.nodepool.zk.connected:
+            self.guard(self._register, ())
+        self._room(FORGET)
+        self._retry()
+        if self.paused_handlers:
+            self.guard(self._look_at_limits, ())
+            self.guard(moves.end_standstill, (self,))
+        polled = [handler for handler in list(self.request_handlers) if handler.BLOCKING and not handler.paused]
+        for handler in polled:
+            self.post(handler, handler.poll)
+        if polled:
+            self._launches_ended()  # of threads of theirs
+
+    def guard(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Run a step; whatever it raises concerns that step only."""
+        try:
+            function(*args)
+        except FOREIGN:
+            self.log.exception("Error in pool %s:", self.label)
+
+    def help(self, function: Callable[[], None]) -> None:
+        if not self._helpers.submit(function):
+            self.log.debug("Not running a step: the pool has stopped")
+
+    def _register(self) -> None:
+        provider, pool = self.getProviderConfig(), self.getPoolConfig()
+        if provider is None or pool is None:
+            return
+        component = PoolComponent(self.nodepool.zk.client, hostnames.short())
+        priority = pool.priority if pool.priority is not None else provider.priority
+        component.content.update(
+            id=self.launcher_id, name=self.pool_name, provider_name=self.provider_name, state=component.RUNNING,
+            supported_labels=sorted(pool.labels), priority=100 if priority is None else priority)
+        component.register()
+        self.component = component
+
+    # -- stopping
+
+    def leave(self) -> None:
+        """The pool is not configured any more: hand every request back, then stop."""
+        self.running = False
+        for handler in list(self.request_handlers):
+            self.post(handler, handler.hand_back)
+
+    def stop_when_idle(self) -> None:
+        """Unregister now; end when the last handler has come to its end."""
+        component, self.component = self.component, None
+        if component is not None:
+            component.unregister()
+        self._leaving = True
+        self._tasks.put((self._nothing, ()))
+
+    def stop(self) -> None:
+        self.running = False
+        self._tasks.put(None)
+        if self.component is not None:
+            self.component.unregister()
+            self.component = None
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
+        self._helpers.close()

@@ -1,0 +1,466 @@
+"""Which request next, and which of our pools takes it (launcher.md sections 2 - 4).
+
+Requests that are alike in all that matters (labels, provider wish, tenant, who declined) form a class, kept in
+serving order.  Only the head of a class is looked at; when it has to wait, the whole class waits, with the reason,
+until something changes.  So thousands of waiting requests cost nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import logging
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool.base.offers import joined, why_not_offered
+from nodepool.launcher.requests.choice import Decision, RequestClass, SortKey, choose
+from nodepool.launcher.requests.moves import OTHERS_TURN, Moves
+from nodepool.launcher.requests.safety_net import SafetyNet
+from nodepool.reasons import Code, Reason, because, render
+from nodepool.zk import paths
+from nodepool.zk.components import RegisteredPool
+from nodepool.zk.locks import add_unlocked_check
+from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import FAILED, REQUESTED, NodeRequest
+from nodepool.zk.writer import TransactionFailed, Txn
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pools.worker import PoolWorker
+    from nodepool.launcher.state import LauncherState
+
+#: After so many decisions newcomers are sorted in, so that an urgent one overtakes a flood.
+ROUND = 32
+#: Seconds that other launchers get to register again after a lost session; counted from the reconnect.
+REGISTRATION_GRACE = 5.0
+
+
+class Assignment(threading.Thread):
+    """Hands requests to pool workers in serving order."""
+
+    log = logging.getLogger("nodepool.Assignment")
+
+    def __init__(self, state: LauncherState) -> None:
+        super().__init__(name="PoolWorker-assignment", daemon=True)
+        self.state = state
+        self._condition = threading.Condition()
+        self._dirty: dict[str, None] = {}
+        self._wake_all = True
+        self._stopping = False
+        #: When to look at a request again; True: until then it is claimed.
+        self._timers: list[tuple[float, str, bool]] = []
+        self._classes: dict[tuple[Any, ...], RequestClass] = {}
+        self._where: dict[str, tuple[RequestClass, SortKey]] = {}
+        #: Handed out, with the pool that has it; None: left alone for a moment, or being declined.
+        self._claimed: dict[str, PoolWorker | None] = {}
+        #: Counts what waiting requests may wait for; when everything was last to be looked at, or what waits for a reason.
+        self._events = 0
+        self._woken = 0
+        self._rechecked: dict[Reason, int] = {}
+        self._claimed_at: dict[str, int] = {}
+        #: Requests that were left to other launchers: how often, and since when (monotonic seconds).
+        self._left_to_others: dict[str, tuple[int, float]] = {}
+        #: Grows whenever a decline check may come out differently.
+        self.version = 0
+        self.decisions = 0
+        #: Nothing is declined before this moment (monotonic seconds).
+        self.others_return_until = 0.0
+        #: Requests that cannot be put into a class, and why.
+        self._unusable: dict[str, str] = {}
+        self._net = SafetyNet(state.statsd)
+        self._moves = Moves(state, self.times_left, self.leave_to_others)
+        self._look_at_moves = True
+
+    def session_lost(self) -> None:
+        """ZooKeeper may have been gone for everybody: give other launchers time to register again."""
+        self.others_return_until = time.monotonic() + REGISTRATION_GRACE
+
+    # -- input, from any thread
+
+    def request_changed(self, request_id: str, request: NodeRequest | None) -> None:
+        """A request appeared, changed or vanished; most changes of requests in work do not concern us."""
+        open_still = request is not None and request._state == REQUESTED
+        offered = self._net.offered.get(request_id)
+        if offered is not None and not open_still:
+            with self._condition:
+                self._net.taken(request_id, request is not None and not self._changed_since(offered[0]))
+        if not open_still and request_id not in self._where:
+            return
+        with self._condition:
+            self._dirty[request_id] = None
+            self._condition.notify()
+
+    def wake(self, recheck: bool = False) -> None:
+        """Something that waiting requests may wait for has changed."""
+        with self._condition:
+            self._events += 1
+            self._woken = self._events
+            if recheck:
+                self.version += 1
+            if not self._wake_all:
+                self._wake_all = self._look_at_moves = True
+                if self._where or any(worker.paused for worker in self.state.workers_by_id().values()):
+                    self._condition.notify()  # else whoever comes next brings it about
+
+    def recheck(self, code: Code, **parameters: object) -> None:
+        """Look again at the classes that wait for this reason, and only at them; who refused for another one is not asked."""
+        with self._condition:
+            self._events += 1
+            self._rechecked[because(code, **parameters)] = self._events
+            for cls in self._classes.values():
+                if not cls.queue or not cls.waits_for(code, **parameters):
+                    continue
+                cls.look_again(code, **parameters)
+                self._dirty.setdefault(cls.queue[0][1], None)
+            self._condition.notify()
+
+    def _changed_since(self, moment: int, *reasons: Reason) -> bool:
+        """Whether what is waited for may have happened after that moment (condition held)."""
+        return self._woken > moment or any(
+            at > moment and reason.matches(what.code, **dict(what.parameters))
+            for what, at in self._rechecked.items() for reason in reasons)
+
+    def release(self, request_id: str, wait_for: Reason | None = None, retry_after: float = 0.0,
+                checked_by: str | None = None, refused_by: str | None = None, full: bool = False) -> None:
+        """A pool is through with the request; when it is still open it is queued again.
+
+        :param wait_for: the reason why its class has to wait for a change; only for this pool with ``refused_by``.
+        :param retry_after: seconds to leave it alone.
+        :param full: the pool has no room: another one may serve it, also of worse priority.
+        """
+        with self._condition:
+            self._claimed.pop(request_id, None)
+            claimed_at = self._claimed_at.pop(request_id, self._events)
+            if retry_after > 0:
+                self._claimed[request_id] = None
+                heapq.heappush(self._timers, (time.monotonic() + retry_after, request_id, True))
+                self._condition.notify()
+                return
+            self._queue_again(request_id)
+            entry = self._where.get(request_id)
+            if entry is None:
+                self._condition.notify()
+                return
+            self._dirty.setdefault(request_id, None)
+            # What happened since it was handed out may have taken the reason to wait away.
+            unchanged = wait_for is not None and not self._changed_since(claimed_at, wait_for)
+            if checked_by is not None:
+                entry[0].checked[checked_by] = self.version  # another pool may still take it
+            elif wait_for is not None and refused_by is not None:
+                if unchanged:
+                    (entry[0].full if full else entry[0].refused)[refused_by] = wait_for
+            elif unchanged:
+                assert wait_for is not None
+                entry[0].reasons = (wait_for,)
+            if not entry[0].reasons or wait_for is None:
+                self._condition.notify()
+
+    def leave_to_others(self, request_id: str) -> None:
+        """Other launchers may take the request now, for :data:`OTHERS_TURN` seconds."""
+        with self._condition:
+            now = time.monotonic()
+            self._left_to_others[request_id] = (self.times_left(request_id) + 1, now)
+            heapq.heappush(self._timers, (now + OTHERS_TURN + 0.01, request_id, False))
+            self._condition.notify()
+
+    def times_left(self, request_id: str) -> int:
+        """How often the request was left to others."""
+        return self._left_to_others.get(request_id, (0, 0.0))[0]
+
+    def stop(self) -> None:
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+
+    def reason_for(self, request_id: str) -> str | None:
+        """Why an open request has not been taken; None when it is not waiting here."""
+        with self._condition:
+            entry = self._where.get(request_id)
+            return render(entry[0].reasons) or None if entry is not None else None
+
+    def explain(self) -> list[tuple[str, tuple[str, ...], tuple[Reason, ...]]]:
+        """(request, labels, why it has not been taken) of all requests waiting here, in serving order."""
+        with self._condition:
+            entries = [(key, request_id, cls) for request_id, (cls, key) in self._where.items()]
+        return [(request_id, cls.node_types, cls.reasons or (because(Code.NOT_LOOKED_AT),)) for _, request_id, cls in sorted(
+            entries, key=lambda entry: entry[:2])]
+
+    def is_wanted(self, label: str) -> bool:
+        """Whether a request that waits here wants such a node."""
+        with self._condition:
+            return any(cls.queue and label in cls.labels for cls in self._classes.values())
+
+    def waiting(self) -> int:
+        with self._condition:
+            return len(self._where)
+
+    def waiting_for(self) -> Counter[Code]:
+        """How many requests wait for each reason; for several of them they count for each."""
+        found: Counter[Code] = Counter()
+        with self._condition:
+            for cls in self._classes.values():
+                for code in {reason.code for reason in cls.reasons} or {Code.NOT_LOOKED_AT}:
+                    found[code] += len(cls.queue)
+        return found
+
+    # -- the queue (condition held)
+
+    def _remove(self, request_id: str) -> None:
+        entry = self._where.pop(request_id, None)
+        if entry is None:
+            return
+        cls, key = entry
+        index = bisect.bisect_left(cls.queue, (key, request_id))
+        if index < len(cls.queue) and cls.queue[index][1] == request_id:
+            del cls.queue[index]
+
+    def _queue_again(self, request_id: str) -> None:
+        """:meth:`_refresh`; whatever goes wrong concerns this request only."""
+        try:
+            self._refresh(request_id)
+        except Exception as error:
+            self._remove(request_id)
+            if self._unusable.get(request_id) != repr(error):
+                self._unusable[request_id] = repr(error)
+                self.log.exception("Request %s is left out:", request_id)
+        else:
+            self._unusable.pop(request_id, None)
+
+    def _refresh(self, request_id: str) -> None:
+        request: NodeRequest | None = self.state.zk.request_tree.get(request_id)
+        if request is None or request._state != REQUESTED or request_id in self._claimed:
+            self._remove(request_id)
+            return
+        declined = tuple(sorted(set(request.declined_by)))
+        class_key = (tuple(request.node_types), request.provider, request.tenant_name, declined,
+                     request.reuse, request.requestor == MIN_READY)
+        sort_key = request.priority
+        entry = self._where.get(request_id)
+        cls = self._classes.get(class_key)
+        if cls is None:
+            cls = self._classes[class_key] = RequestClass(
+                tuple(request.node_types), request.provider, request.tenant_name, frozenset(declined))
+        if entry is not None:
+            if entry[0] is cls and entry[1] == sort_key:
+                return
+            self._remove(request_id)
+        bisect.insort(cls.queue, (sort_key, request_id))
+        self._where[request_id] = (cls, sort_key)
+
+    def rebuild(self) -> None:
+        """Look at every request again (after a synchronisation)."""
+        with self._condition:
+            for request_id in list(self._where):
+                self._dirty[request_id] = None
+            for request in self.state.zk.request_tree.snapshot():
+                self._dirty[request.id] = None
+            self._wake_all = True
+            self._condition.notify()
+
+    # -- the loop
+
+    def run(self) -> None:
+        while True:
+            with self._condition:
+                if self._stopping:
+                    return
+                if not self._dirty and not self._wake_all:
+                    due = [self._net.due, self._moves.due, *(timer[0] for timer in self._timers[:1])]
+                    wait = min(due) - time.monotonic()
+                    if wait > 0:
+                        self._condition.wait(wait)
+                    if self._stopping:
+                        return
+            try:
+                self._pass()
+            except Exception:
+                self.log.exception("Error assigning requests:")
+                with self._condition:
+                    self._condition.wait(1.0)
+
+    def _pass(self) -> None:
+        ready = self.state.zk.connected and self.state.zk.synced
+        with self._condition:
+            self._run_timers(ready)
+            dirty, self._dirty = self._dirty, {}
+            for request_id in dirty:
+                self._queue_again(request_id)
+            if self._wake_all:
+                self._wake_all = False
+                empty = [key for key, cls in self._classes.items() if not cls.queue]
+                for key in empty:
+                    del self._classes[key]
+                for cls in self._classes.values():
+                    cls.look_again()
+            heads = [(cls.queue[0], id(cls), cls) for cls in self._classes.values()
+                     if cls.queue and not cls.reasons]
+            look_at_moves = self._look_at_moves
+            self._look_at_moves = False
+        if ready and look_at_moves:
+            self._moves.look()
+        if not ready or not heads:
+            return
+        heapq.heapify(heads)
+        pools = self.state.zk.getRegisteredPools()
+        workers = self.state.workers_by_id()
+        for _ in range(ROUND):
+            if not heads:
+                return
+            head, _ident, cls = heapq.heappop(heads)
+            try:
+                self._decide(cls, head[1], pools, workers)
+            except Exception as error:
+                # Whatever is wrong with this class, the others go on; it is looked at again like any that waits.
+                self._log_once(cls, head[1], error)
+                with self._condition:
+                    cls.reasons = (because(Code.ERROR, error=repr(error)),)
+            with self._condition:
+                if cls.queue and not cls.reasons:
+                    heapq.heappush(heads, (cls.queue[0], id(cls), cls))
+        if heads:
+            with self._condition:
+                # More to do: go round again, after newcomers have been sorted in.
+                self._dirty.setdefault(heads[0][0][1], None)
+
+    def _run_timers(self, ready: bool) -> None:
+        """What no event announces (condition held)."""
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _due, request_id, rested = heapq.heappop(self._timers)
+            if rested:
+                self._claimed.pop(request_id, None)
+            self._dirty[request_id] = None
+            entry = self._where.get(request_id)
+            if entry is not None:
+                entry[0].look_again()
+        if now >= self._moves.due:
+            self._look_at_moves = True
+        if now >= self._net.due:
+            self._net.delay(now)
+            if ready:
+                self._look_at_everything(now)
+
+    def _look_at_everything(self, now: float) -> None:
+        """Safety net: the books are compared with the mirror, and whoever waits is looked at again (condition held)."""
+        snapshot = self.state.zk.request_tree.snapshot()
+        alive = {request.id for request in snapshot}
+        for book in (self._unusable, self._left_to_others):
+            for request_id in [i for i in book if i not in alive]:
+                del book[request_id]
+        self._dirty.update(dict.fromkeys(self._unusable))
+        adrift = {r.id for r in snapshot if r._state == REQUESTED and not self._is_known(r.id)}
+        for request_id in self._net.confirmed(adrift, now):
+            self._claimed.pop(request_id, None)
+            self._dirty[request_id] = None
+        for cls in self._classes.values():
+            if cls.reasons:
+                told, netted_for = all(reason.code.told for reason in cls.reasons), cls.reasons
+                cls.look_again()
+                cls.netted_for = netted_for
+                cls.netted = self._events if told else None
+
+    def _is_known(self, request_id: str) -> bool:
+        if request_id in self._where or request_id in self._unusable or request_id in self._dirty:
+            return True
+        if request_id not in self._claimed:
+            return False
+        worker = self._claimed[request_id]
+        return worker is None or worker.has(request_id)
+
+    def _log_once(self, cls: RequestClass, request_id: str, error: Exception) -> None:
+        if cls.logged != repr(error):
+            cls.logged = repr(error)
+            self.log.error("Cannot assign request %s (%s):", request_id, ",".join(cls.node_types), exc_info=error)
+
+    def _decide(self, cls: RequestClass, request_id: str, pools: list[RegisteredPool],
+                workers: dict[str, PoolWorker]) -> None:
+        self.decisions += 1
+        with self._condition:
+            events, left = self._events, self._left_to_others.get(request_id)
+        insist = left is not None and time.monotonic() - left[1] >= OTHERS_TURN
+        views = {launcher_id: worker.view(cls) for launcher_id, worker in workers.items()}
+        decision = choose(cls, pools, views, self.version, insist)
+        worker = workers[decision.pool] if decision.pool is not None else None
+        wait = self.others_return_until - time.monotonic() if decision.decline_by else 0.0
+        if wait > 0:
+            # Everybody's registration went with the session: who can serve it may not be back yet.
+            decision = Decision(reasons=(because(Code.AFTER_SESSION_LOSS),))
+            with self._condition:
+                heapq.heappush(self._timers, (time.monotonic() + wait + 0.01, request_id, False))
+        with self._condition:
+            if not cls.queue or cls.queue[0][1] != request_id:
+                return
+            if decision.left_to_others and request_id not in self._left_to_others:
+                self.leave_to_others(request_id)
+            if worker is None and not decision.decline_by:
+                if not self._changed_since(events, *decision.reasons):
+                    cls.reasons = decision.reasons
+                return
+            if cls.netted is not None and not self._changed_since(cls.netted):
+                self._net.offered[request_id] = cls.netted, render(cls.netted_for)
+            self._claimed[request_id] = worker
+            self._claimed_at[request_id] = events
+            self._remove(request_id)
+        try:
+            if worker is not None:
+                worker.offer(request_id, decision.check_only, decision.gives_way)
+            else:
+                self._decline(request_id, decision.decline_by)
+        except Exception as error:
+            self._log_once(cls, request_id, error)
+            self.release(request_id, retry_after=1.0)  # else it would be claimed for ever
+
+    def _decline(self, request_id: str, launcher_ids: tuple[str, ...]) -> None:
+        """None of our pools can serve it: say so for all of them at once."""
+        zk = self.state.zk
+        seen = zk.request_tree.get(request_id)
+        if seen is None or seen.state != REQUESTED:
+            self.release(request_id)
+            return
+        request = seen.copy()
+        registered, workers = {pool.id: pool for pool in zk.getRegisteredPools()}, self.state.workers_by_id()
+        for launcher_id in launcher_ids:
+            if launcher_id not in request.declined_by:
+                request.declined_by.append(launcher_id)
+                worker, pool = workers.get(launcher_id), registered.get(launcher_id)
+                if worker is not None and pool is not None:
+                    missing = set(request.node_types) - pool.labels
+                    self.state.declines.note(request, launcher_id, worker.label, f"does not offer {joined(missing)}")
+        pools = registered.keys() | workers.keys()
+        if pools <= set(request.declined_by):
+            request.state = FAILED
+        else:
+            request.state = REQUESTED
+        self._write_decline(request, False)
+
+    def _write_decline(self, request: NodeRequest, lock_directory_exists: bool) -> None:
+        zk = self.state.zk
+        request_id = request.id or ""
+        directory = paths.request_lock(request_id)
+        txn = Txn(zk.kazoo_client)
+        add_unlocked_check(txn, directory, lock_directory_exists)
+        txn.set(paths.request(request_id), request.serialize(), request.version,
+                tree=zk.request_tree, record=request.copy())
+
+        def written(_results: list[Any] | None, error: BaseException | None) -> None:
+            if error is None:
+                if request.state == FAILED:
+                    self.log.info("Failed request %s: %s", request_id, why_not_offered(
+                        request.node_types, zk.getRegisteredPools()) or self.state.declines.known(request))
+                self.release(request_id)
+            elif isinstance(error, TransactionFailed) and error.path == directory and error.index == 0 \
+                    and not lock_directory_exists:
+                self._write_decline(request, True)
+            else:
+                if not isinstance(error, (TransactionFailed, KazooException)):
+                    self.log.warning("Cannot decline %s: %r", request_id, error)
+                self.release(request_id, retry_after=0.1)
+
+        zk.writer.submit(txn, written)
+
+
+__all__ = ["Assignment"]

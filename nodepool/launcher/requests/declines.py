@@ -1,0 +1,104 @@
+"""Tells people why our pools decline requests, see :mod:`nodepool.zk.declines`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from nodepool.base.problems import LabelProblems, Problem, one_line
+from nodepool.zk import declines
+from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import NodeRequest
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pools.worker import PoolWorker
+
+
+class Declines:
+    """Writes the reasons, and removes them when their request is gone; never waits, never fails.
+
+    ZooKeeper keeps the order of one session: whoever sees the request declined finds the reason, which was sent before.
+    """
+
+    log = logging.getLogger("nodepool.Declines")
+
+    def __init__(self, zk: Callable[[], Any]) -> None:
+        self._zk = zk
+        self._lock = threading.Lock()
+        #: Request id -> launcher id -> ``pool: reason``.
+        self._noted: dict[str, dict[str, str]] = {}
+        #: Provider -> labels with which its driver has raised.
+        self._failing: dict[str, LabelProblems] = {}
+        #: The client on which the parent has been made.
+        self._parent_made: Any = None
+
+    def note(self, request: NodeRequest, launcher_id: str, pool: str, reason: object) -> None:
+        """To be called before the decline is written.  Nobody waits for requests for ``min-ready``: these are left out."""
+        request_id = request.id or ""
+        if request.requestor == MIN_READY:
+            return
+        with self._lock:
+            self._noted.setdefault(request_id, {})[launcher_id] = one_line(f"{pool}: {reason}")
+        try:
+            kazoo = self._zk().kazoo_client
+            if self._parent_made is not kazoo:
+                self._parent_made = kazoo
+                kazoo.create_async(declines.ROOT, makepath=True).rawlink(self._written)
+            kazoo.create_async(
+                declines.path(request_id, launcher_id), declines.serialize(pool, reason), ephemeral=True
+            ).rawlink(self._written)
+        except Exception as error:  # the decline itself counts
+            self.log.debug("Cannot tell why request %s was declined: %r", request_id, error)
+        if self._zk().request_tree.get(request_id) is None:
+            self._forget(request_id)  # it went meanwhile
+
+    def known(self, request: NodeRequest) -> str:
+        """Why it was declined, as far as our pools did it; one line for the log."""
+        with self._lock:
+            noted = dict(self._noted.get(request.id or "", {}))
+        return "; ".join(noted.get(one) or f"{declines.pool_of(one)}: declined" for one in request.declined_by)
+
+    # -- drivers that raise where they should answer; told until a request for the labels is fulfilled
+
+    def driver_failed(self, worker: PoolWorker, request: NodeRequest, error: BaseException) -> None:
+        problems = self._failing.setdefault(worker.provider_name, LabelProblems(worker.provider_name))
+        for label in set(request.node_types):
+            problems.note(label, worker.pool_name, f"pool {worker.pool_name}: its driver failed: {error!r}")
+
+    def driver_works(self, worker: PoolWorker, request: NodeRequest) -> None:
+        problems = self._failing.get(worker.provider_name)
+        if problems is not None:
+            for label in set(request.node_types):
+                problems.clear(label, worker.pool_name)
+
+    def problems(self, config: Any) -> list[Problem]:
+        """Of the labels and providers that are configured still."""
+        return [problem for name, problems in sorted(self._failing.items()) if name in config.providers
+                for problem in problems.listed() if problem.label in config.labels]
+
+    # -- the end of a request
+
+    def request_changed(self, request_id: str, _old: NodeRequest | None, new: NodeRequest | None) -> None:
+        """Listener of the mirror; on the connection thread."""
+        if new is None and request_id in self._noted:
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        with self._lock:
+            noted = self._noted.pop(request_id, {})
+        for launcher_id in noted:
+            try:
+                self._zk().kazoo_client.delete_async(declines.path(request_id, launcher_id)).rawlink(self._written)
+            except Exception as error:  # it ends with the session
+                self.log.debug("Cannot remove the reason of request %s now: %r", request_id, error)
+
+    def _written(self, answer: Any) -> None:
+        error = answer.exception
+        if isinstance(error, NoNodeError):
+            self._parent_made = None  # somebody removed it, or there was nothing to remove
+        elif error is not None and not isinstance(error, NodeExistsError):
+            self.log.debug("A reason was not written: %r", error)

@@ -1,0 +1,258 @@
+"""Keeping min-ready nodes of each label (launcher.md section 14).
+
+Several launchers together keep exactly the number: before any of them adds requests it takes a short-lived mark
+under the elections path, so that each sees what the other has just asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool.base.backoff import Backoff, KeyedBackoff
+from nodepool.launcher.pools.labelcheck import LabelCheck
+from nodepool.zk import paths
+from nodepool.zk.locks.turn import Mark
+from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import FAILED, FULFILLED, READY, REQUESTED, NodeRequest
+from nodepool.zk.writer import TransactionFailed, Txn
+
+if TYPE_CHECKING:
+    from nodepool.launcher.state import LauncherState
+
+PRIORITY = "900"
+#: Of a label whose requests failed.
+RETRY = Backoff(1.0, 30.0)
+#: Seconds between two looks without any event.
+RESYNC = 30.0
+#: Seconds until a label that no pool can serve, or whose look has raised, is looked at again.
+LOOK_AGAIN = 5.0
+
+
+class MinReady(threading.Thread):
+    """Creates the requests and follows them; woken by events."""
+
+    log = logging.getLogger("nodepool.MinReady")
+
+    def __init__(self, state: LauncherState) -> None:
+        super().__init__(name="PoolWorker-min-ready", daemon=True)
+        self.state = state
+        self._event = threading.Event()
+        self._stopping = False
+        #: Our own requests: id -> label.
+        self._requests: dict[str, str] = {}
+        self._adopt = False
+        self._failed = KeyedBackoff(RETRY)
+        self._labels = LabelCheck(self._event.set)
+        #: What was logged last of a label, or a pool of it.
+        self._logged: dict[str, str] = {}
+
+    def wake(self) -> None:
+        self._event.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._labels.stop()
+        self._event.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
+        self._labels.join(timeout)
+
+    def session_lost(self) -> None:
+        """Our requests were ephemeral: they are gone."""
+        self._requests.clear()
+        self._event.set()
+
+    def owns(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def run(self) -> None:
+        while not self._stopping:
+            wait = RESYNC
+            try:
+                wait = self._pass()
+            except (KazooException, TimeoutError) as error:
+                self.log.warning("Cannot keep min-ready nodes now: %r", error)
+                wait = 1.0
+            except Exception:
+                self.log.exception("Error keeping min-ready nodes:")
+                wait = 5.0
+            self._event.wait(wait)
+            self._event.clear()
+
+    def _pass(self) -> float:
+        zk = self.state.zk
+        if not (zk.connected and zk.synced and self.state.config is not None):
+            return RESYNC
+        self._follow()
+        wait = RESYNC
+        for label in list(self.state.config.labels.values()):
+            try:
+                wait = min(wait, self._keep(label))
+                self._logged.pop(label.name, None)
+            except (KazooException, TimeoutError):
+                raise  # the connection: it concerns all
+            except Exception as error:
+                self._log_once(label.name, f"Cannot keep min-ready nodes of label {label.name}:", error)
+                wait = min(wait, LOOK_AGAIN)
+        return wait
+
+    def _keep(self, label: Any) -> float:
+        """Ask for what is missing of one label; seconds until it has to be looked at again."""
+        if label.min_ready <= 0:
+            return RESYNC
+        if self._need(label) <= 0:
+            return 0.1 if self._arriving(label) else RESYNC
+        if left := self._failed.wait(label.name):
+            return left
+        if not self._servable(label):
+            return LOOK_AGAIN
+        return RESYNC if self._create(label) else 0.2
+
+    def _log_once(self, key: str, message: str, error: Exception) -> None:
+        if self._logged.get(key) != repr(error):
+            self._logged[key] = repr(error)
+            self.log.error("%s", message, exc_info=error)
+
+    def _need(self, label: Any) -> int:
+        zk = self.state.zk
+        with zk.request_tree.lock:
+            # The node of a fulfilled one is still allocated and therefore not among the ready ones.
+            wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
+        return int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted) - self._arriving(label)
+
+    def _arriving(self, label: Any) -> int:
+        """Nodes made for min-ready requests that are gone already; they are free in a moment.
+
+        A launcher frees the node and removes its request in one transaction: we see the removal at once, the free
+        node only when it has been read.  When a launcher has died, its requests are gone before their nodes are freed.
+        """
+        zk = self.state.zk
+        tree = zk.node_tree
+        with tree.lock:
+            found = [tree.nodes[i] for i in tree.min_ready if i in tree.nodes]
+            return sum(1 for node in found if label.name in node.type and zk.request_tree.get(node.allocated_to) is None
+                       and (node.state == READY or tree.is_locked(node.id)))
+
+    def _servable(self, label: Any) -> bool:
+        """Whether some pool of ours could serve it, quota aside."""
+        for pool in label.pools:
+            provider = getattr(pool, "provider", None)
+            key = f"{label.name} of {getattr(provider, 'name', None)}"
+            try:
+                if self._pool_can_serve(label, pool, provider):
+                    self._logged.pop(key, None)
+                    return True
+            except KazooException:
+                raise
+            except Exception as error:  # another pool may serve it
+                self._log_once(key, f"Cannot tell whether provider {getattr(provider, 'name', None)} can serve "
+                                    f"label {label.name}:", error)
+        return False
+
+    def _pool_can_serve(self, label: Any, pool: Any, provider: Any) -> bool:
+        manager = self.state.config.provider_managers.get(getattr(provider, "name", None))
+        if provider is None or manager is None:
+            return False
+        if not provider.manage_images:
+            return True
+        pool_label = pool.labels[label.name] if isinstance(pool.labels, dict) else None
+        diskimage = getattr(pool_label, "diskimage", None)
+        if diskimage:
+            return self.state.zk.getMostRecentImageUpload(diskimage.name, provider.name, cached=True) is not None
+        asked = pool_label if pool_label is not None else label.name
+        return self._labels.ready(provider.name, f"{label.name} {pool.name}", pool, lambda: manager.labelReady(asked))
+
+    def _create(self, label: Any) -> bool:
+        """Ask for what is missing; False when another launcher is at it just now."""
+        zk = self.state.zk
+        kazoo = zk.kazoo_client
+        mark = Mark(kazoo, self.state.identifier, "min-ready", label.name)
+        if not mark.take():
+            return False
+        taken = True
+        try:
+            mark.catch_up(zk.request_tree)
+            need = self._need(label)
+            if need <= 0:
+                return True
+            txn = Txn(kazoo)
+            indexes = []
+            for _ in range(need):
+                request = NodeRequest()
+                request.state = REQUESTED
+                request.requestor = MIN_READY
+                request.node_types = [label.name]
+                request.reuse = False
+                request.event_id = uuid.uuid4().hex
+                indexes.append(txn.create(f"{paths.REQUESTS}/{PRIORITY}-", request.serialize(), ephemeral=True,
+                                          sequence=True, tree=zk.request_tree, record=request))
+            txn.delete(mark.path)
+            try:
+                results = zk.writer.run(txn)
+            except (KazooException, TimeoutError):
+                self._adopt = True  # they may be there
+                raise
+            for index in indexes:
+                self._requests[str(results[index]).rsplit("/", 1)[1]] = label.name
+            self.log.info("Creating %s min-ready requests for label %s", need, label.name)
+            taken = False
+            return True
+        finally:
+            if taken:
+                mark.drop()
+
+    def _follow(self) -> None:
+        """Finish our requests: fulfilled ones free their nodes, failed ones are tried again later."""
+        zk = self.state.zk
+        if self._adopt:
+            self._adopt_own()
+        for request_id, label in list(self._requests.items()):
+            request = zk.request_tree.get(request_id)
+            if request is None:
+                if zk.kazoo_client.exists(paths.request(request_id)) is None:
+                    self._requests.pop(request_id, None)
+                continue
+            if request.state == FULFILLED:
+                self._failed.succeeded(label)
+                self._finish(request)
+            elif request.state == FAILED:
+                self._failed.failed(label)
+                self.log.info("Min-ready request %s for %s failed; next try in %.0f s", request_id, label,
+                              self._failed.wait(label))
+                zk.deleteNodeRequest(request)
+                self._requests.pop(request_id, None)
+
+    def _adopt_own(self) -> None:
+        """The answer to a creation got lost: find what our session has created."""
+        zk = self.state.zk
+        session = zk.client.session_id
+        found = [r for r in zk.nodeRequestIterator(cached=False)
+                 if r.requestor == MIN_READY and r.stat is not None and r.stat.ephemeralOwner == session]
+        for request in found:
+            self._requests.setdefault(request.id or "", request.node_types[0])
+        self._adopt = False
+
+    def _finish(self, request: NodeRequest) -> None:
+        zk = self.state.zk
+        txn = Txn(zk.kazoo_client)
+        for node_id in request.nodes:
+            seen = zk.node_tree.get(node_id)
+            if seen is None or seen.allocated_to != request.id or zk.node_tree.is_locked(node_id):
+                continue
+            node = seen.copy()
+            node.allocated_to = None
+            txn.set(paths.node(node_id), node.serialize(), seen.version,
+                    tree=zk.node_tree, record=node.copy())
+        txn.delete(paths.request(request.id or ""))
+        try:
+            zk.writer.run(txn)
+        except TransactionFailed:
+            zk.deleteNodeRequest(request)  # the node is freed as its request is gone
+        self._requests.pop(request.id or "", None)

@@ -1,0 +1,133 @@
+"""Requests that wait at a full pool: another pool may serve them, or they may keep each other waiting (launcher.md 6)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nodepool.base.backoff import Backoff
+from nodepool.launcher.requests.choice import RequestClass, eligible_pools
+from nodepool.zk.components import RegisteredPool
+from nodepool.zk.records import PENDING, READY
+
+if TYPE_CHECKING:
+    from nodepool.launcher.pools.worker import PoolWorker
+    from nodepool.launcher.state import LauncherState
+
+#: Seconds that a request waits for its pool before one of worse priority may have it.
+PATIENCE = 10.0
+#: So, before another launcher may have it; and seconds that the other one has to take it.
+OTHERS_TURN = 2.0
+#: Seconds between two questions to a pool whether it could serve a request that waits elsewhere.
+ASK_AGAIN = 1.0
+#: Seconds after which requests that wait with nodes in hand are taken to wait for each other.
+STANDSTILL = 5.0
+#: Seconds for which a request rests whose nodes were deleted for another pool's sake.
+LONG_REST = 60.0
+
+
+class Moves:
+    """Finds another pool for paused requests; used by the assignment's thread only.
+
+    :param times_left: how often the request was left to other launchers.
+    :param leave_to_others: leaves it to them now.
+    """
+
+    def __init__(self, state: LauncherState, times_left: Callable[[str], int], leave_to_others: Callable[[str], None]) -> None:
+        self._state = state
+        self._times_left = times_left
+        self._leave_to_others = leave_to_others
+        #: When to look although no event has come (monotonic seconds).
+        self.due = math.inf
+
+    def look(self) -> None:
+        self.due = math.inf
+        workers = self._state.workers_by_id()
+        paused = [h for worker in workers.values() for h in list(worker.paused_handlers)]
+        if not paused:
+            return
+        pools = self._state.zk.getRegisteredPools()
+        for handler in sorted(paused, key=lambda h: h.request.priority):
+            if handler.accepted and not handler.done:
+                self._look_at(handler, pools, workers)
+
+    def _look_at(self, handler: Any, pools: list[RegisteredPool], workers: dict[str, PoolWorker]) -> None:
+        request, own_id = handler.request, handler.launcher_id
+        cls = RequestClass(tuple(request.node_types), request.provider, request.tenant_name, frozenset(request.declined_by))
+        eligible = sorted(eligible_pools(cls, pools), key=lambda p: p.priority)
+        mine = next((p for p in eligible if p.id == own_id), None)
+        if mine is None:
+            return
+        for pool in eligible:
+            worker = workers.get(pool.id)
+            if pool is mine or (not _is_open(worker, cls) if worker is not None else pool.paused):
+                continue
+            patience = PATIENCE if pool.priority > mine.priority else 0.0
+            if worker is None:
+                # They cannot be asked: less and less often, and not with nodes that it has already.
+                turns = 1 + self._times_left(request.id)
+                patience = max(patience, Backoff(OTHERS_TURN, 256 * OTHERS_TURN).pause(turns))
+            if time.monotonic() < handler.paused_since + patience:
+                self.due = min(self.due, handler.paused_since + patience)
+            elif worker is not None:
+                self._ask(worker, handler)
+            elif not handler.nodeset:
+                self._leave_to_others(request.id)
+                handler.pw.post(handler, handler.move)
+                return
+
+    def _ask(self, worker: PoolWorker, handler: Any) -> None:
+        now = time.monotonic()
+        again = handler.asked.get(worker.launcher_id, -math.inf) + ASK_AGAIN
+        if now < again:
+            self.due = min(self.due, again)
+            return
+        handler.asked[worker.launcher_id] = now
+        worker.ask(handler)
+
+
+def _is_open(worker: PoolWorker, cls: RequestClass) -> bool:
+    view = worker.view(cls)
+    return not (view.paused or view.closed or view.full or view.refuses)
+
+
+def end_standstill(worker: PoolWorker) -> None:
+    """The worst paused request of the provider gives its nodes back when a better one has waited for them for long.
+
+    Else each could keep what the other needs, for ever.  Nodes of the same pool are left for the better one; those of
+    another pool are deleted, for they occupy the quota of the provider.
+    """
+    waiting = [h for w in worker.nodepool.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)]
+    worst = max((h for h in waiting if h.nodeset), key=lambda h: h.request.priority, default=None)
+    if worst is None or worst.pw is not worker or time.monotonic() - worst.paused_since < STANDSTILL \
+            or any(node.state != READY for node in worst.nodeset):
+        return
+    better = [h for h in waiting if h.request.priority < worst.request.priority
+              and time.monotonic() - h.paused_since >= STANDSTILL]
+    here = [h.request.id for h in better if h.pw is worker] or _stuck_elsewhere(worker, worst)
+    there = [h.request.id for h in better if h.wants_more_of_provider]
+    if here or there:
+        worst.log.info("Giving request and nodes back: request %s, which is first, waits for room in the same provider",
+                       (here or there)[0])
+        worker.post(worst, worst.move, STANDSTILL if here else LONG_REST, not here)
+
+
+def _stuck_elsewhere(worker: PoolWorker, worst: Any) -> list[str]:
+    """Pending requests of other launchers that come first and for long have had ready nodes of our pool, and no others."""
+    zk, now = worker.nodepool.zk, time.time()
+    tree = zk.node_tree
+    with tree.lock:
+        candidates = {i: list(ids) for i, ids in tree.by_request.items() if i}
+    found = []
+    for request_id, node_ids in candidates.items():
+        request = zk.request_tree.get(request_id)
+        if request is None or request.state != PENDING or request.priority >= worst.request.priority \
+                or worker.nodepool.is_handled(request_id):
+            continue
+        nodes = [node for node in map(tree.get, node_ids) if node is not None]
+        if nodes and all((n.provider, n.pool, n.state) == (worker.provider_name, worker.pool_name, READY)
+                         and now - n.state_time >= STANDSTILL for n in nodes):
+            found.append(str(request_id))
+    return found

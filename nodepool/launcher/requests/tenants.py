@@ -1,0 +1,61 @@
+"""Tenant limits (launcher.md 8.4): over all providers, promises included."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nodepool.driver.quota import LimitsPending, QuotaSupport
+from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.reasons import Code, Reason, because
+
+if TYPE_CHECKING:
+    from nodepool.launcher.state import LauncherState
+
+log = logging.getLogger("nodepool.Tenants")
+
+# From looking at the sums until the promise is booked; two pools must not spend the same rest.
+_lock = threading.Lock()
+
+
+def tenant_shortage(state: LauncherState, request: Any, limits: Mapping[str, float], pool: Any, manager: Any,
+                    key: Any) -> Reason | None:
+    """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
+    needed = QuotaInformation()
+    for label in request.node_types:
+        needed.add(manager.quotaNeededByLabel(label, pool))
+    zk = state.zk
+    tree = zk.node_tree
+    with _lock:
+        with tree.lock:
+            used: dict[str, float] = dict(tree.tenant_usage.get(request.tenant_name, ()))
+            unmeasured = list(tree.unmeasured_tenant.get(request.tenant_name, {}).items())
+        for name, amount in zk.reservations.tenant(request.tenant_name).items():
+            used[name] = used.get(name, 0) + amount
+        for (provider, pool_name, label), count in unmeasured:
+            for name, amount in _estimate(state, provider, pool_name, label).items():
+                used[name] = used.get(name, 0) + amount * count
+        for name, need in needed.get_resources().items():
+            limit = limits.get(name, math.inf)
+            if limit != math.inf and limit - used.get(name, 0) - need < 0:
+                return because(Code.TENANT_LIMIT, tenant=request.tenant_name, limit=limit, resource=name, used=used.get(name, 0))
+        zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
+    return None
+
+
+def _estimate(state: LauncherState, provider: str | None, pool_name: str | None, label: str) -> Mapping[str, float]:
+    config = state.config.providers.get(provider)
+    manager = state.config.provider_managers.get(provider)
+    pool = config.pools.get(pool_name) if config is not None else None
+    if pool is None or label not in pool.labels or not isinstance(manager, QuotaSupport):
+        return {}
+    try:
+        return manager.quotaNeededByLabel(label, pool).get_resources()
+    except LimitsPending:
+        raise  # known in a moment
+    except Exception as error:  # of another provider, perhaps: no reason to fail this request
+        log.warning("Provider %s cannot tell what label %s needs; its nodes count as instances: %r", provider, label, error)
+        return {"instances": 1}

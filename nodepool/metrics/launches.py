@@ -1,0 +1,63 @@
+"""Statistics client and launch statistics (driver-api.md section 10, cli-web-metrics.md 7.2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nodepool import metrics
+
+if TYPE_CHECKING:
+    import datetime
+
+_ESCAPE = str.maketrans(".:", "__")
+
+
+class StatsClient(Protocol):
+    """What is used of a statsd client; :class:`nodepool.metrics.Metrics` and ``statsd.StatsClient`` fit."""
+
+    def incr(self, stat: str, count: float = 1, rate: float = 1) -> None: ...
+
+    def gauge(self, stat: str, value: float, rate: float = 1, delta: bool = False) -> None: ...
+
+    def timing(self, stat: str, delta: float | datetime.timedelta, rate: float = 1) -> None: ...
+
+    def pipeline(self) -> Any: ...
+
+
+def get_client() -> metrics.Metrics | None:
+    """The statsd client; None unless ``STATSD_HOST`` or ``STATSD_PORT`` is set."""
+    client = metrics.shared()
+    return client if client.address else None
+
+
+def normalize_statsd_name(name: str) -> str:
+    """Replace the characters that have a meaning in statsd names."""
+    return name.translate(_ESCAPE)
+
+
+class StatsReporter:
+    """Mix-in of launchers: needs ``provider_config``, ``node`` and ``handler``."""
+
+    provider_config: Any
+    node: Any
+    handler: Any
+
+    def __init__(self, statsd_client: StatsClient | None) -> None:
+        self._statsd = statsd_client
+
+    def recordLaunchStats(self, subkey: str, dt: float) -> None:
+        """Count a finished launch attempt; ``subkey`` is its result, ``dt`` its duration in ms."""
+        if self._statsd is None:
+            return
+        provider = self.provider_config.name
+        keys = [metrics.LAUNCHES(subkey), metrics.PROVIDER_LAUNCHES(provider, subkey)]
+        if self.node.az:
+            keys.append(metrics.ZONE_LAUNCHES(provider, self.node.az, subkey))
+        requestor = getattr(getattr(self.handler, "request", None), "requestor", None)
+        if requestor:
+            keys.append(metrics.REQUESTOR_LAUNCHES(normalize_statsd_name(requestor), subkey))
+        pipeline = self._statsd.pipeline()
+        for key in keys:
+            pipeline.timing(key, dt)
+            pipeline.incr(key)
+        pipeline.send()

@@ -1,0 +1,1 @@
+"""The API of the node manager: connections, callers, methods."""

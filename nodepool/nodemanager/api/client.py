@@ -1,0 +1,242 @@
+"""Client of the node manager's API over its Unix socket, loopback or TLS (nodemanager.md C.5)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import ssl
+import struct
+import threading
+import xmlrpc.client
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+from urllib.parse import quote, urlsplit
+
+from nodepool.nodemanager.api import xml_rpc
+from nodepool.nodemanager.texts import clean
+
+CONNECT_TIMEOUT = 5.0
+CALL_TIMEOUT = 30.0
+PIECE_TIMEOUT = 60.0
+#: Bytes of an answer; no answer of ours is larger.
+MAX_ANSWER = 64 << 20
+UPLOAD_CHUNK = 1 << 20
+
+
+class RpcError(Exception):
+    """No answer could be had; the call may or may not have been carried out."""
+
+
+class RpcFault(Exception):
+    """The node manager refused; ``code`` as in nodemanager.md A.8."""
+
+    def __init__(self, code: int, text: str) -> None:
+        text = clean(text)
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM form."""
+
+    ca: str
+    cert: str
+    key: str
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """Within CONNECT_TIMEOUT, whatever the call may take."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # One that does not block would be refused when others wait to be let in; so it waits its turn.
+        seconds = int(CONNECT_TIMEOUT)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, 0))
+        try:
+            sock.connect(self._path)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", 0, 0))
+        except BaseException:
+            sock.close()
+            raise
+        sock.settimeout(self.timeout)
+        self.sock = sock
+
+
+class _TcpConnection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
+        super().connect()
+        self.timeout = timeout
+        self.sock.settimeout(timeout)
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        timeout, self.timeout = self.timeout, CONNECT_TIMEOUT
+        try:
+            super().connect()
+        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError) as error:
+            self.close()
+            raise OSError("the other end closed the connection before it was secured; too many there at one time?") from error
+        self.timeout = timeout
+        self.sock.settimeout(timeout)
+
+
+class Client:
+    """Thread-safe: each call has a connection of its own.
+
+    :param url: ``unix:/path``, ``http://127.0.0.1:812`` or ``https://host:8120`` (with ``tls``).
+    :raises ValueError: the URL is none of these, or the files of ``tls`` cannot be used.
+    """
+
+    def __init__(self, url: str, tls: Tls | None = None) -> None:
+        self.url = url
+        self._lock = threading.Lock()
+        self._open: set[http.client.HTTPConnection] = set()
+        self._closed = False
+        self._connection: Callable[[float], http.client.HTTPConnection]
+        if url.startswith("unix:"):
+            path = url.removeprefix("unix:")
+            self._connection = lambda timeout: _UnixConnection(path, timeout)
+            return
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is no address of a node manager; unix:/path, http://... or https://... is wanted")
+        host, port = parts.hostname, parts.port
+        if parts.scheme == "http":
+            self._connection = lambda timeout: _TcpConnection(host, port or 812, timeout=timeout)
+            return
+        if tls is None:
+            raise ValueError(f"{url}: https needs ca-cert, client-cert and client-key")
+        try:
+            context = ssl.create_default_context(cafile=tls.ca)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(tls.cert, tls.key)
+        except OSError as error:
+            raise ValueError(f"{url}: cannot use {tls.ca}, {tls.cert} and {tls.key}: {error}") from error
+        self._connection = lambda timeout: _TlsConnection(host, port or 8120, timeout=timeout, context=context)
+
+    def call(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT) -> Any:
+        """The result.
+
+        :raises RpcFault: refused.
+        :raises RpcError: no usable answer within ``timeout`` seconds.
+        """
+        body = xml_rpc.call(method, arguments)
+        status, answer = self._request("POST", "/", body, {"Content-Type": "text/xml"}, timeout)
+        if status != 200:
+            text = clean(answer[:200].decode(errors="replace").strip())
+            raise RpcError(f"{self.url}: {method}: HTTP status {status}: {text}")
+        try:
+            (result,), _ = xmlrpc.client.loads(answer, use_builtin_types=True)
+        except xmlrpc.client.Fault as fault:
+            raise RpcFault(fault.faultCode, fault.faultString) from None
+        except Exception as error:
+            raise RpcError(f"{self.url}: {method}: not an XML-RPC answer: {error}") from error
+        return result
+
+    def _request(self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float,
+                 stream: BinaryIO | None = None) -> tuple[int, bytes]:
+        """Status and body; a body of success goes to the stream instead."""
+        connection = self._connection(timeout)
+        with self._lock:
+            if self._closed:
+                raise RpcError(f"{self.url}: closed")
+            self._open.add(connection)
+        try:
+            try:
+                connection.request(verb, path, body, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                if connection.sock is None:
+                    raise
+                # It may have refused before it has read all: the answer says why.
+            response = connection.getresponse()
+            if stream is not None and response.status == 200:
+                self._copy(response, stream)
+                return response.status, b""
+            answer = response.read(MAX_ANSWER)
+            return response.status, answer
+        except (OSError, http.client.HTTPException) as error:
+            raise RpcError(f"{self.url}: {error or type(error).__name__}") from error
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
+
+    @staticmethod
+    def _copy(response: http.client.HTTPResponse, stream: BinaryIO) -> None:
+        left = int(response.headers["Content-Length"] or 0)
+        while left:
+            piece = response.read(min(left, UPLOAD_CHUNK))
+            if not piece:
+                raise http.client.IncompleteRead(b"", left)
+            stream.write(piece)
+            left -= len(piece)
+
+    def close(self) -> None:
+        """End calls under way, from any thread; further ones fail."""
+        with self._lock:
+            self._closed = True
+            sockets = [connection.sock for connection in self._open if connection.sock is not None]
+        for sock in sockets:
+            try:
+                # Of the plain socket: the thread that waits still needs the TLS object.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    # -- images
+
+    def put_image(self, name: str, stream: BinaryIO, sha256: str | None = None, timeout: float = 3600) -> None:
+        """Upload a tar file.
+
+        :raises RpcFault: refused.
+        :raises RpcError: it did not get there.
+        """
+        size = os.fstat(stream.fileno()).st_size
+        path = f"/images/{quote(name, safe='')}" + (f"?sha256={sha256}" if sha256 else "")
+        status, answer = self._request(
+            "PUT", path, stream, {"Content-Type": "application/x-tar", "Content-Length": str(size)}, timeout)
+        self._check(status, answer)
+
+    def get_image(self, name: str, stream: BinaryIO, timeout: float = PIECE_TIMEOUT) -> None:
+        """Download a tar file into a stream.
+
+        :param timeout: seconds for each piece.
+        :raises RpcFault: refused, or there is none.
+        :raises RpcError: it did not arrive whole.
+        """
+        status, answer = self._request("GET", f"/images/{quote(name, safe='')}", None, {}, timeout, stream)
+        self._check(status, answer)
+
+    def images(self, timeout: float = CALL_TIMEOUT) -> list[str]:
+        """Names of the images that the node has.
+
+        :raises RpcFault: refused.
+        :raises RpcError: no usable answer.
+        """
+        status, answer = self._request("GET", "/images", None, {}, timeout)
+        self._check(status, answer)
+        try:
+            return [str(name) for name in json.loads(answer)]
+        except ValueError as error:
+            raise RpcError(f"{self.url}: images: not an answer of a node manager") from error
+
+    def delete_image(self, name: str, timeout: float = CALL_TIMEOUT) -> None:
+        """Delete an image; one that is not there is fine."""
+        status, answer = self._request("DELETE", f"/images/{quote(name, safe='')}", None, {}, timeout)
+        if status != 404:
+            self._check(status, answer)
+
+    @staticmethod
+    def _check(status: int, answer: bytes) -> None:
+        if not 200 <= status < 300:
+            raise RpcFault(status, answer[:500].decode(errors="replace").strip() or f"HTTP status {status}")

@@ -1,0 +1,455 @@
+"""The connections of the API: one thread reads and writes, others work only for requests that are complete (C.5).
+
+Nobody has a thread for being slow, for waiting, or for having many connections; see :mod:`shares` for what each may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from nodepool.nodemanager.api.exchange import (
+    LINGER_BYTES,
+    LINGER_TIME,
+    PIECE_TIMEOUT,
+    REQUEST_TIMEOUT,
+    Desk,
+    Refused,
+    Request,
+    refusal,
+)
+from nodepool.nodemanager.api.forward import FORWARD_HEADER
+from nodepool.nodemanager.api.handshakes import Handshakes
+from nodepool.nodemanager.api.listener import SILENCE, Listener, Peer
+from nodepool.nodemanager.api.methods import OTHER, SLIVER, Caller, Parked
+from nodepool.nodemanager.api.shares import ALL_SAVED, ALL_TIME, CONCURRENCY, MAX_PER_CALLER, PLACES, Share
+from nodepool.nodemanager.bucket import Bucket
+from nodepool.nodemanager.eventloop import IN, OUT, EventLoop, Waiter, Workers
+
+log = logging.getLogger("nodepool.nodemanager.server")
+
+PIECE = 65536
+
+READING, WAITING, ANSWERING, PARKED, SENDING, LINGERING = "reading", "waiting", "answering", "parked", "sending", "lingering"
+_WANTED = {READING: IN, LINGERING: IN, SENDING: OUT, WAITING: 0, PARKED: 0}
+_LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Connection(Waiter):
+    """From its request to the end of its answer."""
+
+    def __init__(self, stream: socket.socket, peer: Peer, owner: Connections) -> None:
+        super().__init__()
+        self.stream = stream
+        self.number = stream.fileno()
+        self.peer = peer
+        self.owner = owner
+        self.share: Share | None = None
+        self.rank = 2 if peer.kind == OTHER else 1
+        self.state = READING
+        self.request = Request(peer.kind != OTHER)
+        #: For whom it speaks, of several behind one user id; and whether it is their turn.
+        self.speaker = ""
+        self.speaking = False
+        self.caller = Caller(OTHER)
+        self.parked: Parked | None = None
+        #: When the parked call is to be answered at the latest.
+        self.last = 0.0
+        #: The sliver has changed since it was asked for.
+        self.again = False
+        self.output = memoryview(b"")
+        self.linger = 0
+        #: Whoever has made it does not exist any more.
+        self.dead = False
+
+    def ready(self) -> None:
+        self.owner.event(self)
+
+    def late(self) -> None:
+        self.owner.late(self)
+
+
+class Connections:
+    """All of them, and who answers.
+
+    :param who: the peer of a verified certificate, or None.
+    """
+
+    def __init__(self, desk: Desk, who: Callable[[ssl.SSLSocket], Peer | None]) -> None:
+        self._desk = desk
+        self._loop = EventLoop("Thread-nm-connections")
+        self._loop.afterwards = self._dispatch
+        self.handshakes: Handshakes[Peer] = Handshakes(self._loop, who, self.enter)
+        self._workers = Workers("Thread-nm-api", sum(CONCURRENCY.values()))
+        #: Guards what other threads touch, too: shares, and which connections they have.
+        self._lock = threading.Lock()
+        self._shares: dict[Hashable, Share] = {}
+        self._prune_at = 256
+        self._open: Counter[str] = Counter()
+        self._busy: Counter[str] = Counter()
+        self._parked: dict[str, set[Connection]] = {}
+        self._ready: dict[str, deque[Share]] = {kind: deque() for kind in CONCURRENCY}
+        self._everybody = Bucket(ALL_TIME, ALL_SAVED)
+
+    # -- from any thread
+
+    def start(self) -> None:
+        self._workers.start()
+        self.handshakes.start()
+        self._loop.start()
+
+    def stop(self, timeout: float) -> None:
+        """Close all; calls that wait are cut off."""
+        deadline = time.monotonic() + timeout
+        ended = self._loop.stop(timeout)
+        with self._lock:
+            found = [connection for share in self._shares.values() for connection in share.connections]
+        for connection in found:
+            _shut(connection)
+        answered = self._workers.stop(deadline - time.monotonic())
+        if ended:
+            self.handshakes.stop(deadline - time.monotonic())
+            for connection in found:
+                if answered or connection.state != ANSWERING:
+                    self._close(connection)
+            self._loop.close()
+
+    def add(self, listener: Listener) -> None:
+        """Take what connects there."""
+        self._loop.post(lambda: listener.begin(self._loop, self.handshakes, self.enter, self._charge))
+
+    def remove(self, listener: Listener) -> None:
+        """And close it."""
+        self._loop.post(listener.end)
+
+    def cut_off(self, key: Hashable) -> None:
+        """Nothing that this caller has begun to ask counts any more."""
+        with self._lock:
+            share = self._shares.get(key)
+            for connection in share.connections if share is not None else ():
+                connection.dead = True
+                _shut(connection)
+
+    def look_again(self, sliver: str) -> None:
+        """It has changed: calls that wait for it may have their answer."""
+        if sliver in self._parked:
+            self._loop.post(lambda: self._look_again(sliver))
+
+    def counts(self) -> Counter[str]:
+        """Connections by state."""
+        with self._lock:
+            return Counter(c.state for share in self._shares.values() for c in share.connections)
+
+    # -- who may come in
+
+    def _charge(self, key: Hashable, seconds: float) -> tuple[float, float]:
+        """Of a caller's time; how long it, and everybody who is neither root nor controller, has to wait for more."""
+        share = self._shares.get(key)
+        if share is None or share.time is None:
+            return 0.0, 0.0
+        share.use(seconds, self._everybody)
+        return share.time.wait(), self._everybody.wait()
+
+    def enter(self, stream: socket.socket, peer: Peer) -> None:
+        """Give it a place and begin to read, or close it."""
+        oldest = None
+        connection = Connection(stream, peer, self)
+        with self._lock:
+            share = self._share(peer)
+            have = len(share.connections)
+            full = self._open[share.kind] >= PLACES[share.kind]
+            if full and share.kind == OTHER:
+                # Whoever has most gives one up for whoever has fewer.
+                most = max(self._shares.values(), key=lambda other: len(other.connections) if other.kind == OTHER else 0)
+                if len(most.connections) > have + 1:
+                    oldest = next((c for c in most.connections if c.state != ANSWERING), None)
+                    full = oldest is None
+            refused = full or (share.kind == OTHER and have >= MAX_PER_CALLER)
+            if not refused:
+                share.connections[connection] = None
+                self._open[share.kind] += 1
+                connection.share = share
+        if refused:
+            stream.close()
+            if time.monotonic() - share.told > SILENCE:
+                share.told = time.monotonic()
+                log.warning("Connections of %s are refused: too many at one time", share)
+            return
+        if oldest is not None:
+            self._close(oldest)
+        self._loop.at(connection, time.monotonic() + REQUEST_TIMEOUT)
+        try:
+            self._loop.watch(connection, IN)
+        except OSError:
+            self._close(connection)
+            raise
+        if peer.kind != OTHER or isinstance(stream, ssl.SSLSocket):
+            # It may have come already; what came with the last message of a handshake wakes nobody.
+            self.event(connection)
+
+    def _share(self, peer: Peer) -> Share:
+        """With the lock."""
+        share = self._shares.get(peer.key)
+        if share is None:
+            if len(self._shares) >= self._prune_at:
+                self._shares = {key: share for key, share in self._shares.items() if not share.idle}
+                self._prune_at = max(256, 2 * len(self._shares))
+            share = self._shares[peer.key] = Share(peer.key, peer.kind, self._time_again)
+        return share
+
+    def _close(self, connection: Connection) -> None:
+        """Idempotent; not while a thread answers it."""
+        with self._lock:
+            share, connection.share = connection.share, None
+            if share is None:
+                return
+            del share.connections[connection]
+            self._open[share.kind] -= 1
+        with contextlib.suppress(OSError, ValueError):
+            self._loop.watch(connection, None)
+        self._loop.at(connection, None)
+        with contextlib.suppress(OSError):
+            connection.stream.close()
+        parked, connection.parked = connection.parked, None
+        if parked is not None and (others := self._parked.get(parked.sliver)) is not None:
+            others.discard(connection)
+            if not others:
+                del self._parked[parked.sliver]
+        if connection.state == WAITING:
+            share.requests.remove(connection)
+        self._let_others_speak(connection, share)
+
+    # -- events
+
+    def event(self, connection: Connection) -> None:
+        share = connection.share
+        if share is None or connection.dead:
+            self._close(connection)
+            return
+        if share.wait(self._everybody) and connection.state != SENDING:
+            # Nothing more of it until its caller has time again.
+            self._loop.watch(connection, None)
+            share.held.append(connection)
+            self._wait_for_time(share)
+            return
+        begun = time.thread_time()
+        try:
+            if connection.state in (READING, LINGERING):
+                self._read(connection, share)
+            elif connection.state == SENDING:
+                self._send(connection)
+            else:  # nothing is wanted of it: the other end is gone
+                self._close(connection)
+        except OSError as error:
+            log.debug("Connection of %s: %s", share, error)
+            self._close(connection)
+        except BaseException:
+            self._close(connection)
+            raise
+        finally:
+            share.use(time.thread_time() - begun, self._everybody)
+
+    def late(self, connection: Connection) -> None:
+        if connection.state == PARKED and connection.parked is not None:
+            self._answer(connection, self._desk.told(connection.caller, connection.parked.late))
+        elif connection.state == READING:
+            self._answer(connection, refusal(Refused(408, "the request took too long")))
+        else:
+            self._close(connection)
+
+    def _wait_for_time(self, share: Share) -> None:
+        if share.due is None:
+            self._loop.at(share, time.monotonic() + share.wait(self._everybody))
+
+    def _time_again(self, share: Share) -> None:
+        if share.wait(self._everybody):
+            self._wait_for_time(share)
+            return
+        held, share.held = share.held, []
+        for connection in held:
+            if connection.share is share and connection.state in _WANTED:
+                self._loop.watch(connection, _WANTED[connection.state])
+        self._queue(share)
+
+    # -- reading
+
+    def _read(self, connection: Connection, share: Share) -> None:
+        while True:
+            try:
+                piece = connection.stream.recv(PIECE)
+            except _LATER:
+                return
+            if connection.state == LINGERING:
+                connection.linger -= len(piece)
+                if not piece or connection.linger < 0:
+                    self._close(connection)
+                    return
+            elif self._take(connection, share, piece):
+                return
+            # What TLS has read too far wakes nobody.
+            if not isinstance(connection.stream, ssl.SSLSocket) or not connection.stream.pending():
+                return
+
+    def _take(self, connection: Connection, share: Share, piece: bytes) -> bool:
+        """Whether no more is to be read."""
+        request = connection.request
+        try:
+            if not piece:
+                early = request.ended()
+                if early is None:
+                    self._close(connection)
+                    return True
+                raise early
+            if not request.feed(piece):
+                return False
+        except Refused as refused:
+            self._answer(connection, refusal(refused), LINGER_BYTES)
+            return True
+        if not (isinstance(share.key, tuple) and share.key[0] == SLIVER):
+            connection.speaker = request.headers.get(FORWARD_HEADER, "")
+        self._ask(connection, share)
+        return True
+
+    # -- answering
+
+    def _ask(self, connection: Connection, share: Share) -> None:
+        connection.state = WAITING
+        self._loop.at(connection, None)
+        self._loop.watch(connection, 0)
+        share.requests.append(connection)
+        self._queue(share)
+
+    def _queue(self, share: Share) -> None:
+        if share.requests and not share.queued:
+            share.queued = True
+            self._ready[share.kind].append(share)
+
+    def _dispatch(self) -> None:
+        for kind, ready in self._ready.items():
+            while ready and self._busy[kind] < CONCURRENCY[kind]:
+                share = ready.popleft()
+                share.queued = False
+                if share.wait(self._everybody):
+                    self._wait_for_time(share)
+                    continue
+                connection = share.next()
+                if connection is not None:
+                    self._busy[kind] += 1
+                    connection.state = ANSWERING
+                    self._loop.watch(connection, None)
+                    self._workers.do(lambda connection=connection: self._job(connection))  # type: ignore[misc]
+                    self._queue(share)
+
+    def _job(self, connection: Connection) -> None:
+        """In a thread."""
+        begun = time.thread_time()
+        answer: bytes | Parked | None = None
+        try:
+            answer = self._result(connection)
+        except OSError as error:
+            log.debug("Connection of %s: %s", connection.caller, error)
+        except Exception:
+            log.exception("Error in a connection of %s:", connection.caller)
+        finally:
+            used = time.thread_time() - begun
+            self._loop.post(lambda: self._done(connection, answer, used))
+
+    def _result(self, connection: Connection) -> bytes | Parked | None:
+        """The answer; None: there is none, or it is given."""
+        if connection.parked is not None:
+            found = connection.parked.check()
+            return connection.parked if found is None else self._desk.told(connection.caller, found)
+        connection.caller = connection.peer.resolve()
+        if connection.dead:  # since then: who has these ids now has asked nothing
+            return None
+        try:
+            if connection.request.is_image:
+                connection.stream.settimeout(PIECE_TIMEOUT)
+                self._desk.image(connection.stream, connection.request, connection.caller)
+                return None
+            return self._desk.call(connection.request, connection.caller)
+        except Refused as refused:
+            return refusal(refused)
+
+    def _done(self, connection: Connection, answer: bytes | Parked | None, used: float) -> None:
+        share = connection.share
+        assert share is not None, "closed while a thread answered it"
+        self._busy[share.kind] -= 1
+        share.use(used, self._everybody)
+        if answer is None or connection.dead:
+            self._close(connection)
+        elif isinstance(answer, Parked):
+            self._park(connection, share, answer)
+        else:
+            self._answer(connection, answer)
+
+    def _let_others_speak(self, connection: Connection, share: Share) -> None:
+        if connection.speaking:
+            connection.speaking = False
+            share.speaking.discard(connection.speaker)
+        self._queue(share)
+
+    def _park(self, connection: Connection, share: Share, parked: Parked) -> None:
+        first = connection.parked is None
+        connection.parked = parked
+        connection.state = PARKED
+        self._let_others_speak(connection, share)
+        if first:
+            connection.request.data.clear()
+            connection.last = time.monotonic() + parked.timeout
+            self._parked.setdefault(parked.sliver, set()).add(connection)
+        if first or connection.again:
+            # It may have changed between the question and now.
+            connection.again = False
+            self._ask(connection, share)
+        else:
+            self._loop.watch(connection, 0)
+            self._loop.at(connection, connection.last)
+
+    def _look_again(self, sliver: str) -> None:
+        for connection in list(self._parked.get(sliver, ())):
+            if connection.state == PARKED and connection.share is not None:
+                self._ask(connection, connection.share)
+            else:
+                connection.again = True
+
+    def _answer(self, connection: Connection, answer: bytes, linger: int = 0) -> None:
+        """``linger``: so many bytes that the client still sends are read, or its answer would be taken away from it."""
+        connection.state = SENDING
+        connection.linger = linger
+        connection.output = memoryview(answer)
+        self._loop.at(connection, time.monotonic() + REQUEST_TIMEOUT)
+        try:
+            self._send(connection)
+        except OSError as error:
+            log.debug("Connection of %s: %s", connection.caller, error)
+            self._close(connection)
+
+    def _send(self, connection: Connection) -> None:
+        while connection.output:
+            try:
+                sent = connection.stream.send(connection.output)
+            except _LATER:
+                self._loop.watch(connection, OUT)
+                return
+            connection.output = connection.output[sent:]
+        if not connection.linger:
+            self._close(connection)
+            return
+        connection.stream.shutdown(socket.SHUT_WR)
+        connection.state = LINGERING
+        self._loop.at(connection, time.monotonic() + LINGER_TIME)
+        self._loop.watch(connection, IN)
+
+
+def _shut(connection: Any) -> None:
+    """From any thread: of the plain socket, as the TLS object is another thread's."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection.stream, socket.SHUT_RDWR)

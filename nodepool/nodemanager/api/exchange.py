@@ -1,0 +1,296 @@
+"""One request and its answer: XML-RPC by POST, images by PUT, GET and DELETE (nodemanager.md A.8, C.5).
+
+Small on purpose: HTTP/1.0 semantics, one request per connection, everything bounded in size and time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import socket
+import time
+from typing import BinaryIO
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from nodepool.nodemanager.api import xml_rpc
+from nodepool.nodemanager.api.forward import FORWARD_HEADER, SMALL_REQUEST
+from nodepool.nodemanager.api.identity import Identity
+from nodepool.nodemanager.api.methods import (
+    BAD_ARGUMENT,
+    CONTROLLER,
+    DELEGATE,
+    DENIED,
+    INTERNAL,
+    ROOT,
+    Api,
+    Caller,
+    Fault,
+    Parked,
+)
+from nodepool.nodemanager.rootfs.uploaded import ImageError, Images
+
+log = logging.getLogger("nodepool.nodemanager.api")
+
+MAX_HEAD = 16 * 1024
+#: Bytes of a call: of root, controllers and delegates, and of everybody else.
+MAX_BODY = 1 << 20
+SMALL_BODY = SMALL_REQUEST
+#: Seconds for the whole head and body of a call, and for one piece of an image.
+REQUEST_TIMEOUT = 30.0
+PIECE_TIMEOUT = 60.0
+PIECE = 1 << 20
+#: Of what a refused client still sends, so much is read, and for so many seconds: closing at once would take the answer
+#: away from it.
+LINGER_BYTES = 8 << 20
+LINGER_TIME = 2.0
+_REASONS = {200: "OK", 201: "Created", 204: "No Content", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
+            405: "Method Not Allowed", 408: "Request Timeout", 411: "Length Required", 413: "Content Too Large",
+            431: "Request Header Fields Too Large", 500: "Internal Server Error"}
+
+
+class Refused(Exception):
+    """A request that is not taken: status and text of the answer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def head(status: int, content_type: str, length: int) -> bytes:
+    """The first lines of an answer."""
+    return (f"HTTP/1.0 {status} {_REASONS.get(status, 'Answer')}\r\nContent-Type: {content_type}\r\n"
+            f"Content-Length: {length}\r\nConnection: close\r\n\r\n").encode("ascii")
+
+
+def refusal(refused: Refused) -> bytes:
+    """A whole answer."""
+    text = f"{refused}\n".encode("utf-8", "replace")
+    return head(refused.status, "text/plain; charset=utf-8", len(text)) + text
+
+
+def xml_answer(body: bytes) -> bytes:
+    """A whole answer."""
+    return head(200, "text/xml", len(body)) + body
+
+
+class Request:
+    """Taken apart while it comes in.
+
+    :param trusted: the caller is root or a controller.
+    """
+
+    def __init__(self, trusted: bool) -> None:
+        self._trusted = trusted
+        self._length = -1
+        self.verb = ""
+        self.path = ""
+        self.query = ""
+        self.headers: dict[str, str] = {}
+        #: Of the head until that is complete, then of the body; of an image, what came with the head.
+        self.data = bytearray()
+
+    @property
+    def is_call(self) -> bool:
+        return self.verb == "POST" and self.path in ("/", "/RPC2")
+
+    @property
+    def is_image(self) -> bool:
+        return self.path == "/images" or self.path.startswith("/images/")
+
+    def feed(self, piece: bytes) -> bool:
+        """Whether it is complete: head and body of a call, the head of anything else.
+
+        :raises Refused: it is malformed or too large.
+        """
+        self.data += piece
+        if self._length < 0:
+            place = [found for mark in (b"\r\n\r\n", b"\n\n") if (found := self.data.find(mark)) >= 0]
+            if not place:
+                if len(self.data) > MAX_HEAD:
+                    raise Refused(431, f"the head of the request has more than {MAX_HEAD} bytes")
+                return False
+            end = min(place)
+            self._head(bytes(self.data[:end]))
+            del self.data[:end + (4 if self.data[end:end + 4] == b"\r\n\r\n" else 2)]
+            if not self.is_call:
+                return True
+            self._length = self.length()
+            limit = MAX_BODY if self._trusted or FORWARD_HEADER in self.headers else SMALL_BODY
+            if self._length > limit:
+                raise Refused(413, f"a request may have at most {limit} bytes")
+        if len(self.data) < self._length:
+            return False
+        del self.data[self._length:]
+        return True
+
+    def ended(self) -> Refused | None:
+        """The client sends no more, and it is not complete; None: it has sent nothing at all."""
+        return Refused(400, "the request ended early") if self.data or self.verb else None
+
+    def _head(self, data: bytes) -> None:
+        lines = [line.rstrip("\r") for line in data.decode("latin-1").split("\n")]
+        words = lines[0].split(" ")
+        if len(words) not in (2, 3):
+            raise Refused(400, "the request line is not HTTP")
+        for line in lines[1:]:
+            name, colon, value = line.partition(":")
+            if not colon or name != name.strip() or name.lower() in self.headers:
+                raise Refused(400, "a header is malformed or given twice")
+            self.headers[name.lower()] = value.strip()
+        if "transfer-encoding" in self.headers:
+            raise Refused(411, "Content-Length is needed")
+        try:
+            parts = urlsplit(words[1])
+        except ValueError as error:
+            raise Refused(400, f"the address is malformed: {error}") from None
+        self.verb, self.path, self.query = words[0], parts.path, parts.query
+
+    def length(self) -> int:
+        text = self.headers.get("content-length", "")
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
+            raise Refused(411, "Content-Length is needed")
+        return int(text)
+
+
+class Desk:
+    """Answers requests; called by many threads."""
+
+    def __init__(self, api: Api, images: Images, identity: Identity) -> None:
+        self._api = api
+        self._images = images
+        self._identity = identity
+
+    # -- calls
+
+    def call(self, request: Request, caller: Caller) -> bytes | Parked:
+        """The answer, or what is to be waited for.
+
+        :raises Refused: this caller may not send such a request.
+        """
+        if not request.is_call:
+            raise Refused(404 if request.verb in ("GET", "POST") else 405, "POST XML-RPC to /")
+        try:
+            speaker = self._speaker(request, caller)
+            if len(request.data) > SMALL_BODY and speaker.kind not in (ROOT, CONTROLLER, DELEGATE):
+                raise Refused(413, f"a request may have at most {SMALL_BODY} bytes")
+            try:
+                method, arguments = xml_rpc.parse_call(bytes(request.data))
+            except ValueError as error:
+                raise Fault(BAD_ARGUMENT, str(error)) from None
+            result = self._api.call(speaker, method, arguments)
+            if isinstance(result, Parked):
+                return result
+        except Fault as fault:
+            return xml_answer(xml_rpc.fault(fault.code, fault.text))
+        return self.told(caller, result)
+
+    @staticmethod
+    def told(caller: Caller, result: object) -> bytes:
+        """The answer that tells a result."""
+        try:
+            return xml_answer(xml_rpc.response(result))
+        except (TypeError, OverflowError) as error:
+            log.error("The answer to %s cannot be told: %s", caller, error)
+            return xml_answer(xml_rpc.fault(INTERNAL, "internal error; see the log of the node manager"))
+
+    def _speaker(self, request: Request, caller: Caller) -> Caller:
+        name = request.headers.get(FORWARD_HEADER)
+        if not name:
+            return caller
+        if not self._identity.may_forward(caller):
+            raise Fault(DENIED, f"Permission denied: {caller} may not speak for others")
+        delegate = self._identity.forwarded(name)
+        if delegate is None:
+            raise Fault(DENIED, "Permission denied: no such delegate")
+        return delegate
+
+    # -- images
+
+    def image(self, connection: socket.socket, request: Request, caller: Caller) -> None:
+        """Carry out a request about images over a connection that blocks, and answer it.
+
+        :raises OSError: the connection broke.
+        """
+        answer: bytes | BinaryIO
+        refused = True
+        try:
+            if caller.kind not in (ROOT, CONTROLLER):
+                raise Refused(403, f"{caller} may not touch images")
+            status, content_type, answer = self._image(connection, request)
+            refused = False
+        except Refused as refusal_:
+            status, content_type, answer = refusal_.status, "text/plain; charset=utf-8", f"{refusal_}\n".encode()
+        except TimeoutError:
+            status, content_type, answer = 408, "text/plain", b"the request took too long\n"
+        connection.settimeout(REQUEST_TIMEOUT)
+        length = len(answer) if isinstance(answer, bytes) else os.fstat(answer.fileno()).st_size
+        connection.sendall(head(status, content_type, length))
+        if isinstance(answer, bytes):
+            connection.sendall(answer)
+        else:
+            with answer:
+                # For each piece: a large image may take its time.
+                connection.settimeout(PIECE_TIMEOUT)
+                while piece := answer.read(PIECE):
+                    connection.sendall(piece)
+        if refused:
+            _linger(connection)
+
+    def _image(self, connection: socket.socket, request: Request) -> tuple[int, str, bytes | BinaryIO]:
+        verb, name, query = request.verb, unquote(request.path[len("/images/"):]), parse_qs(request.query)
+        try:
+            if verb == "GET" and not name:
+                return 200, "application/json", json.dumps(self._images.names()).encode()
+            if verb == "GET":
+                if not os.path.exists(self._images.path(name)):
+                    raise Refused(404, f"there is no image {name[:128]}")
+                return 200, "application/x-tar", self._images.open(name)
+            if verb == "PUT" and name:
+                length = request.length()
+                connection.settimeout(PIECE_TIMEOUT)
+                body: BinaryIO = _Body(bytes(request.data), connection, length)  # type: ignore[assignment]
+                found = self._images.put(name, body, length, next(iter(query.get("sha256", [])), None))
+                return 201, "text/plain", f"{found}\n".encode()
+            if verb == "DELETE" and name:
+                if not self._images.delete(name):
+                    raise Refused(404, f"there is no image {name[:128]}")
+                return 204, "text/plain", b""
+        except ImageError as error:
+            raise Refused(400, str(error)) from None
+        raise Refused(405, "GET /images, GET, PUT or DELETE /images/NAME")
+
+
+class _Body(io.RawIOBase):
+    """What was read too far, then the rest from the socket."""
+
+    def __init__(self, first: bytes, connection: socket.socket, length: int) -> None:
+        self._first = first[:length]
+        self._connection = connection
+        self._left = length
+
+    def read(self, size: int = -1) -> bytes:
+        if self._left <= 0:
+            return b""
+        wanted = self._left if size < 0 else min(size, self._left)
+        if self._first:
+            data, self._first = self._first[:wanted], self._first[wanted:]
+        else:
+            data = self._connection.recv(min(wanted, 1 << 20))
+        self._left -= len(data)
+        return data
+
+
+def _linger(connection: socket.socket) -> None:
+    deadline = time.monotonic() + LINGER_TIME
+    left = LINGER_BYTES
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        while left > 0 and (seconds := deadline - time.monotonic()) > 0:
+            connection.settimeout(seconds)
+            piece = connection.recv(65536)
+            if not piece:
+                return
+            left -= len(piece)

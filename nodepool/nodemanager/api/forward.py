@@ -1,0 +1,126 @@
+"""``nodepool-nm-forward``: the login shell of delegates, and forced command of the account that they share.
+
+SSH has established who it is; this passes one request on to the node manager's socket (nodemanager.md A.9, C.5).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import xmlrpc.client
+
+from nodepool.nodemanager.records.rspec import check_name
+
+MAX_REQUEST = 1 << 20
+#: Bytes that anybody may send.
+SMALL_REQUEST = 64 * 1024
+#: Bytes of the head of an answer.
+MAX_HEAD = 64 * 1024
+#: Seconds for everything.
+TIME_LIMIT = 120
+SOCKET = "/run/nodepool/nodemanager.api"
+#: Header by which the shell of the shared account names its delegate; the server takes it from that account only. Empty: a
+#: delegate with an account of its own has more to say than others may.
+FORWARD_HEADER = "x-nodepool-delegate"
+
+
+class _Failed(Exception):
+    """``<call>: <error>`` for the fault."""
+
+
+def _fault(text: str) -> int:
+    body = xmlrpc.client.dumps(xmlrpc.client.Fault(1, text), methodresponse=True)
+    try:
+        sys.stdout.buffer.write(body.encode("utf-8", "replace"))
+        sys.stdout.buffer.flush()
+    except OSError:
+        pass  # nobody reads it
+    return 1
+
+
+def _read_request() -> bytes:
+    """Standard input until its end."""
+    try:
+        data = sys.stdin.buffer.read(MAX_REQUEST + 1)
+    except OSError as error:
+        raise _Failed(f"read: {error.strerror or error}") from error
+    if len(data) > MAX_REQUEST:
+        raise _Failed(f"read: the request has more than {MAX_REQUEST} bytes")
+    return data
+
+
+def _answer(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Head, and what was read of the body with it."""
+    data = b""
+    while (end := data.find(b"\r\n\r\n")) < 0:
+        piece = connection.recv(65536)
+        if not piece or len(data) > MAX_HEAD:
+            raise _Failed("recv: the node manager gave no answer")
+        data += piece
+    return data[:end], data[end + 4:]
+
+
+def _exchange(path: str, delegate: str | None, request: bytes) -> None:
+    header = f"{FORWARD_HEADER}: {delegate or ''}\r\n" if delegate or len(request) > SMALL_REQUEST else ""
+    head = f"POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: {len(request)}\r\n{header}\r\n".encode("ascii")
+    step = "connect"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(path)
+            try:
+                connection.sendall(head + request)
+                connection.shutdown(socket.SHUT_WR)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it may have answered without reading all
+            step = "recv"
+            lines, body = _answer(connection)
+            step = "write"
+            status = lines.split(b"\r\n", 1)[0].split()
+            if len(status) < 2 or status[1] != b"200":
+                raise _Failed(f"recv: the node manager refused: {(body or lines)[:200].decode(errors='replace').strip()}")
+            while body:
+                sys.stdout.buffer.write(body)
+                try:
+                    body = connection.recv(65536)
+                except ConnectionResetError:
+                    break  # all that matters was there
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            raise _Failed(f"{step}: {error.strerror or error}") from error
+
+
+def _out_of_time(*_: object) -> None:
+    raise _Failed(f"alarm: the node manager did not answer within {TIME_LIMIT} s")
+
+
+def _options(arguments: list[str]) -> tuple[str | None, str]:
+    """Delegate and socket.
+
+    A login shell gets ``-c`` and what the client asked for, which is ignored; only a forced command names a delegate.
+    """
+    delegate, path = None, SOCKET
+    while len(arguments) >= 2 and arguments[0] in ("--as", "--socket"):
+        option, value, *arguments = arguments
+        if option == "--as":
+            delegate = check_name(value)
+        else:
+            path = value
+    return delegate, path
+
+
+def main() -> int:
+    """Exit status 0 when an answer came, whatever it says."""
+    signal.signal(signal.SIGALRM, _out_of_time)
+    signal.alarm(TIME_LIMIT)
+    try:
+        delegate, path = _options(sys.argv[1:])
+        _exchange(os.environ.get("NODEPOOL_NM_SOCKET", path) if os.geteuid() == 0 else path, delegate, _read_request())
+    except (_Failed, ValueError) as error:
+        return _fault(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

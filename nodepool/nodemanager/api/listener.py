@@ -1,0 +1,118 @@
+"""Sockets that callers of the API connect to (C.5)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from nodepool.nodemanager.api.handshakes import Handshakes
+from nodepool.nodemanager.api.methods import Caller
+from nodepool.nodemanager.eventloop import IN, EventLoop, Waiter
+
+log = logging.getLogger("nodepool.nodemanager.server")
+
+#: Connections that are taken from one before others have their turn.
+BATCH = 4
+#: Seconds to wait when the process has no descriptor left.
+SHORTAGE_WAIT = 0.1
+#: Seconds between two lines of the log about the same.
+SILENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who has connected, as far as is known without asking anybody.
+
+    :param key: all connections with the same are one caller's.
+    :param kind: root, controller, or other.
+    :param resolve: the caller; may take its time.
+    """
+
+    key: Hashable
+    kind: str
+    resolve: Callable[[], Caller]
+
+
+class Listener(Waiter):
+    """Takes connections; touched by the loop's thread only.
+
+    :param identify: None when there is nobody (any more); not used with a context, where the certificate says it.
+    :param slivers: slivers connect here, nobody else: it waits when they have used up their time.
+    :param whose: key of the only caller that can connect here; the same for that one's.
+    """
+
+    _told = float("-inf")
+
+    def __init__(self, stream: socket.socket, identify: Callable[[socket.socket], Peer | None],
+                 context: ssl.SSLContext | None = None, slivers: bool = False, whose: Hashable = None) -> None:
+        super().__init__()
+        self.rank = 3 if slivers else 0
+        self._slivers = slivers
+        stream.setblocking(False)
+        self.socket = stream
+        self.number = stream.fileno()
+        self._identify = identify
+        self._context = context
+        self._whose = whose
+        self._loop: EventLoop | None = None
+
+    def begin(self, loop: EventLoop, handshakes: Handshakes[Peer], enter: Callable[[socket.socket, Peer], None],
+              charge: Callable[[Hashable, float], tuple[float, float]]) -> None:
+        """``charge``: takes processor time of a caller, and tells how long it, and everybody like it, has to wait for more."""
+        self._loop, self._handshakes, self._enter, self._charge = loop, handshakes, enter, charge
+        loop.watch(self, IN)
+
+    def end(self) -> None:
+        if self._loop is not None:
+            self._loop.watch(self, None)
+            self._loop.at(self, None)
+        self.socket.close()
+
+    def ready(self) -> None:
+        for _ in range(BATCH):
+            begun = time.thread_time()
+            try:
+                stream, address = self.socket.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    if time.monotonic() - Listener._told > SILENCE:
+                        Listener._told = time.monotonic()
+                        log.error("Connections wait: %s", error.strerror)
+                    # It stays ready: without a pause it would be asked at once again.
+                    self._pause(SHORTAGE_WAIT)
+                return
+            try:
+                stream.setblocking(False)
+                if self._context is not None:
+                    self._handshakes.begin(stream, address[0], self._context)
+                    continue
+                peer = self._identify(stream)
+                if peer is None:
+                    stream.close()
+                    continue
+                self._enter(stream, peer)
+            except OSError:
+                stream.close()
+            except Exception:
+                log.exception("Cannot tell who connects:")
+                stream.close()
+            else:
+                own, everybody = self._charge(peer.key, time.thread_time() - begun)
+                wait = max(everybody if self._slivers else 0.0, own if peer.key == self._whose else 0.0)
+                if wait:
+                    self._pause(wait)
+                    return
+
+    def _pause(self, seconds: float) -> None:
+        assert self._loop is not None
+        self._loop.watch(self, None)
+        self._loop.at(self, time.monotonic() + seconds)
+
+    def late(self) -> None:
+        assert self._loop is not None
+        self._loop.watch(self, IN)

@@ -1,0 +1,300 @@
+"""The API over Unix socket, loopback, slivers' own networks and TLS (nodemanager.md A.8, C.5)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Collection
+from typing import Any
+
+from nodepool.exceptions import ConfigurationError
+from nodepool.nodemanager.api import delegates
+from nodepool.nodemanager.api.connections import Connections
+from nodepool.nodemanager.api.exchange import Desk
+from nodepool.nodemanager.api.identity import Identity
+from nodepool.nodemanager.api.listener import Listener, Peer
+from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, SLIVER, Api, Caller
+from nodepool.nodemanager.config import API_SERVER_PORT, NodeManagerConfig
+from nodepool.nodemanager.records import records
+
+log = logging.getLogger("nodepool.nodemanager.server")
+
+#: Connections that wait to be taken; the kernel has a limit of its own.
+BACKLOG = 4096
+STOP_TIMEOUT = 5.0
+SOCKET_NAME = "nodemanager.api"
+
+
+def _bind(stream: socket.socket, path: str) -> None:
+    """Everybody may connect: the kernel says who it is."""
+    stream.bind(path)
+    os.chmod(path, 0o666)
+    stream.listen(BACKLOG)
+
+
+class Servers:
+    """Listening sockets, and whose the connections are that come there."""
+
+    def __init__(self, api: Api, config: NodeManagerConfig, manager: Any) -> None:
+        self._config = config
+        self._manager = manager
+        self.identity = Identity(
+            manager.sliver_of_uid, self._delegate_methods, controllers=config.controller_uids,
+            delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None)
+        self.connections = Connections(Desk(api, manager.images, self.identity), self._of_certificate)
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        #: Listener inside, and which process 1 it belongs to.
+        self._slivers: dict[str, tuple[Listener, tuple[Any, ...]]] = {}
+        #: Listener at the socket that only this sliver has, and the directory of that.
+        self._own: dict[str, tuple[Listener, str]] = {}
+        self._socket_files: dict[str, tuple[int, int]] = {}
+        #: Port of the TLS server, when it was to be any.
+        self.tls_port = 0
+        self.tcp_port = 0
+
+    def _delegate_methods(self, name: str) -> Collection[str] | None:
+        record = self._manager.database.get(records.record_key(records.DELEGATE, name))
+        return None if record is None else record.content.get("methods") or ()
+
+    # -- life
+
+    def start(self) -> None:
+        """Listen everywhere.
+
+        :raises ConfigurationError: a place cannot be had; the text names it and the remedy.
+        """
+        config = self._config
+        try:
+            if config.unix_socket:
+                self._add(Listener(self._unix(config.unix_socket), self._of_unix))
+            if config.old_unix_socket and config.unix_socket:
+                self._link(config.unix_socket, config.old_unix_socket)
+            if config.tcp_port >= 0:
+                listener = self._tcp("127.0.0.1", config.tcp_port, "api.tcp")
+                self.tcp_port = listener.getsockname()[1]
+                self._add(Listener(listener, self._of_tcp))
+            if config.tls is not None:
+                context = self._context()
+                listener = self._tcp(config.tls.address, config.tls.port, "api.tls.port")
+                self.tls_port = listener.getsockname()[1]
+                self._add(Listener(listener, lambda connection: None, context))
+        except BaseException:
+            for place in self._listeners:
+                place.socket.close()
+            self._listeners.clear()
+            self._unlink()
+            raise
+        self.connections.start()
+
+    def stop(self) -> None:
+        """Close all; calls that wait are cut off."""
+        self.connections.stop(STOP_TIMEOUT)
+        with self._lock:
+            places = self._listeners + [listener for listener, _ in (*self._slivers.values(), *self._own.values())]
+            self._listeners, self._slivers, self._own = [], {}, {}
+        for place in places:
+            place.socket.close()
+        self._unlink()
+
+    def _add(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+        self.connections.add(listener)
+
+    def _unlink(self) -> None:
+        """Remove the sockets, unless another node manager has put its own there meanwhile."""
+        for path, known in self._socket_files.items():
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                if (status.st_dev, status.st_ino) == known:
+                    os.unlink(path)
+        old = self._config.old_unix_socket
+        with contextlib.suppress(OSError):
+            if old and self._socket_files and os.readlink(old) == self._config.unix_socket:
+                os.unlink(old)
+
+    # -- who it is
+
+    def _peer(self, uid: int, trust: bool) -> Peer:
+        found = self.identity.trusted(uid) if trust else None
+        if found is not None:
+            return Peer(str(found), found.kind, lambda: found)
+        number = (uid - self._config.id_base) // 65536
+        key = (SLIVER, number) if 0 < number <= self._config.max_slivers else ("uid", uid)
+        return Peer(key, OTHER, lambda: self.identity.of_uid(uid, trust))
+
+    def _of_unix(self, connection: socket.socket) -> Peer:
+        return self._peer(self.identity.unix_uid(connection), trust=True)
+
+    def _of_sliver(self, connection: socket.socket) -> Peer:
+        return self._peer(self.identity.unix_uid(connection), trust=False)
+
+    def _of_tcp(self, connection: socket.socket) -> Peer | None:
+        uid = self.identity.tcp_uid(connection)
+        return None if uid is None else self._peer(uid, trust=False)
+
+    def _of_certificate(self, connection: ssl.SSLSocket) -> Peer | None:
+        assert self._config.tls is not None
+        caller = self.identity.of_certificate(connection.getpeercert(), self._config.tls.controllers)
+        if caller is None:
+            return None
+        return Peer(str(caller), CONTROLLER if caller.kind == CONTROLLER else OTHER, lambda: caller)
+
+    # -- places
+
+    def _unix(self, path: str) -> socket.socket:
+        try:
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                probe.settimeout(1)
+                try:
+                    probe.connect(path)
+                except ConnectionRefusedError:
+                    os.unlink(path)  # of a node manager that is gone
+                except OSError as error:
+                    raise ConfigurationError(f"api.unix: {path} is there and cannot be tried: {error.strerror}") from error
+                else:
+                    raise ConfigurationError(f"api.unix: another node manager answers at {path}; stop it, or give this one "
+                                             "another run-dir")
+                finally:
+                    probe.close()
+            else:
+                raise ConfigurationError(f"api.unix: {path} exists and is no socket; remove it")
+        except FileNotFoundError:
+            pass
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _bind(listener, path)
+            status = os.lstat(path)
+            self._socket_files[path] = status.st_dev, status.st_ino
+        except OSError as error:
+            listener.close()
+            raise ConfigurationError(f"api.unix: cannot listen at {path}: {error.strerror or error}") from error
+        return listener
+
+    @staticmethod
+    def _link(path: str, old: str) -> None:
+        """The place where programs of the original look."""
+        try:
+            if not os.path.islink(old) and os.path.lexists(old):
+                log.warning("api.old-unix: %s exists and is no link; it is left alone", old)
+                return
+            # Anybody may write to /tmp: a name that nobody knows before, and none that exists.
+            temporary = f"{old}.{secrets.token_hex(8)}"
+            os.symlink(path, temporary)
+            try:
+                os.replace(temporary, old)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError as error:
+            log.warning("api.old-unix: cannot make the link %s: %s", old, error.strerror)
+
+    @staticmethod
+    def _tcp(address: str, port: int, option: str) -> socket.socket:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise ConfigurationError(f"{option}: cannot listen on {address} port {port}: {error.strerror}; choose another port, "
+                                     "or false for none" if option == "api.tcp" else
+                                     f"{option}: cannot listen on {address} port {port}: {error.strerror}") from error
+        return listener
+
+    def _context(self) -> ssl.SSLContext:
+        tls = self._config.tls
+        assert tls is not None
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(tls.cert, tls.key)
+            context.load_verify_locations(tls.ca)
+        except OSError as error:
+            raise ConfigurationError(f"api.tls: cannot use {tls.cert}, {tls.key} and {tls.ca}: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    # -- slivers
+
+    def open_socket(self, name: str, index: int) -> str | None:
+        """The directory with the socket of a sliver, made when it is not there: each has one, so that none fills another's queue.
+
+        It exists before the sliver, where it is mounted, and as long as the sliver.
+        """
+        if self._config.sliver_sockets is None:
+            return None
+        directory = os.path.join(self._config.sliver_sockets, str(index))
+        with self._lock:
+            if name in self._own:
+                return directory
+        path = os.path.join(directory, SOCKET_NAME)
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # Inside it is reached by way of the mount; nobody else has business there.
+            os.makedirs(self._config.sliver_sockets, mode=0o700, exist_ok=True)
+            os.makedirs(directory, mode=0o755, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of the last daemon
+            _bind(stream, path)
+        except OSError as error:
+            stream.close()
+            log.warning("Sliver %s has no socket of the API: %s: %s", name, path, error.strerror or error)
+            return directory if os.path.isdir(directory) else None
+        listener = Listener(stream, self._of_sliver, slivers=True, whose=(SLIVER, index))
+        with self._lock:
+            self._own[name] = listener, directory
+        self.connections.add(listener)
+        return directory
+
+    def close_socket(self, name: str) -> None:
+        """The sliver is gone."""
+        with self._lock:
+            listener, directory = self._own.pop(name, (None, ""))
+        if listener is not None:
+            self.connections.remove(listener)
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(directory, SOCKET_NAME))
+                os.rmdir(directory)
+
+    def sliver_changed(self, name: str, handle: Any) -> None:
+        """A sliver runs, or not: the API in its own network is there, or not."""
+        life = (handle.get("pid"), handle.get("start_time")) if handle is not None else ()
+        with self._lock:
+            known = self._slivers.get(name)
+            if known is not None and known[1] == life:
+                return
+            self._slivers.pop(name, None)
+        if known is not None:
+            self.connections.remove(known[0])  # its network is gone, or will be
+        if handle is None or self._config.tcp_port < 0:
+            return
+        listen = getattr(self._manager.backend, "listen", None)
+        if listen is None:
+            return
+        try:
+            stream = socket.socket(fileno=listen(handle, API_SERVER_PORT))
+        except Exception as error:
+            log.warning("Sliver %s has no API on port %s: %s", name, API_SERVER_PORT, error)
+            return
+        # The network namespace is the identity: nobody else is in it.
+        caller = Caller(SLIVER, name)
+        peer = Peer((SLIVER, handle.get("index", name)), OTHER, lambda: caller)
+        listener = Listener(stream, lambda _connection: peer, slivers=True, whose=peer.key)
+        with self._lock:
+            self._slivers[name] = listener, life
+        self.connections.add(listener)
+
+    def cut_off(self, name: str) -> None:
+        """Nothing that a sliver has begun to ask counts any more: it has ended, and its name and ids may be given to another."""
+        index = self._manager.database.local(records.record_key(records.SLIVER, name)).get("index", name)
+        self.connections.cut_off((SLIVER, index))

@@ -1,0 +1,84 @@
+"""What each caller of the API may take of it: connections, requests at one time, processor time (nodemanager.md C.5).
+
+Root and controllers are trusted.  Everybody else, slivers above all, is hostile: the daemon's processor time is not billed to
+them, and each shares one interpreter with the launchers that ask for this host's capacity.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, ROOT
+from nodepool.nodemanager.bucket import Bucket
+from nodepool.nodemanager.eventloop import Waiter
+
+#: Connections by kind of caller: places that nobody of another kind can take.
+PLACES = {ROOT: 256, CONTROLLER: 1024, OTHER: 512}
+#: Of these for one caller that is neither.
+MAX_PER_CALLER = 32
+#: Requests that are answered at one time, by kind of caller; one for each caller that is neither root nor controller.
+CONCURRENCY = {ROOT: 32, CONTROLLER: 96, OTHER: 64}
+#: Processor seconds of the daemon per second, and how many may be saved up: for one such caller, and for all of them.
+CALLER_TIME, CALLER_SAVED = 0.05, 0.5
+ALL_TIME, ALL_SAVED = 0.25, 1.0
+
+
+class Share(Waiter):
+    """One caller's.
+
+    :param key: sliver by number, user id, or name in a certificate.
+    :param again: called when there is time again.
+    """
+
+    def __init__(self, key: Hashable, kind: str, again: Callable[[Share], None]) -> None:
+        super().__init__()
+        self._again = again
+        self.key = key
+        self.kind = kind
+        self.time = Bucket(CALLER_TIME, CALLER_SAVED) if kind == OTHER else None
+        #: Oldest first.
+        self.connections: dict[Any, None] = {}
+        #: Connections whose request is complete.
+        self.requests: deque[Any] = deque()
+        #: Connections that are not read from until there is time again.
+        self.held: list[Any] = []
+        #: For whom requests are answered at present: delegates share an account, and do not hold up each other.
+        self.speaking: set[str] = set()
+        #: In the queue of those that have requests.
+        self.queued = False
+        #: When it was last logged that there is no place.
+        self.told = float("-inf")
+
+    def __str__(self) -> str:
+        return " ".join(str(part) for part in self.key) if isinstance(self.key, tuple) else str(self.key)
+
+    def late(self) -> None:
+        self._again(self)
+
+    def next(self) -> Any | None:
+        """The next connection whose request may be answered now."""
+        if self.kind != OTHER:
+            return self.requests.popleft() if self.requests else None
+        for place, connection in enumerate(self.requests):
+            if connection.speaker not in self.speaking:
+                del self.requests[place]
+                self.speaking.add(connection.speaker)
+                connection.speaking = True
+                return connection
+        return None
+
+    def use(self, seconds: float, everybody: Bucket) -> None:
+        if self.time is not None:
+            self.time.use(seconds)
+            everybody.use(seconds)
+
+    def wait(self, everybody: Bucket) -> float:
+        """Seconds until there is time for this caller."""
+        return 0.0 if self.time is None else max(self.time.wait(), everybody.wait())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing would be lost if it were forgotten."""
+        return not self.connections and self.due is None and (self.time is None or self.time.full)

@@ -1,0 +1,52 @@
+"""Programs of the host, run to their end: found where the system keeps them, with a deadline, one text when they fail."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from nodepool.nodemanager.backends.base import BackendError
+from nodepool.nodemanager.helper.syscalls import SHORTAGE
+
+log = logging.getLogger("nodepool.nodemanager.commands")
+
+PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
+#: Characters of what a program said that are passed on.
+SAID = 1000
+
+
+def find(name: str) -> str | None:
+    """The program of this name, whatever the daemon's own PATH is."""
+    return shutil.which(name, path=PATH)
+
+
+def run(argv: Sequence[str], timeout: float, what: str, *, text: str = "", env: Mapping[str, str] | None = None,
+        error: type[BackendError] = BackendError, retry: bool = False) -> str:
+    """Run a program with `text` as its input; its output. Its arguments are logged: secrets belong into the text.
+
+    :param timeout: seconds; then it is killed.
+    :param what: what runs, for messages.
+    :param error: what is raised when it cannot be run, fails or takes too long.
+    :param retry: it may succeed later when it has failed; one that took too long, or for which the host lacked something, always
+        may.
+    """
+    log.debug("Run: %s", shlex.join(argv))
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+                              env=env, cwd="/")
+    except subprocess.TimeoutExpired:
+        raise error(f"{what} did not end within {timeout:g} s", retry=True) from None
+    except OSError as problem:
+        raise error(f"{what} cannot be run: {problem.strerror}", retry=problem.errno in SHORTAGE) from problem
+    if done.returncode != 0:
+        raise error(f"{what}: {_shorten(done.stderr or done.stdout) or f'exit status {done.returncode}'}", retry=retry)
+    return done.stdout
+
+
+def _shorten(said: str) -> str:
+    """In one line; some programs tell the reason first, others last."""
+    line = " ".join(said.split())
+    return line if len(line) <= SAID else f"{line[:SAID // 2]} ... {line[-SAID // 2:]}"

@@ -1,0 +1,327 @@
+"""The helper that forks: one small process with a single thread, because the daemon has many and those must never fork.
+
+It is a server of workers: each request gets a forked worker that reads the request from a socket of its own, does the work
+(namespaces, mounts, process 1, a process inside a sliver) and answers there. So requests run side by side, a crash in
+one harms no other, and a worker that hangs ends itself by SIGALRM at the deadline. The helper ends when the daemon's
+end of its socket closes; slivers live on (nodemanager.md C.7).
+
+Processes of slivers are adopted by the helper, which reaps them and sends their exit status to whoever spawned them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import functools
+import gc
+import importlib
+import math
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import BuiltinImporter, FrozenImporter
+from typing import Any
+
+from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.helper.frames import receive_frame, send_frame
+from nodepool.nodemanager.setup import seccomp
+
+#: Milliseconds without anything to do after which a worker for the next request is made.
+SPARE_DELAY = 20
+OPERATION_MODULES = ("nodepool.nodemanager.helper.operations", "nodepool.nodemanager.setup.native",
+                     "nodepool.nodemanager.setup.rootless", "nodepool.nodemanager.setup.podman")
+"""Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to send)."""
+
+Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]
+
+
+class StepError(Exception):
+    """A step of a worker failed: text for people.
+
+    :param retry: the host, or the sliver, lacked something that may be there later; an OSError that it is raised from tells, too.
+    """
+
+    def __init__(self, message: str, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether the same may succeed later."""
+    cause = error.__cause__
+    return (getattr(error, "retry", False) or isinstance(error, MemoryError)
+            or (isinstance(error, OSError) and error.errno in syscalls.SHORTAGE) or (cause is not None and is_shortage(cause)))
+
+
+class _Server:
+    """The loop of the helper: fork a worker per request, reap, pass on exit statuses."""
+
+    def __init__(self, requests: socket.socket, operations: dict[str, Operation]) -> None:
+        self.requests = requests
+        self.operations = operations
+        self.workers: set[int] = set()
+        self.reports: dict[int, socket.socket] = {}
+        """Pipe on which a worker names the process to be watched -> where to send its exit status."""
+        self.watched: dict[int, socket.socket] = {}
+        self.ended: dict[int, int] = {}
+        self.poller = select.poll()
+        #: A worker that waits for the next request: a fork takes some ms. It is made when there is nothing else to do.
+        self.spare: _Spare | None = None
+        self.spare_due = True
+
+    def run(self) -> None:
+        wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self.poller.register(self.requests, select.POLLIN)
+        self.poller.register(wakeup, select.POLLIN)
+        while True:
+            events = self.poller.poll(SPARE_DELAY if self.spare_due else None)
+            if not events:
+                self._make_spare()
+            for descriptor, _event in events:
+                if descriptor == self.requests.fileno():
+                    if not self._request():
+                        return
+                elif descriptor == wakeup:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wakeup, 4096)
+                    self._reap()
+                elif descriptor in self.reports:
+                    self._report(descriptor)
+
+    def _request(self) -> bool:
+        try:
+            data, descriptors, _flags, _address = socket.recv_fds(self.requests, 16, 1)
+        except OSError:
+            return False
+        if not data:
+            return False
+        if not descriptors:
+            return True
+        self.spare_due = True
+        connection = socket.socket(fileno=descriptors[0])
+        os.set_inheritable(descriptors[0], False)
+        report = self._give_to_spare(connection)
+        if report is None:
+            try:
+                report = self._fork(lambda: connection, connection)
+            except OSError as error:
+                with contextlib.suppress(OSError), connection:
+                    send_frame(connection, {"error": f"the host cannot fork: {error}", "retry": True})
+                return True
+        self.reports[report] = connection
+        self.poller.register(report, select.POLLIN)
+        return True
+
+    def _fork(self, wait: Callable[[], socket.socket | None], kept: socket.socket) -> int:
+        """A worker; returns the end of its report. Raises OSError.
+
+        :param wait: in the worker: its connection, when there is one; it ends without.
+        :param kept: the socket that it needs.
+        """
+        report, report_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(report)
+            os.close(report_write)
+            raise
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            _worker(wait, self.operations, report_write, kept)
+        os.close(report_write)
+        self.workers.add(pid)
+        return report
+
+    def _make_spare(self) -> None:
+        """Without memory, processes or descriptors there is none: the next request forks for itself, and tells."""
+        self.spare_due = False
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return
+
+        def wait() -> socket.socket | None:
+            data, descriptors, _flags, _address = socket.recv_fds(theirs, 1, 1)
+            theirs.close()
+            if not data or not descriptors:
+                return None
+            os.set_inheritable(descriptors[0], False)
+            return socket.socket(fileno=descriptors[0])
+
+        with theirs:
+            try:
+                self.spare = _Spare(ours, self._fork(wait, theirs))
+            except OSError:
+                ours.close()
+
+    def _give_to_spare(self, connection: socket.socket) -> int | None:
+        spare, self.spare = self.spare, None
+        if spare is None:
+            return None
+        with spare.ours:
+            try:
+                socket.send_fds(spare.ours, [b"r"], [connection.fileno()])
+            except OSError:  # it was killed
+                os.close(spare.report)
+                return None
+        return spare.report
+
+    def _report(self, report: int) -> None:
+        data = os.read(report, 4)
+        connection = self.reports.pop(report)
+        self.poller.unregister(report)
+        os.close(report)
+        if len(data) < 4:
+            connection.close()
+            return
+        pid = struct.unpack("=I", data)[0]
+        if pid in self.ended:
+            self._tell(connection, self.ended.pop(pid))
+        else:
+            self.watched[pid] = connection
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            code = os.waitstatus_to_exitcode(status)
+            if pid in self.workers:
+                self.workers.discard(pid)
+            elif pid in self.watched:
+                self._tell(self.watched.pop(pid), code)
+            elif self.reports:
+                self.ended[pid] = code
+        if not self.reports:
+            self.ended.clear()
+
+    @staticmethod
+    def _tell(connection: socket.socket, code: int) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError), connection:
+            send_frame(connection, {"exit": code})
+
+
+@dataclass
+class _Spare:
+    """A worker without a request yet. It ends with the helper: then nobody else has the other end of `ours`."""
+
+    ours: socket.socket
+    report: int
+
+
+def _worker(wait: Callable[[], socket.socket | None], operations: dict[str, Operation], report: int, kept: socket.socket) -> None:
+    """Life of a worker; never returns."""
+    code = 1
+    try:
+        # Sockets of other requests must not come near a sliver.
+        syscalls.close_from(3, (kept.fileno(), report))
+        for number in (signal.SIGCHLD, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        _plain_victim()
+        connection = wait()
+        code = 0 if connection is None else _serve(connection, operations, report)
+    finally:
+        os._exit(code)
+
+
+def _serve(connection: socket.socket, operations: dict[str, Operation], report: int) -> int:
+    """Carry out the request that comes; the exit status."""
+    try:
+        signal.alarm(30)
+        frame = receive_frame(connection)
+        if frame is None:
+            return 0
+        request, descriptors = frame
+        signal.alarm(max(1, math.ceil(float(request.get("timeout", 30)))))
+        request["keep"] = [connection.fileno(), report]
+        request["more"] = functools.partial(receive_frame, connection)
+        try:
+            operation = operations.get(request["operation"])
+            if operation is None:
+                raise StepError(f"unknown operation {request['operation']!r}")
+            answer, sent = operation(request, descriptors)
+            if "watch" in answer:
+                os.write(report, struct.pack("=I", answer.pop("watch")))
+            send_frame(connection, answer, sent)
+            return 0
+        except (StepError, OSError, MemoryError) as error:
+            text = str(error) or "no memory left"
+            if isinstance(error, OSError):
+                text = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+            send_frame(connection, {"error": f"{request['operation']}: {text}", "retry": is_shortage(error)})
+    except BrokenPipeError:
+        pass  # the daemon is gone; what was made is found by its next start
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            send_frame(connection, {"error": f"defect in the helper: {type(error).__name__}: {error}"})
+    return 1
+
+
+def wait_for_daemon(request: dict[str, Any]) -> list[int]:
+    """Until it says that what this operation needs further is there: more of the request; its descriptors. Raises StepError."""
+    frame = request["more"]()
+    if frame is None:
+        raise StepError("the node manager has given up")
+    request.update(frame[0])
+    descriptors: list[int] = frame[1]
+    return descriptors
+
+
+def _plain_victim() -> None:
+    """What comes of this process is an ordinary choice of the kernel short of memory, however the daemon is protected.
+
+    Written with CAP_SYS_RESOURCE it is also the least that the sliver's root can ask for.
+    """
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        file.write(str(max(0, int(file.read()))))
+
+
+def seal() -> None:
+    """No module is loaded from files any more: after entering a sliver those would be the sliver's files."""
+    for codec in ("ascii", "utf-8", "latin-1", "idna"):
+        codecs.lookup(codec)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in (BuiltinImporter, FrozenImporter)]
+    sys.path_hooks.clear()
+    sys.path_importer_cache.clear()
+    sys.path.clear()
+
+
+def main(descriptor: int) -> None:
+    """The helper's program."""
+    if os.geteuid() == 0:
+        # For an ordinary user the files /proc/<pid>/uid_map of children would then belong to root; entering a sliver has
+        # the same effect later.
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    # The terminal's signals and the service manager's stop are for the daemon; the end of the socket is our sign.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o022)
+    operations: dict[str, Operation] = {}
+    for name in OPERATION_MODULES:
+        operations.update(importlib.import_module(name).OPERATIONS)
+    with contextlib.suppress(OSError, KeyError):
+        seccomp.build(syscalls.machine(), frozenset())  # once, for all workers
+    seal()
+    gc.freeze()  # workers must not copy memory only to look through it
+    connection = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    _Server(connection, operations).run()
+
+
+if __name__ == "__main__":
+    # The operations import this module by its name; both must be one.
+    from nodepool.nodemanager.helper import helper
+
+    helper.main(int(sys.argv[1]))

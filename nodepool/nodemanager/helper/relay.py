@@ -1,0 +1,153 @@
+"""What crosses the wall of a sliver: bytes, carried by a small process outside (nodemanager.md C.2, C.4).
+
+Nothing that belongs to the host is ever open inside, since root inside may take any descriptor of its sessions for other
+ends: a socket of the host's network, above all, can be connected anew, in the host's network and in the name of its owner.
+So a program inside gets one end of a pair of sockets that it has made itself, in its own namespaces, and this process carries
+the bytes between the other end and what is the host's. It is outside the sliver's namespaces, where nothing inside can name
+it, without any right of root, and in the sliver's cgroup, which pays for it. It is forked by a worker of the helper, so that
+it goes on when the daemon ends; it ends by itself with either end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import stat
+from collections.abc import Callable, Sequence
+
+from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.helper.helper import StepError
+
+PIECE = 128 * 1024
+#: Seconds for a client to take what the ended program has left to say.
+LAST_WORDS = 30.0
+#: Bytes of output that are kept on disk; then it begins anew.
+MAX_OUTPUT = 1 << 20
+#: From so many seconds of silence on the client is asked whether it is there still, so often, so many times.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 30), (socket.TCP_KEEPCNT, 5))
+
+
+def start(work: Callable[[], None], keep: Sequence[int], uid: int, join: Callable[[], None]) -> int:
+    """Fork a process outside the sliver that runs `work` and ends; returns its pid.
+
+    :param keep: the only descriptors that it has.
+    :param uid: of the host, without any right; -1: this one's.
+    :param join: moves it into the sliver's cgroups.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        join()
+        _give_up_all(keep, uid)
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _give_up_all(keep: Sequence[int], uid: int) -> None:
+    syscalls.close_from(0, tuple(keep))
+    syscalls.set_name("nm-relay")
+    if uid >= 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def prepare(connection: socket.socket) -> None:
+    """What a server would ask of the connection if it had it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, value in _KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def carry(connection: socket.socket, control: socket.socket) -> None:
+    """Between a client's connection and the end of a pair that arrives on `control`, until one of them ends."""
+    _message, descriptors, _flags, _address = socket.recv_fds(control, 1, 1)
+    control.close()
+    if not descriptors:
+        return  # the program could not be run
+    with connection, socket.socket(fileno=descriptors[0]) as inside:
+        for end in (connection, inside):
+            end.setblocking(False)
+        _exchange(connection, inside)
+
+
+class _Way:
+    """Bytes in one direction."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+        self.source = source
+        self.sink = sink
+        self.left: memoryview = memoryview(b"")
+        self.open = True
+
+    def move(self) -> None:
+        """Take what there is and pass on what is taken. Raises OSError: an end has broken."""
+        if self.open and not self.left:
+            try:
+                data = self.source.recv(PIECE)
+            except BlockingIOError:
+                return
+            if not data:
+                self.open = False
+                self.sink.shutdown(socket.SHUT_WR)
+            self.left = memoryview(data)
+        if self.left:
+            try:
+                self.left = self.left[self.sink.send(self.left):]
+            except BlockingIOError:
+                return
+
+
+def _exchange(client: socket.socket, program: socket.socket) -> None:
+    inward, outward = _Way(client, program), _Way(program, client)
+    poller = select.poll()
+    while outward.open or outward.left:
+        wanted = {client.fileno(): 0, program.fileno(): 0}
+        for way in (inward, outward):
+            if way.left:
+                wanted[way.sink.fileno()] |= select.POLLOUT
+            elif way.open:
+                wanted[way.source.fileno()] |= select.POLLIN
+        for descriptor, events in wanted.items():
+            if events:
+                poller.register(descriptor, events)
+        ready = poller.poll(None if outward.open else LAST_WORDS * 1000)
+        for descriptor, events in wanted.items():
+            if events:
+                poller.unregister(descriptor)
+        if not ready:
+            return
+        try:
+            for way in (inward, outward):
+                way.move()
+        except OSError:
+            return
+
+
+def keep_output(pipe: int, file: int) -> None:
+    """What programs write into a pipe goes to a file, until the last of them has ended; a full disk loses it."""
+    while data := os.read(pipe, PIECE):
+        try:
+            if os.fstat(file).st_size + len(data) > MAX_OUTPUT:
+                os.ftruncate(file, 0)
+                os.write(file, b"[what came before was more than is kept]\n")
+            os.write(file, data)
+        except OSError:
+            continue
+
+
+def only_pipes(descriptors: Sequence[int]) -> None:
+    """Refuse to take along what is more than a pipe: files, devices and sockets lead back to the host. Raises StepError."""
+    for descriptor in descriptors:
+        kind = os.fstat(descriptor).st_mode
+        if not stat.S_ISFIFO(kind):
+            raise StepError(f"only pipes can be taken into a sliver, nothing of kind {stat.S_IFMT(kind):o}")

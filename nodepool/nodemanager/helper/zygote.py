@@ -1,0 +1,233 @@
+"""The daemon's handle of its helper, which makes slivers and starts programs in them; see :mod:`helper`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nodepool.nodemanager.backends.base import BackendError, Exit
+from nodepool.nodemanager.helper.frames import receive_frame, send_frame
+
+log = logging.getLogger("nodepool.nodemanager.zygote")
+
+
+class SpawnedProcess:
+    """A process inside a sliver, seen from the daemon."""
+
+    def __init__(self, pid: int, pidfd: int, events: socket.socket) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self._events = events
+        self._exit: Exit | None = None
+
+    def fileno(self) -> int:
+        """Readable when the process has ended."""
+        return self._events.fileno()
+
+    def wait(self, timeout: float) -> Exit | None:
+        """How it ended; None while it still runs after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self._exit is None:
+            if not _readable(self._events.fileno(), deadline):
+                return None
+            self._events.settimeout(5.0)
+            try:
+                frame = receive_frame(self._events)
+            except (OSError, ValueError):
+                frame = None
+            if frame is not None:
+                self._exit = Exit(int(frame[0]["exit"]))
+            elif _readable(self.pidfd, deadline):
+                self._exit = Exit(None)
+            else:
+                return None
+        return self._exit
+
+    def signal(self, number: int) -> None:
+        """Send a signal; a process that has ended is no error."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def close(self) -> None:
+        """Drop the descriptors; the process goes on."""
+        self._events.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def __enter__(self) -> SpawnedProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _readable(descriptor: int, deadline: float) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(max(0, math.ceil((deadline - time.monotonic()) * 1000))))
+
+
+class Pending:
+    """A process inside a sliver that is being started."""
+
+    def __init__(self, connection: socket.socket, operation: str, timeout: float) -> None:
+        self._connection = connection
+        self._operation = operation
+        self._timeout = timeout
+        # A little more than the worker's own limit: its answer about the time limit is the better text.
+        self.deadline = time.monotonic() + timeout + 2.0
+
+    def fileno(self) -> int:
+        """Readable when there is an answer."""
+        return self._connection.fileno()
+
+    def answer(self) -> tuple[dict[str, Any], list[int], socket.socket]:
+        """Wait for it; the descriptors that came with it and the connection are the caller's. Raises BackendError."""
+        try:
+            if not _readable(self.fileno(), self.deadline):
+                raise BackendError(f"{self._operation}: the helper gave no answer within {self._timeout:g} s", retry=True)
+            self._connection.settimeout(5.0)
+            frame = None
+            with contextlib.suppress(ConnectionResetError):  # it has not even been read
+                frame = receive_frame(self._connection)
+            if frame is None:
+                raise BackendError(
+                    f"{self._operation}: the worker was killed before it was done, or never ran (no memory left in the sliver, "
+                    f"no descriptors left for the helper, or over {self._timeout:g} s)", retry=True)
+            answer, received = frame
+            if "error" in answer:
+                for descriptor in received:
+                    os.close(descriptor)
+                raise BackendError(str(answer["error"]), retry=bool(answer.get("retry")))
+        except (OSError, ValueError) as error:
+            self.close()
+            raise BackendError(f"{self._operation}: the helper broke off: {error}", retry=True) from error
+        except BaseException:
+            self.close()
+            raise
+        return answer, received, self._connection
+
+    def go_on(self, more: Mapping[str, Any] | None = None, descriptor: int | None = None) -> None:
+        """What the worker waits for is there; see `wait_for_daemon`. Closes the descriptor. Raises nothing: the answer tells."""
+        given = [] if descriptor is None else [descriptor]
+        with contextlib.suppress(OSError):
+            send_frame(self._connection, more or {}, given)
+        for each in given:
+            os.close(each)
+
+    def process(self) -> SpawnedProcess:
+        """The process, when it runs. Raises BackendError."""
+        answer, received, connection = self.answer()
+        return SpawnedProcess(int(answer["pid"]), received[0], connection)
+
+    def close(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._connection.close()
+
+
+class Zygote:
+    """The daemon's handle of the helper; safe for many threads. Started at the first use if not before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the helper."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the helper when none runs. Raises BackendError."""
+        with self._lock:
+            self._running()
+
+    def _running(self) -> socket.socket:
+        if self._closed:
+            raise BackendError("the node manager is stopping", retry=True)
+        if self._socket is not None and self._process is not None and self._process.poll() is None:
+            return self._socket
+        if self._socket is not None:
+            log.warning("The helper that starts slivers ended by itself; starting it again")
+            self._socket.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "nodepool.nodemanager.helper.helper", str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()], close_fds=True, start_new_session=True, cwd="/")
+            except OSError as error:
+                ours.close()
+                self._socket = None
+                raise BackendError(f"the helper that starts slivers cannot be run: {error}", retry=True) from error
+        self._socket = ours
+        return ours
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the helper; workers under way finish, slivers live on."""
+        with self._lock:
+            self._closed = True
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            if self._process is not None:
+                try:
+                    self._process.wait(timeout)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait(timeout)
+                self._process = None
+
+    def _submit(self, worker_end: socket.socket) -> None:
+        for attempt in (1, 2):
+            with self._lock:
+                connection = self._running()
+                try:
+                    connection.settimeout(10.0)
+                    socket.send_fds(connection, [b"r"], [worker_end.fileno()])
+                    return
+                except OSError as error:
+                    if attempt == 2:
+                        raise BackendError(f"the helper that starts slivers does not answer: {error}", retry=True) from error
+                    if self._process is not None:
+                        self._process.kill()
+                        self._process.wait(5.0)
+
+    def begin(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
+              timeout: float = 30.0) -> Pending:
+        """Begin an operation; returns at once. Raises BackendError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with theirs:
+                self._submit(theirs)
+            ours.settimeout(timeout + 2.0)
+            with contextlib.suppress(BrokenPipeError):  # refused already: the answer is there, and tells why
+                send_frame(ours, {**arguments, "operation": operation, "timeout": timeout}, descriptors)
+        except OSError as error:
+            ours.close()
+            raise BackendError(f"{operation}: the helper broke off: {error}", retry=True) from error
+        except BaseException:
+            ours.close()
+            raise
+        return Pending(ours, operation, timeout)
+
+    def call(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
+             timeout: float = 30.0) -> tuple[dict[str, Any], list[int]]:
+        """Run an operation; the answer and the descriptors that came with it (the caller closes them). Raises BackendError."""
+        answer, received, connection = self.begin(operation, arguments, descriptors, timeout).answer()
+        connection.close()
+        return answer, received

@@ -1,0 +1,127 @@
+"""Where this host has each cgroup controller: version 1, version 2, or some here and some there (nodemanager.md C.3)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from nodepool.nodemanager.backends.base import Problem
+from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
+from nodepool.nodemanager.limits.cgroups.files import Place
+
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "io", "freezer")
+#: First kernel whose version 2 can freeze.
+FREEZER_KERNEL = (5, 2)
+
+
+def detect_places(newer_too: bool = True) -> list[Place]:
+    """The hierarchies that are mounted. The newer generation's freezer is preferred: what it holds can still be killed.
+
+    Without `newer_too` only version 1 is looked at.
+    """
+    places: list[Place] = []
+    newer: Place | None = None
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            head, _, tail = line.partition(" - ")
+            kind, _, options = tail.split()[:3]
+            mount = Path(head.split()[4])
+            if kind == "cgroup2" and newer is None and newer_too:
+                base = _delegated(mount)
+                found = cgroup_v2.available(base)
+                if _release() >= FREEZER_KERNEL:
+                    found |= {"freezer"}
+                newer = Place("v2", mount, found, base)
+            elif kind == "cgroup":
+                used = frozenset("io" if name == "blkio" else name for name in options.split(",")) & set(CONTROLLERS)
+                if used and not any(place.mount == mount or place.controllers & used for place in places):
+                    places.append(Place("v1", mount, used, mount))
+    if newer is not None:
+        if "freezer" in newer.controllers:
+            places = [place for place in places if place.controllers != {"freezer"}]
+        # A controller is in one generation only; the core functions of version 2 are used in any case.
+        taken = {name for place in places for name in place.controllers}
+        places.append(Place("v2", newer.mount, (newer.controllers - taken) | (newer.controllers & {"freezer"}), newer.base))
+    return places
+
+
+#: What a host cannot do without a controller.
+_MISSING = {
+    "cpu": "nm_cpu_share, nm_cpu_guaranteed_share and nm_cpu_limit have no effect",
+    "cpuset": "nm_cpu_cores has no effect",
+    "memory": "nm_mem_limit has no effect: a sliver can use up the memory of the host",
+    "pids": "nm_pids_max has no effect: a sliver can use up the processes of the host",
+    "io": "nm_io_read_bps and nm_io_write_bps have no effect",
+    "freezer": "nm_enabled 0 stops slivers instead of freezing them",
+}
+
+
+def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
+    """What these controllers (name -> "v1", "v2" or None) do not offer."""
+    found = []
+    for name, effect in _MISSING.items():
+        if controllers[name] is None:
+            mount = name if name != "io" else "blkio (io)"
+            found.append(Problem(f"cgroup controller {name}", False,
+                                 f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o {mount})"))
+    if controllers["memory"] == "v1":
+        found.append(Problem("memory guarantee", False,
+                             "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2"))
+    if controllers["io"] == "v1":
+        found.append(Problem("I/O limits", False, "nm_io_write_bps holds for direct writes only with cgroup version 1: "
+                             "what goes through the page cache is not limited; boot with version 2"))
+    return found
+
+
+def _release() -> tuple[int, ...]:
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+
+
+def keep_moves_quick() -> int:
+    """Have the kernel keep moves between cgroups quick (favordynmods) as long as the descriptor returned is open; -1: it cannot.
+
+    Else each move waits for all processors, and for every process of the host that is in the middle of a fork: a sliver that
+    does nothing but fork, with little CPU, holds up the making and deleting of all others for seconds.  The setting is one of the
+    host; it is held by an empty hierarchy of our own that is mounted nowhere, so that no option of others is changed, and
+    that goes when the daemon ends in whatever way.  It costs each fork a memory barrier.
+    """
+    try:
+        return syscalls.new_mount("cgroup", {"none": None, "name": f"nodepool-nm-{os.getpid()}", "favordynmods": None})
+    except OSError:  # before Linux 6.0, or without version 1
+        return -1
+
+
+def make_moves_quick(place: Place) -> None:
+    """The first move of a process in a while makes the kernel wait for all processors, up to 15 ms; moves soon after are quick.
+
+    This process "moves" to the group in which it is. Done beside other work, the wait is out of the way of other moves.
+    """
+    with contextlib.suppress(OSError):
+        (own_group(place.mount, place.controllers if place.kind == "v1" else ()) / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def own_group(mount: Path, controllers: Collection[str] = ()) -> Path:
+    """The group of this process: of version 1 with these controllers, or of version 2."""
+    wanted = {"blkio" if name == "io" else name for name in controllers}
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _number, names, path = line.rstrip("\n").split(":", 2)
+            if wanted & set(names.split(",")) if wanted else not names:
+                return mount / path.lstrip("/")
+    return mount
+
+
+def _delegated(mount: Path) -> Path:
+    """Our own group, or the one above it, if systemd delegated it to us; else the root."""
+    group = own_group(mount)
+    for candidate in (group, group.parent):
+        if candidate == mount or not candidate.is_relative_to(mount):
+            break
+        for attribute in ("trusted.delegate", "user.delegate"):
+            with contextlib.suppress(OSError):
+                if os.getxattr(candidate, attribute) == b"1":
+                    return candidate
+    return mount

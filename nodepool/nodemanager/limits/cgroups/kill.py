@@ -1,0 +1,56 @@
+"""The end of all processes of a sliver, by its cgroups (C.3)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
+from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
+from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place, processes
+
+#: Seconds until processes that have joined after the kernel had killed all are killed, too.
+AGAIN = 0.5
+_FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
+
+
+def kill(find: Callable[[], Sequence[tuple[Place, Path]]], thaw: Callable[[], None], name: str, timeout: float) -> None:
+    """Kill all processes and wait until they are gone, for at most `timeout` seconds.
+
+    :param find: the groups of the sliver that there are.
+    :param thaw: lets those go on that the older freezer holds: they cannot even die.
+    :raises CgroupError: some are still there.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        groups = find()
+        whole = [(place, group) for place, group in groups if _FILES[place.kind].kill(group)]
+        thaw()
+        if not whole:
+            _signal({pid for _, group in groups for pid in processes(group)}, groups)
+        for place, group in whole or groups[:1]:
+            _FILES[place.kind].wait_empty(group, min(AGAIN, end - time.monotonic()))
+        # A process that was about to join may be in some hierarchies only.
+        rest = {pid for _, group in groups for pid in processes(group)}
+        if not rest:
+            return
+        if time.monotonic() > end:
+            raise CgroupError(f"sliver {name}: processes {sorted(rest)[:8]} do not end", retry=True)
+        _signal(rest, groups)
+        cgroup_v1.wait_empty(groups[0][1], end - time.monotonic())
+
+
+def _signal(pids: Iterable[int], groups: Sequence[tuple[Place, Path]]) -> None:
+    """SIGKILL; each process is looked at again once a descriptor holds it, so that a number used anew is safe."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, OSError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if any(pid in processes(group) for _, group in groups):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)

@@ -1,0 +1,163 @@
+"""Limits in the files of cgroup version 1 (nodemanager.md C.3). Each function takes the directory of a group."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read, write
+
+FREEZE_TIMEOUT = 5.0
+#: cpu.shares per unit of v2's cpu.weight: 1024 is the weight of everything that nobody gave a weight, as 100 is there.
+_SHARES = 10.24
+
+
+def made(group: Path) -> None:
+    """After mkdir: a cpuset takes no process before it has CPUs and memory nodes."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        if (group / name).exists() and not read(group / name):
+            write(group / name, read(group.parent / name))
+    with contextlib.suppress(OSError):
+        if (group / "memory.use_hierarchy").exists() and read(group / "memory.use_hierarchy") == "0":
+            write(group / "memory.use_hierarchy", 1)
+
+
+def cpu_weight(group: Path, weight: int) -> None:
+    """In units of v2: 1 to 10000."""
+    write(group / "cpu.shares", min(262_144, max(2, round(weight * _SHARES))))
+
+
+def get_cpu_weight(group: Path) -> int | None:
+    shares = number(group / "cpu.shares")
+    return None if shares is None else round(shares / _SHARES)
+
+
+def cpu_limit(group: Path, per_mille: int, processors: int) -> None:
+    if not (group / "cpu.cfs_quota_us").exists():
+        if per_mille:
+            raise CgroupError("nm_cpu_limit: this kernel has no CPU bandwidth control (CONFIG_CFS_BANDWIDTH)")
+        return
+    if per_mille == 0:
+        write(group / "cpu.cfs_quota_us", -1)
+        return
+    amount, period = quota(per_mille, processors)
+    # A quota that is in force with another period for a moment may be less than the kernel takes.
+    write(group / "cpu.cfs_quota_us", -1)
+    write(group / "cpu.cfs_period_us", period)
+    write(group / "cpu.cfs_quota_us", amount)
+
+
+def cpus(group: Path, processors: Iterable[int], nodes: Iterable[int]) -> None:
+    write(group / "cpuset.cpus", format_list(processors))
+    # Memory follows to the new nodes.
+    with contextlib.suppress(OSError):
+        write(group / "cpuset.memory_migrate", 1)
+    write(group / "cpuset.mems", format_list(nodes))
+
+
+def get_cpus(group: Path) -> str:
+    return read(group / "cpuset.cpus")
+
+
+def memory(group: Path, limit: int, guaranteed: int) -> None:
+    """MiB; 0: none. There is no guarantee here: `guaranteed` is what reclaim spares while it can.
+
+    :raises CgroupError: more is in use and cannot be reclaimed.
+    """
+    value = limit * MIB if limit else -1
+    plain, both = group / "memory.limit_in_bytes", group / "memory.memsw.limit_in_bytes"
+    previous = number(plain)
+    order = [plain, both]
+    if value == -1 or (previous is not None and value > previous):
+        order.reverse()
+    try:
+        for file in order:
+            if file.exists():
+                write(file, value)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        if previous is not None:
+            with contextlib.suppress(OSError):
+                write(plain, previous)
+        used = (number(group / "memory.usage_in_bytes") or 0) // MIB
+        raise CgroupError(f"nm_mem_limit: {used} MiB are in use, more than {limit}, and cannot be reclaimed") from None
+    with contextlib.suppress(OSError):
+        write(group / "memory.soft_limit_in_bytes", guaranteed * MIB if guaranteed else -1)
+
+
+def pids(group: Path, maximum: int) -> None:
+    write(group / "pids.max", maximum)
+
+
+def io(group: Path, devices: Iterable[str], read_bps: int, write_bps: int) -> None:
+    """Bytes per second; 0: no limit."""
+    for device in devices:
+        write(group / "blkio.throttle.read_bps_device", f"{device} {read_bps}")
+        write(group / "blkio.throttle.write_bps_device", f"{device} {write_bps}")
+
+
+def freeze(group: Path, frozen: bool) -> None:
+    """Returns when it is so.
+
+    :raises CgroupError: some process does not stop.
+    """
+    wanted = "FROZEN" if frozen else "THAWED"
+    deadline = time.monotonic() + FREEZE_TIMEOUT
+    write(group / "freezer.state", wanted)
+    # This generation tells nobody when it is done; each look also makes it go on.
+    while read(group / "freezer.state") != wanted:
+        if time.monotonic() > deadline:
+            if frozen:
+                write(group / "freezer.state", "THAWED")
+            raise CgroupError(f"{group.name}: not {wanted.lower()} after {FREEZE_TIMEOUT:g} s", retry=True)
+        time.sleep(0.002)
+        if frozen:
+            write(group / "freezer.state", wanted)
+
+
+def frozen(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return read(group / "freezer.state") != "THAWED"
+    return False
+
+
+def cpu_usec(group: Path) -> int | None:
+    nanoseconds = number(group / "cpuacct.usage")
+    return None if nanoseconds is None else nanoseconds // 1000
+
+
+def usage(group: Path) -> dict[str, int]:
+    found: dict[str, int | None] = {
+        "cpu_usec": cpu_usec(group), "memory_bytes": number(group / "memory.usage_in_bytes"),
+        "memory_peak": number(group / "memory.max_usage_in_bytes"), "pids": number(group / "pids.current")}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def oom_kills(group: Path) -> int | None:
+    return field(group / "memory.oom_control", "oom_kill")
+
+
+def kill(group: Path) -> bool:
+    """Whether the kernel could kill the group as a whole: this generation never can."""
+    return False
+
+
+def wait_empty(group: Path, timeout: float) -> None:
+    """This generation tells nobody: a short nap, then the caller looks again."""
+    time.sleep(min(0.002, max(0.0, timeout)))
+
+
+def delegate(group: Path, controllers: Iterable[str]) -> None:
+    """All controllers of a hierarchy are in every group."""
+
+
+def available(group: Path) -> frozenset[str]:
+    """Controllers by the files that the group has."""
+    files = {"cpu": "cpu.shares", "cpuacct": "cpuacct.usage", "cpuset": "cpuset.cpus", "memory": "memory.limit_in_bytes",
+             "pids": "pids.max", "io": "blkio.throttle.read_bps_device", "freezer": "freezer.state"}
+    return frozenset(name for name, file in files.items() if os.path.exists(group / file))

@@ -1,0 +1,127 @@
+"""Who gets how much CPU when all are busy: slivers with a guarantee, best effort, the host's own services, the daemon itself.
+
+Weights are in units of version 2, where 100 is the weight of everything that nobody gave a weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
+from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
+from nodepool.nodemanager.limits.cgroups.detect import own_group
+from nodepool.nodemanager.limits.cgroups.files import Place, processes, write
+from nodepool.nodemanager.limits.cgroups.pace import FAVOUR
+
+ROOT_NAME = "nodepool-nm"
+BESTEFFORT = "besteffort"
+#: Stands for all slivers without a guarantee, as one beside those that have one; no sliver has this name.
+REST = ""
+#: A dot cannot be in a sliver's name, so that no sliver is mixed up with a file of the kernel or with another group.
+SUFFIX = ".sliver"
+#: Group for the daemon itself where a group with processes may have no children (version 2, delegated by systemd).
+DAEMON = "daemon"
+#: What those without a guarantee weigh at least, per mille, so that they do not stand still.
+LEAST_BESTEFFORT = 10
+#: Of the group of the daemon and its helper, which work little.
+DAEMON_WEIGHT = 1000
+REMOVE_TIMEOUT = 2.0
+
+_FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
+
+
+def division(guaranteed: int, reserve: int, beside: int = 100) -> tuple[int, int]:
+    """What the host's own services and best effort are sure of when all are busy (per mille), beside what is guaranteed.
+
+    :param beside: weight of the host's other groups; best effort weighs as much as one of them, 100.
+    """
+    rest = max(0, 1000 - guaranteed)
+    host = max(reserve, 10, rest * beside // (beside + 100))
+    return host, max(LEAST_BESTEFFORT, rest - host)
+
+
+def balance(place: Place, root: Path, guarantees: Mapping[str, int], shares: Mapping[str, int], reserve: int,
+            heavy: Collection[str] = ()) -> dict[str, int]:
+    """Write the weights of our root, of best effort, and of the slivers with a guarantee.
+
+    :param heavy: those, and :data:`REST`, that are not favoured; see :mod:`cpu_pace`.
+    :return: what each weighs when all are treated alike.
+    """
+    files = _FILES[place.kind]
+    beside = _beside(place, root)
+    host, besteffort = division(sum(guarantees.values()), reserve, beside)
+    left = besteffort * 10
+    everybody = sum(shares.values())
+    competing = any(name not in guarantees for name in shares)
+    weights: dict[str, int] = {}
+    for name, guarantee in guarantees.items():
+        weight = guarantee * 10
+        if competing:  # with best effort: who would get more by its share weighs so much
+            more = max(0, besteffort * 10 * shares.get(name, 0) // everybody - weight)
+            weight, left = weight + more, left - more
+        weights[name] = weight
+    weights[REST] = max(LEAST_BESTEFFORT * 10, left)
+    for name, weight in weights.items():
+        group = root / (BESTEFFORT if name == REST else name + SUFFIX)
+        with contextlib.suppress(FileNotFoundError):
+            files.cpu_weight(group, weight // FAVOUR if name in heavy else weight)
+    with contextlib.suppress(FileNotFoundError):
+        files.cpu_weight(root, beside * (1000 - host) // host)
+    return weights
+
+
+def _beside(place: Place, root: Path) -> int:
+    """Weight of the host's other groups, such as those of systemd; processes that are in no group count as one."""
+    weights = []
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(place.base)):
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((ROOT_NAME, root.name, DAEMON)):
+                with contextlib.suppress(OSError):
+                    weights.append(_FILES[place.kind].get_cpu_weight(Path(entry.path)) or 100)
+    return min(1000, max(100, sum(weights)))
+
+
+def shelter(place: Place, root: Path, pids: Iterable[int]) -> None:
+    """A group of their own for the daemon's processes, so that full load inside slivers keeps nobody from being served.
+
+    Where they are in a group already, as of a service manager, they stay there.
+    """
+    group = _shelter(root)
+    own = own_group(place.mount, place.controllers if place.kind == "v1" else ())
+    if own == place.base / DAEMON:
+        group = own
+    elif own not in (place.base, group):
+        return
+    try:
+        group.mkdir(exist_ok=True)
+        _FILES[place.kind].made(group)
+        _FILES[place.kind].cpu_weight(group, DAEMON_WEIGHT)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                write(group / "cgroup.procs", pid)
+    except OSError:  # comfort only
+        unshelter(place, root)
+
+
+def unshelter(place: Place, root: Path) -> None:
+    """The daemon ends: back to where it was, and no group stays behind."""
+    group = _shelter(root)
+    deadline = time.monotonic() + REMOVE_TIMEOUT
+    while group.is_dir():
+        with contextlib.suppress(OSError):
+            for pid in processes(group):
+                with contextlib.suppress(ProcessLookupError):
+                    write(place.base / "cgroup.procs", pid)
+            group.rmdir()
+            return
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.001)  # busy until the last that left is torn down
+
+
+def _shelter(root: Path) -> Path:
+    return root.with_name(f"{root.name}-daemon")

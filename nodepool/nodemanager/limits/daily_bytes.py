@@ -1,0 +1,137 @@
+"""How much each sliver may send in a day (nodemanager.md B.4, daily accounting). Pure: clock and storage are given.
+
+Totals belong to the name of a sliver, not to its device: a sliver that is deleted and made again goes on where it was, until
+its period ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC
+
+PERIOD = 86_400.0
+#: Per cent of the limit at which the rate begins to be cut.
+THRESHOLD_PERCENT = 80
+#: So many seconds are left at least when the rest of a limit is spread over the rest of a period.
+_LEAST_SECONDS = 1.0
+_KINDS = (("plain", "nm_net_min_rate", "nm_net_max_rate"), ("exempt", "nm_net_exempt_min_rate", "nm_net_exempt_max_rate"))
+
+
+@dataclass(frozen=True)
+class DailyLimits:
+    """Bytes per period, below the node's cap and to exempt destinations; the defaults are the finished original's."""
+
+    plain: int = 10_546_875 * 1024
+    exempt: int = 31_640_625 * 1024
+    plain_threshold: int | None = None
+    exempt_threshold: int | None = None
+
+    def of(self, kind: str) -> tuple[int, int]:
+        """Limit and threshold."""
+        limit, threshold = (self.plain, self.plain_threshold) if kind == "plain" else (self.exempt, self.exempt_threshold)
+        return limit, limit * THRESHOLD_PERCENT // 100 if threshold is None else min(threshold, limit)
+
+
+@dataclass
+class _Account:
+    began: float
+    used: dict[str, int]
+    #: What the counters of the device showed last.
+    seen: dict[str, int]
+    told: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {"began": self.began, "used": self.used, "seen": self.seen, "told": self.told}
+
+
+class Accounting:
+    """Feed it the counters every now and then; it answers with the rates that are less than granted.
+
+    `load` gives what `save` got last (JSON-able), or None.  `notify(name, kind, used, limit)` is called at most once per sliver
+    and period.  The caller locks.
+    """
+
+    def __init__(self, load: Callable[[], Mapping[str, Any] | None], save: Callable[[dict[str, Any]], None],
+                 clock: Callable[[], float] = time.time, period: float = PERIOD,
+                 notify: Callable[[str, str, int, int], None] | None = None) -> None:
+        self._save, self._clock, self._period, self._notify = save, clock, period, notify
+        self._accounts: dict[str, _Account] = {}
+        for name, stored in (load() or {}).items():
+            try:
+                self._accounts[name] = _Account(
+                    float(stored["began"]), {kind: int(stored["used"][kind]) for kind, _, _ in _KINDS},
+                    {kind: int(stored["seen"][kind]) for kind, _, _ in _KINDS}, bool(stored.get("told")))
+            except (KeyError, TypeError, ValueError):
+                # One damaged account costs that sliver's total, not everybody's.
+                continue
+
+    def update(self, counters: Mapping[str, tuple[int, int]], rspecs: Mapping[str, Mapping[str, Any]],
+               limits: Mapping[str, DailyLimits] | None = None) -> dict[str, dict[str, int]]:
+        """Count what was sent since the last call (bytes: below the cap, exempt).
+
+        Returns for each sliver that is past its threshold the maximum rates to use instead of its own, in bit/s.
+        """
+        now = self._clock()
+        result: dict[str, dict[str, int]] = {}
+        # Deleted ones, too, until their period ends. A clock that was set back must not prolong a period.
+        self._accounts = {name: account for name, account in self._accounts.items()
+                          if name in counters or 0 <= now - account.began < self._period}
+        for name, values in counters.items():
+            account = self._count(name, dict(zip(("plain", "exempt"), values, strict=True)), now)
+            cut = self._cut(name, account, {**DEFAULT_RSPEC, **rspecs.get(name, {})},
+                            (limits or {}).get(name, DailyLimits()), now)
+            if cut:
+                result[name] = cut
+        self._save({name: account.to_json() for name, account in self._accounts.items()})
+        return result
+
+    def _count(self, name: str, shown: dict[str, int], now: float) -> _Account:
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = _Account(now, dict.fromkeys(shown, 0), dict.fromkeys(shown, 0))
+        elif not 0 <= now - account.began < self._period:
+            account.began, account.told, account.used = now, False, dict.fromkeys(shown, 0)
+        for kind, value in shown.items():
+            # Less than before: another device, which began at 0.
+            account.used[kind] += value - account.seen[kind] if value >= account.seen[kind] else value
+        account.seen = shown
+        return account
+
+    def _cut(self, name: str, account: _Account, rspec: Mapping[str, Any], limits: DailyLimits, now: float) -> dict[str, int]:
+        left = max(_LEAST_SECONDS, account.began + self._period - now)
+        cut: dict[str, int] = {}
+        for kind, minimum, maximum in _KINDS:
+            limit, threshold = limits.of(kind)
+            used = account.used[kind]
+            if used < threshold:
+                continue
+            rate = max(int(rspec[minimum]), int(max(0, limit - used) * 8 / left))
+            if rate < int(rspec[maximum]):
+                cut[maximum] = rate
+            if not account.told:
+                account.told = True
+                if self._notify is not None:
+                    self._notify(name, kind, used, limit)
+        return cut
+
+    def forget_device(self, name: str) -> None:
+        """The sliver's device is gone: the next one counts from 0, whatever it shows."""
+        account = self._accounts.get(name)
+        if account is not None:
+            account.seen = {kind: 0 for kind, _, _ in _KINDS}
+
+    def used(self, name: str) -> tuple[int, int]:
+        """Bytes in this period: below the cap, exempt."""
+        account = self._accounts.get(name)
+        return (account.used["plain"], account.used["exempt"]) if account is not None else (0, 0)
+
+    def reset(self, name: str) -> None:
+        """An operator's pardon: the sliver begins a new period."""
+        account = self._accounts.get(name)
+        if account is not None:
+            account.began, account.told, account.used = self._clock(), False, {kind: 0 for kind, _, _ in _KINDS}
+            self._save({each: entry.to_json() for each, entry in self._accounts.items()})

@@ -1,0 +1,456 @@
+"""A disk per sliver: a sparse ext4 image of exactly its quota, on a loop device (nodemanager.md C.3, nm_disk_quota).
+
+Works on any file system of the host, binds root inside the sliver too, and is deleted with one unlink.  Images are copies of
+a sparse template of the same size, see :mod:`disk_templates`.
+
+What was promised is then taken from the host's file system (fallocate), beside the making of the sliver: some ms for some GiB.
+So no file system of a sliver runs out of blocks below its quota, whatever else fills the host.  It stays taken: the kernel is not
+told of blocks that become free inside.  Where more is promised than there is (overcommit), images stay sparse.
+
+A disk that is deleted is out of the way at once, under another name; unmounting takes the kernel a dozen turns of its own
+threads, which busy slivers hold up, and is done beside other work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodepool.nodemanager.backends.base import Problem
+from nodepool.nodemanager.helper import commands, syscalls
+from nodepool.nodemanager.limits import loopdev
+from nodepool.nodemanager.limits.disk_templates import BLOCK, KIB, DiskError, Templates
+from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, check_name
+
+__all__ = ["DiskError", "Disks"]
+
+log = logging.getLogger("nodepool.nodemanager.disks")
+
+#: A disk is never smaller: an ext4 file system needs some room for itself.
+MINIMUM_KIB = 2048
+RESIZE_TIMEOUT = 300.0
+#: Directory with the remains of slivers.
+REMOVED = "removed"
+SETTLE_TIMEOUT = 10.0
+DEFAULT_KIB = DEFAULT_RSPEC["nm_disk_quota"]
+
+#: _IOW('f', 16, __u64)
+_EXT4_IOC_RESIZE_FS = 0x40086610
+_MS_NOATIME = 1024
+
+
+@dataclass(frozen=True)
+class Disk:
+    image: str
+    """The file; mount source by way of a loop device."""
+    kib: int
+    device: str = ""
+    """The loop device while it is mounted, such as /dev/loop3."""
+
+
+class Disks:
+    """The disks below one state directory: ``<state>/slivers/<name>/disk.img``.
+
+    :param sparse: images take room only as they are filled.
+    """
+
+    def __init__(self, state_dir: str | os.PathLike[str], sparse: bool = False) -> None:
+        self._sparse = sparse
+        #: Called when a disk that was deleted has given its room back.
+        self.freed: Callable[[], object] = lambda: None
+        self._backing = ThreadPoolExecutor(1, thread_name_prefix="Thread-nm-disk")
+        # As /proc/self/mountinfo spells it.
+        self._state = Path(os.path.realpath(state_dir))
+        self._templates = Templates(self._state / "disks")
+        #: What is left of deleted slivers and could not be removed.
+        self._left: set[Path] = set()
+
+    # --- the host ----------------------------------------------------------------------------------------------------
+
+    def problems(self) -> list[Problem]:
+        found = []
+        if commands.find("mke2fs") is None:
+            found.append(Problem("disk quota", False, "install e2fsprogs (mke2fs); without it slivers get no disks of their own"))
+        if not os.path.exists("/dev/loop-control"):
+            found.append(Problem("disk quota", False, "load the kernel module loop; slivers get no disks of their own without"))
+        return found
+
+    def prepare(self, room: bool = True) -> None:
+        """Make copies of the template of the usual size, and finish or remove what an interrupted creation left.
+
+        :param room: there is room for copies.
+        """
+        # Its thread is there from now on: slivers can be removed when the host has no more.
+        self._later(lambda: None)
+        for left in self._removed():
+            self._later(self._remove, left)
+        for path in self._entries("slivers"):
+            self._back_soon(path.name)
+        for leftover in (*self._state.glob("slivers/*/disk.img.new"), *self._state.glob("disks/*.new")):
+            leftover.unlink(missing_ok=True)
+        if room and not self.problems():
+            self._later(self._templates.stock, DEFAULT_KIB)
+
+    def stop(self) -> None:
+        """What is not finished in time, the next start does."""
+        self._backing.shutdown(wait=self.settle(), cancel_futures=True)
+
+    def settle(self, timeout: float = SETTLE_TIMEOUT) -> bool:
+        """Wait until what is done beside other work is done, for at most so many seconds; whether it is."""
+        try:
+            self._backing.submit(lambda: None).result(timeout)
+        except TimeoutError:
+            return False
+        except RuntimeError:  # stopped
+            pass
+        return True
+
+    def allocated(self) -> dict[str, int]:
+        """Sliver -> bytes of the host's file system that its image occupies; those that are being removed count."""
+        found = {}
+        places = [(path.name, path) for path in self._entries("slivers")] + [(f"{path}", path) for path in self._removed()]
+        for name, path in places:
+            with contextlib.suppress(OSError):
+                found[name] = os.stat(path / "disk.img").st_blocks * 512
+        return found
+
+    def _entries(self, directory: str) -> list[Path]:
+        with contextlib.suppress(FileNotFoundError):
+            return [Path(entry.path) for entry in os.scandir(self._state / directory)]
+        return []
+
+    def _removed(self) -> list[Path]:
+        return self._entries(REMOVED)
+
+    def _later(self, work: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # stopping: the next start does it
+            self._backing.submit(work, *arguments)
+
+    def _back_soon(self, name: str) -> None:
+        if not self._sparse:
+            self._later(self._back, name)
+
+    def settle_in(self, name: str) -> None:
+        """The sliver runs: what its disk still lacks is done, beside other work."""
+        self._later(self._tame, name)
+        self._back_soon(name)
+        self._later(self._templates.stock)
+
+    def _tame(self, name: str) -> None:
+        device = self._device(name)
+        if device is not None:
+            with contextlib.suppress(OSError), _loop(device) as loop:  # it may be gone
+                loop.small_requests()
+
+    def _back(self, name: str) -> None:
+        """Take what the image still lacks of its size."""
+        try:
+            descriptor = os.open(self.image(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except (OSError, ValueError):
+            return  # deleted meanwhile
+        try:
+            found = os.fstat(descriptor)
+            if found.st_blocks * 512 < found.st_size:
+                syscalls.fallocate(descriptor, 0, found.st_size)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return  # what was promised is counted, that must do
+            log.error("The disk of sliver %s cannot have all of its room on the host (%s): it may run full below its quota", name,
+                      error.strerror)
+        finally:
+            os.close(descriptor)
+
+    # --- one disk ----------------------------------------------------------------------------------------------------
+
+    def image(self, name: str) -> Path:
+        return self._state / "slivers" / check_name(name) / "disk.img"
+
+    def create(self, name: str, kib: int) -> Disk:
+        """The image of a sliver; one that exists is kept. Size in KiB. Raises DiskError."""
+        path = self.image(name)
+        if path.exists():
+            return Disk(str(path), self._quota(name), self._device(name) or "")
+        if kib < MINIMUM_KIB:
+            raise DiskError(f"nm_disk_quota: {kib} KiB is less than {MINIMUM_KIB}, the least a disk can have")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_name("disk.img.new")
+        try:
+            kib -= kib % (BLOCK // KIB)
+            for attempt in range(3):
+                try:
+                    self._templates.copy(kib, new)
+                    break
+                except FileNotFoundError:
+                    # Made room for another size just now.
+                    if attempt == 2:
+                        raise
+                except OSError as error:
+                    if attempt == 2 or error.errno != errno.ENOSPC:
+                        raise
+                    self.settle()  # there is room when those that were deleted are gone
+            new.replace(path)
+        except OSError as error:
+            raise DiskError(f"disk of sliver {name}: {error.strerror}", retry=error.errno in syscalls.SHORTAGE) from error
+        finally:
+            new.unlink(missing_ok=True)
+        self._quota_file(name).unlink(missing_ok=True)
+        return Disk(str(path), kib)
+
+    def mount(self, name: str, target: str) -> None:
+        """Mount at an existing directory; nothing to do if it is there already. Raises DiskError."""
+        target = os.path.realpath(target)
+        if any(place == target for place, _device, _root in _mounts()):
+            return
+        path = self.image(name)
+        try:
+            grow = _formatted_size(path) < path.stat().st_size
+            if grow and not _may_grow_mounted():
+                self._grow_unmounted(path)
+                grow = False
+            device = loopdev.attach(path)
+            try:
+                syscalls.mount(device.path, target, "ext4", syscalls.MS_NOSUID | syscalls.MS_NODEV | _MS_NOATIME,
+                               "discard,noinit_itable" if self._sparse else "noinit_itable")
+                if grow:
+                    _grow(target, path.stat().st_size)
+                self._apply_quota(name, target)
+            except BaseException:
+                if os.path.ismount(target):
+                    syscalls.umount(target)
+                raise
+            finally:
+                # From here on the mount keeps the device; it frees itself when that ends.
+                device.close()
+        except OSError as error:
+            raise DiskError(f"disk of sliver {name}: cannot mount {path}: {error.strerror or error}", retry=True) from error
+
+    def resize(self, name: str, kib: int) -> None:
+        """A new quota, in KiB, at once. What is in use is never cut off.
+
+        :raises DiskError: more is in use already, or there is no such disk.
+        """
+        path = self.image(name)
+        if not path.exists():
+            raise DiskError(f"sliver {name} has no disk")
+        if kib < MINIMUM_KIB:
+            raise DiskError(f"nm_disk_quota: {kib} KiB is less than {MINIMUM_KIB}, the least a disk can have")
+        if kib == self._quota(name):
+            return
+        target = self._target(name)
+        used = self.usage(name)
+        if used > kib * KIB:
+            raise DiskError(f"nm_disk_quota: sliver {name} uses {used // KIB} KiB of its disk, more than {kib}; free some first")
+        try:
+            if kib * KIB > path.stat().st_size:
+                if target is not None and not _may_grow_mounted():
+                    raise DiskError(f"disk of sliver {name}: this host lets nobody grow a mounted disk (CAP_SYS_RESOURCE is "
+                                    "missing); stop the sliver first")
+                self._enlarge(path, kib * KIB // BLOCK * BLOCK)
+                device = self._device(name)
+                if device is not None and target is not None:
+                    with _loop(device) as loop:
+                        loop.refresh()
+                    _grow(target, path.stat().st_size)
+            # ext4 cannot shrink while it is mounted: the room between quota and size is reserved instead.
+            quota = self._quota_file(name)
+            new = quota.with_suffix(".new")
+            new.write_text(f"{kib}\n")
+            new.replace(quota)
+            if target is not None:
+                self._apply_quota(name, target)
+        except OSError as error:
+            raise DiskError(f"disk of sliver {name}: cannot resize to {kib} KiB: {error.strerror}", retry=True) from error
+
+    def _enlarge(self, path: Path, size: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            before = os.fstat(descriptor).st_size
+            if not self._sparse:
+                try:
+                    syscalls.fallocate(descriptor, before, size - before, keep_size=True)
+                except OSError as error:
+                    if error.errno != errno.EOPNOTSUPP:
+                        os.ftruncate(descriptor, before)  # what was taken of it
+                        raise
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _grow_unmounted(path: Path) -> None:
+        tool = commands.find("resize2fs")
+        if tool is None:
+            raise DiskError("resize2fs is missing: install e2fsprogs")
+        commands.run([tool, "-f", str(path)], RESIZE_TIMEOUT, f"resize2fs of {path}", error=DiskError)
+
+    def _quota_file(self, name: str) -> Path:
+        return self.image(name).with_name("disk.kib")
+
+    def _quota(self, name: str) -> int:
+        """KiB."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(self._quota_file(name).read_text())
+        return self.image(name).stat().st_size // KIB
+
+    def _apply_quota(self, name: str, target: str) -> None:
+        """Reserve what the image has beyond the quota; nobody inside can use it, not even root."""
+        size = self.image(name).stat().st_size
+        surplus = max(0, size - self._quota(name) * KIB) // BLOCK
+        control = f"/sys/fs/ext4/loop{os.minor(os.stat(target).st_dev)}/reserved_clusters"
+        if surplus == 0 and not self._quota_file(name).exists():
+            return
+        # The kernel's own reserve for writes that it has promised already: as it sets it, 2 % or 4096 clusters.
+        reserve = min(4096, os.statvfs(target).f_blocks // 50)
+        with open(control, "w") as file:
+            file.write(str(surplus + reserve))
+
+    def usage(self, name: str) -> int:
+        """Bytes in use inside."""
+        target = self._target(name)
+        if target is None:
+            with contextlib.suppress(FileNotFoundError):
+                return _used_size(self.image(name))
+            return 0
+        numbers = os.statvfs(target)
+        return (numbers.f_blocks - numbers.f_bfree) * numbers.f_frsize
+
+    def destroy(self, name: str) -> None:
+        """Unmount and unlink; what is not there is fine. Raises DiskError."""
+        path = self.image(name)
+        try:
+            for target in self._targets(name):
+                with contextlib.suppress(FileNotFoundError):
+                    syscalls.umount(target)
+            quota = self._quota_file(name)
+            for leftover in (path, path.with_name("disk.img.new"), quota, quota.with_suffix(".new")):
+                leftover.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise DiskError(f"disk of sliver {name}: cannot remove it: {error.strerror}", retry=True) from error
+
+    def discard(self, name: str) -> None:
+        """The directory of a sliver with its disk goes: out of the way now, removed soon. Raises OSError."""
+        directory = self.image(name).parent
+        removed = self._state / REMOVED / f"{name}.{time.time_ns()}"
+        removed.parent.mkdir(mode=0o700, exist_ok=True)
+        directory.rename(removed)
+        self._later(self._remove, removed)
+
+    def _remove(self, directory: Path) -> None:
+        try:
+            for target in _below(directory):
+                syscalls.umount(target)
+            shutil.rmtree(directory)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.error("What is left of a deleted sliver cannot be removed, it is tried again: %s", error)
+            self._left.add(directory)
+        self.freed()
+
+    def tidy(self) -> None:
+        """Try again what could not be removed."""
+        while self._left:
+            self._later(self._remove, self._left.pop())
+
+    def found(self) -> list[str]:
+        """Names of slivers that have a disk, or a mount of one."""
+        names = set()
+        with contextlib.suppress(FileNotFoundError):
+            names = {entry.name for entry in os.scandir(self._state / "slivers")
+                     if os.path.exists(os.path.join(entry.path, "disk.img"))}
+        prefix = f"{self._state}/slivers/"
+        names.update(target.removeprefix(prefix).split("/")[0] for target, device, _ in _mounts()
+                     if target.startswith(prefix) and device.startswith("/dev/loop"))
+        return sorted(names)
+
+    def devices(self, name: str) -> list[str]:
+        """"major:minor" of the mounted disk, for limits on I/O."""
+        device = self._device(name)
+        return [f"{loopdev.MAJOR}:{device.removeprefix('/dev/loop')}"] if device is not None else []
+
+    def _targets(self, name: str) -> list[str]:
+        """Where the disk is mounted: everything from a loop device below the sliver's directory, deepest first."""
+        return _below(self.image(name).parent)
+
+    def _target(self, name: str) -> str | None:
+        targets = self._targets(name)
+        return targets[-1] if targets else None
+
+    def _device(self, name: str) -> str | None:
+        target = self._target(name)
+        if target is None:
+            return None
+        return next((device for place, device, _ in _mounts() if place == target), None)
+
+
+def _may_grow_mounted() -> bool:
+    """CAP_SYS_RESOURCE (24); containers often lack it."""
+    with open("/proc/self/status") as file:
+        effective = next(line for line in file if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> 24 & 1)
+
+
+def _formatted_size(path: Path) -> int:
+    """Bytes that the ext4 file system in the image spans."""
+    return _blocks(path, 4, 0x150) * BLOCK
+
+
+def _used_size(path: Path) -> int:
+    """Bytes in use in the ext4 file system in an image that is not mounted."""
+    return (_blocks(path, 4, 0x150) - _blocks(path, 0xC, 0x158)) * BLOCK
+
+
+def _blocks(path: Path, low: int, high: int) -> int:
+    """A number of the superblock, which is at 1024, from the places of its halves."""
+    with open(path, "rb") as file:
+        block = os.pread(file.fileno(), 1024, 1024)
+    return int((struct.unpack_from("<I", block, high)[0] << 32) + struct.unpack_from("<I", block, low)[0])
+
+
+def _grow(target: str, size: int) -> None:
+    """Let the mounted ext4 fill its device. Raises OSError."""
+    blocks = size // BLOCK
+    directory = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(directory, _EXT4_IOC_RESIZE_FS, struct.pack("=Q", blocks))
+    except OSError as error:
+        # As large already.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(directory)
+
+
+def _mounts() -> Iterator[tuple[str, str, str]]:
+    """Target, source and root of each mount of this namespace, in order of mounting."""
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            head, _, tail = line.partition(" - ")
+            fields = head.split()
+            yield _unescape(fields[4]), tail.split()[1], fields[3]
+
+
+def _loop(device: str) -> loopdev.Loop:
+    return loopdev.Loop.open(int(device.removeprefix("/dev/loop")))
+
+
+def _below(directory: Path) -> list[str]:
+    return [target for target, device, _ in reversed(list(_mounts()))
+            if target.startswith(f"{directory}/") and device.startswith("/dev/loop")]
+
+
+def _unescape(text: str) -> str:
+    return text.encode().decode("unicode_escape").encode("latin-1").decode() if "\\" in text else text

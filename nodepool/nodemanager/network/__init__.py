@@ -1,0 +1,1 @@
+"""Networks of slivers: interfaces, firewall, bandwidth."""

@@ -1,0 +1,223 @@
+"""What may pass between slivers, this host and the rest of the world: one nftables table in two families (nodemanager.md C.4).
+
+No rule names a sliver, so the tables stay as they are while slivers come and go: the devices of all begin with "nm".
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.helper import commands
+from nodepool.nodemanager.network.tools import NetworkError, run, sysctl
+
+log = logging.getLogger("nodepool.nodemanager.firewall")
+
+API_PORT, DNS_PORT = 812, 53
+FORWARD = "net/ipv4/ip_forward"
+#: Where clouds tell their machines secrets, and addresses of the host itself: never, whatever `reach` says.
+FORBIDDEN = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "168.63.129.16/32", "100.100.100.200/32", "192.0.0.0/24")
+PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+#: Seconds after which a sliver may have begun as many connections as it may have at one time.
+STARTS = 64
+#: A packet that a sliver sent through a bridge has this bit in its mark until it leaves the host.
+BRIDGED = 0x1000
+#: Files with the resolvers of this host; the second one where the first names a resolver on the host itself.
+_RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
+_ROUTES = Path("/proc/net/route")
+_BRIDGES_FILTERED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+_TABLE = re.compile(r"^table inet (nodemanager\S*)$", re.MULTILINE)
+_STRANGERS = "chain strangers {"
+
+
+def _set(name: str, networks: Iterable[str]) -> str:
+    """A named set; nft refuses those without an element or with overlapping ones."""
+    merged = ipaddress.collapse_addresses(ipaddress.IPv4Network(network, strict=False) for network in networks)
+    elements = ", ".join(str(network) for network in merged)
+    return f"set {name} {{ type ipv4_addr; flags interval; {f'elements = {{ {elements} }};' if elements else ''} }}"
+
+
+def resolvers(given: Iterable[str]) -> list[str]:
+    """IPv4 addresses of the DNS servers that slivers may ask: those given, else those of this host."""
+    found = list(given)
+    for path in _RESOLVERS if not found else ():
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        found += [line.split()[1] for line in lines if line.startswith("nameserver ") and len(line.split()) > 1]
+    usable = []
+    for text in found:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            continue
+        if address.version == 4 and not address.is_loopback:
+            usable.append(text)
+    return list(dict.fromkeys(usable))
+
+
+def resolv_conf(given: Iterable[str]) -> bytes | None:
+    """For slivers, in which a resolver on the host itself is not reached; None: no server is known."""
+    servers = resolvers(given)[:3]
+    try:
+        lines = _RESOLVERS[0].read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    more = [line for line in lines if line.startswith(("search ", "domain ", "options "))]
+    return "".join(f"{line}\n" for line in [*(f"nameserver {server}" for server in servers), *more]).encode() if servers else None
+
+
+def connected() -> list[str]:
+    """IPv4 networks that this host is in, without those of slivers."""
+    found = []
+    for line in _ROUTES.read_text().splitlines()[1:] if _ROUTES.exists() else ():
+        device, destination, gateway, *_rest = words = line.split()
+        if gateway == "00000000" and destination != "00000000" and not device.startswith("nm"):
+            address, mask = (socket.inet_ntoa(struct.pack("=I", int(word, 16))) for word in (destination, words[7]))
+            found.append(str(ipaddress.IPv4Network(f"{address}/{mask}", strict=False)))
+    return found
+
+
+def ruleset(table: str, config: NodeManagerConfig, strangers: bool) -> str:
+    """The table, which replaces itself as a whole. A source is right when the route back to it leads through the device that
+    the packet came from.
+
+    :param strangers: this host was no router before: what comes from and goes to others is not forwarded.
+    """
+    subnet = str(ipaddress.ip_network(config.subnet, strict=False))
+    # Ended connections are not counted, but keep their places for two minutes.
+    starts = max(1, config.connections // STARTS)
+    # Frames of one bridge pass here, too, when the host filters bridges as if it routed between their ports.
+    bridges = 'meta iifkind "bridge" meta oifkind "bridge" return' if _on(_BRIDGES_FILTERED) else ""
+    return f"""
+table bridge {table} {{}}
+delete table bridge {table}
+table bridge {table} {{
+  chain ports {{
+    type filter hook prerouting priority filter; policy accept;
+    iifname "nm*" meta mark set meta mark or {BRIDGED:#x}
+  }}
+}}
+table inet {table} {{}}
+delete table inet {table}
+table inet {table} {{
+  {_set("forbidden", [*FORBIDDEN, subnet])}
+  {_set("reach", config.reach)}
+  {_set("near", [*PRIVATE, *connected()])}
+  {_set("resolvers", resolvers(config.dns))}
+  set starts {{ type ifname; size 65535; flags dynamic, timeout; timeout 1h; }}
+  set flows {{ type ifname; size 65535; flags dynamic; }}
+  chain early {{
+    type filter hook prerouting priority raw; policy accept;
+    iifname "nm*" meta nfproto ipv6 drop
+    iifname "nm*" fib saddr . iif oif missing drop
+  }}
+  chain few {{
+    ct state new add @starts {{ iifname limit rate over {starts}/second burst {config.connections} packets }} drop
+    ct state new add @flows {{ iifname ct count over {config.connections} }} drop
+  }}
+  chain input {{
+    type filter hook input priority filter; policy accept;
+    iifname "nm*" jump to_host
+    meta mark and {BRIDGED:#x} == {BRIDGED:#x} jump to_bridge
+  }}
+  chain to_host {{
+    ct state established,related accept
+    fib daddr . iif type != local drop
+    jump few
+    tcp dport {{ {API_PORT}, {DNS_PORT} }} accept
+    udp dport {DNS_PORT} accept
+    drop
+  }}
+  chain to_bridge {{
+    ct state established,related accept
+    tcp dport {{ {API_PORT}, {DNS_PORT} }} accept
+    udp dport {{ {DNS_PORT}, 67, 547 }} accept
+    icmp type echo-request accept
+    icmpv6 type {{ echo-request, nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit }} accept
+    drop
+  }}
+  chain forward {{
+    type filter hook forward priority filter; policy accept;
+    iifname "nm*" oifname "nm*" drop
+    oifname "nm*" ct state established,related accept
+    oifname "nm*" drop
+    iifname "nm*" goto outside
+    {"meta nfproto ipv4 jump strangers" if strangers else ""}
+  }}
+  chain outside {{
+    jump few
+    ip daddr @resolvers udp dport {DNS_PORT} accept
+    ip daddr @resolvers tcp dport {DNS_PORT} accept
+    ip daddr @forbidden drop
+    ip daddr @reach accept
+    ip daddr @near drop
+  }}
+  {f"chain strangers {{ {bridges}; drop; }}" if strangers and bridges else "chain strangers { drop; }" if strangers else ""}
+  chain outgoing {{
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr {subnet} iifname "nm*" oifname != "nm*" masquerade
+  }}
+}}
+"""
+
+
+def _on(path: Path) -> bool:
+    return path.exists() and path.read_text().strip() not in ("", "0")
+
+
+class Firewall:
+    """The tables of one daemon. Not thread-safe: its owner has a lock."""
+
+    def __init__(self, table: str, config: NodeManagerConfig) -> None:
+        self._table = table
+        self._config = config
+        self._loaded = ""
+
+    def load(self, forward: bool) -> None:
+        """Put the rules in force that fit the host as it is now; `forward`: it is to route for slivers.
+
+        That it was no router before is told by the rules themselves, which live exactly as long as the setting does: neither
+        a killed daemon nor a restarted host gets it wrong.
+
+        :raises NetworkError: the kernel refuses.
+        """
+        known = _STRANGERS in self._loaded if self._loaded else any(map(_has_strangers, _tables()))
+        switch = forward and not _on(Path("/proc/sys", FORWARD))
+        text = ruleset(self._table, self._config, known or switch)
+        if text != self._loaded:
+            run("nft", ["-f", "-"], text)
+            self._loaded = text
+        if switch:
+            sysctl(FORWARD, 1)
+
+    def remove(self) -> None:
+        """Take the rules away; a host that was no router is none again, unless another daemon needs it. Raises NetworkError."""
+        if commands.find("nft") is None:
+            return
+        tables = _tables()
+        if self._table in tables and _has_strangers(self._table) and not any(
+                _has_strangers(table) for table in tables if table != self._table):
+            sysctl(FORWARD, 0)
+        run("nft", ["-f", "-"], "".join(f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
+                                        for family in ("inet", "bridge")))
+        self._loaded = ""
+
+
+def _tables() -> list[str]:
+    """Of all daemons on this host."""
+    return _TABLE.findall(run("nft", ["list", "tables", "inet"]))
+
+
+def _has_strangers(table: str) -> bool:
+    try:
+        return _STRANGERS in run("nft", ["list", "table", "inet", table])
+    except NetworkError:  # gone meanwhile
+        return False

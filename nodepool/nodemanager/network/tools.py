@@ -1,0 +1,68 @@
+"""ip, tc and nft: one process for a batch of requests, each with a deadline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from nodepool.nodemanager.backends.base import BackendError
+from nodepool.nodemanager.helper import commands
+
+TIMEOUT = 20.0
+_ENVIRONMENT = {"PATH": commands.PATH, "LC_ALL": "C"}
+
+
+class NetworkError(BackendError):
+    """The network of a sliver cannot be made or changed; the text names the request and what the kernel said."""
+
+
+def run(name: str, arguments: Sequence[str], text: str = "", inside: int | None = None) -> str:
+    """Run a tool with `text` as its input; `inside`: a process in whose network namespace. Returns its output.
+
+    :raises NetworkError: it is missing, fails, or takes too long.
+    """
+    path = commands.find(name)
+    if path is None:
+        raise NetworkError(f"{name} is missing: install {'nftables' if name == 'nft' else 'iproute2'}")
+    command = [path, *arguments]
+    if inside is not None:
+        command = [commands.find("nsenter") or "nsenter", f"--net=/proc/{inside}/ns/net", "--", *command]
+    return commands.run(command, TIMEOUT, f"{name} {' '.join(arguments)}", text=text, env=_ENVIRONMENT, error=NetworkError)
+
+
+def batch(name: str, lines: Sequence[str], inside: int | None = None, force: bool = False) -> str:
+    """Several requests to ip or tc. With `force` the rest is done after one that fails, and no failure of one is reported."""
+    if not lines:
+        return ""
+    arguments = ["-force", "-batch", "-"] if force else ["-batch", "-"]
+    try:
+        return run(name, arguments, "\n".join(lines) + "\n", inside)
+    except NetworkError as error:
+        # What may succeed later has not been done at all: the host is short of something, or it took too long.
+        if force and not error.retry and commands.find(name) is not None:
+            return ""
+        raise
+
+
+def supports(lines: Sequence[tuple[str, ...]]) -> str | None:
+    """Try requests in a network namespace that vanishes with them; None: all work, else what was said."""
+    unshare = commands.find("unshare")
+    if unshare is None or os.geteuid() != 0:
+        return None
+    script = " && ".join(" ".join(line) for line in lines)
+    try:
+        commands.run([unshare, "--net", "--", "/bin/sh", "-c", script], TIMEOUT, "unshare --net", env=_ENVIRONMENT)
+    except BackendError as error:
+        return str(error)
+    return None
+
+
+def sysctl(name: str, value: int) -> None:
+    """Set what a namespace or a host without IPv6 may lack: only where it is. Raises NetworkError."""
+    path = f"/proc/sys/{name}"
+    if os.path.exists(path):
+        try:
+            with open(path, "w") as file:
+                file.write(str(value))
+        except OSError as error:
+            raise NetworkError(f"sysctl {name.replace('/', '.')}: {error.strerror}") from error

@@ -1,0 +1,316 @@
+"""The far end of ``backing-label``: the node manager on a machine that a launcher has for a while (nodemanager.md C.8).
+
+A launcher logs in by SSH, stores the node manager as one zip file, and runs this module from it. What it writes and reads is
+one JSON object a line. Everything is below one directory, each daemon in a directory of its own (*place*) which goes with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nodepool.base.files import lock_file, replace_file
+from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
+from nodepool.nodemanager.helper.descriptors import readable
+from nodepool.nodemanager.pushed import service
+from nodepool.process import background
+
+#: Begins each line for the launcher: shells may print something of their own.
+MARK = "nodepool:"
+#: Seconds.
+LOCK_TIMEOUT, ANSWER_TIMEOUT, CLEAR_TIMEOUT, STOP_TIMEOUT = 120.0, 30.0, 60.0, 20.0
+#: Seconds without a sign of life after which the connection counts as broken; launchers send one every 20.
+SILENCE = 90.0
+#: Seconds until a daemon that has ended is started again: at first, and at most.
+RESTART_WAIT, RESTART_WAIT_MAX = 1.0, 30.0
+
+
+class PushError(Exception):
+    """The daemon cannot be run here; the text says why."""
+
+
+class Busy(Exception):
+    """There are slivers; the text names them."""
+
+
+def say(**message: Any) -> None:
+    print(f"{MARK}{json.dumps(message)}", flush=True)
+
+
+class Place:
+    """The directory of one daemon; its work is done by one process at a time."""
+
+    def __init__(self, base: Path, name: str) -> None:
+        self.base = base
+        self.name = name
+        self.directory = base / name
+        self.socket = self.directory / "run" / "nodemanager.api"
+        self.pid_file = self.directory / "pid"
+        self.contact_file = self.directory / "contact"
+        self.client = Client(f"unix:{self.socket}")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Raises PushError: another process keeps it for too long."""
+        # Beside the directory, which may go meanwhile.
+        with open(self.base / f".{self.name}.lock", "w") as file:
+            try:
+                lock_file(file.fileno(), LOCK_TIMEOUT)
+            except BlockingIOError:
+                raise PushError(f"another launcher works on {self.directory} for more than {LOCK_TIMEOUT:g} s") from None
+            yield
+
+    # -- what there is
+
+    def pid(self) -> int | None:
+        """The daemon's process, while it runs."""
+        try:
+            with open(self.pid_file) as file:
+                try:
+                    lock_file(file.fileno(), shared=True)
+                except BlockingIOError:
+                    text = file.read().strip()
+                    return int(text) if text.isdecimal() else None
+        except FileNotFoundError:
+            pass
+        return None
+
+    def answers(self, timeout: float) -> bool:
+        """Whether it answers within so many seconds."""
+        deadline = time.monotonic() + timeout
+        pause = threading.Event()
+        while True:
+            try:
+                self.client.call("GetCapacity", timeout=5)
+                return True
+            except (RpcError, RpcFault):
+                if time.monotonic() > deadline or self.pid() is None:
+                    return False
+            pause.wait(0.05)
+
+    def read(self, name: str) -> str:
+        try:
+            return (self.directory / name).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def write(self, name: str, text: str, mode: int = 0o600) -> None:
+        replace_file(str(self.directory / name), text, mode, sync=False)
+
+    def touch(self) -> None:
+        """The launcher is there."""
+        with contextlib.suppress(OSError):
+            self.contact_file.touch(0o600)
+
+    # -- what is done; locked
+
+    def ensure(self, job: dict[str, Any], code: str) -> None:
+        """The daemon of this owner runs, from this zip file and with these options.
+
+        :raises PushError: it cannot be started.
+        """
+        since = float(job.get("since") or 0)
+        if self.directory.exists() and self.read("owner") != job["owner"]:
+            if since < float(self.read("since") or 0):
+                # A launcher that has not heard of its loss must not take the machine away from who has it now.
+                raise PushError(f"the machine has been given to backing node {self.read('owner')} meanwhile")
+            self.clear()  # of somebody who had this machine before and could not say good-bye
+        self.directory.mkdir(mode=0o711, exist_ok=True)
+        self.write("since", str(since))
+        self.write("owner", job["owner"])
+        self.touch()
+        options = self._options(job)
+        text = yaml.safe_dump(options)
+        running = self.pid() is not None
+        if running and self.read("code") == code and self.read("nodemanager.yaml") == text and self.answers(ANSWER_TIMEOUT):
+            return
+        if running:
+            self.stop()
+        self.write("nodemanager.yaml", text)
+        self.write("logging.yaml", yaml.safe_dump(service.logging_config(str(self.directory / "log"))))
+        self.write("idle", str(job.get("idle") or 0))
+        self.write("code", code)
+        self.start(code)
+
+    def _options(self, job: dict[str, Any]) -> dict[str, Any]:
+        options: dict[str, Any] = {**(job.get("config") or {})}
+        # A cloud's machine does not always know the address that others reach it at.
+        address = str(job["address"])
+        ssh = {"address": address, "listen-address": service.listen_address(address), **(options.get("ssh") or {})}
+        api: dict[str, Any] = {"tcp": False}
+        login = os.environ.get("SUDO_UID", "")
+        if os.geteuid() == 0 and login.isdecimal() and login != "0":
+            # The SSH server connects to our socket as who has logged in; that account is root's equal already.
+            api["controller-uids"] = [int(login)]
+        return {**options, "ssh": ssh, "api": api, "host-name": job["owner"], "state-dir": str(self.directory / "state"),
+                "run-dir": str(self.directory / "run")}
+
+    def start(self, code: str) -> None:
+        """Raises PushError."""
+        try:
+            service.start(self.name, self.directory, code)
+        except service.ServiceError as error:
+            raise PushError(str(error)) from None
+        if not self.answers(ANSWER_TIMEOUT):
+            raise PushError(f"the node manager does not answer; the end of its log: {self.read('log')[-600:].strip()}")
+
+    def stop(self) -> None:
+        """End the daemon; slivers live on.
+
+        :raises PushError: it does not end.
+        """
+        service.stop(self.name)
+        pid = self.pid()
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(pid)
+            try:
+                if self.pid() != pid:
+                    return
+                for number in (signal.SIGTERM, signal.SIGKILL):
+                    signal.pidfd_send_signal(process, number)
+                    if readable([process], STOP_TIMEOUT):
+                        return
+            finally:
+                os.close(process)
+            raise PushError(f"process {pid} of the node manager does not end")
+
+    def slivers(self) -> list[str]:
+        """Raises PushError: the daemon does not answer."""
+        try:
+            return [str(s["name"]) for s in self.client.call("ListSlivers")]
+        except (RpcError, RpcFault) as error:
+            raise PushError(str(error)) from None
+
+    def clear(self, force: bool = True) -> None:
+        """Remove slivers, daemon and directory.
+
+        :raises Busy: there are slivers, and they are to stay.
+        :raises PushError: something cannot be removed.
+        """
+        if not self.directory.exists():
+            return
+        if self.pid() is None and self.read("code") and (self.directory / "state").exists():
+            # What slivers it has, it knows best.
+            self.start(self.read("code"))
+        if self.pid() is not None:
+            names = self.slivers()
+            if names and not force:
+                raise Busy(", ".join(names))
+            try:
+                for name in names:
+                    self.client.call("DeleteSliver", name)
+                for name in names:
+                    self.client.call("WaitSliver", name, "gone", CLEAR_TIMEOUT, timeout=CLEAR_TIMEOUT + 5)
+            except (RpcError, RpcFault) as error:
+                raise PushError(f"slivers of the last user cannot be removed: {error}") from None
+            self.stop()
+        try:
+            service.remove_tree(self.directory)
+        except OSError as error:
+            raise PushError(f"{self.directory} cannot be removed: {error}") from None
+
+    def leave(self) -> None:
+        """Remove what no place needs any more, when this was the last."""
+        with contextlib.suppress(OSError), open(self.base / ".lock", "w") as file:
+            # Shared by all that are at work here, this process included, which may make its own exclusive.
+            inherited = os.environ.get(service.LOCK_VARIABLE, "")
+            lock_file(int(inherited) if inherited.isdecimal() else file.fileno())
+            if not [entry for entry in os.listdir(self.base) if not entry.startswith(".") and entry != "code"]:
+                service.remove_tree(self.base)
+
+
+def hold(place: Place, job: dict[str, Any], code: str) -> None:
+    """Keep the daemon running until the launcher closes the connection."""
+    pause = RESTART_WAIT
+    again = False
+    while True:
+        with place.locked():
+            # Two launchers may be of different releases: who has started it last is right, else they would do so for ever.
+            if not (again and place.pid() is not None and place.read("owner") == job["owner"] and place.answers(ANSWER_TIMEOUT)):
+                place.ensure(job, code)
+            pid = place.pid()
+        again = True
+        if pid is None:
+            raise PushError("the node manager has ended")
+        say(state="ready", socket=str(place.socket), root=os.geteuid() == 0)
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            process = -1
+        try:
+            started = time.monotonic()
+            while process >= 0:
+                place.touch()
+                found = readable([0, process], SILENCE)
+                if not found or (0 in found and not os.read(0, 4096)):
+                    return
+                if process in found:
+                    break
+        finally:
+            if process >= 0:
+                os.close(process)
+        say(state="ended")
+        pause = RESTART_WAIT if time.monotonic() - started > 60 else min(2 * pause, RESTART_WAIT_MAX)
+        if readable([0], pause) and not os.read(0, 4096):
+            return
+
+
+def serve(argv: list[str]) -> int:
+    """The daemon itself; ends for good when there are no slivers and no launcher has been here for the time in ``idle``."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    directory = parser.parse_args(argv).directory
+    place = Place(directory.parent, directory.name)
+    lonely, status = service.run(directory, lambda: not place.slivers())
+    if lonely:
+        with contextlib.suppress(PushError, OSError), place.locked():
+            if place.pid() is None:  # else a launcher came back in the last moment
+                service.remove_tree(place.directory)
+                place.leave()
+                service.forget(place.name)
+    return status
+
+
+def main() -> int:
+    """Do what the first line of standard input says."""
+    if len(sys.argv) > 1:
+        return serve(sys.argv[1:])
+    os.umask(0o022)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with open(os.dup(0), "rb", 0) as stream:  # raw: what follows is for others
+        job = json.loads(stream.readline())
+    code = os.environ["PYTHONPATH"]
+    place = Place(Path(code).parent.parent, job["place"])
+    try:
+        if job["action"] == "hold":
+            hold(place, job, code)
+        else:
+            with place.locked():
+                if place.read("owner") in ("", job["owner"]):
+                    place.clear(force=False)
+                    service.forget(place.name)
+                place.leave()
+            say(state="removed")
+    except Busy as busy:
+        say(state="busy", text=str(busy))
+    except (PushError, background.PidFileError, OSError) as error:
+        say(state="failed", text=str(error) or type(error).__name__)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

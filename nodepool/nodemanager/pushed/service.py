@@ -1,0 +1,230 @@
+"""Running a pushed node manager: as a unit of systemd where that runs, else as a process of its own (nodemanager.md C.8)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nodepool.nodemanager.helper import syscalls
+
+#: Seconds.
+START_TIMEOUT, COMMAND_TIMEOUT = 75.0, 60.0
+LONELY_CHECK = 60.0
+REMOVE_TIMEOUT = 20.0
+UNITS = Path("/run/systemd/system")
+#: Number of the descriptor that keeps the base directory from being removed.
+LOCK_VARIABLE = "NODEPOOL_PUSHED_LOCK"
+
+
+class ServiceError(Exception):
+    """The daemon cannot be started; the text says why."""
+
+
+def logging_config(path: str) -> dict[str, Any]:
+    """A log that does not grow without limit."""
+    return {
+        "version": 1, "disable_existing_loggers": False,
+        "formatters": {"simple": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+        "handlers": {"file": {"class": "logging.handlers.RotatingFileHandler", "filename": path, "maxBytes": 4 << 20,
+                              "backupCount": 1, "formatter": "simple"}},
+        "root": {"level": "INFO", "handlers": ["file"]}}
+
+
+def listen_address(address: str) -> str:
+    """Where slivers are reached: the address itself when this machine has it, else (a name, or behind a translation) all.
+
+    A machine's own name is often a loopback address to itself.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        socket.inet_pton(family, address)
+        probe.bind((address, 0))
+        return address
+    return "::" if ":" in address else "0.0.0.0"
+
+
+# -- life of the daemon
+
+
+def with_systemd() -> bool:
+    return os.geteuid() == 0 and UNITS.is_dir() and shutil.which("systemctl") is not None
+
+
+def unit_name(place: str) -> str:
+    return f"nodepool-backing-{place}.service"
+
+
+def command(directory: Path) -> list[str]:
+    return [sys.executable, "-s", "-m", "nodepool.nodemanager.pushed.program", str(directory)]
+
+
+def unit(directory: Path, code: str) -> str:
+    """As etc/systemd/nodepool-nodemanager.service; of this boot only, as the launcher starts it anew after a reboot."""
+    argv = " ".join(f'"{part}"' for part in command(directory)).replace("%", "%%")
+    environment = f"PYTHONPATH={code}".replace("%", "%%")
+    return f"""\
+[Unit]
+Description=Nodepool node manager of a launcher ({directory.name})
+
+[Service]
+Type=notify
+Environment="{environment}"
+ExecStart={argv}
+UMask=0022
+Restart=on-failure
+RestartSec=2
+KillMode=process
+TasksMax=infinity
+TimeoutStopSec=30
+LimitNOFILE=65536
+"""
+
+
+def start(place: str, directory: Path, code: str) -> None:
+    """Return when it runs.
+
+    :raises ServiceError: it does not.
+    """
+    if with_systemd():
+        path = UNITS / unit_name(place)
+        path.write_text(unit(directory, code))
+        argv, environment = ["sh", "-c", 'systemctl daemon-reload && systemctl start "$0"', path.name], dict(os.environ)
+    else:
+        argv, environment = command(directory), {**os.environ, "PYTHONPATH": code}
+    environment = {k: v for k, v in environment.items() if k != LOCK_VARIABLE and not k.startswith(("SSH_", "SUDO_"))}
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                              timeout=START_TIMEOUT, env=environment, cwd="/", check=False)
+    except subprocess.TimeoutExpired:
+        raise ServiceError(f"the node manager has not started within {START_TIMEOUT:g} s") from None
+    if done.returncode != 0:
+        raise ServiceError(done.stderr.strip()[-1000:] or f"{argv[0]}: status {done.returncode}")
+
+
+def stop(place: str) -> None:
+    """End the unit, if there is one."""
+    if with_systemd() and (UNITS / unit_name(place)).exists():
+        with contextlib.suppress(subprocess.SubprocessError):
+            subprocess.run(["systemctl", "stop", unit_name(place)], stdin=subprocess.DEVNULL, capture_output=True,
+                           timeout=COMMAND_TIMEOUT, check=False)
+
+
+def forget(place: str) -> None:
+    """Remove the unit."""
+    path = UNITS / unit_name(place)
+    if with_systemd() and path.exists():
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(subprocess.SubprocessError):
+            subprocess.run(["systemctl", "daemon-reload"], stdin=subprocess.DEVNULL, capture_output=True,
+                           timeout=COMMAND_TIMEOUT, check=False)
+
+
+def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
+    """Be the daemon; whether it ended because nobody wants it any more, and the exit status."""
+    from nodepool.cmd import nodemanager
+    from nodepool.process.service import run_daemon
+
+    args = nodemanager.create_parser().parse_args(
+        ["-c", str(directory / "nodemanager.yaml"), "-p", str(directory / "pid"), "-l", str(directory / "logging.yaml")])
+    lonely = Loneliness(directory, empty)
+
+    class Service(nodemanager.NodeManagerService):
+        def start(self) -> None:
+            super().start()
+            lonely.start()
+
+        def stop(self) -> None:
+            lonely.stop()
+            super().stop()
+
+    status = run_daemon("nodepool-nodemanager", "nodepool-nodemanager", args, lambda: Service(args))
+    return lonely.ended, status
+
+
+class Loneliness:
+    """Ends the daemon when it has no slivers and no launcher has been there for the seconds in file ``idle``."""
+
+    def __init__(self, directory: Path, empty: Callable[[], bool]) -> None:
+        self._directory = directory
+        self._empty = empty
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="Thread-nm-lonely", daemon=True)
+        self.ended = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            limit = float((self._directory / "idle").read_text())
+        except (OSError, ValueError):
+            return
+        while limit > 0 and not self._stop.wait(min(LONELY_CHECK, limit)):
+            with contextlib.suppress(Exception):
+                if time.time() - (self._directory / "contact").stat().st_mtime > limit and self._empty():
+                    self.ended = True
+                    os.kill(os.getpid(), 15)
+                    return
+
+
+# -- removing
+
+
+def mounts_below(directory: Path) -> list[str]:
+    """Mount points, the innermost first."""
+    prefix = f"{directory.resolve()}/"
+    with open("/proc/self/mountinfo", "rb") as file:
+        points = [line.split()[4].decode("unicode_escape") for line in file]
+    return sorted((point for point in points if point.startswith(prefix)), reverse=True)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory, never what is mounted in it.
+
+    A template that is being made when the daemon ends may go on for a moment.
+
+    :raises OSError: something cannot be unmounted or removed.
+    """
+    deadline = time.monotonic() + REMOVE_TIMEOUT
+    pause = threading.Event()
+    while True:
+        try:
+            _remove_tree(directory)
+            return
+        except FileNotFoundError:
+            if not directory.exists():
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        pause.wait(0.2)
+
+
+def _remove_tree(directory: Path) -> None:
+    for point in mounts_below(directory):
+        syscalls.umount(point)
+    left = mounts_below(directory)
+    if left:
+        raise OSError(f"{left[0]} is still mounted")
+
+    if os.geteuid() != 0:
+        # A user's slivers may have made directories that even their owner cannot enter.
+        for parent, names, _ in os.walk(directory):
+            for name in names:
+                path = os.path.join(parent, name)
+                if not os.path.islink(path):
+                    os.chmod(path, stat.S_IRWXU)
+    shutil.rmtree(directory)

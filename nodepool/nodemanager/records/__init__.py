@@ -1,0 +1,1 @@
+"""Records of slivers: what they say, where they are kept, what is lent."""

@@ -1,0 +1,121 @@
+"""Taking over the pickle in which the original kept its database (nodemanager.md A.11, B.2, C.5).
+
+An explicit offline command only: the daemon never reads a pickle.  No class of the pickle is made, so that nothing in it
+can run.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodepool.nodemanager.records import loans, records
+from nodepool.nodemanager.records.database import ABANDONED, Database, Record
+from nodepool.nodemanager.records.rspec import RESOURCES, SYNONYMS
+
+#: Bytes.
+MAX_SIZE = 64 << 20
+_CONTAINERS = {("builtins", "set"): set, ("__builtin__", "set"): set,
+               ("builtins", "frozenset"): frozenset, ("__builtin__", "frozenset"): frozenset}
+_TYPES = {"sliver.VServer": records.SLIVER, "sliver": records.SLIVER, "controller.Controller": records.DELEGATE,
+          "delegate": records.DELEGATE}
+
+
+class ImportFailed(Exception):
+    """The file cannot be used as a whole; the text says why."""
+
+
+@dataclass
+class Imported:
+    taken: list[str] = field(default_factory=list)
+    #: Key -> why it was left out.
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class _Restricted(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _CONTAINERS[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it contains {module}.{name}; only plain values are accepted") from None
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to objects outside")
+
+
+def load(data: bytes) -> Any:
+    """The value of a pickle of numbers, texts, lists, tuples, dictionaries and sets.
+
+    :raises ImportFailed: damaged, too large, or with anything else.
+    """
+    if len(data) > MAX_SIZE:
+        raise ImportFailed(f"it has more than {MAX_SIZE} bytes")
+    try:
+        return _Restricted(io.BytesIO(data), encoding="utf-8", errors="surrogateescape").load()
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ImportFailed(f"not a pickle of plain values: {str(error)[:200] or type(error).__name__}") from None
+
+
+def import_pickle(database: Database, path: str) -> Imported:
+    """Put the records of a dump, with their loans, into an open database that nobody else uses.
+
+    They belong to no source: the one that delivers them next has them, as if it always had.  What is in the database
+    already stays as it is.
+
+    :raises ImportFailed: the file cannot be read or used; nothing is changed.
+    """
+    try:
+        with open(path, "rb") as stream:
+            content = load(stream.read(MAX_SIZE + 1))
+    except OSError as error:
+        raise ImportFailed(f"cannot read {path}: {error.strerror}") from error
+    if not isinstance(content, Mapping):
+        raise ImportFailed("it is no dictionary of records")
+    result = Imported()
+    with database.transaction():
+        for name, given in content.items():
+            _one(database, str(name)[:128], given, result)
+    return result
+
+
+def _one(database: Database, name: str, given: Any, result: Imported) -> None:
+    try:
+        if not isinstance(given, Mapping):
+            raise records.RecordError("it is no dictionary")
+        record = records.parse_record(_modern(given))
+        made = loans.validate(given.get("loans", given.get("_loans")) or [])
+    except (records.RecordError, loans.LoanError) as error:
+        result.refused[name] = str(error)
+        return
+    key = record["record_key"]
+    if key == records.TIMESTAMP:
+        return
+    if database.get(key) is not None:
+        result.refused[name] = f"{key} is in the database already"
+        return
+    timestamp, expiry = record.get("timestamp"), record.get("expiry")
+    database.put(Record(key, ABANDONED, 0.0, float(timestamp or 0), None if expiry is None else float(expiry),
+                        {name: value for name, value in record.items() if name != "record_key"}))
+    if made:
+        database.update_local(key, loans=[list(loan) for loan in made])
+    result.taken.append(key)
+
+
+def _modern(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Today's fields of a record of the first version (A.5) or of the last (B.2); resources that are none any more go."""
+    record = {str(name): value for name, value in given.items()
+              if not str(name).startswith("_") and name not in ("loans", "eff_rspec", "dirty", "needs_update")}
+    if isinstance(record.get("rspec"), Mapping):
+        record["rspec"] = {name: amount for name, amount in record["rspec"].items() if name in RESOURCES or name in SYNONYMS}
+    if "account_type" not in record and record.get("type") in _TYPES:
+        record["account_type"] = _TYPES[record.pop("type")]
+    if "instantiation" in record:
+        record["plc_instantiated"] = record.pop("instantiation") in ("plc-instantiated", "nm-controller")
+    if "expires" in record:
+        record.setdefault("expiry", record.pop("expires"))
+    if "keys" in record and "ssh_keys" not in record:
+        record["ssh_keys"] = record.pop("keys")
+    return record

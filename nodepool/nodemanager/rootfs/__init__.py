@@ -1,0 +1,1 @@
+"""Root trees of slivers and the images they come from."""

@@ -1,0 +1,215 @@
+"""Root trees from tar files that nobody vouches for: nothing is written outside the target, whatever the members say."""
+
+from __future__ import annotations
+
+import contextlib
+import lzma
+import os
+import stat
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from nodepool.nodemanager.helper import syscalls
+
+_IN_TREE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS | syscalls.RESOLVE_NO_XDEV
+_MAX_PATH = 4000
+_MAX_ID = 65535
+_CHUNK = 1 << 20
+
+
+class TarError(ValueError):
+    """The tar file is damaged or may not be used; text for people."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a tree may hold."""
+
+    size: int = 64 << 30
+    """Bytes of all files together, unpacked."""
+    members: int = 4_000_000
+
+
+def extract(source: Path, target: Path, limits: Limits | None = None) -> None:
+    """Unpack into an empty directory; owners and modes are kept. Raises TarError, OSError.
+
+    Links in the tree are followed only within it, as if it were the root directory already.
+    """
+    limits = limits or Limits()
+    try:
+        with source.open("rb") as file, _open(file) as archive:
+            root = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _Extraction(root, limits).run(archive)
+            finally:
+                os.close(root)
+    except (tarfile.TarError, EOFError) as error:
+        raise TarError(f"{source} is no good tar file: {error}") from error
+    except TarError as error:
+        raise TarError(f"{source}: {error}") from error
+
+
+@contextlib.contextmanager
+def _open(file: BinaryIO) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(fileobj=file, mode="r:*") as archive:
+            yield archive
+    except (lzma.LZMAError, zlib.error) as error:
+        raise TarError(f"its compression is damaged: {error}") from error
+
+
+def parts_of(name: str) -> list[str]:
+    """The components of a member's name. Raises TarError for names that lead, or try to lead, outside."""
+    if "\0" in name or len(name) > _MAX_PATH:
+        raise TarError(f"member {name[:80]!r}: impossible name")
+    if name.startswith("/"):
+        raise TarError(f"member {name[:200]!r}: absolute path")
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise TarError(f"member {name[:200]!r}: '..' in its path")
+    return parts
+
+
+class _Extraction:
+    def __init__(self, root: int, limits: Limits) -> None:
+        self.root = root
+        self.limits = limits
+        self.size = 0
+        self.keep_owner = os.geteuid() == 0
+
+    def run(self, archive: tarfile.TarFile) -> None:
+        count = 0
+        for member in archive:
+            count += 1
+            archive.members = []  # type: ignore[attr-defined]  # else it keeps all of them
+            if count > self.limits.members:
+                raise TarError(f"more than {self.limits.members} members")
+            self._member(archive, member)
+        if not count:
+            raise TarError("empty")
+
+    def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        parts = parts_of(member.name)
+        if not parts:
+            if member.isdir():
+                os.chmod(f"/proc/self/fd/{self.root}", stat.S_IMODE(member.mode) & 0o1777 | 0o500)
+            return
+        if parts[0] == "dev" and (len(parts) > 1 and not member.isdir()):
+            return  # slivers get a /dev of their own
+        if member.ischr() or member.isblk():
+            raise TarError(f"member {member.name!r}: device node (only allowed, and left out, below dev/)")
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk() or member.isfifo()):
+            raise TarError(f"member {member.name!r}: unknown kind {member.type!r}")
+        try:
+            parent = self._directory(parts[:-1])
+            try:
+                self._make(archive, member, parent, parts[-1])
+            finally:
+                os.close(parent)
+        except TarError:
+            raise
+        except OSError as error:
+            raise TarError(f"member {member.name!r}: {error.strerror or error}") from error
+
+    def _directory(self, parts: list[str]) -> int:
+        if not parts:
+            return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.root)
+        path = "/".join(parts)
+        with contextlib.suppress(FileNotFoundError):
+            return syscalls.openat2(self.root, path, os.O_RDONLY | os.O_DIRECTORY, _IN_TREE)
+        above = self._directory(parts[:-1])
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parts[-1], 0o755, dir_fd=above)
+        finally:
+            os.close(above)
+        return syscalls.openat2(self.root, path, os.O_RDONLY | os.O_DIRECTORY, _IN_TREE)
+
+    def _make(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        if member.isdir():
+            self._make_directory(member, parent, name)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)
+        if member.issym():
+            if "\0" in member.linkname or len(member.linkname) > _MAX_PATH:
+                raise TarError(f"member {member.name!r}: impossible target")
+            os.symlink(member.linkname, name, dir_fd=parent)
+            self._own(member, parent, name)
+        elif member.islnk():
+            self._hard_link(member, parent, name)
+        elif member.isfifo():
+            os.mkfifo(name, 0o600, dir_fd=parent)
+            self._own(member, parent, name)
+        else:
+            self._regular(archive, member, parent, name)
+
+    def _make_directory(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISLNK(found.st_mode):
+                return  # bin -> usr/bin in one archive of the pair, bin/ in the other: the link stands
+            if not stat.S_ISDIR(found.st_mode):
+                os.unlink(name, dir_fd=parent)
+                os.mkdir(name, 0o700, dir_fd=parent)
+        self._own(member, parent, name)
+
+    def _hard_link(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        target = parts_of(member.linkname)
+        if not target:
+            raise TarError(f"member {member.name!r}: hard link to nothing")
+        source = self._directory(target[:-1])
+        try:
+            if not stat.S_ISREG(os.stat(target[-1], dir_fd=source, follow_symlinks=False).st_mode):
+                raise TarError(f"member {member.name!r}: hard link to {member.linkname!r}, which is no regular file")
+            os.link(target[-1], name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(source)
+
+    def _regular(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        self.size += member.size
+        if self.size > self.limits.size:
+            raise TarError(f"its files are larger than {self.limits.size} bytes together")
+        content = archive.extractfile(member)
+        if content is None:
+            raise TarError(f"member {member.name!r}: no content")
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        try:
+            left = member.size
+            while left:
+                data = content.read(min(left, _CHUNK))
+                if not data:
+                    raise TarError(f"member {member.name!r}: cut short")
+                left -= len(data)
+                if data.count(0) == len(data):
+                    os.lseek(descriptor, len(data), os.SEEK_CUR)
+                    continue
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view):]
+            os.ftruncate(descriptor, member.size)
+            os.utime(descriptor, (member.mtime, member.mtime))
+            self._ids_ok(member)
+            if self.keep_owner:
+                os.fchown(descriptor, member.uid, member.gid)
+            os.fchmod(descriptor, stat.S_IMODE(member.mode))  # after the owner: changing that takes setuid away
+        finally:
+            os.close(descriptor)
+
+    def _ids_ok(self, member: tarfile.TarInfo) -> None:
+        if not (0 <= member.uid <= _MAX_ID and 0 <= member.gid <= _MAX_ID):
+            raise TarError(f"member {member.name!r}: owner {member.uid}:{member.gid} is beyond {_MAX_ID}")
+
+    def _own(self, member: tarfile.TarInfo, parent: int, name: str) -> None:
+        self._ids_ok(member)
+        if self.keep_owner:
+            os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
+        if not member.issym():
+            os.chmod(name, stat.S_IMODE(member.mode), dir_fd=parent)
+

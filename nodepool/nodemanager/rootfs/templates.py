@@ -1,0 +1,267 @@
+"""Where root trees come from: templates shared read-only by all slivers of an image (nodemanager.md C.2).
+
+Layout below the state directory (0700, root):
+  templates/<key>/         a finished template; <key>.new while it is being built, removed by the next start
+  templates/<key>/refs/    one empty file per sliver that uses it
+  images/<name>.tar        uploaded by the driver
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nodepool.nodemanager.backends.base import BackendError
+from nodepool.nodemanager.rootfs import host_image, tar_image
+
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
+IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_NEEDED = ("bin/sh", "usr/bin/sh")
+
+
+def check_sliver_name(name: str) -> str:
+    """The name itself. Raises BackendError for what must not become a path."""
+    if not NAME.match(name):
+        raise BackendError(f"{name!r} is no sliver name (a small letter, then small letters, digits, '_' or '-'; at most 63)")
+    return name
+
+
+@dataclass(frozen=True)
+class RootTree:
+    """Layers, uppermost first, for "root" and for directories that have an overlay of their own ("usr")."""
+
+    key: str
+    """Name of the template; "" when there is none to count references of."""
+    layers: dict[str, list[str]]
+
+
+class RootStore:
+    """Finds and builds templates. Safe for many threads and processes (a lock file per template)."""
+
+    def __init__(self, state_dir: str | os.PathLike[str], limits: tar_image.Limits | None = None) -> None:
+        self.directory = Path(state_dir) / "templates"
+        self.images = Path(state_dir) / "images"
+        self.limits = limits or tar_image.Limits()
+        #: Bytes that a new tree may take.
+        self.room: Callable[[], int] = lambda: self.limits.size
+
+    def tree(self, image: str, sliver: str) -> RootTree:
+        """The tree of an image, counted as used by the sliver from now on. Builds what is missing. Raises BackendError."""
+        check_sliver_name(sliver)
+        if image == "host":
+            template = self._template(f"host-{host_image.digest()}", host_image.build, sliver, "image host")
+            layers = {"root": [str(template / "root")], "usr": [str(template / "mask"), "/usr"]}
+            layers.update({name: [f"/{name}"] for name in host_image.overlaid() if name != "usr"})
+            return RootTree(template.name, layers)
+        kind, separator, rest = image.partition(":")
+        if separator and kind == "dir":
+            return RootTree("", {"root": [self._directory(rest)]})
+        if separator and kind == "image":
+            if not IMAGE_NAME.match(rest):
+                raise BackendError(f"image {image!r}: {rest!r} is no image name")
+            return self._tar(self.images / f"{rest}.tar", sliver)
+        if separator and kind == "tar":
+            return self._tar(Path(rest), sliver)
+        raise BackendError(f"unknown image {image!r}; there are: host, dir:/path, tar:/path, image:<name>")
+
+    @staticmethod
+    def _directory(text: str) -> str:
+        path = Path(text)
+        if not path.is_absolute():
+            raise BackendError(f"image dir:{text}: the path must be absolute")
+        if not path.is_dir():
+            raise BackendError(f"image dir:{text}: no such directory")
+        if path.resolve() == Path("/"):
+            raise BackendError("image dir:/ would show the whole host; use image host")
+        _check_tree(path, f"image dir:{text}")
+        return str(path.resolve())
+
+    def _tar(self, path: Path, sliver: str) -> RootTree:
+        if not path.is_absolute():
+            raise BackendError(f"image tar:{path}: the path must be absolute")
+        try:
+            key = f"tar-{self._checksum(path)[:32]}"
+        except FileNotFoundError:
+            raise BackendError(f"image {path}: no such file; upload it or correct the configuration") from None
+        except OSError as error:
+            raise BackendError(f"image {path}: {error.strerror}", retry=True) from error
+
+        def build(target: Path) -> None:
+            tree = target / "root"
+            tree.mkdir(mode=0o755)
+            limits = dataclasses.replace(self.limits, size=min(self.limits.size, max(0, self.room())))
+            tar_image.extract(path, tree, limits)
+            _check_tree(tree, f"image {path}")
+            os.sync()
+
+        template = self._template(key, build, sliver, f"image {path}")
+        return RootTree(key, {"root": [str(template / "root")]})
+
+    def _checksum(self, path: Path) -> str:
+        """SHA-256 of a file; remembered as long as its inode, size and time stay."""
+        mark, known = self._remembered(path)
+        if known is not None:
+            return known
+        # Who wants the same file waits for this one, others do not.
+        with self._locked(f"sum-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"):
+            mark, known = self._remembered(path)
+            if known is not None:
+                return known
+            with path.open("rb") as file:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            with self._locked("checksums"):
+                entries = {name: value for name, value in self._checksums().items() if os.path.exists(name)}
+                entries[str(path)] = [mark, checksum]
+                new = self._memory.with_suffix(".new")
+                new.write_text(json.dumps(entries))
+                new.replace(self._memory)
+            return checksum
+
+    def _remembered(self, path: Path) -> tuple[str, str | None]:
+        """What a file is known by, and its checksum if that is known."""
+        found = os.stat(path)
+        mark = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+        entry = self._checksums().get(str(path))
+        return mark, str(entry[1]) if isinstance(entry, list) and entry[0] == mark else None
+
+    @property
+    def _memory(self) -> Path:
+        return self.directory / "checksums.json"
+
+    def _checksums(self) -> dict[str, Any]:
+        try:
+            known = json.loads(self._memory.read_text())
+        except (OSError, ValueError):
+            return {}
+        return known if isinstance(known, dict) else {}
+
+    @contextlib.contextmanager
+    def _locked(self, key: str, shared: bool = False, wait: bool = True) -> Iterator[None]:
+        """Held against other threads and processes. Whoever has it alone removes its file, so that none is left of old keys.
+
+        Raises BlockingIOError: somebody has it, and this one does not `wait`.
+        """
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.directory / f".{key}.lock"
+        while True:
+            with path.open("a") as lock:
+                # The holder only builds a template, or notes a user; it ends with its process.
+                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+                try:
+                    if os.stat(path).st_ino != os.fstat(lock.fileno()).st_ino:
+                        continue
+                except FileNotFoundError:  # removed by the one that had it before
+                    continue
+                try:
+                    yield
+                finally:
+                    if not shared:
+                        path.unlink(missing_ok=True)
+                return
+
+    def _template(self, key: str, build: Callable[[Path], None], sliver: str, what: str) -> Path:
+        template = self.directory / key
+        # What is there already only gets another user: no wait for what is built, of this or another image.
+        with self._locked(key, shared=True):
+            if template.is_dir():
+                (template / "refs" / sliver).touch()
+                return template
+        with self._locked(key):
+            if not template.is_dir():
+                new = self.directory / f"{key}.new"
+                _remove(new)
+                try:
+                    new.mkdir(mode=0o755)
+                    (new / "refs").mkdir(mode=0o700)
+                    build(new)
+                    new.rename(template)
+                except (OSError, tar_image.TarError, BackendError) as error:
+                    _remove(new)
+                    if isinstance(error, BackendError):
+                        raise
+                    raise BackendError(f"{what} cannot be prepared: {error}", retry=isinstance(error, OSError)) from error
+            (template / "refs" / sliver).touch()
+        return template
+
+    def made(self, key: str, build: Callable[[Path], None], sliver: str, what: str) -> RootTree:
+        """The tree `root` of a template that a backend builds itself. Raises BackendError."""
+        template = self._template(key, build, check_sliver_name(sliver), what)
+        _check_tree(template / "root", what)
+        return RootTree(key, {"root": [str(template / "root")]})
+
+    def release(self, sliver: str) -> None:
+        """The sliver is gone; templates stay until pruned, for the next one of the same image."""
+        check_sliver_name(sliver)
+        for reference in self.directory.glob(f"*/refs/{sliver}"):
+            reference.unlink(missing_ok=True)
+
+    def prune(self, alive: set[str], idle: float = 0.0, asked: float = math.inf) -> list[str]:
+        """Remove templates without users that were last used `idle` seconds ago or earlier, and what a crash left half-built.
+
+        `alive`: names of all slivers, known at the time `asked`; references of others that are older are dropped.
+        Returns the keys removed.
+        """
+        removed: list[str] = []
+        if not self.directory.is_dir():
+            return removed
+        for template in sorted(self.directory.iterdir()):
+            if not template.is_dir():
+                continue
+            gone = template
+            if template.suffix == ".old":
+                removed.append(template.name)
+            else:
+                try:
+                    with self._locked(template.name.removesuffix(".new"), wait=False):
+                        if not self._unused(template, alive, idle, asked):
+                            continue
+                        removed.append(template.name)
+                        gone = template.rename(template.with_name(f"{template.name}.old"))
+                except BlockingIOError:
+                    continue  # it is built, or gets a user, at this moment
+            _remove(gone)
+        return removed
+
+    @staticmethod
+    def _unused(template: Path, alive: set[str], idle: float, asked: float) -> bool:
+        references = template / "refs"
+        if template.suffix == ".new" or not references.is_dir():
+            return True
+        for reference in references.iterdir():
+            if reference.name not in alive and reference.stat().st_mtime < asked:
+                reference.unlink(missing_ok=True)
+        return not any(references.iterdir()) and time.time() - references.stat().st_mtime >= idle
+
+    def templates(self) -> dict[str, list[str]]:
+        """Key -> slivers that use it."""
+        if not self.directory.is_dir():
+            return {}
+        return {path.name: sorted(os.listdir(path / "refs")) for path in sorted(self.directory.iterdir())
+                if path.is_dir() and (path / "refs").is_dir() and path.suffix not in (".new", ".old")}
+
+
+def _check_tree(path: Path, what: str) -> None:
+    """It looks like a root tree: a shell, and no links where the system's file systems are mounted."""
+    for name in ("proc", "sys", "dev", "run"):
+        if os.path.lexists(path / name) and (os.path.islink(path / name) or not os.path.isdir(path / name)):
+            raise BackendError(f"{what}: /{name} must be a directory")
+    if not any(os.path.lexists(path / name) for name in _NEEDED):
+        raise BackendError(f"{what}: not a root tree (there is no /bin/sh in it)")
+
+
+def _remove(path: Path) -> None:
+    """Remove a tree; never follows links (shutil's safe walk)."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)

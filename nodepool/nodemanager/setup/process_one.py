@@ -1,0 +1,125 @@
+"""Process 1 of a sliver, common to the backends: it waits behind a gate until its tree stands, then becomes a sleeper."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nodepool.nodemanager.helper import inside, syscalls
+from nodepool.nodemanager.helper.frames import receive_frame, send_frame
+from nodepool.nodemanager.helper.operations import finish, join_cgroups, run_child
+
+INIT = ("sleep", "infinity")
+_FAILURE = "process 1 cannot start"
+
+
+@dataclass
+class First:
+    """A process 1 that was begun, as the worker that makes the sliver sees it."""
+
+    pid: int
+    pidfd: int
+    gate: socket.socket
+    outcome: int
+    """Read end of the pipe on which it tells what failed."""
+
+    def join(self, cgroups: Mapping[str, int]) -> None:
+        """Let it move into its cgroups; their files were opened by root of the host, and are closed."""
+        with contextlib.suppress(BrokenPipeError):
+            send_frame(self.gate, {"paths": list(cgroups)}, list(cgroups.values()))
+        for descriptor in cgroups.values():
+            os.close(descriptor)
+
+    def failed(self) -> None:
+        """Raises StepError if it has told already what it could not do."""
+        poller = select.poll()
+        poller.register(self.outcome, select.POLLIN)
+        if poller.poll(0):
+            finish(self.outcome, self.pid, _FAILURE)
+
+    def go(self) -> None:
+        """Let it through the gate and wait until it sleeps. Raises StepError with what it could not do."""
+        with contextlib.suppress(BrokenPipeError), self.gate:
+            send_frame(self.gate, {})
+        finish(self.outcome, self.pid, _FAILURE)
+
+
+def begin(flags: int, request: Mapping[str, Any], before: Callable[[], None], after: Callable[[], None],
+          environment: Mapping[str, str] | None = None) -> First:
+    """Clone with namespaces. The child runs `before`, joins its cgroups, runs `after` behind the gate, becomes the sleeper.
+
+    It ends when the gate is closed. Raises OSError.
+    """
+    gate, gate_inside = socket.socketpair()
+    outcome, outcome_write = os.pipe2(os.O_CLOEXEC)
+
+    def life(pipe: int) -> None:
+        before()
+        # Moving between cgroups may wait for all processors of the host, up to 15 ms; meanwhile the tree is built.
+        message, opened = _wait(gate_inside)
+        join_cgroups(dict(zip(message["paths"], opened, strict=True)))
+        _wait(gate_inside)
+        gate_inside.close()
+        after()
+        null = os.open("/dev/null", os.O_RDWR)
+        for target in range(3):
+            os.dup2(null, target)
+        syscalls.close_from(3, (pipe,))
+        inside.reset_signals(ignore_children=True)
+        inside.confine(request["privileges"])
+        inside.execute(INIT, {"PATH": inside.PATH, **(environment or {})})
+
+    try:
+        pid, pidfd = syscalls.clone(flags)
+    except OSError:
+        gate.close()
+        gate_inside.close()
+        os.close(outcome)
+        os.close(outcome_write)
+        raise
+    if pid == 0:
+        gate.close()
+        for descriptor in (*request["keep"], outcome):
+            os.close(descriptor)
+        run_child(life, outcome_write)
+    gate_inside.close()
+    os.close(outcome_write)
+    return First(pid, pidfd, gate, outcome)
+
+
+def _wait(gate: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    frame = receive_frame(gate)
+    if frame is None:
+        os._exit(1)  # the worker failed or was killed
+    return frame
+
+
+def settle(request: Mapping[str, Any]) -> None:
+    """Name, loopback and files of the sliver, by its own process 1. Raises OSError."""
+    os.setsid()
+    socket.sethostname(request["hostname"])
+    syscalls.loopback_up()
+    inside.furnish(request)
+
+
+@contextlib.contextmanager
+def held_namespaces(flags: int) -> Iterator[int]:
+    """The pid of a process that does nothing but hold new namespaces as long as the block runs. Raises OSError."""
+    hold, release = os.pipe2(os.O_CLOEXEC)
+    pid, pidfd = syscalls.clone(flags)
+    if pid == 0:
+        os.close(release)
+        os.read(hold, 1)
+        os._exit(0)
+    os.close(hold)
+    try:
+        yield pid
+    finally:
+        os.close(release)
+        os.waitpid(pid, 0)
+        os.close(pidfd)

@@ -1,0 +1,169 @@
+"""The filter on system calls of slivers: an allow-list, built here as classic BPF (nodemanager.md C.2, isolation).
+
+Which calls, and why, is in :mod:`system_calls`; what more a label may ask for, in :mod:`privileges`.  Of some calls only certain
+arguments are let through: new namespaces only with the privilege (user namespaces never: they would give back the capabilities
+taken from the sliver), sockets only of the families and protocols that jobs use, since each other one is code of the kernel
+that a hostile program could try.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import struct
+from collections.abc import Collection, Iterable, Iterator
+
+from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.setup import privileges, system_calls
+
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+_SECCOMP_MODE_FILTER = 2
+
+_LOAD, _AND, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
+_NR, _ARCH = 0, 4
+
+_NAMESPACES = (syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC
+               | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET)
+#: Only unshare knows it; the same bit belongs to the signal in the flags of clone.
+_CLONE_NEWTIME = 0x80
+_UNIX, _INET, _INET6, _NETLINK, _PACKET = 1, 2, 10, 16, 17
+#: Of Internet sockets: any (0), ICMP, TCP, UDP, ICMPv6, MPTCP. Not SCTP, DCCP, UDP-Lite and the rest.
+_PROTOCOLS = (0, 1, 6, 17, 58, 262)
+_RAW = 3
+#: Of netlink: routes and addresses, sockets (ss), audit (which sudo and sshd try), devices (udev's library).
+_NETLINK_PROTOCOLS = (0, 4, 9, 15)
+#: More for who may administer the network: IPsec, packet filters, generic kinds.
+_NETLINK_ADMINISTRATION = (6, 12, 16)
+#: TIOCSTI and TIOCLINUX type into the terminal of whoever looks in from the host; TIOCSETD loads line disciplines.
+_TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)
+#: PER_LINUX, PER_LINUX32, both with UNAME26, and the question what it is. Not READ_IMPLIES_EXEC or old memory layouts.
+_PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
+#: SECCOMP_FILTER_FLAG_NEW_LISTENER: answers system calls of others, as no job needs.
+_NEW_LISTENER = 8
+
+
+def _statement(code: int, value: int) -> bytes:
+    return struct.pack("=HBBI", code, 0, 0, value)
+
+
+def _jump(code: int, value: int, yes: int, no: int) -> bytes:
+    return struct.pack("=HBBI", code, yes, no, value)
+
+
+def _refuse(code: int) -> bytes:
+    return _statement(_RETURN, _ERRNO | code)
+
+
+def _argument(number: int) -> bytes:
+    """Load the low half of an argument: both machines are little-endian, and the calls checked here ignore the high one."""
+    return _statement(_LOAD, 16 + 8 * number)
+
+
+def _one_of(values: Iterable[int]) -> list[bytes]:
+    """Allow if what is loaded is one of these; else go on."""
+    return [part for value in values for part in (_jump(_JEQ, value, 0, 1), _statement(_RETURN, _ALLOW))]
+
+
+def _none_of(bits: int, refusal: bytes) -> list[bytes]:
+    """Refuse if what is loaded has one of these bits; else allow."""
+    return [_jump(_JSET, bits, 0, 1), refusal, _statement(_RETURN, _ALLOW)]
+
+
+def _sockets(given: Collection[str]) -> list[bytes]:
+    raw, administer = "tcpdump" in given, "network-admin" in given
+
+    def case(family: int, rules: list[bytes]) -> list[bytes]:
+        return [_jump(_JEQ, family, 0, len(rules)), *rules]
+
+    internet = [_argument(2), *_one_of(_PROTOCOLS)]
+    if raw:
+        internet += [_argument(1), _statement(_AND, 0xF), *_one_of((_RAW,))]
+    internet.append(_refuse(errno.EPROTONOSUPPORT))
+    netlink = [_argument(2), *_one_of((*_NETLINK_PROTOCOLS, *(_NETLINK_ADMINISTRATION if administer else ()))),
+               _refuse(errno.EPROTONOSUPPORT)]
+    return [_argument(0), *_one_of((_UNIX, *((_PACKET,) if raw else ()))), *case(_INET, internet), *case(_INET6, internet),
+            *case(_NETLINK, netlink), _refuse(errno.EAFNOSUPPORT)]
+
+
+def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
+    """Calls whose arguments are looked at -> what is then done; each ends in an answer."""
+    eperm = _refuse(errno.EPERM)
+    spaces = syscalls.CLONE_NEWUSER if "mount" in given else _NAMESPACES
+    return {
+        "clone": [_argument(0), *_none_of(spaces, eperm)],
+        "unshare": [_argument(0), *_none_of(spaces if "mount" in given else spaces | _CLONE_NEWTIME, eperm)],
+        "socket": _sockets(given),
+        "socketpair": [_argument(0), *_one_of((_UNIX,)), _refuse(errno.EAFNOSUPPORT)],
+        "ioctl": [_argument(1), *(part for value in _TERMINAL_TRICKS for part in (_jump(_JEQ, value, 0, 1), eperm)),
+                  _statement(_RETURN, _ALLOW)],
+        "personality": [_argument(0), *_one_of(_PERSONALITIES), eperm],
+        "seccomp": [_argument(1), *_none_of(_NEW_LISTENER, eperm)],
+    }
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of numbers that follow each other."""
+    first = last = None
+    for number in sorted(numbers):
+        if last is not None and first is not None and number != last + 1:
+            yield first, last
+            first = None
+        first, last = number if first is None else first, number
+    if first is not None and last is not None:
+        yield first, last
+
+
+def allowed(given: Collection[str]) -> system_calls.Calls:
+    """The calls of slivers with these privileges, whatever their arguments."""
+    given = privileges.expand(given)
+    found = {name: numbers for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
+    for privilege, calls in (("mount", system_calls.NAMESPACES), ("docker", system_calls.CONTAINERS),
+                             ("debug", system_calls.DEBUG)):
+        if privilege in given:
+            found |= calls
+    return found
+
+
+@functools.cache
+def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
+    """The filter's program for a machine and privileges. Raises KeyError for machines without a table of numbers."""
+    column = list(_ARCHITECTURES).index(machine)
+    let_through = allowed(given)
+    given = privileges.expand(given)
+    program = [
+        # Calls of another kind (32 bit on 64) have other numbers: none of them is let through.
+        _statement(_LOAD, _ARCH), _jump(_JEQ, _ARCHITECTURES[machine], 1, 0), _refuse(errno.ENOSYS),
+        _statement(_LOAD, _NR),
+    ]
+    if machine == "x86_64":
+        program += [_jump(_JGE, _X32_BIT, 0, 1), _refuse(errno.ENOSYS)]
+    checked = _checked(given)
+    for name, rules in checked.items():
+        number = let_through[name][column]
+        assert number is not None
+        program += [_jump(_JEQ, number, 0, len(rules)), *rules]
+    # Runtimes of containers do without keys on kernels that have none.
+    unknown = {"add_key", "keyctl", "request_key"} if "docker" in given else set()
+    forbidden = {name: numbers for name, numbers in system_calls.FORBIDDEN.items() if name not in let_through.keys() | unknown}
+    for table, answer in ((let_through, _statement(_RETURN, _ALLOW)), (forbidden, _refuse(errno.EPERM)),
+                          (system_calls.WITHOUT_EFFECT, _refuse(0))):
+        numbers = [numbers[column] for name, numbers in table.items() if name not in checked]
+        for first, last in _ranges(number for number in numbers if number is not None):
+            program += [_jump(_JGE, first, 0, 2), _jump(_JGT, last, 1, 0), answer]
+    program.append(_refuse(errno.ENOSYS))
+    return b"".join(program)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+
+
+def install(program: bytes) -> None:
+    """Put the filter on this process and all its descendants; needs CAP_SYS_ADMIN in its user namespace or no_new_privs."""
+    code = ctypes.create_string_buffer(program, len(program))
+    header = _Program(len(program) // 8, ctypes.cast(code, ctypes.c_void_p))
+    syscalls.prctl(syscalls.PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(header))

@@ -1,0 +1,1 @@
+"""Brings slivers to what their records want."""

@@ -1,0 +1,416 @@
+"""Where records come from: slices.xml and ZooKeeper (nodemanager.md A.2, C.6).
+
+A source that cannot be reached changes nothing: only a complete, readable, authenticated update may remove a sliver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import logging
+import os
+import random
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
+from kazoo.protocol.states import KazooState
+
+from nodepool.exceptions import ConfigurationError
+from nodepool.nodemanager.config import NodeManagerConfig
+from nodepool.nodemanager.sources import slices_xml
+from nodepool.version import get_version_string
+from nodepool.zk.connection.protocol import Reply
+
+log = logging.getLogger("nodepool.nodemanager.sources")
+
+INTERVAL = 10.0
+#: Part of the interval that is added at random, so that hosts do not ask all at once.
+JITTER = 0.1
+#: Seconds for one step of a transfer, and for all of it.
+FETCH_TIMEOUT = 10.0
+FETCH_LIMIT = 60.0
+#: Seconds until a failure of ZooKeeper, or in taking over what it says, is followed by another attempt.
+RETRY = 5.0
+SLICES = "/nodemanager/slices"
+HOSTS = "/nodemanager/hosts"
+#: Seconds; all slices are read again at least so often.
+RESYNC = 300.0
+
+#: Delegates of nodemanager.yaml.
+CONFIGURATION = "configuration"
+#: Sources that are not of the configuration: what launchers put, and tickets.
+OTHER_SOURCES = ("driver", "ticket")
+
+Deliver = Callable[[str, float | None, list[Any], bool], Any]
+
+
+class Source(Protocol):
+    name: str
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def make(config: NodeManagerConfig, manager: Any) -> list[Source]:
+    """The sources of a configuration, not started; what the configuration itself says of delegates is taken over."""
+    found: list[Source] = []
+    names = {CONFIGURATION, *OTHER_SOURCES}
+    for number, options in enumerate(config.sources):
+        source: SlicesXmlSource | ZooKeeperSource
+        if "slices-xml" in options:
+            name = f"slices-xml-{number}"
+            source = SlicesXmlSource(name, options["slices-xml"], config, manager.deliver,
+                                     new=manager.database.serial(name) == 0)
+        else:
+            source = ZooKeeperSource(options["zookeeper"], config, manager)
+        names.add(source.name)
+        found.append(source)
+    left = manager.database.abandon(names)
+    if left:
+        log.warning("No source of the configuration has these records any more, they stay until one delivers them or they "
+                    "expire: %s", ", ".join(left))
+    # Also when there is none: those of a configuration before must go.
+    manager.deliver(CONFIGURATION, None, [
+        {"account_type": "delegate", "name": entry["name"], "plc_instantiated": True, "methods": list(entry.get("methods", ())),
+         "ssh_keys": "\n".join(entry["ssh-keys"]) if isinstance(entry.get("ssh-keys"), list) else entry.get("ssh-keys", "")}
+        for entry in config.delegates], True)
+    return found
+
+
+class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """Follows a redirection only where the answer is authenticated too."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not newurl.startswith("https://"):
+            fp.close()
+            raise urllib.error.URLError(f"it is redirected to {newurl[:200]}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class SlicesXmlSource:
+    """Fetches a file or https document again and again; a copy of the last good one is kept for restarts.
+
+    :param new: the database knows nothing of this source: while it cannot be read, the copy is used.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any], config: NodeManagerConfig, deliver: Deliver,
+                 new: bool = False) -> None:
+        self.name = name
+        self._url = options.get("url")
+        self._file = options.get("file")
+        self._interval = float(options.get("interval", INTERVAL))
+        self._node_id = node_id(config)
+        self._default_slice = options.get("default-slice", slices_xml.DEFAULT_SLICE) or None
+        self._deliver = deliver
+        self._copy = os.path.join(config.state_dir, f"{name}.xml")
+        self._use_copy = new
+        self._opener: urllib.request.OpenerDirector | None = None
+        if self._url is not None:
+            if not self._url.startswith("https://"):
+                raise ConfigurationError(f"sources: slices-xml: {self._url} is not https")
+            try:
+                context = ssl.create_default_context(cafile=options.get("ca"))
+                if options.get("cert"):
+                    context.load_cert_chain(options["cert"], options.get("key"))
+            except OSError as error:
+                raise ConfigurationError(f"sources: slices-xml: cannot read the certificates: {error}") from error
+            self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _HttpsOnly())
+        #: Of the last document that was taken over: ETag or state of the file, checksum, time.
+        self._etag: str | None = None
+        self._state: tuple[int, ...] | None = None
+        self._digest = b""
+        self._delivered = 0.0
+        self._problem = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"Thread-nm-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.look()
+            self._stop.wait(self._interval * (1 + JITTER * random.random()))
+
+    def look(self) -> bool:
+        """Fetch once; True when an update was delivered."""
+        try:
+            return self._look()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self._bad(error)
+        except Exception:
+            log.exception("Error reading %s:", self._url or self._file)
+        self._deliver_copy()
+        return False
+
+    def _look(self) -> bool:
+        # From time to time all is applied again, whatever has happened to slivers meanwhile.
+        again = time.monotonic() - self._delivered >= RESYNC
+        document, etag, state = self._read_file(again) if self._file is not None else self._fetch(again)
+        if document is None:
+            self._good()
+            return False
+        digest = hashlib.sha256(document).digest()
+        delivered = False
+        if digest != self._digest or again:
+            records = self._parse(document)
+            if self._stop.is_set():
+                return False
+            self._deliver(self.name, None, records, True)
+            self._use_copy = False
+            self._delivered = time.monotonic()
+            if digest != self._digest:
+                self._keep(document)
+            self._digest = digest
+            delivered = True
+        self._etag, self._state = etag, state
+        self._good()
+        return delivered
+
+    def _parse(self, document: bytes) -> list[dict[str, Any]]:
+        return slices_xml.parse(document, self._node_id, default_slice=self._default_slice)
+
+    def _good(self) -> None:
+        if self._problem:
+            log.info("%s can be read again", self._url or self._file)
+        self._problem = ""
+
+    def _bad(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        if text != self._problem:
+            self._problem = text
+            log.error("%s cannot be used, slivers stay as they are: %s", self._url or self._file, text)
+
+    def _read_file(self, again: bool) -> tuple[bytes | None, None, tuple[int, ...] | None]:
+        """No document: unchanged."""
+        with open(str(self._file), "rb") as stream:
+            status = os.fstat(stream.fileno())
+            state = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if state == self._state and not again:
+                return None, None, state
+            return stream.read(slices_xml.MAX_SIZE + 1), None, state
+
+    def _fetch(self, again: bool) -> tuple[bytes | None, str | None, None]:
+        """No document: unchanged."""
+        assert self._opener is not None
+        deadline = time.monotonic() + FETCH_LIMIT
+        request = urllib.request.Request(
+            str(self._url), headers={"If-None-Match": self._etag} if self._etag and not again else {})
+        try:
+            with self._opener.open(request, timeout=FETCH_TIMEOUT) as answer:
+                document = bytearray()
+                while piece := answer.read1(1 << 16):
+                    document += piece
+                    if len(document) > slices_xml.MAX_SIZE:
+                        raise ValueError(f"it has more than {slices_xml.MAX_SIZE} bytes")
+                    if time.monotonic() > deadline or self._stop.is_set():
+                        raise TimeoutError(f"it did not arrive within {FETCH_LIMIT:g} s")
+                expected = answer.headers.get("Content-Length")
+                if expected is not None and expected.isdigit() and int(expected) != len(document):
+                    raise ValueError(f"only {len(document)} of {expected} bytes arrived")
+                return bytes(document), answer.headers.get("ETag"), None
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 304:
+                return None, self._etag, None
+            raise
+
+    def _keep(self, document: bytes) -> None:
+        try:
+            temporary = f"{self._copy}.new"
+            with open(temporary, "wb") as stream:
+                stream.write(document)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, self._copy)
+        except OSError as error:
+            log.warning("Cannot keep a copy of %s: %s", self._url or self._file, error)
+
+    def _deliver_copy(self) -> None:
+        """Once, when the database was lost while the authority is away; old news adds, but never removes."""
+        if not self._use_copy:
+            return
+        self._use_copy = False
+        try:
+            with open(self._copy, "rb") as stream:
+                records = self._parse(stream.read(slices_xml.MAX_SIZE + 1))
+            self._deliver(self.name, None, records, False)
+            log.warning("%s: the last good copy %s is used", self._url or self._file, self._copy)
+        except FileNotFoundError:
+            pass
+        except Exception as error:
+            log.error("The copy %s cannot be used: %s", self._copy, error)
+
+
+def node_id(config: NodeManagerConfig) -> str:
+    """Of the configuration, else the first line of /etc/planetlab/node_id, as it was, else the name of the host."""
+    if config.node_id:
+        return config.node_id
+    try:
+        with open("/etc/planetlab/node_id", encoding="utf-8") as stream:
+            return stream.readline().strip() or config.host_name
+    except (OSError, ValueError):
+        return config.host_name
+
+
+def fingerprint(certificate: str) -> str:
+    """SHA-256 of the first certificate of a PEM file, as hexadecimal text; empty when it cannot be read."""
+    try:
+        with open(certificate, encoding="ascii") as stream:
+            text = stream.read()
+        end = "-----END CERTIFICATE-----"
+        first = text[text.index("-----BEGIN CERTIFICATE-----"):text.index(end) + len(end)]
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
+class ZooKeeperSource:
+    """Slices below ``/nodemanager/slices``, watched; and the announcement of this host."""
+
+    name = "zookeeper"
+
+    def __init__(self, options: Mapping[str, Any], config: NodeManagerConfig, manager: Any) -> None:
+        from nodepool.config.zookeeper import buildZooKeeperHosts, connections
+        from nodepool.zk.connection.client import ZooKeeperClient
+
+        tls = options.get("tls") or {}
+        self._config = config
+        self._manager = manager
+        self._client = ZooKeeperClient(
+            buildZooKeeperHosts(connections(list(options["servers"]))), timeout=float(options.get("timeout", 10)),
+            tls_cert=tls.get("cert"), tls_key=tls.get("key"), tls_ca=tls.get("ca"), insecure=bool(options.get("insecure")))
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._announced = ""
+        #: Counts connections: the server forgets watches with each, so that the watch is set anew.
+        self._connection = 0
+        self._armed = -1
+        self._thread = threading.Thread(target=self._run, name="Thread-nm-zookeeper", daemon=True)
+
+    def start(self) -> None:
+        self._client.state_listeners.append(self._state_changed)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._client.stop_connecting.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(10)
+        self._client.disconnect()
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.LOST:
+            self._announced = ""
+        self._connection += 1
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            self._client.connect()
+        except TimeoutError:
+            return
+        assert self._client.client is not None
+        self._client.client.add_persistent_watch(SLICES, lambda _kind, _path: self._wake.set())
+        while not self._stop.is_set():
+            self._wake.clear()
+            wait = RESYNC
+            if self._client.connected:
+                try:
+                    self._look()
+                except KazooException as error:
+                    wait = RETRY
+                    log.warning("Slices cannot be read from ZooKeeper now, slivers stay as they are: %r", error)
+                except Exception:
+                    wait = RETRY
+                    log.exception("Error reading slices from ZooKeeper:")
+            self._wake.wait(wait)
+
+    def _arm(self, kazoo: Any) -> None:
+        """Before reading, so that no change is missed."""
+        connection = self._connection
+        answered = threading.Event()
+        errors: list[BaseException] = []
+
+        def done(_result: Any, error: BaseException | None, _zxid: int) -> None:
+            if error is not None:
+                errors.append(error)
+            answered.set()
+
+        kazoo.arm_persistent_watch(SLICES, Reply(done))
+        if not answered.wait(self._client.timeout) or errors:
+            raise ConnectionLoss(str(errors[0]) if errors else "no answer")
+        self._armed = connection
+
+    def changed(self) -> None:
+        """What this host has, or has given away, is to be announced anew."""
+        self._wake.set()
+
+    def _look(self) -> None:
+        kazoo = self._client.client
+        assert kazoo is not None
+        if self._armed != self._connection:
+            self._arm(kazoo)
+        self._announce(kazoo)
+        try:
+            names = kazoo.get_children(SLICES)
+        except NoNodeError:
+            return  # nobody publishes (any more): that is no list without slices
+        records: list[Any] = []
+        for name in sorted(names):
+            try:
+                own, _ = kazoo.get(f"{SLICES}/{name}/{self._config.host_name}")
+                text, _ = kazoo.get(f"{SLICES}/{name}")
+            except NoNodeError:
+                continue
+            try:
+                record = {**json.loads(text or b"{}"), **json.loads(own or b"{}")}
+            except (ValueError, TypeError, RecursionError) as error:
+                log.error("Slice %s/%s is no JSON object, its sliver stays as it is: %s", SLICES, name, error)
+                records.append({"record_key": f"sliver_{name}"})
+                continue
+            # No version of its own: a session never reads backwards, while clocks of servers may differ.
+            records.append({"plc_instantiated": True, **record, "account_type": "sliver", "name": name})
+        if kazoo.exists(SLICES) is None:
+            return  # it was being removed meanwhile
+        self._manager.deliver(self.name, None, records, True)
+
+    def _announce(self, kazoo: Any) -> None:
+        """An ephemeral record by which launchers find this host."""
+        capacity = self._manager.capacity()
+        tls = self._config.tls
+        text = json.dumps({
+            "api": f"https://{self._config.ssh_address}:{tls.port}" if tls else f"unix:{self._config.unix_socket}",
+            "tls_fingerprint": fingerprint(tls.cert) if tls else "", "ssh_address": self._config.ssh_address,
+            "capacity": {k: v for k, v in capacity.items() if k not in ("allocated", "problems", "images")},
+            "allocated": capacity["allocated"], "images": capacity["images"], "backends": [capacity["backend"]],
+            "group": self._config.host_group, "version": get_version_string()}, sort_keys=True)
+        if text == self._announced:
+            return
+        path = f"{HOSTS}/{self._config.host_name}"
+        try:
+            kazoo.create(path, text.encode(), ephemeral=True, makepath=True)
+        except NodeExistsError:
+            stat = kazoo.exists(path)
+            if stat is not None and stat.ephemeralOwner not in (0, self._client.session_id):
+                log.warning("%s is of another session: of this node manager before its restart, or another host has this name "
+                            "(host-name)", path)
+                kazoo.delete(path)
+                kazoo.create(path, text.encode(), ephemeral=True)
+            else:
+                kazoo.set(path, text.encode())
+        self._announced = text

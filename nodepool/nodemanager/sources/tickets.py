@@ -1,0 +1,282 @@
+"""Tickets: slivers granted by a signature instead of a list (nodemanager.md A.12, B.3, C.6)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nodepool.nodemanager.records.records import SLIVER, RecordError, parse_record
+from nodepool.nodemanager.sources import safe_xml
+
+ALGORITHMS = ("EdDSA", "ES256")
+#: Of XML signatures; SHA-1, as the original used it, only behind an option.
+XML_METHODS = ("RSA_SHA256", "RSA_SHA384", "RSA_SHA512", "ECDSA_SHA256", "ECDSA_SHA384", "ECDSA_SHA512")
+XML_DIGESTS = ("SHA256", "SHA384", "SHA512")
+NAMESPACE = "urn:envelope"
+#: Characters; no ticket is longer.
+MAX_SIZE = 1 << 20
+MAX_ID = 256
+#: Seconds that a ticket may be valid.
+MAX_LIFETIME = 366 * 86400
+#: What to install for a module; as the extra ``nodemanager`` in setup.cfg.
+_PACKAGES = {"jwt": "'PyJWT[crypto]>=2.10'", "cryptography": "'cryptography>=42'", "signxml": "'signxml>=4.0'",
+             "lxml": "'lxml>=5.0'"}  # fmt: skip
+#: Seconds by which clocks may differ.
+_LEEWAY = 30
+
+
+class TicketError(Exception):
+    """The ticket is refused, or cannot be made; the text says why."""
+
+
+UseOnce = Callable[[str, float], bool]
+
+
+def missing(options: Mapping[str, Any]) -> str | None:
+    """What this machine lacks for tickets with these options; None: nothing."""
+    wanted = {"keys": ("jwt", "cryptography"), "xml-keys": ("signxml", "lxml", "cryptography")}
+    absent = sorted({name for option, names in wanted.items() if options.get(option)
+                     for name in names if importlib.util.find_spec(name) is None})
+    if not absent:
+        return None
+    # Not the extra of this package, whose name in the package index is that of other releases.
+    packages = " ".join(_PACKAGES[name] for name in absent)
+    return f"tickets need {', '.join(absent)}, not installed here: {sys.executable} -m pip install {packages}"
+
+
+def _check_records(slivers: Any) -> list[dict[str, Any]]:
+    """What signing and verifying agree on.
+
+    :raises TicketError: there are none, or one is no sliver.
+    """
+    if not isinstance(slivers, list) or not slivers or not all(isinstance(item, Mapping) for item in slivers):
+        raise TicketError("it contains no slivers")
+    records = []
+    for item in slivers:
+        record = {"account_type": SLIVER, **item}
+        if record["account_type"] != SLIVER:
+            raise TicketError("it may contain slivers only")
+        try:
+            records.append(parse_record(record))
+        except RecordError as error:
+            raise TicketError(str(error)) from None
+    return records
+
+
+def _new_claims(records: Sequence[Mapping[str, Any]], issuer: str, host: str, lifetime: int) -> dict[str, Any]:
+    now = int(time.time())
+    _check_records(list(records))
+    if not 0 < lifetime <= MAX_LIFETIME:
+        raise TicketError(f"a ticket is valid for 1 to {MAX_LIFETIME} seconds")
+    return {"iss": issuer, "aud": host, "jti": uuid.uuid4().hex, "iat": now, "exp": now + lifetime, "slivers": list(records)}
+
+
+def _private_key(key: bytes) -> Any:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        return load_pem_private_key(key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise TicketError(f"the private key cannot be used (PEM without password is wanted): {error}") from error
+
+
+def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: str, lifetime: int = 3600) -> str:
+    """A compact JWS for one host.
+
+    :param key: private key, PEM, Ed25519 or P-256.
+    :param lifetime: seconds.
+    :raises TicketError: key, records or lifetime cannot be used.
+    """
+    import jwt
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = _private_key(key)
+    if isinstance(private, Ed25519PrivateKey):
+        algorithm = "EdDSA"
+    elif isinstance(private, EllipticCurvePrivateKey) and isinstance(private.curve, SECP256R1):
+        algorithm = "ES256"
+    else:
+        raise TicketError("a private key of Ed25519 or P-256 is wanted (openssl genpkey -algorithm ed25519)")
+    return jwt.encode(_new_claims(records, issuer, host, lifetime), private, algorithm=algorithm)
+
+
+def sign_xml(
+    records: Sequence[Mapping[str, Any]], key: bytes, certificate: bytes, issuer: str, host: str, lifetime: int = 3600,
+) -> str:
+    """The form of the original: an envelope with an enveloped signature (C14N 1.0; SHA-256 where it had SHA-1).
+
+    :param key: private key, PEM, RSA or elliptic curve.
+    :param certificate: its certificate, PEM.
+    :raises TicketError: see :func:`sign`.
+    """
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from lxml import etree
+    from signxml.algorithms import CanonicalizationMethod, SignatureMethod
+    from signxml.exceptions import SignXMLException
+    from signxml.signer import XMLSigner
+
+    private = _private_key(key)
+    claims = _new_claims(records, issuer, host, lifetime)
+    root = etree.Element(f"{{{NAMESPACE}}}Envelope", nsmap={None: NAMESPACE})  # type: ignore[dict-item]
+    etree.SubElement(root, f"{{{NAMESPACE}}}Data").text = json.dumps(claims)
+    method = SignatureMethod.RSA_SHA256 if isinstance(private, RSAPrivateKey) else SignatureMethod.ECDSA_SHA256
+    signer = XMLSigner(signature_algorithm=method, c14n_algorithm=CanonicalizationMethod.CANONICAL_XML_1_0)
+    try:
+        signed = signer.sign(root, key=private, cert=certificate.decode("ascii"))
+    except (SignXMLException, ValueError, TypeError) as error:
+        raise TicketError(f"cannot be signed with this key and certificate: {error}") from error
+    return etree.tostring(signed, encoding="unicode")
+
+
+def verify(
+    signed: str, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float | None = None,
+) -> list[dict[str, Any]]:
+    """The records of a ticket whose signature, time, host and first use have been checked.
+
+    :param options: ``keys`` (PEM files of public keys), ``issuers``, ``xml-keys`` (PEM files of certificates).
+    :param use_once: remembers the id until its expiry; False when it was used.
+    :raises TicketError: it is refused.
+    """
+    if len(signed) > MAX_SIZE:
+        raise TicketError(f"more than {MAX_SIZE} bytes")
+    text = signed.strip()
+    if text.startswith("<"):
+        return _verify_xml(text.encode(), options, host, use_once, time.time() if now is None else now)
+    return _verify_jws(text, options, host, use_once)
+
+
+def read(signed: str, options: Mapping[str, Any], host: str) -> tuple[list[dict[str, Any]], str, float]:
+    """As :func:`verify`, for who sees to it that it is used once: its records, its id, and when that may be forgotten."""
+    found: list[tuple[str, float]] = []
+
+    def remember(jti: str, expiry: float) -> bool:
+        found.append((jti, expiry))
+        return True
+
+    records = verify(signed, options, host, remember)
+    return records, *found[0]
+
+
+def _read(paths: Sequence[str]) -> list[bytes]:
+    found = []
+    for path in paths:
+        try:
+            with open(path, "rb") as stream:
+                found.append(stream.read())
+        except OSError as error:
+            raise TicketError(f"this node cannot read its key {path}: {error.strerror}") from error
+    return found
+
+
+def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseOnce) -> list[dict[str, Any]]:
+    import jwt
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    keys = _read(options.get("keys") or ())
+    if not keys:
+        raise TicketError("this node has no keys for tickets (tickets.keys)")
+    problem: Exception | None = None
+    for key in keys:
+        try:
+            claims = jwt.decode(text, key, algorithms=list(ALGORITHMS), audience=host, leeway=_LEEWAY,
+                                options={"require": ["exp", "iat", "jti", "aud", "iss"]})
+        except jwt.PyJWTError as error:  # also a key of another kind than the ticket's
+            # The most telling one: a signature that fits with a time that does not.
+            if problem is None or (isinstance(error, jwt.InvalidTokenError)
+                                   and not isinstance(error, jwt.InvalidSignatureError)):
+                problem = error
+            continue
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            problem = problem or error
+            continue
+        return _claims(claims, options, use_once)
+    raise TicketError(str(problem) or "no key fits")
+
+
+def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: UseOnce) -> list[dict[str, Any]]:
+    """What both forms have in common, after signature, host and time.  The id comes last: when all else is right."""
+    issuer, jti, issued, expiry = (claims.get(name) for name in ("iss", "jti", "iat", "exp"))
+    if not isinstance(issuer, str) or not isinstance(jti, str) or not 0 < len(jti) <= MAX_ID:
+        raise TicketError("it has no issuer (iss), or no usable id (jti)")
+    issued, expiry = _time(issued), _time(expiry)
+    issuers = options.get("issuers")
+    if issuers and issuer not in issuers:
+        raise TicketError(f"issuer {issuer[:60]!r} is not accepted here")
+    if expiry - issued > MAX_LIFETIME:
+        raise TicketError("it is valid for more than a year")
+    records = _check_records(claims.get("slivers"))
+    if not use_once(f"{issuer[:256]}:{jti}", float(expiry) + _LEEWAY):
+        raise TicketError("it was used before")
+    return records
+
+
+def _time(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+        raise TicketError("iat and exp must be UNIX times")
+    return float(value)
+
+
+def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float) -> list[dict[str, Any]]:
+    """The enveloped signature of the original; only what the signature covers is looked at."""
+    from cryptography.exceptions import InvalidSignature
+    from lxml.etree import LxmlError
+    from signxml.algorithms import DigestAlgorithm, SignatureMethod
+    from signxml.exceptions import SignXMLException
+    from signxml.verifier import SignatureConfiguration, XMLVerifier
+
+    certificates = _read(options.get("xml-keys") or ())
+    if not certificates:
+        raise TicketError("this node has no certificates for XML tickets (tickets.xml-keys)")
+    try:
+        safe_xml.check(document)
+    except safe_xml.UnsafeXml as error:
+        raise TicketError(f"not acceptable XML: {error}") from None
+    sha1 = bool(options.get("allow-sha1"))
+    settings = SignatureConfiguration(
+        expect_references=1, location="./",
+        signature_methods=frozenset(SignatureMethod[name] for name in (*XML_METHODS, *(("RSA_SHA1",) if sha1 else ()))),
+        digest_algorithms=frozenset(DigestAlgorithm[name] for name in (*XML_DIGESTS, *(("SHA1",) if sha1 else ()))))
+    problem: Exception | None = None
+    for certificate in certificates:
+        try:
+            verified = XMLVerifier().verify(document, x509_cert=certificate.decode("ascii"), expect_config=settings)
+        except (SignXMLException, InvalidSignature, LxmlError, ValueError, TypeError, KeyError, AttributeError) as error:
+            problem = error
+            continue
+        signed = verified[0] if isinstance(verified, list) else verified
+        return _claims(_envelope(signed.signed_xml, host, now), options, use_once)
+    raise TicketError(f"signature: {problem}")
+
+
+def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
+    """The claims: JSON in the Data of the element that is signed, and of no other."""
+    if element is None:
+        raise TicketError("nothing is signed")
+    data = [e for e in element.iter() if isinstance(e.tag, str) and e.tag.rpartition("}")[2] == "Data"]
+    if element.tag != f"{{{NAMESPACE}}}Envelope" or len(data) != 1 or data[0].tag != f"{{{NAMESPACE}}}Data" \
+            or data[0].getparent() is not element or len(data[0]):
+        raise TicketError("an Envelope with exactly one Data of text must be signed")
+    try:
+        claims = json.loads(data[0].text or "")
+    except (ValueError, RecursionError):
+        raise TicketError("Data is not JSON") from None
+    if not isinstance(claims, dict):
+        raise TicketError("Data is no JSON object")
+    audience = claims.get("aud")
+    if host not in (audience if isinstance(audience, list) else [audience]):
+        raise TicketError("it is for another host")
+    if _time(claims.get("exp")) < now - _LEEWAY:
+        raise TicketError("it has expired")
+    if _time(claims.get("iat")) > now + _LEEWAY:
+        raise TicketError("it is not valid yet")
+    return claims
+
+
+__all__ = ["TicketError", "read", "sign", "sign_xml", "verify"]

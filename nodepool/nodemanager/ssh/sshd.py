@@ -1,0 +1,186 @@
+"""A real SSH server in each sliver that has an address of its own: ``ssh: {mode: sshd}`` (nodemanager.md C.4).
+
+Nothing is written down about servers: after a restart of the daemon those that run are found among the sliver's processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nodepool.nodemanager.backends.base import Backend, BackendError, Handle
+from nodepool.nodemanager.helper.descriptors import readable
+from nodepool.nodemanager.slivers.process_watch import ProcessWatch, start_time
+from nodepool.nodemanager.ssh.files import CONFIG_PATH
+
+log = logging.getLogger("nodepool.nodemanager.sshd")
+
+PORT = 22
+ARGV = ("/usr/sbin/sshd", "-D", "-e", "-f", CONFIG_PATH)
+#: Seconds for a server to listen.
+START_TIMEOUT = 5.0
+#: Seconds between two starts in one sliver: a server that ends at once must not keep the host busy.
+RESTART_INTERVAL = 5.0
+_LISTENING = b"Server listening on "
+
+
+def own_address(pid: int) -> str | None:
+    """The first address, other than loopback, in the network namespace of a process: on a bridge the sliver gives it itself."""
+    try:
+        lines = Path(f"/proc/{pid}/net/fib_trie").read_text().splitlines()
+    except OSError:
+        return None
+    address = None
+    for line in lines:
+        words = line.split()
+        if words[:1] == ["|--"] and len(words) == 2:
+            address = words[1]
+        elif words[:3] == ["/32", "host", "LOCAL"] and address is not None and not address.startswith("127."):
+            return address
+    return None
+
+
+def sessions_of(server: int) -> int:
+    """Connections that a server serves, logged in or about to: it has a child for each.
+
+    Tables of connections would tell the same, but the kernel takes milliseconds for each sliver to make one.
+    """
+    try:
+        return len(Path(f"/proc/{server}/task/{server}/children").read_bytes().split())
+    except OSError:  # it has ended, or this kernel does not tell
+        return 0
+
+
+class SshServers:
+    """Keeps a server running in each sliver.
+
+    :param ended: called with the name when a server has ended; must lead to another `ensure`.
+    """
+
+    def __init__(self, backend: Backend, ended: Callable[[str], Any]) -> None:
+        self._backend = backend
+        self._tell = ended
+        self._lock = threading.Lock()
+        #: Name -> process 1 of the sliver that the server is in.
+        self._running: dict[str, int] = {}
+        #: Name -> the server.
+        self._servers: dict[str, int] = {}
+        self._started: dict[str, float] = {}
+        self._watch = ProcessWatch(self._ended, "The SSH server")
+
+    def start(self) -> None:
+        self._watch.start()
+
+    def stop(self) -> None:
+        """Servers go on."""
+        self._watch.stop()
+
+    def ensure(self, name: str, handle: Handle) -> float | None:
+        """Start the server if there is none, and wait until it listens.
+
+        Returns the seconds after which to call again; None: not before something happens.
+        """
+        first = int(handle["pid"])
+        with self._lock:
+            if self._running.get(name) == first:
+                return None
+            wait = self._started.get(name, -RESTART_INTERVAL) + RESTART_INTERVAL - time.monotonic()
+            other_life = name in self._running
+        pid = self._find(name, handle)
+        if pid is None:
+            if wait > 0 and not other_life:
+                return wait
+            with self._lock:
+                self._started[name] = time.monotonic()
+            try:
+                pid = self._spawn(handle)
+            except BackendError as error:
+                log.error("No SSH server in sliver %s: %s", name, error)
+                return RESTART_INTERVAL
+        with self._lock:
+            self._running[name] = first
+            self._servers[name] = pid
+        self._watch.add(name, pid, start_time(pid))
+        return None
+
+    def sessions(self, name: str) -> int:
+        """Connections to the sliver's server; those that outlive it are not counted."""
+        with self._lock:
+            server = self._servers.get(name)
+        return 0 if server is None else sessions_of(server)
+
+    def forget(self, name: str) -> None:
+        """The sliver does not run."""
+        self._watch.remove(name)
+        with self._lock:
+            self._running.pop(name, None)
+            self._servers.pop(name, None)
+            self._started.pop(name, None)
+
+    def _ended(self, name: str) -> None:
+        with self._lock:
+            self._running.pop(name, None)
+            self._servers.pop(name, None)
+        self._tell(name)
+
+    def _spawn(self, handle: Handle) -> int:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            try:
+                process = self._backend.spawn(handle, ARGV, None, None, writing)
+            finally:
+                os.close(writing)
+            try:
+                said = self._listening(reading)
+                if said is not None:
+                    raise BackendError(f"sshd does not listen: {said}", retry=True)
+                return process.pid
+            finally:
+                process.close()
+        finally:
+            # It may write on: nobody reads that, and it ignores the signal for broken pipes.
+            os.close(reading)
+
+    @staticmethod
+    def _listening(reading: int) -> str | None:
+        """Wait until the server says so; otherwise what it said instead."""
+        deadline = time.monotonic() + START_TIMEOUT
+        text = b""
+        while _LISTENING not in text:
+            if not readable([reading], deadline - time.monotonic()):
+                return f"nothing in {START_TIMEOUT:g} s {text[-200:]!r}"
+            data = os.read(reading, 4096)
+            if not data or len(text) > 65536:
+                return repr(text[-200:].decode(errors="replace"))
+            text += data
+        return None
+
+    def _find(self, name: str, handle: Handle) -> int | None:
+        """A server that an earlier daemon started."""
+        for pid in self._processes(name, int(handle["pid"])):
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                if " ".join(ARGV).encode() in line and b"[accepted]" not in line:
+                    return pid
+        return None
+
+    def _processes(self, name: str, first: int) -> Iterator[int]:
+        cgroups = self._backend.services.cgroups
+        if cgroups is not None:
+            for path in cgroups.procs_files(name)[:1]:
+                with contextlib.suppress(OSError):
+                    yield from (int(line) for line in Path(path).read_text().split() if line != "0")
+            return
+        with contextlib.suppress(OSError):
+            network = os.readlink(f"/proc/{first}/ns/net")
+            for entry in os.listdir("/proc"):
+                if entry.isdigit():
+                    with contextlib.suppress(OSError):
+                        if os.readlink(f"/proc/{entry}/ns/net") == network:
+                            yield int(entry)

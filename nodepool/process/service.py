@@ -1,0 +1,288 @@
+"""Running a daemon: foreground or background, pid file, logging, signals, time-limited stop."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures.thread
+import contextlib
+import hashlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+from nodepool.cmd.base import absolute_path, describe, make_parser, report_error
+from nodepool.logconfig import LoggingConfig, ServerLoggingConfig, load_config
+from nodepool.process import background, stack_dump
+from nodepool.process.watchdog import Watchdog
+from nodepool.version import get_version_string
+
+#: Seconds for an orderly stop; what is unfinished then is picked up after the restart.
+STOP_LIMIT = 9.5
+LEFT_BEHIND = 0.2
+"""Seconds that threads of executors may take to end when everything has stopped: nobody uses any more what they wait for."""
+
+FAILED_STOP_LIMIT = 5.0
+"""Seconds for a stop because a thread has ended: whoever waits for that one waits in vain."""
+
+log = logging.getLogger("nodepool.daemon")
+
+
+class Service(Protocol):
+    """The parts of a daemon as one."""
+
+    def start(self) -> None:
+        """Return when started; raise when it cannot start."""
+
+    def stop(self) -> None:
+        """Return when everything has ended; called on a thread of its own."""
+
+
+def make_daemon_parser(prog: str, description: str, pid_file: str) -> argparse.ArgumentParser:
+    parser = make_parser(prog, description)
+    parser.add_argument(
+        "-p", dest="pidfile", metavar="FILE", type=absolute_path, default=pid_file,
+        help="pid file (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("-d", dest="debug", action="store_true", help="stay in the foreground, with debug logging")
+    parser.add_argument("-f", dest="foreground", action="store_true", help="stay in the foreground")
+    parser.add_argument(
+        "--state-dir", metavar="DIRECTORY", type=absolute_path, default=None,
+        help="where the ZooKeeper session is remembered, so that the next start can end it at once after a kill (default: "
+             "systemd's, else that of the pid file, else ~/.local/state/nodepool)",
+    )  # fmt: skip
+    parser.add_argument("--repl", action="store_true", help="serve a Python console on localhost, port 3000")
+    return parser
+
+
+def session_file(prog: str, args: argparse.Namespace) -> str:
+    """Where the session is remembered: one file for each daemon with a configuration or a pid file of its own."""
+    directory = args.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or os.path.dirname(args.pidfile)
+    if not args.state_dir and not os.access(directory, os.W_OK):
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        with contextlib.suppress(OSError):
+            os.makedirs(base, 0o700, exist_ok=True)
+        directory = os.path.join(base, "nodepool")
+    which = "\0".join((args.config, args.secure or "", args.pidfile))
+    return os.path.join(directory, f"{prog}-{hashlib.sha256(which.encode()).hexdigest()[:16]}.session")
+
+
+def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> LoggingConfig:
+    """config.md 15.1: the file given, else standard output, or the log file in the background."""
+    if args.logconfig:
+        return load_config(args.logconfig)
+    config = ServerLoggingConfig() if foreground else ServerLoggingConfig(server=server)
+    if args.debug:
+        config.setDebug()
+    return config
+
+
+def run_daemon(
+    prog: str, server: str, args: argparse.Namespace, make_service: Callable[[], Service],
+    stop_limit: float = STOP_LIMIT, finish_always: bool = False,
+) -> int:
+    """Run until told to stop; a failure to start is one line for the terminal and status 1.
+
+    :param stop_limit: seconds for an orderly stop.
+    :param finish_always: every signal to stop means what SIGUSR1 does: finish the work in hand first.
+    """
+    stack_dump.install()
+    foreground = args.foreground or args.debug
+    pid_file = background.PidFile(args.pidfile)
+    report = background.StartReport(None)
+    logging_ready = False
+    try:
+        logging_config = choose_logging(args, server, foreground)
+        if not foreground:
+            # Before detaching, so that somebody reads it.
+            with pid_file:
+                pass
+            if background.must_detach():
+                report = background.detach(prog)
+            pid_file.acquire()
+        logging_config.apply()
+        logging_ready = True
+        runner = Runner(pid_file, stop_limit, finish_always)
+        status = runner.run(make_service, report)
+    except Exception as error:
+        if logging_ready and not foreground:
+            log.error("Cannot start: %s", describe(error), exc_info=args.debug)
+        pid_file.release()
+        report.failed(describe(error))
+        report_error(prog, error, args.debug)
+        status = 1
+    finally:
+        pid_file.release()
+    return status
+
+
+class Runner:
+    """One run of a service, from start to stop.
+
+    A service with a method ``finish`` is asked by SIGUSR1 to stop when its work in hand is done, however long that
+    takes; the next signal (``hurry``) makes that an ordinary stop.  One with a method ``cancel_start`` is told by it to
+    start no further; its ``start`` then raises, or ends as usual.  One with a ``watchdog`` is stopped, with status 1, when a
+    thread has ended that must live.
+    """
+
+    def __init__(self, pid_file: background.PidFile, stop_limit: float = STOP_LIMIT, finish_always: bool = False) -> None:
+        self._pid_file = pid_file
+        self._stop_limit = stop_limit
+        self._finish_always = finish_always
+        self._signals: list[int] = []
+        self._cancelled = False
+        self._impatience = 2
+
+    def run(self, make_service: Callable[[], Service], report: background.StartReport) -> int:
+        # A pipe, because a lock or an event that a signal handler sets may be held by the code it interrupts, and
+        # because a signal just before waiting for one would be noticed only after the wait.
+        wakeup, written = os.pipe()
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        # As early as this: a signal while starting ends the daemon once it has started, if not before.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._signal)
+        service = make_service()
+        watchdog: Watchdog | None = getattr(service, "watchdog", None)
+        if watchdog is not None:
+            watchdog.on_end = lambda: self._wake(written)
+        if hasattr(service, "finish"):
+            self._impatience = 3
+        try:
+            self._start(service, wakeup)
+        except BaseException:
+            self._end(service.stop, wakeup)
+            if not self._cancelled:
+                raise
+            log.info("Stopped while starting")
+            report.failed("stopped by a signal while starting")
+            return 0
+        log.info("Nodepool %s is running, process %s", get_version_string(), os.getpid())
+        report.running()
+        background.notify("READY=1")
+        while not self._signals and not (watchdog is not None and watchdog.ended):
+            os.read(wakeup, 512)
+        background.notify("STOPPING=1")
+        if not self._signals:
+            assert watchdog is not None
+            log.critical("Stopping with status 1, to be started again: %s", "; ".join(watchdog.ended))
+            self._stop_limit = min(self._stop_limit, FAILED_STOP_LIMIT)
+            self._end(service.stop, wakeup)
+            self._exit_now(1)
+        if hasattr(service, "finish") and (self._finish_always or self._signals[0] == signal.SIGUSR1):
+            log.info("Stopping when the work in hand is finished; the next signal ends it")
+            finished = self._end(service.finish, wakeup, service.hurry)  # type: ignore[attr-defined]
+        else:
+            log.info("Stopping")
+            finished = self._end(service.stop, wakeup)
+        if not finished:
+            names = sorted(t.name for t in threading.enumerate() if t is not threading.current_thread())
+            log.warning("Not everything has ended within %g s: %s", self._stop_limit, ", ".join(names))
+            self._exit_now()
+        if left := _left_behind():
+            log.info("Stopped; these wait for answers still and end with the process: %s", ", ".join(left))
+            self._exit_now()
+        log.info("Stopped")
+        return 0
+
+    def _start(self, service: Service, wakeup: int) -> None:
+        """Start; where that may wait without limit (``cancel_start``) a signal ends it.
+
+        :raises BaseException: what the service raises.
+        """
+        if not hasattr(service, "cancel_start"):
+            service.start()
+            return
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                service.start()
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                os.write(done_written, b"x")
+
+        done, done_written = os.pipe()
+        thread = threading.Thread(target=work, name="Thread-start", daemon=True)
+        thread.start()
+        while done not in select.select([done, wakeup], [], [])[0]:
+            os.read(wakeup, 512)
+            if self._signals and not self._cancelled:
+                self._cancelled = True
+                log.info("Stopping")
+                service.cancel_start()
+                if not select.select([done], [], [], self._stop_limit)[0]:
+                    log.warning("The start has not ended within %g s", self._stop_limit)
+                    self._exit_now()
+                break
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    @staticmethod
+    def _wake(written: int) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full: who reads it is awake
+            os.write(written, b"w")
+
+    def _signal(self, number: int, frame: Any) -> None:
+        self._signals.append(number)
+        if len(self._signals) >= self._impatience:
+            # Asked again and again: the locks end with the session, a restart cleans up.
+            self._exit_now()
+
+    def _end(self, stop: Callable[[], Any], wakeup: int, hurry: Callable[[], Any] | None = None) -> bool:
+        """Stop; False when something still runs at the end of the limit, which ``hurry`` makes begin later."""
+
+        def work() -> None:
+            try:
+                stop()
+            except Exception:
+                log.exception("Error while stopping")
+            finally:
+                os.write(done_written, b"x")
+
+        done, done_written = os.pipe()
+        thread = threading.Thread(target=work, name="Shutdown", daemon=True)
+        thread.start()
+        if hurry is not None:
+            while done not in select.select([done, wakeup], [], [])[0]:
+                os.read(wakeup, 512)
+                if len(self._signals) > 1:
+                    log.info("Stopping now")
+                    hurry()
+                    break
+        deadline = time.monotonic() + self._stop_limit
+        thread.join(self._stop_limit)
+        # The interpreter would wait for these without limit.
+        waiting = [thread, *(t for t in threading.enumerate()
+                             if not t.daemon and t is not threading.current_thread() and t not in _pooled())]
+        for one in waiting:
+            one.join(max(0.0, deadline - time.monotonic()))
+        return not any(one.is_alive() for one in waiting)
+
+    def _exit_now(self, status: int = 0) -> None:
+        try:
+            self._pid_file.release()
+            # In a signal handler this may meet a half-written line of this very thread.
+            logging.shutdown()
+        finally:
+            os._exit(status)
+
+
+def _pooled() -> Collection[threading.Thread]:
+    """Threads of executors, for which the interpreter waits even when they are daemons."""
+    return getattr(concurrent.futures.thread, "_threads_queues", ())
+
+
+def _left_behind() -> list[str]:
+    """Names of those that do not end."""
+    waiting = [t for t in threading.enumerate() if t in _pooled()]
+    deadline = time.monotonic() + LEFT_BEHIND
+    for one in waiting:
+        one.join(max(0.0, deadline - time.monotonic()))
+    return sorted(one.name for one in waiting if one.is_alive())

@@ -1,0 +1,205 @@
+"""What the command line and the web show: rows read from ZooKeeper and their representations.
+
+Titles, keys and their order are the contract (cli-web-metrics.md sections 4 to 6).  Nothing here writes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nodepool.base.problems import image_problems
+from nodepool.reasons import render
+from nodepool.status.images import (
+    BUILD_COLUMNS,
+    BUILD_DETAIL_COLUMNS,
+    IMAGE_STATUS_COLUMNS,
+    PROGRESS_COLUMNS,
+    UPLOAD_COLUMNS,
+    UPLOAD_DETAIL_COLUMNS,
+    build_request_state,
+    dib_image_list,
+    image_list,
+    image_progress,
+    image_status,
+)
+from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, whole
+
+REDACTED = "redacted"
+
+NODE_COLUMNS = {
+    "id": "ID",
+    "provider": "Provider",
+    "label": "Label",
+    "server_id": "Server ID",
+    "public_ipv4": "Public IPv4",
+    "ipv6": "IPv6",
+    "state": "State",
+    "age": "Age",
+    "locked": "Locked",
+}
+NODE_DETAIL_COLUMNS = {
+    **NODE_COLUMNS,
+    "pool": "Pool",
+    "hostname": "Hostname",
+    "private_ipv4": "Private IPv4",
+    "AZ": "AZ",
+    "username": "Username",
+    "connection_port": "Port",
+    "launcher": "Launcher",
+    "allocated_to": "Allocated To",
+    "hold_job": "Hold Job",
+    "comment": "Comment",
+    "user_data": "User Data",
+    "driver_data": "Driver Data",
+}
+WAITING_COLUMNS = {"id": "Request ID", "node_types": "Node Types", "state": "State", "reason": "Waits Because"}
+REQUEST_COLUMNS = {
+    "id": "Request ID",
+    "relative_priority": "Priority",
+    "state": "State",
+    "requestor": "Requestor",
+    "node_types": "Node Types",
+    "nodes": "Nodes",
+    "declined_by": "Declined By",
+    "event_id": "Event ID",
+}
+REQUEST_DETAIL_COLUMNS = {**REQUEST_COLUMNS, "reasons": "Declined Because"}
+LABEL_COLUMNS = {"label": "Label"}
+PROBLEM_COLUMNS = {"launcher": "Launcher", "provider": "Provider", "label": "Label", "problem": "Problem"}
+ALIEN_COLUMNS = {"provider": "Provider", "name": "Name", "image_id": "Image ID"}
+PROVIDER_IMAGE_COLUMNS = {"image": "Image Name", "build_id": "Build ID", "upload_ids": "Upload IDs"}
+PROVIDER_NODE_COLUMNS = {"id": "ID", "server_id": "Server ID"}
+
+
+def _port(port: Any) -> Any:
+    """Container drivers keep credentials in the port: anything but a number is hidden."""
+    if isinstance(port, bool):
+        return REDACTED
+    if isinstance(port, int):
+        return port
+    if isinstance(port, str) and port.strip().isdecimal():
+        return port
+    return REDACTED
+
+
+def _node_row(node: Any, now: float) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "provider": node.provider,
+        "label": list(node.type),
+        "server_id": node.external_id,
+        "public_ipv4": node.public_ipv4,
+        "ipv6": node.public_ipv6,
+        "state": node.state,
+        "age": None if whole(node.state_time) is None else format_age(now - node.state_time),
+        "locked": "locked" if node.lock_contenders else "unlocked",
+        "pool": node.pool,
+        "hostname": node.hostname,
+        "private_ipv4": node.private_ipv4,
+        "AZ": node.az,
+        "username": node.username,
+        "connection_port": _port(node.connection_port),
+        "launcher": node.launcher,
+        "allocated_to": node.allocated_to,
+        "hold_job": node.hold_job,
+        "comment": node.comment,
+        "user_data": node.user_data,
+        "driver_data": node.driver_data,
+    }
+
+
+def node_list(
+    zk: Any, node_id: str | None = None, detail: bool = True, clock: Callable[[], float] = time.time
+) -> Results:
+    """All nodes by id, or the one node asked for (no row when it does not exist)."""
+    now = clock()
+    nodes = zk.readNodes(with_contenders=True)
+    if node_id is not None:
+        nodes = [node for node in nodes if node.id == node_id]
+    rows = [_node_row(node, now) for node in sorted(nodes, key=lambda node: node.id)]
+    return Results(rows, NODE_DETAIL_COLUMNS if detail else NODE_COLUMNS)
+
+
+def request_list(zk: Any, detail: bool = False) -> Results:
+    """All requests by id; ``reasons`` (with ``detail`` also in the table) are the words of those who declined."""
+    requests = sorted(zk.readRequests(), key=lambda request: request.id)
+    reasons = zk.readDeclines(requests)
+    rows = [
+        {
+            "id": request.id,
+            "relative_priority": request.relative_priority,
+            "state": request.state,
+            "requestor": request.requestor,
+            "node_types": list(request.node_types),
+            "nodes": list(request.nodes),
+            "declined_by": list(request.declined_by),
+            "event_id": request.event_id,
+            "reasons": reasons.get(request.id, []),
+        }
+        for request in requests
+    ]
+    return Results(rows, REQUEST_DETAIL_COLUMNS if detail else REQUEST_COLUMNS)
+
+
+def waiting_list(nodepool: Any) -> Results:
+    """Requests that this launcher has seen and that are not fulfilled yet, each with the reason why."""
+    rows = [
+        {"id": request_id, "node_types": list(labels), "state": state, "reason": render(reasons),
+         "codes": [reason.code.word for reason in reasons]}
+        for request_id, labels, state, reasons in nodepool.explain()
+    ]
+    return Results(rows, WAITING_COLUMNS)
+
+
+def label_list(zk: Any) -> Results:
+    """Labels that any registered pool of any launcher offers."""
+    labels = {label for pool in zk.getRegisteredPools() for label in pool.supported_labels or ()}
+    return Results([{"label": label} for label in sorted(labels)], LABEL_COLUMNS)
+
+
+def problem_list(zk: Any) -> Results:
+    """What providers and labels cannot do at present, as each launcher tells; images that fail, as builders tell."""
+    rows = [
+        {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem")}}
+        for content in zk.getLaunchers()
+        if isinstance(problems := content.get("problems"), list)
+        for problem in problems
+        if isinstance(problem, dict)
+    ]
+    rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress())]
+    return Results(rows, PROBLEM_COLUMNS)
+
+
+def provider_images(zk: Any, provider: str) -> Results:
+    """Builds that have a container of the provider; upload ids sorted."""
+    images = zk.readImages()
+    upload_ids: dict[tuple[str, str], list[str]] = {
+        build: [] for build, providers in images.providers.items() if provider in providers
+    }
+    for upload in images.uploads:
+        if upload.provider_name == provider:
+            upload_ids.setdefault((upload.image_name, upload.build_id), []).append(upload.id)
+    rows = [
+        {"image": image, "build_id": build, "upload_ids": sorted(ids)}
+        for (image, build), ids in sorted(upload_ids.items())
+    ]
+    return Results(rows, PROVIDER_IMAGE_COLUMNS)
+
+
+def provider_nodes(zk: Any, provider: str) -> Results:
+    nodes = sorted((n for n in zk.readNodes(with_contenders=False) if n.provider == provider), key=lambda n: n.id)
+    return Results([{"id": n.id, "server_id": n.external_id} for n in nodes], PROVIDER_NODE_COLUMNS)
+
+
+__all__ = [
+    "ALIEN_COLUMNS", "BUILD_COLUMNS", "BUILD_DETAIL_COLUMNS", "FORMATS", "IMAGE_STATUS_COLUMNS", "LABEL_COLUMNS",
+    "NODE_COLUMNS", "NODE_DETAIL_COLUMNS", "PROBLEM_COLUMNS", "PROGRESS_COLUMNS", "PROVIDER_IMAGE_COLUMNS",
+    "PROVIDER_NODE_COLUMNS", "REDACTED", "REQUEST_COLUMNS", "REQUEST_DETAIL_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS",
+    "WAITING_COLUMNS",
+    "Results",
+    "build_request_state", "dib_image_list", "format_age", "format_bytes", "image_list", "image_progress",
+    "image_status", "label_list", "node_list", "output", "problem_list", "provider_images", "provider_nodes", "request_list",
+    "waiting_list",
+]

@@ -1,0 +1,252 @@
+"""Rows about images: builds, uploads, their progress, requests for builds (cli-web-metrics.md sections 5 and 6.5)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nodepool.status.results import Results, whole
+from nodepool.zk.mirror.progress import BuildProgress, ProgressData, UploadFailure, UploadProgress
+from nodepool.zk.records import BUILDING, FAILED, UPLOADING
+
+UPLOAD_COLUMNS = {
+    "id": "Build ID",
+    "upload_id": "Upload ID",
+    "provider": "Provider",
+    "image": "Image",
+    "external_name": "Provider Image Name",
+    "external_id": "Provider Image ID",
+    "state": "State",
+    "age": "Age",
+}
+BUILD_COLUMNS = {
+    "id": "ID",
+    "image": "Image",
+    "builder": "Builder",
+    "formats": "Formats",
+    "state": "State",
+    "age": "Age",
+}
+UPLOAD_DETAIL_COLUMNS = {
+    **UPLOAD_COLUMNS,
+    "bytes_sent": "Bytes Sent",
+    "bytes_total": "Bytes Total",
+    "rate": "Rate",
+    "reason": "Reason",
+}
+BUILD_DETAIL_COLUMNS = {
+    **BUILD_COLUMNS,
+    "phase": "Phase",
+    "elapsed": "Elapsed",
+    "expected": "Expected",
+    "exit_code": "Exit Code",
+    "reason": "Reason",
+    "log": "Log",
+    "last_line": "Last Line",
+}
+PROGRESS_COLUMNS = {
+    "kind": "Kind",
+    "id": "ID",
+    "image": "Image",
+    "provider": "Provider",
+    "builder": "Builder",
+    "state": "State",
+    "phase": "Phase",
+    "progress": "Progress",
+    "elapsed": "Elapsed",
+    "expected": "Expected",
+    "bytes_sent": "Bytes Sent",
+    "bytes_total": "Bytes Total",
+    "rate": "Rate",
+    "exit_code": "Exit Code",
+    "reason": "Reason",
+    "next_try": "Next Try In",
+    "last_line": "Last Line",
+}
+IMAGE_STATUS_COLUMNS = {
+    "image": "Image",
+    "paused": "Paused",
+    "build_request": "Build Request",
+    "build_request_age": "Build Request Age",
+}
+
+
+def _upload_row(upload: Any) -> dict[str, Any]:
+    return {
+        "id": upload.build_id,
+        "upload_id": upload.id,
+        "provider": upload.provider_name,
+        "image": upload.image_name,
+        "external_name": upload.external_name,
+        "external_id": upload.external_id,
+        "state": upload.state,
+        "age": whole(upload.state_time),
+    }
+
+
+def _upload_progress(running: UploadProgress | None, failure: UploadFailure | None) -> dict[str, Any]:
+    total = running.bytes_total if running else None
+    sent = running.bytes_sent if running else None
+    return {
+        "bytes_sent": sent,
+        "bytes_total": total,
+        "rate": whole(running.rate) if running else None,
+        "progress": round(min(1.0, sent / total), 3) if sent is not None and total else None,
+        "reason": failure.reason if failure else None,
+    }
+
+
+def image_list(zk: Any, detail: bool = False, ended: bool = True) -> Results:
+    """Image uploads; ``age`` is the UNIX time of the state change.
+
+    :param detail: also the progress of running uploads and the reason of failed ones.
+    :param ended: with ``detail``: also the last failed upload to a provider whose record is gone.
+    """
+    uploads = sorted(
+        zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id)
+    )
+    if not detail:
+        return Results([_upload_row(upload) for upload in uploads], UPLOAD_COLUMNS)
+    progress: ProgressData = zk.readProgress()
+    failures = {(f.image, f.build, f.provider, f.upload): f for f in progress.failures.values()}
+    rows = []
+    for upload in uploads:
+        running = progress.uploads.get((upload.build_id, upload.provider_name, upload.id))
+        failure = failures.pop((upload.image_name, upload.build_id, upload.provider_name, upload.id), None)
+        if upload.state != UPLOADING:
+            running = None
+        rows.append({**_upload_row(upload), **_upload_progress(running, failure)})
+    if ended:
+        rows += [
+            {"id": failure.build, "upload_id": failure.upload, "provider": failure.provider, "image": failure.image,
+             "external_name": None, "external_id": None, "state": FAILED, "age": whole(failure.time),
+             **_upload_progress(None, failure)}
+            for failure in failures.values()
+        ]  # fmt: skip
+        rows.sort(key=lambda row: (row["image"], row["id"], row["provider"], row["upload_id"]))
+    return Results(rows, UPLOAD_DETAIL_COLUMNS)
+
+
+def _build_row(build: Any, paused: bool) -> dict[str, Any]:
+    return {
+        "id": f"{build.image_name}-{build.id}",
+        "image": build.image_name,
+        "builder": build.builder,
+        "formats": list(build.formats),
+        "state": "paused" if paused else build.state,
+        "age": whole(build.state_time),
+    }
+
+
+def _fraction(progress: BuildProgress, now: float) -> float | None:
+    fraction = progress.fraction(now)
+    return None if fraction is None else round(fraction, 3)
+
+
+def _build_progress(progress: BuildProgress | None, now: float) -> dict[str, Any]:
+    if progress is None:
+        keys = ("phase", "elapsed", "expected", "exit_code", "reason", "log", "last_line", "progress")
+        return dict.fromkeys(keys)
+    return {
+        "phase": progress.phase or None,
+        "elapsed": whole(progress.elapsed(now)),
+        "expected": whole(progress.expected),
+        "exit_code": progress.exit_code,
+        "reason": progress.reason,
+        "log": progress.log or None,
+        "last_line": progress.last_line or None,
+        "progress": _fraction(progress, now),
+    }
+
+
+def dib_image_list(
+    zk: Any, detail: bool = False, ended: bool = True, clock: Callable[[], float] = time.time
+) -> Results:
+    """Image builds; those of an image paused through ZooKeeper have the state ``paused``.
+
+    :param detail: also how far running builds are, and why failed ones failed.
+    :param ended: with ``detail``: also failed builds whose record is gone already.
+    """
+    images = zk.readImages()
+    builds = sorted(images.builds, key=lambda b: (b.image_name, b.id))
+    if not detail:
+        return Results([_build_row(build, build.image_name in images.paused) for build in builds], BUILD_COLUMNS)
+    now = clock()
+    known: dict[str, BuildProgress] = dict(zk.readProgress().builds)
+    rows = []
+    for build in builds:
+        extra = _build_progress(known.pop(build.id, None), now)
+        if extra["elapsed"] is None and build.state == BUILDING and build.state_time:
+            extra["elapsed"] = max(0, int(now - build.state_time))
+        rows.append({**_build_row(build, build.image_name in images.paused), **extra})
+    if ended:
+        rows += [
+            {"id": f"{p.image}-{p.build}", "image": p.image, "builder": p.builder or None, "formats": list(p.formats),
+             "state": FAILED, "age": whole(p.ended or p.updated or p.started), **_build_progress(p, now)}
+            for p in known.values() if p.state == FAILED
+        ]  # fmt: skip
+        rows.sort(key=lambda row: (row["image"], row["id"]))
+    return Results(rows, BUILD_DETAIL_COLUMNS)
+
+
+def image_progress(zk: Any, clock: Callable[[], float] = time.time) -> Results:
+    """Running and ended builds, running uploads, last failed uploads: what is known of each.
+
+    ``next_try`` is a UNIX time, ``elapsed`` and ``expected`` are seconds, ``rate`` is bytes per second.
+    """
+    now = clock()
+    progress: ProgressData = zk.readProgress()
+    empty: dict[str, Any] = dict.fromkeys([*PROGRESS_COLUMNS, "log"])
+    rows = [
+        {**empty, "kind": "build", "id": f"{p.image}-{p.build}", "image": p.image, "builder": p.builder or None,
+         "state": p.state, **_build_progress(p, now), "next_try": whole(p.next_try)}
+        for p in progress.builds.values()
+    ]  # fmt: skip
+    rows += [
+        {**empty, "kind": "upload", "id": f"{u.build}-{u.upload}", "image": u.image, "provider": u.provider,
+         "builder": u.builder or None, "state": UPLOADING, **_upload_progress(u, None),
+         "elapsed": None if u.started is None else max(0, int(now - u.started))}
+        for u in progress.uploads.values()
+    ]  # fmt: skip
+    rows += [
+        {**empty, "kind": "upload", "id": f"{f.build}-{f.upload}", "image": f.image, "provider": f.provider,
+         "state": FAILED, "reason": f.reason, "next_try": whole(f.next_try)}
+        for f in progress.failures.values()
+    ]  # fmt: skip
+    rows.sort(key=lambda row: (row["image"], row["kind"], row["id"], row["provider"] or ""))
+    return Results(rows, PROGRESS_COLUMNS)
+
+
+def _created(build: Any) -> float:
+    """When the build record was made (UNIX time by the clock of ZooKeeper)."""
+    return build.stat.ctime / 1000 if build.stat is not None else 0.0
+
+
+def build_request_state(name: str, images: Any) -> str | None:
+    """None without a request, ``building`` when a builder is at work on the image, else ``pending``."""
+    if name not in images.requests:
+        return None
+    lock_created, has_contender = images.build_locks.get(name, (0.0, False))
+    builds = [build for build in images.builds if build.image_name == name]
+    if not has_contender or not builds:
+        return "pending"
+    current = max(builds, key=lambda build: (build.state == "building", _created(build)))
+    return "building" if _created(current) >= lock_created else "pending"
+
+
+def image_status(zk: Any) -> Results:
+    """Every image known in ZooKeeper; ``build_request_age`` is the UNIX time of the request."""
+    images = zk.readImages()
+    names = {build.image_name for build in images.builds}
+    names |= set(images.names) | set(images.paused) | set(images.requests) | set(images.build_locks)
+    rows = [
+        {
+            "image": name,
+            "paused": name in images.paused,
+            "build_request": build_request_state(name, images),
+            "build_request_age": whole(images.requests.get(name)),
+        }
+        for name in sorted(names)
+    ]
+    return Results(rows, IMAGE_STATUS_COLUMNS)

@@ -1,0 +1,101 @@
+"""The launcher's web server (cli-web-metrics.md section 6)."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import waitress.server
+from waitress import wasyncore
+from waitress.task import ThreadedTaskDispatcher
+
+from nodepool import metrics
+from nodepool.metrics.prometheus import Exposition
+from nodepool.web.api import Application
+from nodepool.web.cache import ResponseCache
+
+THREADS = 4
+CONNECTION_LIMIT = 200
+IDLE_TIMEOUT = 30
+STOP_TIMEOUT = 5.0
+
+log = logging.getLogger("nodepool.WebApp")
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """A bound socket; ``OSError`` with address and port in its text."""
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(target)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        raise OSError(error.errno, f"web server cannot listen on {address} port {port}: {error.strerror}") from error
+    return sock
+
+
+class _Dispatcher(ThreadedTaskDispatcher):
+    """Gives its threads a name that test benches know (driver-fake-test-example.md 4.5)."""
+
+    def start_new_thread(self, target: Callable[[int], None], thread_no: int) -> None:
+        threading.Thread(target=target, name=f"Thread-WebApp-{thread_no}", args=(thread_no,), daemon=True).start()
+
+
+class WebApp(threading.Thread):
+    """Serves the state of ``nodepool`` (needs ``ready`` and ``getZK()``) over HTTP.
+
+    The socket listens once this is constructed; ``OSError`` when it cannot.
+    """
+
+    def __init__(
+        self, nodepool: Any, port: int = 8005, listen_address: str = "0.0.0.0", cache_expiry: float = 1
+    ) -> None:
+        super().__init__(name="Thread-WebApp", daemon=True)
+        self.nodepool = nodepool
+        self.port = port
+        self.listen_address = listen_address
+        self.cache_expiry = cache_expiry
+        self.cache = ResponseCache(cache_expiry)
+        exposition = Exposition(getattr(nodepool, "metrics", None) or metrics.shared())
+        self._map: dict[int, Any] = {}
+        self._stopping = threading.Event()
+        listening = _listen(listen_address, port)
+        dispatcher = _Dispatcher()
+        dispatcher.set_thread_count(THREADS)
+        self.server = waitress.server.create_server(
+            Application(nodepool, self.cache, exposition, cache_expiry),
+            map=self._map,
+            _dispatcher=dispatcher,
+            sockets=[listening],
+            connection_limit=CONNECTION_LIMIT,
+            channel_timeout=IDLE_TIMEOUT,
+            max_request_header_size=16384,
+            max_request_body_size=65536,
+            ident=None,
+        )
+
+    def run(self) -> None:
+        log.debug("Web server listens on %s port %s", *self.server.socket.getsockname()[:2])
+        while not self._stopping.is_set():
+            wasyncore.loop(timeout=60, use_poll=True, map=self._map, count=1)
+
+    def stop(self) -> None:
+        """End the server and its threads; returns within seconds, also if it never ran."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        if self.is_alive():
+            self.server.pull_trigger()
+            self.join(STOP_TIMEOUT)
+        # Only now: the loop must not meet closed descriptors, nor we write to one that was closed.
+        wasyncore.close_all(self._map, ignore_all=True)
+        self.server.task_dispatcher.shutdown(timeout=STOP_TIMEOUT)

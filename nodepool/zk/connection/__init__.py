@@ -1,0 +1,1 @@
+"""The connection to ZooKeeper and its sessions."""

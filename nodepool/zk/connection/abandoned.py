@@ -1,0 +1,112 @@
+"""Locks of ours that nobody answers for any more.
+
+When the connection breaks, the outcome of a write is unknown, but the session (and with it every lock it holds) may
+live on.  Whoever wanted to take or to give back a lock at that moment leaves it here; it is removed as soon as the
+server can be asked again.  What others hold under such a name stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NoNodeError
+from kazoo.protocol.serialization import Delete, Exists, GetChildren2, Sync
+from kazoo.protocol.states import KazooState
+
+if TYPE_CHECKING:
+    from nodepool.zk.connection.protocol import Client
+
+log = logging.getLogger("nodepool.zk.locks")
+
+#: Digits that the server appends to the names of sequential znodes.
+_SEQUENCE_DIGITS = 10
+
+
+class AbandonedLocks:
+    """Paths of contenders, with or without their sequence number, that are to vanish; thread-safe, one per client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        #: path -> whether it goes with our session.
+        self._paths: dict[str, bool] = {}
+        client.add_listener(self._state_changed)
+
+    def add(self, path: str, ephemeral: bool = True) -> None:
+        """Remove this contender now, or after the next reconnect; without its number: all contenders with this name.
+
+        :param ephemeral: False for one that was meant to outlive our session.
+        """
+        with self._lock:
+            self._paths[path] = ephemeral
+        if self._client.state == KazooState.CONNECTED:
+            self._look(path)
+
+    def _state_changed(self, state: str) -> None:
+        with self._lock:
+            if state == KazooState.LOST:
+                self._paths = {path: ephemeral for path, ephemeral in self._paths.items() if not ephemeral}
+            waiting = sorted(self._paths)
+        if state == KazooState.CONNECTED:
+            for path in waiting:
+                self._look(path)
+
+    def _look(self, path: str) -> None:
+        from nodepool.zk.connection.protocol import Reply
+
+        client = self._client
+        directory, _, start = path.rpartition("/")
+
+        def listed(result: Any, error: BaseException | None, _zxid: int) -> None:
+            if isinstance(error, NoNodeError):
+                self._done(path)
+            elif error is None:
+                names = [name for name in result[0] if _fits(name, start)]
+                for name in names:
+                    self._remove_own(path, f"{directory}/{name}")
+                if not names:
+                    self._done(path)
+
+        # Another server may not know yet what the one before it has done for us.
+        client.submit(Sync(client.full_path(directory)), None)
+        client.submit(GetChildren2(client.full_path(directory), None), Reply(listed))
+
+    def _remove_own(self, path: str, found: str) -> None:
+        from nodepool.zk.connection.protocol import Reply
+
+        client = self._client
+
+        def deleted(_result: Any, error: BaseException | None, _zxid: int) -> None:
+            if error is None or isinstance(error, NoNodeError):
+                self._done(path)
+
+        def looked(stat: Any, error: BaseException | None, _zxid: int) -> None:
+            if error is not None:
+                return
+            client_id = client.client_id
+            with self._lock:
+                ephemeral = self._paths.get(path)
+            if ephemeral is None or client_id is None:
+                return
+            if stat is None or stat.ephemeralOwner != (client_id[0] if ephemeral else 0):
+                self._done(path)
+            else:
+                log.info("Giving back %s, left over from a broken connection", found)
+                client.submit(Delete(client.full_path(found), -1), Reply(deleted))
+
+        client.submit(Exists(client.full_path(found), None), Reply(looked))
+
+    def taken(self, path: str) -> None:
+        """It has been taken anew, in good order: what was left behind under this name is gone."""
+        self._done(path)
+
+    def _done(self, path: str) -> None:
+        with self._lock:
+            self._paths.pop(path, None)
+
+
+def _fits(name: str, start: str) -> bool:
+    number = name[len(start):]
+    return name.startswith(start) and (not number or (len(number) == _SEQUENCE_DIGITS and number.isdigit()))

@@ -1,0 +1,224 @@
+"""Connection to ZooKeeper: TLS, chroot, session states (zookeeper-schema.md section 2)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+
+from nodepool.base.hosts import TLS_REQUIRED, split_hosts
+from nodepool.exceptions import ConfigurationError
+from nodepool.zk.connection.previous_session import SessionFile, end_session
+from nodepool.zk.connection.protocol import Client, Handler
+
+#: Seconds between two messages while no server answers.
+CONNECT_MESSAGE_INTERVAL = 10.0
+#: Seconds until the first of them.
+FIRST_MESSAGE_AFTER = 2.0
+
+class _Calm(logging.Filter):
+    """Lets a message of kazoo through once in a while: it repeats itself with every attempt to connect."""
+
+    def __init__(self, interval: float) -> None:
+        super().__init__()
+        self._interval = interval
+        self._seen: dict[str, float] = {}
+        #: The last complaint, let through or not.
+        self.last = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = time.monotonic()
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self.last = message
+        if now - self._seen.get(message, -self._interval) < self._interval:
+            return False
+        if len(self._seen) > 100:
+            self._seen.clear()
+        self._seen[message] = now
+        return True
+
+
+_calm = _Calm(60.0)
+
+StateListener = Callable[[str], Any]
+
+
+class ZooKeeperClient:
+    """Owns the one session of a process.
+
+    :param hosts: ``host:port,host:port/chroot``.
+    :param timeout: session time-out in seconds.
+    :param insecure: allow a connection without TLS; must be asked for explicitly.
+    :raises ConfigurationError: TLS files missing or unreadable.
+    """
+
+    log = logging.getLogger("nodepool.zk.ZooKeeperClient")
+
+    def __init__(
+        self, hosts: str, read_only: bool = False, timeout: float = 10.0, tls_cert: str | None = None,
+        tls_key: str | None = None, tls_ca: str | None = None, insecure: bool = False,
+    ) -> None:
+        if not (tls_cert and tls_key and tls_ca):
+            if not insecure:
+                raise ConfigurationError(TLS_REQUIRED)
+            self._tls: dict[str, Any] = {}
+        else:
+            for name, path in (("cert", tls_cert), ("key", tls_key), ("ca", tls_ca)):
+                try:
+                    with open(path, "rb"):
+                        pass
+                except OSError as error:
+                    raise ConfigurationError(f"zookeeper-tls: {name}: cannot read {path}: {error.strerror}") from error
+            self._tls = {"use_ssl": True, "certfile": tls_cert, "keyfile": tls_key, "ca": tls_ca,
+                         "verify_certs": True, "check_hostname": False}
+        self.hosts = hosts
+        self.read_only = read_only
+        self.timeout = float(timeout)
+        self.client: Client | None = None
+        #: Where to remember the session for the next process (see ``previous_session``).
+        self.session_file: SessionFile | None = None
+        self.on_connect_listeners: list[Callable[[], Any]] = []
+        self.on_disconnect_listeners: list[Callable[[], Any]] = []
+        #: (kind, id) of registrations whose outcome we do not know: their entries may be there.
+        self.unsure_components: set[tuple[str, str | None]] = set()
+        #: Called with kazoo's state name on the connection thread; must return at once.
+        self.state_listeners: list[StateListener] = []
+        #: Called with the error, or None, when the thread of the connection has ended: there will be no other.
+        self.on_thread_end: Callable[[BaseException | None], Any] = lambda _error: None
+        self._state: str | None = None
+        self._closing = False
+        self.stop_connecting = threading.Event()
+
+    @classmethod
+    def from_config(cls, config: Any, session_file: str | None = None) -> ZooKeeperClient:
+        """The client that a configuration wants.
+
+        :param session_file: where to remember the session for the next process.
+        """
+        client = cls(config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
+                     tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca, insecure=config.zookeeper_insecure)
+        client.session_file = SessionFile(session_file) if session_file is not None else None
+        return client
+
+    # -- session states
+
+    def _state_changed(self, state: str) -> None:
+        before, self._state = self._state, state
+        if state == KazooState.CONNECTED:
+            if before in (KazooState.SUSPENDED, KazooState.LOST):  # whoever was warned is told of the end, too
+                self.log.warning("ZooKeeper connection: back")
+            else:
+                self.log.debug("ZooKeeper connection: connected")
+            self._remember_session()
+        elif state == KazooState.SUSPENDED:
+            self.log.warning("ZooKeeper connection: suspended; no new work until it is back")
+        elif not self._closing:
+            self.log.warning("ZooKeeper connection: lost; locks and registrations of this session are gone")
+        for listener in list(self.state_listeners):
+            try:
+                listener(state)
+            except Exception:
+                self.log.exception("Error in a connection listener")
+
+    def _remember_session(self) -> None:
+        client = self.client
+        if self.session_file is not None and client is not None and client.client_id is not None:
+            self.session_file.remember(self.hosts, client.client_id)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._state == KazooState.CONNECTED)
+
+    @property
+    def suspended(self) -> bool:
+        return bool(self._state == KazooState.SUSPENDED)
+
+    @property
+    def lost(self) -> bool:
+        return bool(self._state == KazooState.LOST)
+
+    @property
+    def session_id(self) -> int | None:
+        """Identifies the present session; locks of another session are gone."""
+        if self.client is None or not self.connected:
+            return None
+        client_id = self.client.client_id
+        return client_id[0] if client_id else None
+
+    # -- life cycle
+
+    def connect(self, timeout: float | None = None) -> None:
+        """Connect; tries for ever (or for ``timeout`` seconds), with a message naming the servers every 10 s.
+
+        :raises TimeoutError: no server answered in time, or :meth:`disconnect` was called meanwhile.
+        """
+        if self.client is not None:
+            return
+        servers, chroot = split_hosts(self.hosts)
+        left_behind = self.session_file.acquire() if self.session_file is not None else None
+        retry = KazooRetry(max_tries=-1, delay=0.2, backoff=1.5, max_delay=1.0, max_jitter=0.3)
+        client = Client(
+            hosts=servers + chroot, timeout=self.timeout, read_only=self.read_only, handler=Handler(),
+            connection_retry=retry, command_retry=KazooRetry(max_tries=2, delay=0.1, max_delay=1.0),
+            **self._tls)
+        logging.getLogger("kazoo.client").addFilter(_calm)
+        client.add_listener(self._state_changed)
+        client.on_loop_end = self.on_thread_end
+        self.client = client
+        _calm.last = ""
+        started = time.monotonic()
+        last = started - CONNECT_MESSAGE_INTERVAL + FIRST_MESSAGE_AFTER
+        live = client.start_async()
+        while not live.wait(0.2):
+            now = time.monotonic()
+            if self.stop_connecting.is_set() or (timeout is not None and now - started > timeout):
+                why = self._why()  # the end is complained about, too
+                self.disconnect()
+                raise TimeoutError(f"No ZooKeeper server answers at {self.hosts}{why}")
+            if now - last >= CONNECT_MESSAGE_INTERVAL:
+                last = now
+                self.log.warning(
+                    "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)%s", self.hosts, now - started, self._why())
+        if left_behind is not None:
+            end_session(left_behind, self.hosts, lambda client_id: Client(
+                hosts=servers + chroot, timeout=self.timeout, client_id=client_id, handler=Handler("old session"),
+                **self._tls))
+        for listener in list(self.on_connect_listeners):
+            listener()
+
+    @staticmethod
+    def _why() -> str:
+        """Why the last attempt to connect failed, as far as it is known."""
+        return f"; the last attempt: {_calm.last}" if _calm.last else ""
+
+    def disconnect(self) -> None:
+        """End the session; ephemeral znodes and locks go with it."""
+        self.stop_connecting.set()
+        for listener in list(self.on_disconnect_listeners):
+            listener()
+        client, self.client = self.client, None
+        if client is not None:
+            self._closing = True
+            client.stop()
+            client.close()
+            self._closing = False
+            if self.session_file is not None:
+                self.session_file.release()
+
+    def resetHosts(self, hosts: str) -> None:
+        """Use other servers from the next connection on; not when the chroot differs."""
+        if hosts == self.hosts:
+            return
+        servers, chroot = split_hosts(hosts)
+        if chroot != split_hosts(self.hosts)[1]:
+            self.log.error("zookeeper-servers: a changed chroot needs a restart of the daemon")
+            return
+        if self.client is not None:
+            self.client.set_hosts(servers + chroot)
+        self.hosts = hosts

@@ -1,0 +1,449 @@
+"""A kazoo client with persistent recursive watches and a leaner connection loop.
+
+kazoo 2.11 has neither the AddWatch request (server 3.6) nor batching: it makes several system calls and a new
+selector for each message.  This one module overrides the private parts needed for both;
+tests/integration/zk/test_protocol.py is the contract test that says whether a new kazoo still fits.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    EXCEPTIONS,
+    ConnectionClosedError,
+    ConnectionDropped,
+    ConnectionLoss,
+    KazooException,
+    NoNodeError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol import connection as kazoo_connection
+from kazoo.protocol.serialization import Auth, Close, Exists, GetChildren, GetChildren2, Transaction, write_string
+from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
+from kazoo.retry import ForceRetryError
+
+from nodepool.zk.connection.abandoned import AbandonedLocks
+
+log = logging.getLogger("nodepool.zk.protocol")
+
+CREATED, DELETED, CHANGED = 1, 2, 3
+
+_WATCH_XID, _PING_XID, _AUTH_XID = -1, -2, -4
+_int = struct.Struct("!i")
+_reply = struct.Struct("!iqi")
+_watch = struct.Struct("!iii")
+_RECEIVE_SIZE = 256 * 1024
+#: What has been received is handled once it is more than this.
+_HANDLE_SIZE = 1024 * 1024
+#: At most this many bytes of requests are put into one send.
+_SEND_SIZE = 256 * 1024
+
+#: The connection broke: nobody made a mistake, and the outcome is unknown.
+BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
+
+EventCallback = Callable[[int, str], None]
+
+
+class AddWatch:
+    """The AddWatch request, mode persistent recursive."""
+
+    type = 106
+    PERSISTENT_RECURSIVE = 1
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path)) + _int.pack(self.PERSISTENT_RECURSIVE)
+
+    @staticmethod
+    def deserialize(_data: bytes, _offset: int) -> bool:
+        return True
+
+
+class Reply:
+    """Receives the answer to one request on the connection thread.
+
+    ``callback(result, error, zxid)`` must return at once: it runs between reading two messages.
+    It has the two methods of kazoo's AsyncResult that the connection uses.
+    """
+
+    __slots__ = ("_callback", "zxid")
+
+    def __init__(self, callback: Callable[[Any, BaseException | None, int], None]) -> None:
+        self._callback: Callable[[Any, BaseException | None, int], None] | None = callback
+        self.zxid = 0
+
+    def set(self, value: Any = None) -> None:
+        self._answer(value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._answer(None, error)
+
+    def _answer(self, value: Any, error: BaseException | None) -> None:
+        callback, self._callback = self._callback, None
+        if callback is None:
+            return
+        try:
+            callback(value, error, self.zxid)
+        except Exception:  # it concerns this request only, not the connection
+            log.exception("Error in what follows an answer:")
+
+
+def _error(code: int) -> BaseException:
+    kind: type[BaseException] | None = EXCEPTIONS.get(code)
+    return kind() if kind is not None else KazooException(f"ZooKeeper error {code}")
+
+
+class Handler(SequentialThreadingHandler):
+    """kazoo's thread handler with named threads and a select that makes no descriptor per call."""
+
+    def __init__(self, name: str = "zookeeper") -> None:
+        super().__init__()
+        self._thread_name = name
+        self._count = 0
+
+    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
+        self._count += 1
+        kind = "connection" if getattr(func, "__name__", "") == "zk_loop" else f"worker {self._count}"
+        thread = threading.Thread(
+            target=func, args=args, kwargs=kwargs, daemon=True, name=f"ThreadPoolExecutor {self._thread_name} {kind}")
+        thread.start()
+        return thread
+
+    def select(
+        self, rlist: Iterable[Any], wlist: Iterable[Any], xlist: Iterable[Any], timeout: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        wanted: dict[int, int] = {}
+        by_fd: dict[int, Any] = {}
+        for items, flag in ((rlist, select.POLLIN), (wlist, select.POLLOUT)):
+            for item in items:
+                fd = item if isinstance(item, int) else item.fileno()
+                if fd < 0:
+                    raise ConnectionDropped("socket closed")
+                wanted[fd] = wanted.get(fd, 0) | flag
+                by_fd[fd] = item
+        poll = select.poll()
+        for fd, flags in wanted.items():
+            poll.register(fd, flags)
+        ready = poll.poll(None if timeout is None else max(0, int(timeout * 1000 + 0.999)))
+        readable = [by_fd[fd] for fd, event in ready if event & ~select.POLLOUT]
+        writable = [by_fd[fd] for fd, event in ready if event & (select.POLLOUT | select.POLLERR | select.POLLHUP)]
+        return [i for i in readable if i in list(rlist)], [i for i in writable if i in list(wlist)], []
+
+
+class Connection(kazoo_connection.ConnectionHandler):
+    """Reads and writes many messages per system call, and hands out persistent watch events."""
+
+    client: Client
+    _xid: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._received = bytearray()
+        #: Since when answers are due of which none has come.
+        self._silent_since = 0.0
+
+    def _connect_loop(self, retry: Any) -> Any:
+        """Whatever goes wrong on this thread, it connects anew with the same session; kazoo would end for ever."""
+        try:
+            return super()._connect_loop(retry)
+        except ForceRetryError:
+            raise
+        except Exception as error:
+            log.exception("Error on the connection to ZooKeeper; connecting anew:")
+            if self.client._state != KeeperState.CONNECTING:
+                self.client._session_callback(KeeperState.CONNECTING)
+            raise ForceRetryError("connecting anew") from error
+
+    def zk_loop(self) -> None:
+        error: BaseException | None = None
+        try:
+            super().zk_loop()
+        except BaseException as problem:
+            log.exception("The thread of the connection to ZooKeeper ends:")
+            error = problem
+        if not self.client._stopped.is_set():
+            self.client.on_loop_end(error)
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        self._received = bytearray()
+        return super()._connect(host, hostip, port)
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        """Take whatever is there; every complete message is handled."""
+        sock = self._socket
+        received = self._received
+        ended = False
+        while True:
+            try:
+                chunk = sock.recv(_RECEIVE_SIZE)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break
+            if not chunk:
+                ended = True
+                break
+            received += chunk
+            if len(received) > _HANDLE_SIZE and not (hasattr(sock, "pending") and sock.pending()):
+                break  # a TLS socket may hold decrypted data that select does not see
+        offset, size = 0, len(received)
+        result = None
+        data = bytes(received)
+        while size - offset >= 4:
+            (length,) = _int.unpack_from(data, offset)
+            if size - offset - 4 < length:
+                break
+            start = offset + 4
+            offset = start + length
+            # Each message of its own buffer: kazoo's deserializers slice from an offset.
+            result = self._message(data[start:offset])
+            if result is kazoo_connection.CLOSE_RESPONSE:
+                break
+        if size:
+            self._silent_since = time.monotonic()
+        if offset:
+            del received[:offset]
+        if ended and result is not kazoo_connection.CLOSE_RESPONSE:
+            raise ConnectionDropped("socket connection broken")
+        return result
+
+    def _message(self, data: bytes) -> Any:
+        xid, zxid, error = _reply.unpack_from(data, 0)
+        if xid == _WATCH_XID:
+            kind, _state, length = _watch.unpack_from(data, 16)
+            self._event(kind, data[28:28 + length].decode("utf-8"))
+            return None
+        if xid == _PING_XID:
+            self.ping_outstanding.clear()
+            return None
+        if xid == _AUTH_XID:
+            return self._auth_reply(error)
+        client = self.client
+        request, reply, expected = client._pending.popleft()
+        if zxid > 0:
+            client.last_zxid = zxid
+        if xid != expected:
+            problem = RuntimeError(f"xids do not match, expected {expected!r} received {xid!r}")
+            if reply is not None:
+                reply.set_exception(problem)
+            raise problem
+        if reply is not None:
+            self._answer(request, reply, error, zxid, data)
+        if isinstance(request, Close):
+            return kazoo_connection.CLOSE_RESPONSE
+        return None
+
+    def _answer(self, request: Any, reply: Any, error: int, zxid: int, data: bytes) -> None:
+        client = self.client
+        missing = error == NoNodeError.code and request.type == Exists.type
+        if type(reply) is Reply:
+            reply.zxid = zxid
+        if error and not missing:
+            reply.set_exception(_error(error))
+            return
+        if missing:
+            reply.set(None)
+        else:
+            try:
+                response = request.deserialize(data, _reply.size)
+            except Exception as problem:
+                log.exception("Cannot read the answer to %s", type(request).__name__)
+                reply.set_exception(problem)
+                return
+            if request.type == Transaction.type and client.chroot:
+                response = Transaction.unchroot(client, response)
+            reply.set(response)
+        watcher = getattr(request, "watcher", None)
+        if watcher and not client._stopped.is_set():
+            kind = client._child_watchers if isinstance(request, (GetChildren, GetChildren2)) else client._data_watchers
+            kind[request.path].add(watcher)
+
+    def _auth_reply(self, error: int) -> None:
+        _request, reply, _xid = self.client._pending.popleft()
+        if error:
+            reply.set_exception(_error(error))
+            self.client._session_callback(KeeperState.AUTH_FAILED)
+        else:
+            reply.set(True)
+
+    def _event(self, kind: int, path: str) -> None:
+        client = self.client
+        if client._stopped.is_set():
+            return
+        if client._data_watchers or client._child_watchers:
+            self._one_shot_watches(kind, path)
+        chroot = client.chroot
+        if chroot:
+            path = path[len(chroot):] or "/"
+        for root, callback in client.persistent_watches:
+            if path.startswith(root) and (len(path) == len(root) or root == "/" or path[len(root)] == "/"):
+                try:
+                    callback(kind, path)
+                except Exception:
+                    log.exception("Error in the watch of %s for %s", root, path)
+
+    def _one_shot_watches(self, kind: int, path: str) -> None:
+        client = self.client
+        watchers: list[Any] = []
+        if kind in (CREATED, CHANGED, DELETED):
+            watchers += client._data_watchers.pop(path, ())
+        if kind in (DELETED, kazoo_connection.CHILD_EVENT):
+            watchers += client._child_watchers.pop(path, ())
+        if not watchers:
+            return
+        event = WatchedEvent(EVENT_TYPE_MAP[kind], client._state, client.unchroot(path))
+        for watcher in watchers:
+            client.handler.dispatch_callback(Callback("watch", watcher, (event,)))
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        """Send everything that waits, in as few system calls as possible."""
+        client = self.client
+        # In this order nothing is forgotten: a byte is in the pipe whenever the flag is up, and what was appended
+        # while it was up is sent below.
+        try:
+            self._read_sock.recv(4096)
+        except OSError:
+            pass
+        client.wake_sent = False
+        queue, pending = client._queue, client._pending
+        # kazoo sends no heartbeat while it sends requests: their answers must do.
+        now = time.monotonic()
+        if not pending:
+            self._silent_since = now
+        elif now - self._silent_since > read_timeout:
+            raise ConnectionDropped(f"no answer for {now - self._silent_since:.1f} s")
+        out = bytearray()
+        while queue:
+            request, reply = queue[0]
+            if request is kazoo_connection._SESSION_EXPIRED:
+                raise SessionExpiredError("Session expired: Testing")
+            if request is kazoo_connection._CONNECTION_DROP:
+                raise ConnectionDropped("Connection dropped: Testing")
+            if request.type == Auth.type:
+                xid = _AUTH_XID
+            else:
+                self._xid = (self._xid % 2147483647) + 1
+                xid = self._xid
+            try:
+                body = request.serialize()
+            except Exception as error:  # a request that cannot be written must not end the connection
+                queue.popleft()
+                if reply is not None:
+                    reply.set_exception(error)
+                continue
+            kind = request.type
+            header = _int.pack(xid) + (_int.pack(kind) if kind else b"")
+            out += _int.pack(len(header) + len(body)) + header + body
+            # Pending before it is sent: a reply can only come afterwards, a loss clears both queues.
+            pending.append((request, reply, xid))
+            queue.popleft()
+            if len(out) >= _SEND_SIZE:
+                self._write(out, connect_timeout)
+                out = bytearray()
+        if out:
+            self._write(out, connect_timeout)
+
+    def _write(self, msg: bytes | bytearray, timeout: float) -> None:
+        sent, length = 0, len(msg)
+        view = memoryview(msg)
+        with self._socket_error_handling():
+            while sent < length:
+                try:
+                    count = self._socket.send(view[sent:])
+                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    if not self.handler.select([], [self._socket], [], timeout)[1]:
+                        raise self.handler.timeout_exception("socket time-out during write") from None
+                    continue
+                if not count:
+                    raise ConnectionDropped("socket connection broken")
+                sent += count
+
+
+class Client(KazooClient):
+    """kazoo's client on our connection."""
+
+    _connection: Any
+    chroot: str
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("handler", Handler())
+        self.wake_sent = False
+        #: (root, callback) of persistent watches; the server forgets them with each connection.
+        self.persistent_watches: list[tuple[str, EventCallback]] = []
+        super().__init__(*args, **kwargs)
+        #: Called with the error, or None, when the thread of the connection ends without having been told to.
+        self.on_loop_end: Callable[[BaseException | None], Any] = lambda _error: None
+        self.abandoned = AbandonedLocks(self)
+        old = self._connection
+        self._connection = Connection(
+            self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options)
+
+    def submit(self, request: Any, reply: Any) -> None:
+        """Send a request; ``reply`` is a :class:`Reply` or a kazoo AsyncResult."""
+        self._call(request, reply)
+
+    def _call(self, request: Any, async_object: Any) -> bool | None:
+        state = self._state
+        if state in (KeeperState.AUTH_FAILED, KeeperState.CLOSED, KeeperState.EXPIRED_SESSION):
+            super()._call(request, async_object)
+            return False
+        self._queue.append((request, async_object))
+        if self.wake_sent:
+            return None
+        self.wake_sent = True
+        write_sock = self._connection._write_sock
+        try:
+            if write_sock is None:
+                raise OSError("closed")
+            write_sock.send(b"\0")
+        except OSError:
+            self.wake_sent = False
+            error = ConnectionClosedError("Connection has been closed")
+            if async_object is not None:
+                async_object.set_exception(error)
+        return None
+
+    def _session_callback(self, state: Any) -> None:
+        # A new connection reads its wake socket from the start; a stale flag would keep requests waiting.
+        self.wake_sent = False
+        super()._session_callback(state)
+        if self._queue and not self._stopped.is_set():
+            try:
+                self._connection._write_sock.send(b"\0")
+            except (OSError, AttributeError):
+                pass
+
+    def add_persistent_watch(self, root: str, callback: EventCallback) -> None:
+        """Remember the callback; :meth:`arm_persistent_watch` makes the server send events.
+
+        The callback runs on the connection thread with the kind of event and the path without chroot.
+        """
+        self.persistent_watches.append((root, callback))
+
+    def remove_persistent_watch(self, root: str, callback: EventCallback) -> None:
+        self.persistent_watches = [entry for entry in self.persistent_watches if entry != (root, callback)]
+
+    def arm_persistent_watch(self, root: str, reply: Reply) -> None:
+        self.submit(AddWatch(self.full_path(root)), reply)
+
+    def full_path(self, path: str) -> str:
+        """The path with the chroot in front."""
+        if not self.chroot:
+            return path
+        return self.chroot if path == "/" else self.chroot + path
+
+
+__all__ = [
+    "BROKEN", "CHANGED", "CREATED", "DELETED", "AddWatch", "Client", "Connection", "Handler", "KazooException",
+    "KazooTimeoutError", "Reply",
+]

@@ -1,0 +1,1 @@
+"""The methods of `zookeeper.ZooKeeper`, by kind of record."""

@@ -1,0 +1,347 @@
+"""Facade methods about images, builds and uploads (python-interface.md section 3)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from nodepool.exceptions import ZKException
+from nodepool.zk import locks, paths
+from nodepool.zk.facade.base import FacadeBase, newest_first
+from nodepool.zk.mirror.images import ImageData
+from nodepool.zk.mirror.progress import ProgressData, ProgressStore
+from nodepool.zk.records import READY, ImageBuild, ImageBuildRequest, ImageUpload, parse_object
+
+
+class ImageMethods(FacadeBase):
+    """Images: builds, uploads, flags, locks, export and import."""
+
+    # -- locks
+
+    @contextlib.contextmanager
+    def _locked(self, directory: str, blocking: bool, timeout: float | None) -> Iterator[None]:
+        handle = locks.acquire(self.kazoo_client, directory, None, blocking, timeout)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NoNodeError):
+                locks.release(self.kazoo_client, handle)
+
+    def imageBuildLock(self, image: str, blocking: bool = True, timeout: float | None = None) -> Any:
+        """Held during a whole build of the image."""
+        return self._locked(f"{paths.builds(image)}/lock", blocking, timeout)
+
+    def imageBuildIdLock(self, image: str, build_id: str, blocking: bool = True, timeout: float | None = None) -> Any:
+        """Held while a build is being removed."""
+        return self._locked(f"{paths.build(image, build_id)}/lock", blocking, timeout)
+
+    def imageUploadLock(self, image: str, build_id: str, provider: str, blocking: bool = True,
+                        timeout: float | None = None) -> Any:
+        """Held during a whole upload."""
+        return self._locked(f"{paths.uploads(image, build_id, provider)}/lock", blocking, timeout)
+
+    def imageUploadNumberLock(self, image_upload: ImageUpload, blocking: bool = True,
+                              timeout: float | None = None) -> Any:
+        """Held while an upload is being deleted."""
+        path = paths.upload(image_upload.image_name or "", image_upload.build_id or "",
+                            image_upload.provider_name or "", image_upload.id or "")
+        return self._locked(f"{path}/lock", blocking, timeout)
+
+    # -- images and builds
+
+    def getImageNames(self) -> list[str]:
+        return self._children(paths.IMAGES)
+
+    def getBuildIds(self, image: str) -> list[str]:
+        return [i for i in self._children(paths.builds(image)) if i != "lock"]
+
+    def getBuild(self, image: str, build_id: str) -> ImageBuild | None:
+        path = paths.build(image, build_id)
+        read = self._get(path)
+        if read is None:
+            return None
+        return self._parse(path, lambda: self._build(image, build_id, *read))
+
+    @staticmethod
+    def _build(image: str, build_id: str, data: bytes, stat: Any) -> ImageBuild | None:
+        values = parse_object(data)
+        if values is None:
+            return None
+        build = ImageBuild.fromDict(values, image, build_id)
+        build.stat = stat
+        return build
+
+    def getBuilds(self, image: str, states: list[str] | None = None) -> list[ImageBuild]:
+        builds = [self.getBuild(image, i) for i in self.getBuildIds(image)]
+        return [b for b in builds if b is not None and (states is None or b.state in states)]
+
+    def getMostRecentBuilds(self, count: int, image: str, state: str | None = None) -> list[ImageBuild]:
+        """Newest first by ``state_time``."""
+        return newest_first(self.getBuilds(image, None if state is None else [state]), count)
+
+    def storeBuild(self, image: str, build_data: ImageBuild, build_id: str | None = None) -> str:
+        """Create (new id) or write a build; returns its id."""
+        if build_id is None:
+            build_id = uuid.uuid4().hex
+            self.kazoo_client.create(paths.build(image, build_id), build_data.serialize(), makepath=True)
+        else:
+            path = paths.build(image, build_id)
+            try:
+                self.kazoo_client.set(path, build_data.serialize())
+            except NoNodeError:
+                self.kazoo_client.create(path, build_data.serialize(), makepath=True)
+        build_data.id = build_id
+        return build_id
+
+    def deleteBuild(self, image: str, build_id: str) -> bool:
+        """Remove a build; False while it has upload records."""
+        for provider in self.getBuildProviders(image, build_id):
+            if self.getImageUploadNumbers(image, build_id, provider):
+                return False
+        try:
+            self.kazoo_client.delete(paths.build(image, build_id), recursive=True)
+        except NoNodeError:
+            pass
+        return True
+
+    # -- flags
+
+    def getImagePaused(self, image: str) -> bool:
+        return self.kazoo_client.exists(f"{paths.image(image)}/pause") is not None
+
+    def setImagePaused(self, image: str, paused: bool) -> None:
+        """Pause or unpause the builds of an image."""
+        path = f"{paths.image(image)}/pause"
+        try:
+            if paused:
+                self.kazoo_client.create(path, makepath=True)
+            else:
+                self.kazoo_client.delete(path)
+        except (NodeExistsError, NoNodeError):
+            pass
+
+    def submitBuildRequest(self, image: str) -> None:
+        """Ask for a build; asking again asks a builder that waits after a failure to try now."""
+        path = f"{paths.image(image)}/request-build"
+        try:
+            self.kazoo_client.create(path, makepath=True)
+        except NodeExistsError:
+            with contextlib.suppress(NoNodeError):  # served at this moment
+                self.kazoo_client.set(path, b"")
+
+    def hasBuildRequest(self, image: str) -> bool:
+        return self.kazoo_client.exists(f"{paths.image(image)}/request-build") is not None
+
+    def getBuildRequest(self, image: str) -> ImageBuildRequest | None:
+        stat = self.kazoo_client.exists(f"{paths.image(image)}/request-build")
+        if stat is None:
+            return None
+        lock_stat = self.kazoo_client.exists(f"{paths.builds(image)}/lock")
+        held = lock_stat is not None and bool(locks.names_in_order(self.kazoo_client, f"{paths.builds(image)}/lock"))
+        pending = True
+        if held and lock_stat is not None:
+            pending = not any(b.stat is not None and b.stat.ctime >= lock_stat.ctime
+                              for b in self.getBuilds(image, ["building"]))
+        return ImageBuildRequest(image, pending, stat)
+
+    def removeBuildRequest(self, image: str) -> None:
+        with contextlib.suppress(NoNodeError):
+            self.kazoo_client.delete(f"{paths.image(image)}/request-build")
+
+    # -- uploads
+
+    def _imageUploadPath(self, image: str, build_id: str, provider: str) -> str:
+        return paths.uploads(image, build_id, provider)
+
+    def getBuildProviders(self, image: str, build_id: str) -> list[str]:
+        return self._children(paths.build_providers(image, build_id))
+
+    def getImageUploadNumbers(self, image: str, build_id: str, provider: str) -> list[str]:
+        return [i for i in self._children(paths.uploads(image, build_id, provider)) if i != "lock"]
+
+    def getImageUpload(self, image: str, build_id: str, provider: str, upload_number: str) -> ImageUpload | None:
+        path = paths.upload(image, build_id, provider, upload_number)
+        read = self._get(path)
+        if read is None:
+            return None
+        return self._parse(path, lambda: self._upload(image, build_id, provider, upload_number, *read))
+
+    @staticmethod
+    def _upload(image: str, build_id: str, provider: str, number: str, data: bytes, stat: Any) -> ImageUpload | None:
+        values = parse_object(data)
+        if values is None:
+            return None
+        upload = ImageUpload.fromDict(values, build_id, provider, image, number)
+        upload.stat = stat
+        return upload
+
+    def getUploads(self, image: str, build_id: str, provider: str,
+                   states: list[str] | None = None) -> list[ImageUpload]:
+        uploads = [self.getImageUpload(image, build_id, provider, n)
+                   for n in self.getImageUploadNumbers(image, build_id, provider)]
+        return [u for u in uploads if u is not None and (states is None or u.state in states)]
+
+    def getMostRecentBuildImageUploads(self, count: int, image: str, build_id: str, provider: str,
+                                       state: str | None = None) -> list[ImageUpload]:
+        """Newest first by ``state_time``."""
+        return newest_first(self.getUploads(image, build_id, provider, None if state is None else [state]), count)
+
+    def getMostRecentImageUpload(self, image: str, provider: str, state: str = READY,
+                                 cached: bool = False) -> ImageUpload | None:
+        """The newest upload of the image to the provider over all builds."""
+        tree = self.image_tree
+        if cached and state == READY and tree is not None and tree.synced.is_set():
+            return tree.newest_ready(image, provider)
+        candidates: list[ImageUpload] = []
+        for build_id in self.getBuildIds(image):
+            candidates += self.getUploads(image, build_id, provider, [state])
+        newest = newest_first(candidates, 1)
+        return newest[0] if newest else None
+
+    def getProviderUploads(self, provider_name: str) -> dict[str, dict[str, list[ImageUpload]]]:
+        """{image: {build: [upload]}} of one provider."""
+        result: dict[str, dict[str, list[ImageUpload]]] = {}
+        for image in self.getImageNames():
+            for build_id in self.getBuildIds(image):
+                if provider_name in self.getBuildProviders(image, build_id):
+                    uploads = self.getUploads(image, build_id, provider_name)
+                    result.setdefault(image, {}).setdefault(build_id, []).extend(uploads)
+        return result
+
+    def getCachedImageUploads(self) -> list[ImageUpload]:
+        """All uploads that the mirror knows."""
+        tree = self.image_tree
+        if tree is None:
+            return self.readImages().uploads
+        with tree.lock:
+            return list(tree.uploads.values())
+
+    def storeImageUpload(self, image: str, build_id: str, provider: str, image_data: ImageUpload,
+                         upload_number: str | None = None) -> str:
+        """Create (new number) or write an upload; returns its number.
+
+        :raises ZKException: the build is missing.
+        """
+        if self.kazoo_client.exists(paths.builds(image)) is None:
+            raise ZKException(f"Cannot find build {build_id} of image {image}")
+        if upload_number is None:
+            path = self.kazoo_client.create(
+                f"{paths.uploads(image, build_id, provider)}/", image_data.serialize(), makepath=True, sequence=True)
+            upload_number = str(path).rsplit("/", 1)[1]
+        else:
+            path = paths.upload(image, build_id, provider, upload_number)
+            try:
+                self.kazoo_client.set(path, image_data.serialize())
+            except NoNodeError:
+                self.kazoo_client.create(path, image_data.serialize(), makepath=True)
+        image_data.id = upload_number
+        return upload_number
+
+    def deleteUpload(self, image: str, build_id: str, provider: str, upload_number: str) -> None:
+        with contextlib.suppress(NoNodeError):
+            self.kazoo_client.delete(paths.upload(image, build_id, provider, upload_number), recursive=True)
+
+    # -- all at once
+
+    def readImages(self, cached: bool = True) -> ImageData:
+        """Everything about images; from the mirror when it is complete, else read (pipelined)."""
+        tree = self.image_tree
+        if cached and tree is not None and tree.synced.is_set():
+            return tree.data()
+        data = ImageData(names=set(self.getImageNames()))
+        build_paths: list[str] = []
+        for path, names, _stat in self._children_many(
+                [p for i in sorted(data.names) for p in (paths.image(i), paths.builds(i))]):
+            image = path.split("/")[3]
+            if not path.endswith("/builds") or path.count("/") == 3:
+                if "pause" in names:
+                    data.paused.add(image)
+                continue
+            build_paths += [paths.build(image, i) for i in names if i != "lock"]
+        for path, _data, stat in self._get_many(f"{paths.image(i)}/request-build" for i in sorted(data.names)):
+            data.requests[path.split("/")[3]] = stat.ctime / 1000
+        for path, names, stat in self._children_many(f"{paths.builds(i)}/lock" for i in sorted(data.names)):
+            data.build_locks[path.split("/")[3]] = (stat.ctime / 1000, bool(names))
+        for path, raw, stat in self._get_many(build_paths):
+            image, build_id = path.split("/")[3], path.split("/")[5]
+            build = self._parse(
+                path, lambda i=image, b=build_id, r=raw, s=stat: self._build(i, b, r, s))  # type: ignore[misc]
+            if build is not None:
+                data.builds.append(build)
+        containers: list[str] = []
+        for path, names, _stat in self._children_many(f"{p}/providers" for p in build_paths):
+            parts = path.split("/")
+            data.providers[(parts[3], parts[5])] = set(names)
+            containers += [f"{path}/{name}/images" for name in names]
+        uploads: list[str] = []
+        for path, names, _stat in self._children_many(containers):
+            uploads += [f"{path}/{name}" for name in names if name != "lock"]
+        for path, raw, stat in self._get_many(uploads):
+            p = path.split("/")
+            upload = self._parse(
+                path, lambda p=p, r=raw, s=stat: self._upload(p[3], p[5], p[7], p[9], r, s))  # type: ignore[misc]
+            if upload is not None:
+                data.uploads.append(upload)
+        return data
+
+    @property
+    def progress(self) -> ProgressStore:
+        """Records about running and failed builds and uploads."""
+        return ProgressStore(self.kazoo_client)
+
+    def readProgress(self, cached: bool = True) -> ProgressData:
+        """All of them; from the mirror when it is complete, else read."""
+        tree = self.progress_tree
+        if cached and tree is not None and tree.synced.is_set():
+            return tree.data()
+        return self.progress.read_all()
+
+    def exportImageData(self) -> dict[str, str]:
+        """Pause markers, builds and uploads: path -> text (zookeeper-schema.md section 11)."""
+        result: dict[str, str] = {}
+        data = self.readImages(cached=False)
+        wanted = [f"{paths.image(i)}/pause" for i in sorted(data.paused)]
+        wanted += [paths.build(b.image_name or "", b.id or "") for b in data.builds]
+        wanted += [paths.upload(u.image_name or "", u.build_id or "", u.provider_name or "", u.id or "")
+                   for u in data.uploads]
+        for path, raw, _stat in self._get_many(wanted):
+            result[path] = raw.decode("utf8")
+        return result
+
+    def importImageData(self, import_data: dict[str, str]) -> None:
+        """Write what :meth:`exportImageData` gave; upload numbers continue after the highest imported one.
+
+        :raises ZKException: a path is not one of an image.
+        """
+        highest: dict[str, int] = {}
+        for path, text in import_data.items():
+            if not path.startswith(f"{paths.IMAGES}/") or not isinstance(text, str):
+                raise ZKException(f"Cannot import {path}: not image data")
+            if text:
+                json.loads(text)
+            parts = path.split("/")
+            if len(parts) == 10 and parts[9].isdigit():
+                parent = path.rsplit("/", 1)[0]
+                highest[parent] = max(highest.get(parent, 0), int(parts[9]))
+        # The counter of a container only grows by creating children: before any record stands in the way.
+        for parent, number in highest.items():
+            self.kazoo_client.ensure_path(parent)
+            while True:
+                path = self.kazoo_client.create(f"{parent}/", sequence=True)
+                self.kazoo_client.delete(path)
+                if int(path.rsplit("/", 1)[1]) >= number:
+                    break
+        for path, text in sorted(import_data.items()):
+            raw = text.encode("utf8")
+            try:
+                self.kazoo_client.create(path, raw, makepath=True)
+            except NodeExistsError:
+                self.kazoo_client.set(path, raw)
+
+
+__all__ = ["ImageMethods"]

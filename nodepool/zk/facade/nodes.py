@@ -1,0 +1,311 @@
+"""Facade methods about nodes (driver-api.md section 8, python-interface.md section 3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
+
+from nodepool.exceptions import ZKException, ZKLockException
+from nodepool.zk import locks, paths
+from nodepool.zk.facade.base import FacadeBase
+from nodepool.zk.locks import LockHandle
+from nodepool.zk.records import DELETED, DELETING, READY, Node, parse_object
+from nodepool.zk.writer import TransactionFailed, Txn
+
+#: Another idle node is not deleted to make room while one of the pool is being deleted, for so many seconds.
+DELETION_GUARD = 300
+#: Records that are created in one transaction; servers take 1 MiB at a time.
+CREATED_TOGETHER = 50
+
+
+class NodeMethods(FacadeBase):
+    """Nodes: reading, writing, locking."""
+
+    # -- reading
+
+    def getNodes(self) -> list[str]:
+        """Ids of all node znodes, sorted; also of empty ones."""
+        return self._children(paths.NODES)
+
+    def getNode(self, node: str, cached: bool = False, only_cached: bool = False) -> Node | None:
+        """The record, or None when it is missing, empty or broken."""
+        if cached and self.node_tree is not None and self.node_tree.synced.is_set():
+            found = self.node_tree.get(node)
+            if found is not None or only_cached:
+                return found
+        elif only_cached and self.node_tree is not None:
+            return self.node_tree.get(node)
+        path = paths.node(node)
+        read = self._get(path)
+        if read is None:
+            return None
+        return self._parse(path, lambda: self._node(node, *read))
+
+    @staticmethod
+    def _node(node_id: str, data: bytes, stat: Any) -> Node | None:
+        values = parse_object(data)
+        if values is None:
+            return None
+        node = Node.fromDict(values, node_id)
+        node.stat = stat
+        return node
+
+    def getCachedNode(self, node_id: str) -> Node | None:
+        """What the mirror knows; O(1), None without a mirror."""
+        return self.node_tree.get(node_id) if self.node_tree is not None else None
+
+    def nodeIterator(self, cached: bool = True, cached_ids: bool = False) -> Iterator[Node]:
+        """All nodes, from the mirror when it is complete, else read (pipelined)."""
+        if (cached or cached_ids) and self.node_tree is not None and self.node_tree.synced.is_set():
+            snapshot = self.node_tree.snapshot()
+            if cached:
+                yield from snapshot
+                return
+            ids: Iterable[str] = [node.id or "" for node in snapshot]
+        else:
+            ids = self.getNodes()
+        for path, data, stat in self._get_many(paths.node(i) for i in ids):
+            node_id = path.rsplit("/", 1)[1]
+            node = self._parse(path, lambda i=node_id, d=data, s=stat: self._node(i, d, s))  # type: ignore[misc]
+            if node is not None:
+                yield node
+
+    def readNodes(self, with_contenders: bool = True) -> list[Node]:
+        """All nodes with their lock contenders; writes nothing."""
+        if self.node_tree is not None and self.node_tree.synced.is_set():
+            return self.node_tree.snapshot()
+        nodes = list(self.nodeIterator(cached=False))
+        if with_contenders:
+            locked = {paths.node_lock(n.id or ""): n for n in nodes if n.stat is None or n.stat.numChildren}
+            for path, names, _stat in self._children_many(locked):
+                locked[path].lock_contenders = {n for n in names if paths.contender_number(n) is not None}
+        return nodes
+
+    def getReadyNodesOfTypes(self, labels: list[str], cached: bool = True) -> dict[str, list[Node]]:
+        """Ready, unallocated nodes by label; a node with several labels stands under each."""
+        result: dict[str, list[Node]] = {}
+        for node in self.nodeIterator(cached=cached):
+            if node.state != READY or node.allocated_to:
+                continue
+            for label in node.type:
+                if label in labels:
+                    result.setdefault(label, []).append(node)
+        return result
+
+    def countPoolNodes(self, provider_name: str, pool_name: str) -> int:
+        return sum(1 for node in self.nodeIterator()
+                   if node.provider == provider_name and node.pool == pool_name)
+
+    def getProviderNodes(self, provider_name: str) -> list[Node]:
+        tree = self.node_tree
+        if tree is not None and tree.synced.is_set():
+            with tree.lock:
+                return [tree.nodes[i] for i in sorted(tree.by_provider.get(provider_name, ())) if i in tree.nodes]
+        return [node for node in self.nodeIterator(cached=False) if node.provider == provider_name]
+
+    def countFreeReadyNodes(self, provider_name: str) -> dict[str, int]:
+        """Label -> number of ready, unallocated nodes of the provider that nobody has locked."""
+        result: dict[str, int] = {}
+        tree = self.node_tree
+        if tree is not None:
+            with tree.lock:
+                for (provider, _pool), labels in tree.free.items():
+                    if provider == provider_name:
+                        for label, ids in labels.items():
+                            result[label] = result.get(label, 0) + len(ids)
+        return result
+
+    def watchNode(self, node: Node, callback: Callable[[Node, bool], Any]) -> None:
+        """Call ``callback(node, deleted)`` on each change until it returns False."""
+        tree = self.node_tree
+        if tree is None:
+            raise ZKException("watching nodes needs the cache")
+
+        def changed(node_id: str, _old: Node | None, new: Node | None) -> None:
+            if node_id != node.id:
+                return
+            if new is not None and new is not node:
+                node.updateFromDict({**new.extra, **new.toDict()})
+                node.stat = new.stat
+            if callback(node, new is None) is False or new is None:
+                tree.listeners.remove(changed)
+
+        tree.listeners.append(changed)
+
+    # -- writing
+
+    def storeNode(self, node: Node) -> None:
+        """Create the record (sets ``id``), or write it.
+
+        A node that we have locked is written only while the lock still stands.
+
+        :raises ZKException: the record, or our lock on it, is gone.
+        """
+        if node.id is None:
+            self.createNodes([node])
+            return
+        txn = Txn(self.kazoo_client)
+        if isinstance(node.lock, LockHandle):
+            txn.check(node.lock.path)
+        index = txn.set(paths.node(node.id), node.serialize(), tree=self.node_tree, record=node.copy())
+        try:
+            node.stat = self.writer.run(txn)[index]
+        except TransactionFailed as error:
+            if isinstance(error.cause, NoNodeError):
+                what = "lock on it" if error.index == 0 and node.lock else "record"
+                raise ZKException(f"Node {node.id} cannot be written: the {what} is gone") from error
+            raise
+
+    def createNodes(self, nodes: list[Node]) -> None:
+        """Create the records (sets their ``id``), many in one transaction: quicker than one after the other.
+
+        :raises kazoo.exceptions.KazooException: connection trouble; some may have been created.
+        """
+        for start in range(0, len(nodes), CREATED_TOGETHER):
+            txn, part = Txn(self.kazoo_client), nodes[start:start + CREATED_TOGETHER]
+            for node in part:
+                node.created_time = node.state_time
+                txn.create(f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.node_tree, record=node.copy())
+            try:
+                results = self.writer.run(txn)
+            except TransactionFailed as error:
+                if not isinstance(error.cause, NoNodeError):
+                    raise
+                self.kazoo_client.ensure_path(paths.NODES)
+                results = self.writer.run(txn)
+            for node, path in zip(part, results, strict=True):
+                node.id = str(path).rsplit("/", 1)[1]
+
+    def updateNode(self, node: Node) -> None:
+        """Read the record again.
+
+        :raises NoNodeError: it is gone (or empty).
+        """
+        data, stat = self.kazoo_client.get(paths.node(node.id or ""))
+        values = parse_object(data)
+        if values is None:
+            raise NoNodeError(paths.node(node.id or ""))
+        node.updateFromDict(values)
+        node.stat = stat
+
+    def deleteNode(self, node: Node) -> None:
+        """Mark the record deleted, then remove it with its lock directory."""
+        if node.id is None:
+            return
+        node.state = DELETED
+        try:
+            self.kazoo_client.set(paths.node(node.id), node.serialize())
+        except NoNodeError:
+            return
+        self.deleteRawNode(node.id)
+        node.lock = None
+
+    def deleteRawNode(self, node_id: str) -> None:
+        """Remove the znode and all below it."""
+        for _attempt in range(5):
+            try:
+                self.kazoo_client.delete(paths.node(node_id), recursive=True)
+            except NotEmptyError:
+                continue  # somebody has just contended for its lock
+            except NoNodeError:
+                pass
+            return
+
+    def deleteOldestUnusedNode(self, provider_name: str, pool_name: str) -> bool:
+        """Make room: the free node of the pool that is ready longest goes to ``deleting``.
+
+        Not while a node of the pool is being deleted already.  False when nothing was done.
+        """
+        tree = self.node_tree
+        if tree is None:
+            return False
+        now = time.time()
+        with tree.lock:
+            deleting = tree.deleting.get((provider_name, pool_name), {})
+            if any(now - since < DELETION_GUARD for since in deleting.values()):
+                return False
+        oldest = tree.oldest_free(provider_name, pool_name)  # walks over them, hence after the guard
+        if oldest is None:
+            return False
+        try:
+            self._discard(oldest, (oldest.id or "") in tree.lock_dirs)
+        except TransactionFailed:
+            return False
+        except (KazooException, TimeoutError) as error:
+            self.log.warning("Cannot make room in %s %s now: %r", provider_name, pool_name, error)
+            return False
+        self.log.info("Deleting idle node %s of %s %s to make room", oldest.id, provider_name, pool_name)
+        return True
+
+    def _discard(self, seen: Node, lock_directory_exists: bool, again: bool = True) -> None:
+        """Write that an idle node is to be deleted.
+
+        :raises TransactionFailed: somebody has locked or changed it meanwhile: it is not idle any more.
+        """
+        node, directory = seen.copy(), paths.node_lock(seen.id or "")
+        node.state = DELETING
+        txn = Txn(self.kazoo_client)
+        locks.add_unlocked_check(txn, directory, lock_directory_exists)
+        txn.set(paths.node(node.id or ""), node.serialize(), seen.version,
+                tree=self.node_tree, record=node)
+        try:
+            self.writer.run(txn)
+        except TransactionFailed as error:
+            # Our copy may know of the directory only later.
+            if not again or error.path != directory or isinstance(error.cause, NotEmptyError):
+                raise
+            self._discard(seen, isinstance(error.cause, NodeExistsError), again=False)
+
+    # -- locks
+
+    def lockNode(self, node: Node, blocking: bool = True, timeout: float | None = None, ephemeral: bool = True,
+                 identifier: str | None = None) -> None:
+        """Lock the node and read it again.
+
+        :raises TimeoutException: not obtained within ``timeout`` seconds.
+        :raises ZKLockException: held by somebody else (not blocking), by this very object, or the node is gone.
+        """
+        if node.lock is not None:
+            raise ZKLockException(f"Did not get thread lock on {node.id}")
+        handle = locks.acquire(
+            self.kazoo_client, paths.node_lock(node.id or ""), paths.node(node.id or ""), blocking, timeout,
+            ephemeral, identifier)
+        try:
+            self.updateNode(node)
+        except BaseException as error:
+            locks.release(self.kazoo_client, handle)
+            if isinstance(error, NoNodeError):
+                raise ZKLockException(f"Did not get lock on {node.id}: the node is gone") from error
+            raise
+        if ephemeral:
+            node.lock = handle
+
+    def unlockNode(self, node: Node) -> None:
+        """:raises ZKLockException: we do not hold the lock."""
+        if node.lock is None:
+            raise ZKLockException(f"Request to unlock unlocked node {node.id}")
+        handle, node.lock = node.lock, None
+        locks.release(self.kazoo_client, handle)
+
+    def forceUnlockNode(self, node: Node) -> None:
+        """Remove the holder of the lock, whoever it is."""
+        directory = paths.node_lock(node.id or "")
+        names = locks.names_in_order(self.kazoo_client, directory)
+        if names:
+            try:
+                self.kazoo_client.delete(f"{directory}/{names[0]}")
+            except NoNodeError:
+                pass
+
+    def getNodeLockContenders(self, node: Node) -> list[str]:
+        """Identifiers of those who contend for the lock, holder first."""
+        directory = paths.node_lock(node.id or "")
+        names = locks.names_in_order(self.kazoo_client, directory)
+        return [data.decode("utf8", "replace")
+                for _path, data, _stat in self._get_many(f"{directory}/{name}" for name in names)]
+
+
+__all__ = ["NodeMethods"]

@@ -1,0 +1,185 @@
+"""Facade methods about node requests (python-interface.md section 3)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from kazoo.exceptions import NoNodeError
+
+from nodepool.exceptions import ZKException, ZKLockException
+from nodepool.zk import declines, locks, paths
+from nodepool.zk.components import RegisteredPool, read_launchers, read_pools
+from nodepool.zk.facade.base import FacadeBase
+from nodepool.zk.records import NodeRequest, NodeRequestLockStats, parse_object
+
+
+class RequestMethods(FacadeBase):
+    """Requests: reading, writing, locking."""
+
+    def getNodeRequests(self) -> list[str]:
+        """Ids of all requests, sorted."""
+        return self._children(paths.REQUESTS)
+
+    def getNodeRequest(self, request: str, cached: bool = False) -> NodeRequest | None:
+        if cached and self.request_tree is not None and self.request_tree.synced.is_set():
+            return self.request_tree.get(request)
+        path = paths.request(request)
+        read = self._get(path)
+        if read is None:
+            return None
+        return self._parse(path, lambda: self._request(request, *read))
+
+    @staticmethod
+    def _request(request_id: str, data: bytes, stat: Any) -> NodeRequest | None:
+        values = parse_object(data)
+        if values is None:
+            return None
+        request = NodeRequest.fromDict(values, request_id)
+        request.stat = stat
+        return request
+
+    def getCachedRequest(self, request_id: str) -> NodeRequest | None:
+        """What the mirror knows; O(1), None without a mirror."""
+        return self.request_tree.get(request_id) if self.request_tree is not None else None
+
+    def nodeRequestIterator(self, cached: bool = True, cached_ids: bool = False) -> Iterator[NodeRequest]:
+        """All requests, from the mirror when it is complete, else read (pipelined)."""
+        tree = self.request_tree
+        if (cached or cached_ids) and tree is not None and tree.synced.is_set():
+            snapshot = tree.snapshot()
+            if cached:
+                yield from snapshot
+                return
+            ids = [request.id or "" for request in snapshot]
+        else:
+            ids = self.getNodeRequests()
+        for path, data, stat in self._get_many(paths.request(i) for i in ids):
+            request_id = path.rsplit("/", 1)[1]
+            request = self._parse(
+                path, lambda i=request_id, d=data, s=stat: self._request(i, d, s))  # type: ignore[misc]
+            if request is not None:
+                yield request
+
+    def readRequests(self) -> list[NodeRequest]:
+        """All requests, sorted by id; writes nothing."""
+        return list(self.nodeRequestIterator())
+
+    def readDeclines(self, requests: Iterable[NodeRequest]) -> dict[str, list[str]]:
+        """Request id -> why pools have declined it, as far as they told; writes nothing."""
+        return declines.reasons(self.kazoo_client, [request for request in requests if request.declined_by])
+
+    def storeNodeRequest(self, request: NodeRequest, priority: str = "100") -> None:
+        """Create the request (ephemeral; sets ``id``), or write it.
+
+        :raises NoNodeError: a request that has an id is gone.
+        """
+        if request.id is None:
+            if request.event_id is None:
+                request.event_id = uuid.uuid4().hex
+            path = self.kazoo_client.create(
+                f"{paths.REQUESTS}/{priority}-", request.serialize(), makepath=True, ephemeral=True, sequence=True)
+            request.id = path.rsplit("/", 1)[1]
+        else:
+            request.stat = self.kazoo_client.set(paths.request(request.id), request.serialize())
+
+    def updateNodeRequest(self, request: NodeRequest) -> None:
+        """Read the record again.
+
+        :raises NoNodeError: it is gone.
+        """
+        data, stat = self.kazoo_client.get(paths.request(request.id or ""))
+        values = parse_object(data)
+        if values is None:
+            raise NoNodeError(paths.request(request.id or ""))
+        request.updateFromDict(values)
+        request.stat = stat
+
+    def deleteNodeRequest(self, request: NodeRequest) -> None:
+        if request.id is None:
+            return
+        try:
+            self.kazoo_client.delete(paths.request(request.id))
+        except NoNodeError:
+            pass
+
+    def lockNodeRequest(self, request: NodeRequest, blocking: bool = True, timeout: float | None = None) -> None:
+        """Lock the request and read it again.
+
+        :raises TimeoutException: not obtained within ``timeout`` seconds.
+        :raises ZKLockException: held by somebody else (not blocking), or the request is gone.
+        """
+        if request.lock is not None:
+            raise ZKLockException(f"Did not get thread lock on {request.id}")
+        handle = locks.acquire(self.kazoo_client, paths.request_lock(request.id or ""),
+                               paths.request(request.id or ""), blocking, timeout)
+        try:
+            self.updateNodeRequest(request)
+        except BaseException as error:
+            locks.release(self.kazoo_client, handle)
+            if isinstance(error, NoNodeError):
+                raise ZKLockException(f"Did not get lock on {request.id}: the request is gone") from error
+            raise
+        request.lock = handle
+
+    def unlockNodeRequest(self, request: NodeRequest) -> None:
+        """:raises ZKLockException: we do not hold the lock."""
+        if request.lock is None:
+            raise ZKLockException(f"Request to unlock unlocked request {request.id}")
+        handle, request.lock = request.lock, None
+        locks.release(self.kazoo_client, handle)
+
+    # -- lock directories
+
+    def _requestLockPath(self, request_id: str) -> str:
+        return paths.request_lock(request_id)
+
+    def getNodeRequestLockIDs(self) -> list[str]:
+        return self._children(paths.REQUEST_LOCKS)
+
+    def getNodeRequestLockStats(self, lock_id: str) -> NodeRequestLockStats | None:
+        stat = self.kazoo_client.exists(paths.request_lock(lock_id))
+        if stat is None:
+            return None
+        result = NodeRequestLockStats(lock_id)
+        result.stat = stat
+        return result
+
+    def nodeRequestLockStatsIterator(self) -> Iterator[NodeRequestLockStats]:
+        ids = self.getNodeRequestLockIDs()
+        for path, _data, stat in self._get_many(paths.request_lock(i) for i in ids):
+            result = NodeRequestLockStats(path.rsplit("/", 1)[1])
+            result.stat = stat
+            yield result
+
+    def deleteNodeRequestLock(self, lock_id: str) -> None:
+        """Remove a lock directory with all below it."""
+        try:
+            self.kazoo_client.delete(paths.request_lock(lock_id), recursive=True)
+        except NoNodeError:
+            pass
+
+    # -- watching
+
+    def watchRequest(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
+        """Call back with the record at each change, with None when it is gone; on the event thread."""
+        if self.request_tree is None:
+            raise ZKException("watching requests needs the cache")
+        self.request_tree.watch(request_id, callback)
+
+    def unwatchRequest(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
+        if self.request_tree is not None:
+            self.request_tree.unwatch(request_id, callback)
+
+    def getRegisteredPools(self) -> list[RegisteredPool]:
+        """Pools of all launchers; things with ``id name provider_name supported_labels priority paused``."""
+        if self.component_tree is not None and self.component_tree.synced.is_set():
+            return self.component_tree.registered_pools()
+        return read_pools(self.client)
+
+    def getLaunchers(self) -> list[dict[str, Any]]:
+        """Component records of all launchers."""
+        if self.component_tree is not None and self.component_tree.synced.is_set():
+            return self.component_tree.launchers()
+        return read_launchers(self.client)

@@ -1,0 +1,157 @@
+"""Locks on ZooKeeper records: kazoo's recipe on the wire (zookeeper-schema.md section 6)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, KazooException, NodeExistsError, NoNodeError
+
+from nodepool.exceptions import TimeoutException, ZKLockException
+from nodepool.zk import paths
+from nodepool.zk.connection.protocol import Client
+from nodepool.zk.writer import Txn
+
+log = logging.getLogger("nodepool.zk.locks")
+
+
+class LockHandle:
+    """A lock that we hold: the path of our contender and the session that it lives in."""
+
+    __slots__ = ("directory", "ephemeral", "path", "session_id")
+
+    def __init__(self, directory: str, path: str, session_id: int | None, ephemeral: bool = True) -> None:
+        self.directory = directory
+        self.path = path
+        self.session_id = session_id
+        self.ephemeral = ephemeral
+
+    def __repr__(self) -> str:
+        return f"<LockHandle {self.path}>"
+
+
+def contender_prefix(directory: str) -> str:
+    return f"{directory}/{uuid.uuid4().hex}__lock__"
+
+
+def add_lock(txn: Txn, directory: str, exists: bool) -> int:
+    """Take the lock within a transaction; returns the index of the result that names our contender.
+
+    The directory is made anew, which ZooKeeper refuses when anybody contends: the transaction succeeds only
+    as the one holder.
+    """
+    if exists:
+        txn.delete(directory)
+    txn.create(directory)
+    return txn.create(contender_prefix(directory), ephemeral=True, sequence=True)
+
+
+def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:
+    """Let the transaction succeed only when nobody contends for the lock at that moment; no directory is left."""
+    if not exists:
+        txn.create(directory)
+    txn.delete(directory)
+
+
+def acquire(
+    client: Client, directory: str, record: str | None, blocking: bool = True, timeout: float | None = None,
+    ephemeral: bool = True, identifier: str | None = None,
+) -> LockHandle:
+    """Take a lock.
+
+    :param record: the znode that must exist; the lock is not taken (and nothing created) without it.
+    :param timeout: seconds to wait when blocking; None waits as long as the session lives.
+    :raises ZKLockException: somebody else holds it (not blocking), or the record is gone.
+    :raises TimeoutException: not obtained in time.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    path = _enter(client, directory, record, ephemeral, (identifier or "").encode("utf8"))
+    name = path.rsplit("/", 1)[1]
+    try:
+        while True:
+            names = client.get_children(directory)
+            ahead = sorted((number, other) for other in names
+                           if (number := paths.contender_number(other)) is not None)
+            if not any(other == name for _, other in ahead):
+                raise ZKLockException(f"Lost our place in the queue for {directory}")
+            place = [other for _, other in ahead].index(name)
+            if place == 0:
+                client_id = client.client_id
+                return LockHandle(directory, path, client_id[0] if client_id else None, ephemeral)
+            if not blocking:
+                raise ZKLockException(f"Did not get lock on {directory}")
+            gone = threading.Event()
+            if client.exists(f"{directory}/{ahead[place - 1][1]}", watch=lambda _event, gone=gone: gone.set()) is None:
+                continue
+            left = 3600.0 if deadline is None else deadline - time.monotonic()
+            if (left <= 0 or not gone.wait(left)) and deadline is not None:
+                raise TimeoutException(f"Timeout trying to acquire lock {directory}")
+    except BaseException:
+        _withdraw(client, path, ephemeral)
+        raise
+
+
+def _enter(client: Client, directory: str, record: str | None, ephemeral: bool, data: bytes) -> str:
+    prefix = contender_prefix(directory)
+    make_directory = False
+    for _attempt in range(20):
+        txn = client.transaction()
+        if record is not None:
+            txn.check(record, -1)
+        if make_directory:
+            txn.create(directory)
+        txn.create(prefix, data, ephemeral=ephemeral, sequence=True)
+        try:
+            results = txn.commit()
+        except ConnectionLoss:
+            client.abandoned.add(prefix, ephemeral)  # the contender may be there
+            raise
+        problem = next((r for r in results if isinstance(r, (NoNodeError, NodeExistsError))), None)
+        if isinstance(results[-1], str):
+            return str(results[-1])
+        if record is not None and isinstance(results[0], NoNodeError):
+            raise ZKLockException(f"Did not get lock on {directory}: {record} does not exist")
+        if isinstance(problem, NodeExistsError):
+            make_directory = False
+        elif isinstance(problem, NoNodeError):
+            if make_directory or record is None:  # the parents of the directory are missing
+                client.ensure_path(directory)
+                make_directory = False
+            else:
+                make_directory = True
+        else:
+            raise ZKLockException(f"Did not get lock on {directory}: {results}")
+    raise ZKLockException(f"Did not get lock on {directory}: it changes all the time")
+
+
+def _withdraw(client: Client, path: str, ephemeral: bool) -> None:
+    try:
+        client.delete(path)
+    except NoNodeError:
+        pass
+    except KazooException as error:
+        log.warning("Cannot withdraw from lock %s now: %r", path, error)
+        client.abandoned.add(path, ephemeral)
+
+
+def release(client: Client, handle: LockHandle) -> None:
+    """Give a lock back, after the next reconnect at the latest; one that is gone already is no error."""
+    try:
+        client.delete(handle.path)
+    except NoNodeError:
+        pass
+    except (ConnectionLoss, ConnectionClosedError):
+        client.abandoned.add(handle.path, handle.ephemeral)
+
+
+def names_in_order(client: Client, directory: str) -> list[str]:
+    """Contenders, holder first."""
+    try:
+        names = client.get_children(directory)
+    except NoNodeError:
+        return []
+    numbered = sorted((n, name) for name in names if (n := paths.contender_number(name)) is not None)
+    return [name for _, name in numbered]
+

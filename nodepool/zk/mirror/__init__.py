@@ -1,0 +1,1 @@
+"""Live copies of records, fed by watches, with indexes."""

@@ -1,0 +1,234 @@
+"""The mirrored images, builds and uploads (zookeeper-schema.md section 11)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kazoo.protocol.states import ZnodeStat
+
+from nodepool.zk import paths
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.records import READY, ImageBuild, ImageUpload, RecordError, parse_object
+
+UploadKey = tuple[str, str, str, str]
+
+
+@dataclass
+class ImageData:
+    """All about images at one moment, for tables."""
+
+    names: set[str] = field(default_factory=set)
+    builds: list[ImageBuild] = field(default_factory=list)
+    uploads: list[ImageUpload] = field(default_factory=list)
+    #: (image, build) -> providers that have a container there, with or without uploads.
+    providers: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
+    #: image -> when a build was asked for (Unix seconds).
+    requests: dict[str, float] = field(default_factory=dict)
+    #: image -> (creation of the lock directory in Unix seconds, somebody builds).
+    build_locks: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    # Filled from the mirror only:
+    #: (image, build, provider) whose upload lock somebody holds or waits for.
+    upload_locks: set[tuple[str, str, str]] = field(default_factory=set)
+    #: Znodes without data where a record should be.
+    empty_builds: set[tuple[str, str]] = field(default_factory=set)
+    empty_uploads: set[UploadKey] = field(default_factory=set)
+    #: (image, build) whose data are no usable record.
+    bad_builds: set[tuple[str, str]] = field(default_factory=set)
+    #: image -> identity of the request for a build.
+    request_marks: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class ImageTree(Tree[Any]):
+    """Images with their builds, uploads and flags."""
+
+    def __init__(self, client: ZooKeeperClient) -> None:
+        super().__init__(client, paths.IMAGES)
+        self.names: set[str] = set()
+        self.builds: dict[tuple[str, str], ImageBuild] = {}
+        self.uploads: dict[UploadKey, ImageUpload] = {}
+        self.providers: dict[tuple[str, str], set[str]] = defaultdict(set)
+        self.paused: set[str] = set()
+        self.requests: dict[str, float] = {}
+        self.build_lock_time: dict[str, float] = {}
+        self.build_contenders: dict[str, set[str]] = defaultdict(set)
+        #: (image, build, provider) -> contenders for the upload lock.
+        self.upload_contenders: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+        #: Znodes without data where a record should be; no such record (builder.md 4).
+        self.empty_builds: set[tuple[str, str]] = set()
+        self.empty_uploads: set[UploadKey] = set()
+        #: image -> (czxid, version) of its build request: tells one request from the next.
+        self.request_marks: dict[str, tuple[int, int]] = {}
+        #: (image, provider) -> newest ready upload.
+        self._newest: dict[tuple[str, str], ImageUpload] = {}
+        #: Called with the image name; on the connection thread.
+        self.listeners: list[Callable[[str], Any]] = []
+
+    @staticmethod
+    def _kind(parts: list[str]) -> str:
+        count = len(parts)
+        if count == 1:
+            return "image"
+        if count == 2 and parts[1] in ("pause", "request-build"):
+            return "flag"
+        if parts[1] != "builds":
+            return ""
+        if count == 2:
+            return "container"
+        if parts[2] == "lock":
+            return {3: "build-lock", 4: "build-contender"}.get(count, "")
+        if count == 3:
+            return "build"
+        if parts[3] == "providers":
+            if count in (4, 6):
+                return "container"
+            if count == 5:
+                return "provider"
+            if count == 7:
+                return "container" if parts[6] == "lock" else "upload"
+            if count == 8 and parts[6] == "lock":
+                return "upload-contender"
+        return ""
+
+    def wants_data(self, parts: list[str]) -> bool:
+        return self._kind(parts) in ("build", "upload", "flag", "build-lock")
+
+    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
+        return self._kind(parts) in ("image", "container", "build", "provider", "build-lock") and (
+            stat is None or stat.numChildren > 0)
+
+    def known_paths(self) -> set[str]:
+        result = {paths.image(name) for name in self.names}
+        result |= {paths.build(*key) for key in self.builds}
+        result |= {paths.upload(*key) for key in self.uploads}
+        result |= {f"{paths.build_providers(*key)}/{p}" for key, names in self.providers.items() for p in names}
+        result |= {f"{paths.image(name)}/pause" for name in self.paused}
+        result |= {f"{paths.image(name)}/request-build" for name in self.requests}
+        result |= {f"{paths.builds(name)}/lock" for name in self.build_lock_time}
+        result |= {f"{paths.builds(name)}/lock/{c}" for name, cs in self.build_contenders.items() for c in cs}
+        result |= {f"{paths.uploads(*key)}/lock/{c}" for key, cs in self.upload_contenders.items() for c in cs}
+        result |= {paths.build(*key) for key in self.empty_builds}
+        result |= {paths.upload(*upload) for upload in self.empty_uploads}
+        return result
+
+    def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        kind = self._kind(parts)
+        with self.lock:
+            if kind == "flag":
+                if parts[1] == "pause":
+                    self.paused.add(parts[0])
+                else:
+                    self.requests[parts[0]] = stat.ctime / 1000
+                    self.request_marks[parts[0]] = (stat.czxid, stat.version)
+            elif kind == "build-lock":
+                self.build_lock_time[parts[0]] = stat.ctime / 1000
+            elif kind == "build":
+                values = parse_object(data)
+                if values is None:
+                    self.builds.pop((parts[0], parts[2]), None)
+                    self.empty_builds.add((parts[0], parts[2]))
+                else:
+                    self.empty_builds.discard((parts[0], parts[2]))
+                    build = ImageBuild.fromDict(values, parts[0], parts[2])
+                    build.stat = stat
+                    self.builds[(parts[0], parts[2])] = build
+            elif kind == "upload":
+                key = (parts[0], parts[2], parts[4], parts[6])
+                values = parse_object(data)
+                if values is None:
+                    self.uploads.pop(key, None)
+                    self.empty_uploads.add(key)
+                else:
+                    self.empty_uploads.discard(key)
+                    upload = ImageUpload.fromDict(values, parts[2], parts[4], parts[0], parts[6])
+                    upload.stat = stat
+                    self.uploads[key] = upload
+                self._choose(parts[0], parts[4])
+        self._notify(parts[0])
+
+    def store_own(self, parts: list[str], path: str, record: Any, stat: ZnodeStat) -> None:
+        raise RecordError("images are not written through the mirror")
+
+    def appeared(self, parts: list[str], path: str) -> None:
+        kind = self._kind(parts)
+        with self.lock:
+            if kind == "image":
+                self.names.add(parts[0])
+            elif kind == "provider":
+                self.providers[(parts[0], parts[2])].add(parts[4])
+            elif kind == "build-contender":
+                self.build_contenders[parts[0]].add(parts[3])
+            elif kind == "upload-contender":
+                self.upload_contenders[(parts[0], parts[2], parts[4])].add(parts[7])
+            else:
+                return
+        self._notify(parts[0])
+
+    def vanished(self, parts: list[str], path: str) -> None:
+        kind = self._kind(parts)
+        name = parts[0]
+        with self.lock:
+            if kind == "image":
+                self.names.discard(name)
+            elif kind == "flag":
+                if parts[1] == "pause":
+                    self.paused.discard(name)
+                else:
+                    self.requests.pop(name, None)
+                    self.request_marks.pop(name, None)
+            elif kind == "build-lock":
+                self.build_lock_time.pop(name, None)
+            elif kind == "build-contender":
+                self.build_contenders[name].discard(parts[3])
+            elif kind == "upload-contender":
+                contenders = self.upload_contenders.get((name, parts[2], parts[4]))
+                if contenders is not None:
+                    contenders.discard(parts[7])
+                    if not contenders:
+                        del self.upload_contenders[(name, parts[2], parts[4])]
+            elif kind == "build":
+                self.empty_builds.discard((name, parts[2]))
+                self.builds.pop((name, parts[2]), None)
+                self.providers.pop((name, parts[2]), None)
+            elif kind == "provider":
+                self.providers[(name, parts[2])].discard(parts[4])
+            elif kind == "upload":
+                self.uploads.pop((name, parts[2], parts[4], parts[6]), None)
+                self.empty_uploads.discard((name, parts[2], parts[4], parts[6]))
+                self._choose(name, parts[4])
+            else:
+                return
+        self._notify(name)
+
+    def _choose(self, image: str, provider: str) -> None:
+        ready = [u for (i, _b, p, _n), u in self.uploads.items()
+                 if i == image and p == provider and u.state == READY]
+        if ready:
+            self._newest[(image, provider)] = max(ready, key=lambda u: u.state_time or 0)
+        else:
+            self._newest.pop((image, provider), None)
+
+    def _notify(self, image: str) -> None:
+        self.announce(self.listeners, image)
+
+    def newest_ready(self, image: str, provider: str) -> ImageUpload | None:
+        return self._newest.get((image, provider))
+
+    def data(self) -> ImageData:
+        with self.lock:
+            return ImageData(
+                names=set(self.names),
+                builds=[build for _, build in sorted(self.builds.items())],
+                uploads=[upload for _, upload in sorted(self.uploads.items())],
+                providers={key: set(value) for key, value in self.providers.items()},
+                paused=set(self.paused), requests=dict(self.requests),
+                build_locks={name: (ctime, bool(self.build_contenders.get(name)))
+                             for name, ctime in self.build_lock_time.items()},
+                upload_locks={key for key, contenders in self.upload_contenders.items() if contenders},
+                empty_builds=set(self.empty_builds), empty_uploads=set(self.empty_uploads),
+                bad_builds={(p[3], p[5]) for p in (path.split("/") for path in self.bad) if len(p) == 6},
+                request_marks=dict(self.request_marks))

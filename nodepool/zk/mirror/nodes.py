@@ -1,0 +1,295 @@
+"""The mirrored nodes and everything the launcher asks about them in O(1) (design.md 3.1)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kazoo.protocol.states import ZnodeStat
+
+from nodepool.zk import paths
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, RecordError, parse_object
+
+#: listener(node id, record before or None, record now or None); on the connection thread.
+NodeListener = Callable[[str, "Node | None", "Node | None"], Any]
+#: listener(node id, locked); on the connection thread.
+LockListener = Callable[[str, bool], Any]
+
+PoolKey = tuple[str | None, str | None]
+
+
+class NodeTree(Tree[Node]):
+    """Nodes by id, with indexes.  Records are never changed in place: each change brings a new object."""
+
+    def __init__(self, client: ZooKeeperClient) -> None:
+        super().__init__(client, paths.NODES)
+        self.nodes: dict[str, Node] = {}
+        self.contenders: dict[str, set[str]] = {}
+        self.listeners: list[NodeListener] = []
+        self.lock_listeners: list[LockListener] = []
+        #: ids of znodes without data, left behind by somebody who locked a deleted node.
+        self.empty: set[str] = set()
+        #: node ids by the request they are allocated to.
+        self.by_request: dict[str, set[str]] = defaultdict(set)
+        #: ids of nodes that were made for min-ready and are allocated still.
+        self.min_ready: set[str] = set()
+        self.by_provider: dict[str, set[str]] = defaultdict(set)
+        #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes, oldest first.
+        self.free: dict[PoolKey, dict[str, dict[str, None]]] = {}
+        #: label -> number of ready, unallocated nodes of any provider.
+        self.ready_count: Counter[str] = Counter()
+        self.state_count: Counter[str] = Counter()
+        self.provider_state_count: dict[str, Counter[str]] = defaultdict(Counter)
+        self.label_state_count: dict[str, Counter[str]] = defaultdict(Counter)
+        #: Sums of the stored ``resources``.
+        self.provider_usage: dict[str, Counter[str]] = defaultdict(Counter)
+        self.pool_usage: dict[PoolKey, Counter[str]] = defaultdict(Counter)
+        self.tenant_usage: dict[str, Counter[str]] = defaultdict(Counter)
+        #: Nodes without ``resources``: (provider, pool, label) and tenant -> how many.
+        self.unmeasured: Counter[tuple[str | None, str | None, str]] = Counter()
+        self.unmeasured_tenant: dict[str, Counter[tuple[str | None, str | None, str]]] = defaultdict(Counter)
+        #: (provider, pool) -> {node id: since when} of the nodes being deleted.
+        self.deleting: dict[PoolKey, dict[str, float]] = defaultdict(dict)
+        #: Nodes whose lock directory exists.
+        self.lock_dirs: set[str] = set()
+        self._free_ids: set[str] = set()
+
+    # -- Tree
+
+    def wants_data(self, parts: list[str]) -> bool:
+        return len(parts) == 1
+
+    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
+        if len(parts) == 1:
+            return stat is None or stat.numChildren > 0
+        return len(parts) == 2 and parts[1] == "lock"
+
+    def known_paths(self) -> set[str]:
+        result = {paths.node(i) for i in self.nodes} | {paths.node(i) for i in self.empty}
+        result |= {paths.node_lock(i) for i in self.lock_dirs}
+        for node_id, names in self.contenders.items():
+            result |= {f"{paths.node_lock(node_id)}/{name}" for name in names}
+        return result
+
+    def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        node_id = parts[0]
+        values = parse_object(data)
+        if values is None:
+            with self.lock:
+                self.empty.add(node_id)
+            self._replace(node_id, None)
+            return
+        node = Node(node_id)
+        node.updateFromDict(values)
+        if node.state is None:
+            raise RecordError("the state is missing")
+        self.empty.discard(node_id)
+        node.stat = stat
+        self._replace(node_id, node)
+
+    def store_own(self, parts: list[str], path: str, record: Node, stat: ZnodeStat) -> None:
+        node_id = parts[0]
+        if stat.version == 0 and record.id is None:
+            record.id = node_id
+        record.stat = stat
+        self._replace(node_id, record)
+
+    def appeared(self, parts: list[str], path: str) -> None:
+        if len(parts) == 2 and parts[1] == "lock":
+            self.lock_dirs.add(parts[0])
+        elif len(parts) == 3 and paths.contender_number(parts[2]) is not None:
+            self._contender(parts[0], parts[2], True)
+
+    def unchanged(self, parts: list[str]) -> None:
+        if parts[0] not in self.contenders:
+            self.announce(self.lock_listeners, parts[0], False)
+
+    def vanished(self, parts: list[str], path: str) -> None:
+        if len(parts) == 1:
+            with self.lock:
+                self.empty.discard(parts[0])
+                self.lock_dirs.discard(parts[0])
+            self._replace(parts[0], None)
+        elif len(parts) == 2 and parts[1] == "lock":
+            self.lock_dirs.discard(parts[0])
+        elif len(parts) == 3:
+            self._contender(parts[0], parts[2], False)
+
+    # -- changes
+
+    def _contender(self, node_id: str, name: str, present: bool) -> None:
+        with self.lock:
+            names = self.contenders.get(node_id)
+            before = bool(names)
+            if present:
+                if names is None:
+                    node = self.nodes.get(node_id)
+                    names = self.contenders[node_id] = node.lock_contenders if node is not None else set()
+                names.add(name)
+            elif names is not None:
+                names.discard(name)
+                if not names:
+                    del self.contenders[node_id]
+            now = bool(names)
+            if before != now:
+                self._index_free(node_id, self.nodes.get(node_id))
+        if before != now and (now or not self.is_changing(node_id)):
+            # (When its record is being written by us or read, the answer announces the node, with the new record.)
+            self.announce(self.lock_listeners, node_id, now)
+
+    def _replace(self, node_id: str, node: Node | None) -> None:
+        with self.lock:
+            old = self.nodes.get(node_id)
+            if node is None:
+                if old is None:
+                    return
+                del self.nodes[node_id]
+            else:
+                if old is not None and old.stat is not None and node.stat is not None:
+                    if node.stat.mzxid < old.stat.mzxid and node.stat.czxid == old.stat.czxid:
+                        return  # an older reading
+                    node.lock_contenders = old.lock_contenders
+                else:
+                    node.lock_contenders = self.contenders.get(node_id) or set()
+                self.nodes[node_id] = node
+            if old is not None:
+                self._count(old, -1)
+            if node is not None:
+                self._count(node, 1)
+            self._index_free(node_id, node, old)
+        self.announce(self.listeners, node_id, old, node)
+
+    def _count(self, node: Node, sign: int) -> None:
+        state = node._state or ""
+        provider = node.provider
+        self.state_count[state] += sign
+        labels = node._type
+        for label in labels:
+            self.label_state_count[label][state] += sign
+        if state == READY and node.allocated_to is None:
+            for label in labels:
+                self.ready_count[label] += sign
+        node_id = node._id or ""
+        if node.allocated_to:
+            ids = self.by_request[node.allocated_to]
+            if sign > 0:
+                ids.add(node_id)
+            else:
+                ids.discard(node_id)
+                if not ids:
+                    del self.by_request[node.allocated_to]
+            if node.requestor == MIN_READY and state in (READY, BUILDING):
+                (self.min_ready.add if sign > 0 else self.min_ready.discard)(node_id)
+        if provider is None:
+            return
+        self.provider_state_count[provider][state] += sign
+        ids = self.by_provider[provider]
+        if sign > 0:
+            ids.add(node_id)
+        else:
+            ids.discard(node_id)
+        pool = (provider, node.pool)
+        if state == DELETING:
+            if sign > 0:
+                self.deleting[pool][node_id] = node.state_time or 0
+            else:
+                self.deleting[pool].pop(node_id, None)
+        tenant = node.tenant_name
+        resources = node.resources
+        if resources and isinstance(resources, dict):
+            targets = [self.provider_usage[provider], self.pool_usage[pool]]
+            if tenant:
+                targets.append(self.tenant_usage[tenant])
+            for name, amount in resources.items():
+                if isinstance(amount, (int, float)) and abs(amount) < LARGEST:
+                    for target in targets:
+                        target[name] += sign * amount  # type: ignore[assignment]
+        elif labels:
+            key = (provider, node.pool, labels[0])
+            self.unmeasured[key] += sign
+            if not self.unmeasured[key]:
+                del self.unmeasured[key]
+            if tenant:
+                self.unmeasured_tenant[tenant][key] += sign
+
+    def _index_free(self, node_id: str, node: Node | None, old: Node | None = None) -> None:
+        free = (node is not None and node._state == READY and node.allocated_to is None
+                and node_id not in self.contenders)
+        if node_id in self._free_ids:
+            if free and old is None:
+                return
+            before = old if old is not None else node
+            if before is not None:
+                labels = self.free.get((before.provider, before.pool), {})
+                for label in before._type:
+                    ids = labels.get(label)
+                    if ids is not None:
+                        ids.pop(node_id, None)
+            self._free_ids.discard(node_id)
+        if free:
+            assert node is not None
+            labels = self.free.setdefault((node.provider, node.pool), {})
+            for label in node._type:
+                labels.setdefault(label, {})[node_id] = None
+            self._free_ids.add(node_id)
+
+    # -- questions
+
+    def get(self, node_id: str) -> Node | None:
+        return self.nodes.get(node_id)
+
+    def snapshot(self) -> list[Node]:
+        """All nodes, sorted by id."""
+        with self.lock:
+            return [node for _, node in sorted(self.nodes.items())]
+
+    def is_changing(self, node_id: str) -> bool:
+        """Whether the record is being written by us or read: what we show is about to be replaced."""
+        path = paths.node(node_id)
+        return path in self._own or path in self.reading
+
+    def is_locked(self, node_id: str) -> bool:
+        return node_id in self.contenders
+
+    def iter_free(self, provider: str, pool: str, label: str, limit: int = 16) -> Iterator[str]:
+        """Ready, unallocated, unlocked nodes of the label in this pool, oldest first; what is taken meanwhile is not offered."""
+        seen: set[str] = set()
+        while True:
+            with self.lock:
+                ids = self.free.get((provider, pool), {}).get(label, {})
+                portion = []
+                for node_id in ids:
+                    if node_id not in seen:
+                        portion.append(node_id)
+                        if len(portion) >= limit:
+                            break
+            if not portion:
+                return
+            for node_id in portion:
+                seen.add(node_id)
+                yield node_id
+
+    def oldest_free(self, provider: str, pool: str) -> Node | None:
+        """The free node of this pool that has been ready longest, whatever its label."""
+        with self.lock:
+            # Not the order of the dict: a node that was allocated for a while, or was there when we started,
+            # stands behind younger ones.
+            ids = {i for per_label in self.free.get((provider, pool), {}).values() for i in per_label}
+            candidates = [self.nodes[i] for i in ids if i in self.nodes]
+            return min(candidates, key=lambda n: (n.state_time or 0, n._id or ""), default=None)
+
+    def usage(self, provider: str, pool: str | None = None) -> Mapping[str, float]:
+        """Sum of the stored resources of the provider's (pool's) nodes."""
+        with self.lock:
+            source = self.provider_usage.get(provider) if pool is None else self.pool_usage.get((provider, pool))
+            return dict(source) if source else {}
+
+    def unmeasured_nodes(self, provider: str, pool: str | None = None) -> list[tuple[str | None, str, int]]:
+        """(pool, label, count) of the provider's nodes without stored resources."""
+        with self.lock:
+            return [(p, label, count) for (prov, p, label), count in self.unmeasured.items()
+                    if prov == provider and (pool is None or p == pool)]

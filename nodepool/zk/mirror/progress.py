@@ -1,0 +1,270 @@
+"""What people see of builds and uploads while they run, and of those that failed.
+
+The records lie beside the tree of release 11.0.0 (zookeeper-schema.md section 11), never inside it: older builders and
+launchers walk ``/nodepool/images`` and meet nothing new there.
+
+========================================================================== ============================================
+``/nodepool/image-progress/builds/<build id>``                             persistent
+``/nodepool/image-progress/uploads/<build id>-<provider>-<upload id>``     ephemeral, while the upload runs
+``/nodepool/image-progress/failed-uploads/<image>@<provider>``             persistent, until an upload works again
+========================================================================== ============================================
+
+Names of images and providers are percent-quoted.  Times are UNIX seconds.  No value of an environment variable is ever
+kept here: the builder takes them out of the lines of a build log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, unquote
+
+from kazoo.exceptions import NodeExistsError, NoNodeError, OperationTimeoutError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import ZnodeStat
+
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.records import RecordError
+from nodepool.zk.records.progress import (
+    BUILD_STATES,
+    BUILDS,
+    FAILURES,
+    LINE_LENGTH,
+    REASON_LENGTH,
+    ROOT,
+    TAIL_BYTES,
+    TAIL_LINES,
+    UPLOADS,
+    BuildProgress,
+    P,
+    ProgressData,
+    UploadFailure,
+    UploadProgress,
+    clean_line,
+    clip_tail,
+    failure_path,
+    parse,
+)
+
+#: Seconds for one answer of the server.
+TIMEOUT = 30.0
+#: Reads under way at once.
+PIPELINE = 500
+
+log = logging.getLogger("nodepool.zk.progress")
+
+
+class ProgressStore:
+    """Reads and writes the records; a missing tree reads as empty, writers make the parents.
+
+    Every call has a deadline.
+
+    :raises KazooException: (all methods) no connection, or no answer in time (``OperationTimeoutError``).
+    """
+
+    def __init__(self, kazoo_client: Any) -> None:
+        self._kazoo = kazoo_client
+
+    @staticmethod
+    def _wait(answer: Any) -> Any:
+        try:
+            return answer.get(timeout=TIMEOUT)
+        except KazooTimeoutError:
+            raise OperationTimeoutError(f"ZooKeeper gave no answer within {TIMEOUT:g} s") from None
+
+    def _create(self, path: str, data: bytes, ephemeral: bool) -> bool:
+        """False: somebody else was faster."""
+        try:
+            self._wait(self._kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True))
+        except NodeExistsError:
+            return False
+        return True
+
+    def _set(self, path: str, data: bytes) -> ZnodeStat | None:
+        """None: there is none."""
+        try:
+            return self._wait(self._kazoo.set_async(path, data))
+        except NoNodeError:
+            return None
+
+    def _delete(self, path: str) -> None:
+        try:
+            self._wait(self._kazoo.delete_async(path))
+        except NoNodeError:
+            pass
+
+    def _write(self, path: str, data: bytes) -> None:
+        if self._set(path, data) is None and not self._create(path, data, False):
+            self._set(path, data)
+
+    def _read(self, kind: type[P], parent: str) -> list[P]:
+        try:
+            names = sorted(self._wait(self._kazoo.get_children_async(parent)))
+        except NoNodeError:
+            return []
+        found: list[P] = []
+        for start in range(0, len(names), PIPELINE):
+            asked = [(name, self._kazoo.get_async(f"{parent}/{name}")) for name in names[start:start + PIPELINE]]
+            for name, answer in asked:
+                try:
+                    data, _stat = self._wait(answer)
+                except NoNodeError:
+                    continue
+                record = self._parse(kind, parent, name, data)
+                if record is not None:
+                    found.append(record)
+        return found
+
+    @staticmethod
+    def _parse(kind: type[P], parent: str, name: str, data: bytes) -> P | None:
+        try:
+            return parse(kind, name, data)
+        except RecordError as error:
+            log.error("Ignoring %s/%s: %s", parent, name, error)
+            return None
+
+    # -- builds
+
+    def write_build(self, progress: BuildProgress) -> None:
+        self._write(progress.path, progress.serialize())
+
+    def read_builds(self) -> list[BuildProgress]:
+        return self._read(BuildProgress, BUILDS)
+
+    def read_build(self, build_id: str, watch: Callable[[Any], Any] | None = None) -> BuildProgress | None:
+        """``watch`` is called at the next change, also when there is no record yet."""
+        name = quote(build_id, safe="")
+        path = f"{BUILDS}/{name}"
+        while True:
+            try:
+                data, _stat = self._wait(self._kazoo.get_async(path, watch=watch))
+                return self._parse(BuildProgress, BUILDS, name, data)
+            except NoNodeError:
+                if watch is None or self._wait(self._kazoo.exists_async(path, watch=watch)) is None:
+                    return None
+
+    def delete_build(self, build_id: str) -> None:
+        self._delete(f"{BUILDS}/{quote(build_id, safe='')}")
+
+    # -- running uploads
+
+    def write_upload(self, progress: UploadProgress) -> None:
+        """Ends with the session of the writer; what a lost session of ours has left is replaced."""
+        path, data = progress.path, progress.serialize()
+        stat = self._set(path, data)
+        if stat is not None and not self._ours(stat):
+            self._delete(path)
+            stat = None
+        if stat is None and not self._create(path, data, True):
+            self._set(path, data)
+
+    def _ours(self, stat: ZnodeStat) -> bool:
+        session = self._kazoo.client_id
+        return session is None or stat.ephemeralOwner == session[0]
+
+    def delete_upload(self, progress: UploadProgress) -> None:
+        self._delete(progress.path)
+
+    def read_uploads(self) -> list[UploadProgress]:
+        return self._read(UploadProgress, UPLOADS)
+
+    # -- failed uploads
+
+    def write_failure(self, failure: UploadFailure) -> None:
+        self._write(failure.path, failure.serialize())
+
+    def delete_failure(self, image: str, provider: str) -> None:
+        self._delete(failure_path(image, provider))
+
+    def read_failures(self) -> list[UploadFailure]:
+        return self._read(UploadFailure, FAILURES)
+
+    def read_all(self) -> ProgressData:
+        return ProgressData(
+            builds={build.build: build for build in self.read_builds()},
+            uploads={upload.key: upload for upload in self.read_uploads()},
+            failures={failure.key: failure for failure in self.read_failures()})
+
+
+# -- mirror
+
+
+class ProgressTree(Tree[Any]):
+    """A live copy; costs nothing while nothing changes."""
+
+    log = log
+
+    def __init__(self, client: ZooKeeperClient) -> None:
+        super().__init__(client, ROOT)
+        self.builds: dict[str, BuildProgress] = {}
+        #: Build id -> zxid of the creation of its record here.
+        self.created: dict[str, int] = {}
+        self.uploads: dict[tuple[str, str, str], UploadProgress] = {}
+        self.failures: dict[tuple[str, str], UploadFailure] = {}
+        #: Called with the image name; on the connection thread.
+        self.listeners: list[Callable[[str], Any]] = []
+
+    _KINDS = {"builds": BuildProgress, "uploads": UploadProgress, "failed-uploads": UploadFailure}
+
+    def wants_data(self, parts: list[str]) -> bool:
+        return len(parts) == 2 and parts[0] in self._KINDS
+
+    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
+        return len(parts) == 1 and parts[0] in self._KINDS
+
+    def known_paths(self) -> set[str]:
+        result = {build.path for build in self.builds.values()}
+        result |= {upload.path for upload in self.uploads.values()}
+        return result | {failure.path for failure in self.failures.values()}
+
+    def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        record = parse(self._KINDS[parts[0]], parts[1], data)
+        if record is None:
+            self.vanished(parts, path)
+            return
+        with self.lock:
+            if isinstance(record, BuildProgress):
+                self.builds[record.build] = record
+                self.created[record.build] = stat.czxid
+            elif isinstance(record, UploadProgress):
+                self.uploads[record.key] = record
+            else:
+                self.failures[record.key] = record
+        self._notify(record.image)
+
+    def store_own(self, parts: list[str], path: str, record: Any, stat: ZnodeStat) -> None:
+        raise RecordError("progress is not written through the mirror")
+
+    def vanished(self, parts: list[str], path: str) -> None:
+        if not self.wants_data(parts):
+            return
+        gone: BuildProgress | UploadProgress | UploadFailure | None
+        try:
+            with self.lock:
+                if parts[0] == "builds":
+                    gone = self.builds.pop(unquote(parts[1]), None)
+                    self.created.pop(unquote(parts[1]), None)
+                elif parts[0] == "uploads":
+                    gone = self.uploads.pop(UploadProgress.keyOf(parts[1]), None)
+                else:
+                    gone = self.failures.pop(UploadFailure.keyOf(parts[1]), None)
+        except RecordError:
+            return
+        if gone is not None:
+            self._notify(gone.image)
+
+    def _notify(self, image: str) -> None:
+        self.announce(self.listeners, image)
+
+    def data(self) -> ProgressData:
+        with self.lock:
+            return ProgressData(dict(self.builds), dict(self.uploads), dict(self.failures))
+
+
+__all__ = [
+    "BUILDS", "BUILD_STATES", "FAILURES", "LINE_LENGTH", "REASON_LENGTH", "ROOT", "TAIL_BYTES", "TAIL_LINES", "UPLOADS",
+    "BuildProgress", "ProgressData", "ProgressStore", "ProgressTree", "UploadFailure", "UploadProgress", "clean_line",
+    "clip_tail", "failure_path", "parse",
+]

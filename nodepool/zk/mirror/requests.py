@@ -1,0 +1,125 @@
+"""The mirrored node requests (zookeeper-schema.md section 5)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.protocol.states import ZnodeStat
+
+from nodepool.zk import paths
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, NodeRequest, RecordError, parse_object
+
+#: listener(request id, record before or None, record now or None); on the connection thread.
+RequestListener = Callable[[str, "NodeRequest | None", "NodeRequest | None"], Any]
+
+MIN_READY = "NodePool:min-ready"
+
+
+class RequestTree(Tree[NodeRequest]):
+    """Requests by id.  Records are never changed in place."""
+
+    def __init__(self, client: ZooKeeperClient) -> None:
+        super().__init__(client, paths.REQUESTS)
+        self.requests: dict[str, NodeRequest] = {}
+        self.listeners: list[RequestListener] = []
+        self.watchers: dict[str, list[Callable[[NodeRequest | None], Any]]] = defaultdict(list)
+        self.pending: set[str] = set()
+        #: label -> number of min-ready requests of any launcher that are not finished.
+        self.min_ready_open: Counter[str] = Counter()
+        #: label -> number of fulfilled min-ready requests whose nodes are not free yet.
+        self.min_ready_done: Counter[str] = Counter()
+        #: number of requests by the set of labels they ask for.
+        self.label_sets: Counter[frozenset[str]] = Counter()
+
+    def wants_data(self, parts: list[str]) -> bool:
+        return len(parts) == 1
+
+    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
+        return False
+
+    def known_paths(self) -> set[str]:
+        return {paths.request(i) for i in self.requests}
+
+    def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        values = parse_object(data)
+        if values is None:
+            raise RecordError("the znode is empty")
+        request = NodeRequest(parts[0])
+        request.updateFromDict(values)
+        if request.state is None:
+            raise RecordError("the state is missing")
+        _ = request.priority  # a malformed name concerns this request only
+        request.stat = stat
+        self._replace(parts[0], request)
+
+    def store_own(self, parts: list[str], path: str, record: NodeRequest, stat: ZnodeStat) -> None:
+        if record.id is None:
+            record.id = parts[0]
+        record.stat = stat
+        self._replace(parts[0], record)
+
+    def vanished(self, parts: list[str], path: str) -> None:
+        if len(parts) == 1:
+            self._replace(parts[0], None)
+
+    def _replace(self, request_id: str, request: NodeRequest | None) -> None:
+        with self.lock:
+            old = self.requests.get(request_id)
+            if request is None:
+                if old is None:
+                    return
+                del self.requests[request_id]
+            else:
+                if old is not None and old.stat is not None and request.stat is not None \
+                        and request.stat.mzxid < old.stat.mzxid:
+                    return
+                self.requests[request_id] = request
+            if old is not None:
+                self._count(old, -1)
+            if request is not None:
+                self._count(request, 1)
+                if request._state == PENDING:
+                    self.pending.add(request_id)
+                else:
+                    self.pending.discard(request_id)
+            else:
+                self.pending.discard(request_id)
+        self.announce(self.listeners, request_id, old, request)
+        if request_id in self.watchers:
+            with self.lock:
+                watchers = list(self.watchers.get(request_id, ()))
+            self.announce(watchers, request)
+
+    def _count(self, request: NodeRequest, sign: int) -> None:
+        self.label_sets[frozenset(request.node_types)] += sign
+        if request.requestor == MIN_READY and request._state in (REQUESTED, PENDING):
+            for label in request.node_types:
+                self.min_ready_open[label] += sign
+        elif request.requestor == MIN_READY and request._state == FULFILLED:
+            for label in request.node_types:
+                self.min_ready_done[label] += sign
+
+    def get(self, request_id: str) -> NodeRequest | None:
+        return self.requests.get(request_id)
+
+    def snapshot(self) -> list[NodeRequest]:
+        """All requests, sorted by id."""
+        with self.lock:
+            return [request for _, request in sorted(self.requests.items())]
+
+    def watch(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
+        """Call back with the record at each change, with None when it is gone (on the connection thread)."""
+        with self.lock:
+            self.watchers[request_id].append(callback)
+
+    def unwatch(self, request_id: str, callback: Callable[[NodeRequest | None], Any]) -> None:
+        with self.lock:
+            callbacks = self.watchers.get(request_id)
+            if callbacks and callback in callbacks:
+                callbacks.remove(callback)
+                if not callbacks:
+                    del self.watchers[request_id]

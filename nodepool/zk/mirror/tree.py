@@ -1,0 +1,383 @@
+"""A live copy of a part of the tree, fed by a persistent recursive watch (design.md 3.1).
+
+Everything here runs on the connection thread, in the order in which the server did it; a watch event always
+comes before the answer to any later request.  What we wrote ourselves is taken over from the answer instead of
+being read back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from kazoo.exceptions import NoAuthError, NoNodeError
+from kazoo.protocol.serialization import Exists, GetChildren2, GetData
+from kazoo.protocol.states import KazooState, ZnodeStat
+
+from nodepool.zk.connection.client import ZooKeeperClient
+from nodepool.zk.connection.protocol import BROKEN, CHANGED, CREATED, DELETED, Client, Reply
+
+R = TypeVar("R")
+
+#: Seconds until a tree that could not be read is read again; a broken connection is not waited for so.
+READ_AGAIN = 5.0
+
+
+class Tree(Generic[R]):
+    """Base of the mirrored subtrees.  ``lock`` guards everything a reader may see."""
+
+    log = logging.getLogger("nodepool.zk.cache.event")
+
+    def __init__(self, client: ZooKeeperClient, root: str) -> None:
+        self.client = client
+        self.root = root
+        self.lock = threading.RLock()
+        self.synced = threading.Event()
+        #: Called (without arguments) each time the copy is complete, on the connection thread.
+        self.sync_listeners: list[Callable[[], Any]] = []
+        #: path -> why its data cannot be used.
+        self.bad: dict[str, str] = {}
+        self._bad_versions: dict[str, int] = {}
+        self._prefix = len(root) + 1
+        self._generation = 0
+        self._outstanding = 0
+        self._stale: set[str] = set()
+        self._syncing = False
+        self._stopped = False
+        self._again: threading.Timer | None = None
+        # Writes of our own under way: path -> [how many, how many change events came meanwhile].
+        self._own: dict[str, list[int]] = {}
+        self._own_creates = 0
+        self._deferred: set[str] = set()
+        #: Paths that are being read: what we show of them is about to change.
+        self.reading: dict[str, int] = {}
+        self.reads = 0
+
+    # -- to be implemented
+
+    def wants_data(self, parts: list[str]) -> bool:
+        """Whether the znode at these path parts (below the root) has data that we show."""
+        raise NotImplementedError
+
+    def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
+        """Whether to look below it while synchronising."""
+        raise NotImplementedError
+
+    def known_paths(self) -> set[str]:
+        """All paths shown at present; those in :attr:`bad` need not be among them."""
+        raise NotImplementedError
+
+    def store(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        """The data of a znode were read."""
+        raise NotImplementedError
+
+    def store_own(self, parts: list[str], path: str, record: R, stat: ZnodeStat) -> None:
+        """We wrote this record."""
+        raise NotImplementedError
+
+    def appeared(self, parts: list[str], path: str) -> None:
+        """A znode without data of interest exists."""
+
+    def unchanged(self, parts: list[str]) -> None:
+        """A write of ours was refused: what was put off for its sake can be done now."""
+
+    def vanished(self, parts: list[str], path: str) -> None:
+        """A znode is gone."""
+        raise NotImplementedError
+
+    # -- life
+
+    def start(self) -> None:
+        """Follow the tree from now on, over reconnects and new sessions."""
+        kazoo = self._kazoo()
+        kazoo.add_persistent_watch(self.root, self._event)
+        self.client.state_listeners.append(self._state_changed)
+        if self.client.connected:
+            self._synchronise()
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._state_changed in self.client.state_listeners:
+            self.client.state_listeners.remove(self._state_changed)
+        timer, self._again = self._again, None
+        if timer is not None:
+            timer.cancel()
+            timer.join(1.0)
+        if self.client.client is not None:
+            self.client.client.remove_persistent_watch(self.root, self._event)
+
+    def _kazoo(self) -> Client:
+        client = self.client.client
+        if client is None:
+            raise RuntimeError("not connected to ZooKeeper")
+        return client
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._synchronise()
+        else:
+            self.synced.clear()
+            with self.lock:
+                self._generation += 1
+                self._own.clear()
+                self.reading.clear()
+                self._own_creates = 0
+                self._deferred.clear()
+
+    # -- synchronising
+
+    def _synchronise(self) -> None:
+        self._generation += 1
+        generation = self._generation
+        self.synced.clear()
+        with self.lock:
+            self._stale = self.known_paths() | set(self.bad)
+        self._outstanding = 1
+        self._syncing = True
+        kazoo = self._kazoo()
+
+        def armed(_result: Any, error: BaseException | None, _zxid: int) -> None:
+            if generation != self._generation:
+                return
+            if error is not None:
+                self._failed(generation, f"watch {self.root} (ZooKeeper 3.6 or newer is needed)", error)
+                return
+            self._look_below(self.root, [], generation)
+            self._done_one(generation)
+
+        kazoo.arm_persistent_watch(self.root, Reply(armed))
+
+    def _failed(self, generation: int, what: str, error: BaseException) -> None:
+        """What could not be read is not gone: what was shown stays as it is, and the tree is read again."""
+        if generation != self._generation:
+            return
+        self._generation += 1
+        self._syncing = False
+        self.synced.clear()
+        if isinstance(error, BROKEN):
+            return  # it is read again with the next connection
+        self.log.error("Cannot %s: %r; trying again in %g s", what, error, READ_AGAIN)
+        generation = self._generation
+
+        def on_connection(_result: Any, _error: BaseException | None, _zxid: int) -> None:
+            if generation == self._generation and self.client.connected:
+                self._synchronise()
+
+        def again() -> None:
+            client = self.client.client
+            if client is not None and generation == self._generation and not self._stopped:
+                client.submit(Exists(client.full_path(self.root), None), Reply(on_connection))
+
+        if not self._stopped:
+            self._again = threading.Timer(READ_AGAIN, again)
+            self._again.name, self._again.daemon = f"ThreadPoolExecutor mirror of {self.root}", True
+            self._again.start()
+
+    def _done_one(self, generation: int) -> None:
+        if generation != self._generation or not self._syncing:
+            return
+        self._outstanding -= 1
+        if self._outstanding:
+            return
+        self._syncing = False
+        for path in sorted(self._stale, key=len, reverse=True):
+            self._gone(path[self._prefix:].split("/"), path)
+        self._stale = set()
+        self.synced.set()
+        self.announce(self.sync_listeners)
+
+    def _look_below(self, path: str, parts: list[str], generation: int) -> None:
+        self._outstanding += 1
+
+        def answer(result: Any, error: BaseException | None, _zxid: int) -> None:
+            if generation != self._generation:
+                return
+            if error is None:
+                for name in result[0]:
+                    self._discovered(f"{path}/{name}", [*parts, name], generation)
+            elif isinstance(error, NoAuthError) and parts:
+                self._set_aside(parts, path, f"we may not list it: {error!r}", 0)
+            elif not isinstance(error, NoNodeError):
+                self._failed(generation, f"list {path}", error)
+            self._done_one(generation)
+
+        self._submit_read(GetChildren2(self._kazoo().full_path(path), None), answer)
+
+    def _discovered(self, path: str, parts: list[str], generation: int) -> None:
+        self._stale.discard(path)
+        if self.wants_data(parts):
+            self._outstanding += 1
+            self._read(path, parts, generation)
+            return
+        self.appeared(parts, path)
+        if self.wants_children(parts, None):
+            self._look_below(path, parts, generation)
+
+    def _submit_read(self, request: Any, answer: Callable[[Any, BaseException | None, int], None]) -> None:
+        self.reads += 1
+        self._kazoo().submit(request, Reply(answer))
+
+    def _read(self, path: str, parts: list[str], sync_generation: int | None) -> None:
+        generation = self._generation
+
+        def answer(result: Any, error: BaseException | None, _zxid: int) -> None:
+            left = self.reading.get(path, 1) - 1
+            if left > 0:
+                self.reading[path] = left
+            else:
+                self.reading.pop(path, None)
+            if sync_generation is not None and sync_generation != self._generation:
+                return
+            if error is None:
+                data, stat = result
+                self.take(parts, path, data, stat)
+                if sync_generation is not None and self.wants_children(parts, stat):
+                    self._look_below(path, parts, sync_generation)
+            elif isinstance(error, NoNodeError):
+                self._gone(parts, path)
+            elif isinstance(error, NoAuthError):  # it concerns this record alone
+                self._set_aside(parts, path, f"we may not read it: {error!r}", 0)
+            else:
+                self._failed(generation, f"read {path}", error)
+            if sync_generation is not None:
+                self._done_one(sync_generation)
+
+        client = self.client.client
+        if client is not None:
+            self.reads += 1
+            self.reading[path] = self.reading.get(path, 0) + 1
+            client.submit(GetData(client.full_path(path), None), Reply(answer))
+
+    def take(self, parts: list[str], path: str, data: bytes | None, stat: ZnodeStat) -> None:
+        """Show these data; a record that cannot be used is set aside and logged once per change."""
+        self._stale.discard(path)
+        try:
+            self.store(parts, path, data, stat)
+        except Exception as error:
+            self._set_aside(parts, path, str(error), stat.mzxid)
+        else:
+            self._not_bad(path)
+
+    def _set_aside(self, parts: list[str], path: str, reason: str, version: int) -> None:
+        if self._bad_versions.get(path) != version:
+            self.log.error("Ignoring %s: %s", path, reason)
+        self._gone(parts, path)
+        self._bad_versions[path] = version
+        with self.lock:
+            self.bad[path] = reason
+
+    def _not_bad(self, path: str) -> None:
+        if path in self.bad:
+            with self.lock:
+                del self.bad[path]
+            self._bad_versions.pop(path, None)
+
+    def _gone(self, parts: list[str], path: str) -> None:
+        self._stale.discard(path)
+        self._not_bad(path)
+        try:
+            self.vanished(parts, path)
+        except Exception:
+            self.log.exception("Cannot forget %s:", path)
+
+    def announce(self, listeners: Iterable[Callable[..., Any]], *args: Any) -> None:
+        """Call them all: one that raises, or takes itself off the list, keeps nothing from the others."""
+        for listener in tuple(listeners):
+            try:
+                listener(*args)
+            except Exception:
+                self.log.exception("Error in a listener of %s", self.root)
+
+    # -- events
+
+    def _event(self, kind: int, path: str) -> None:
+        if len(path) < self._prefix:
+            return
+        parts = path[self._prefix:].split("/")
+        if kind == DELETED:
+            self._deferred.discard(path)
+            self._gone(parts, path)
+            return
+        if not self.wants_data(parts):
+            if kind == CREATED:
+                self._stale.discard(path)
+                self.appeared(parts, path)
+            return
+        if kind == CHANGED:
+            own = self._own.get(path)
+            if own is not None:
+                own[1] += 1
+                return
+        elif self._own_creates:
+            self._deferred.add(path)
+            return
+        self._read(path, parts, None)
+
+    # -- writes of our own (called by the Writer)
+
+    def expect(self, path: str, create: bool) -> None:
+        """A write is about to be sent; its events need no reading."""
+        with self.lock:
+            if create:
+                self._own_creates += 1
+            else:
+                own = self._own.get(path)
+                if own is None:
+                    self._own[path] = [1, 0]
+                else:
+                    own[0] += 1
+
+    def settle(self, path: str, record: R | None, result: Any, zxid: int) -> None:
+        """The answer to a write came; ``record`` is None when it was refused."""
+        with self.lock:
+            own = None
+            if isinstance(result, ZnodeStat):
+                stat = result
+            elif isinstance(result, str):
+                stat = ZnodeStat(zxid, zxid, _now_ms(), _now_ms(), 0, 0, 0, 0, 0, 0, zxid)
+            else:
+                stat = None
+            # A refused or lost write does not say which kind it was; the books tell.
+            own = self._own.get(path)
+            if own is not None:
+                own[0] -= 1
+                if stat is not None:
+                    own[1] -= 1
+                if own[0] <= 0:
+                    del self._own[path]
+            elif self._own_creates:
+                self._own_creates -= 1
+        if stat is None or record is None:
+            if own is not None and own[0] <= 0:
+                parts = path[self._prefix:].split("/")
+                if own[1] > 0:
+                    self._read(path, parts, None)
+                else:
+                    self.unchanged(parts)
+            return
+        if isinstance(result, str):
+            path = result
+            self._deferred.discard(path)
+        parts = path[self._prefix:].split("/")
+        self._stale.discard(path)
+        try:
+            self.store_own(parts, path, record, stat)
+        except Exception:
+            self.log.exception("Cannot show what was written to %s:", path)
+        if own is not None and own[1] > 0 and own[0] <= 0:
+            self._read(path, parts, None)  # somebody else wrote it, too
+
+    def settled(self) -> None:
+        """All parts of an answer are settled: creations that were not ours are read now."""
+        if self._deferred:
+            paths, self._deferred = self._deferred, set()
+            for path in paths:
+                self._read(path, path[self._prefix:].split("/"), None)
+
+
+def _now_ms() -> int:
+    import time
+
+    return int(time.time() * 1000)

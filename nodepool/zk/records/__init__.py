@@ -1,0 +1,391 @@
+"""Records kept in ZooKeeper and their JSON form (zookeeper-schema.md sections 1, 5, 7, 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from kazoo.protocol.states import ZnodeStat
+
+from nodepool.zk.records.base import (
+    ABORTED,
+    BUILDING,
+    DELETED,
+    DELETING,
+    FAILED,
+    FULFILLED,
+    HOLD,
+    IN_USE,
+    INIT,
+    LARGEST,
+    LATEST,
+    PENDING,
+    READY,
+    REQUESTED,
+    SECRETS,
+    TESTING,
+    UPLOADING,
+    USED,
+    BaseModel,
+    RecordError,
+    parse_object,
+    text_of,
+    texts_of,
+)
+
+
+class ImageBuild(BaseModel):
+    """A build of an image; ``formats`` is a list here and a comma-joined text in ZooKeeper."""
+
+    VALID_STATES = frozenset({BUILDING, READY, DELETING, FAILED})
+    KEYS = BaseModel.KEYS | {"builder", "builder_id", "formats", "username", "python_path", "shell_type"}
+
+    def __init__(self, image_name: str | None = None, build_id: str | None = None) -> None:
+        super().__init__(build_id)
+        self.image_name = image_name
+        self.builder: str | None = None
+        self.builder_id: str | None = None
+        self.formats: list[str] = []
+        self.username: str | None = None
+        self.python_path: str | None = None
+        self.shell_type: str | None = None
+
+    def toDict(self) -> dict[str, Any]:
+        result = super().toDict()
+        if self.builder is not None:
+            result["builder"] = self.builder
+        if self.builder_id is not None:
+            result["builder_id"] = self.builder_id
+        if self.formats:
+            result["formats"] = ",".join(sorted(self.formats))
+        result["username"] = self.username
+        result["python_path"] = self.python_path
+        result["shell_type"] = self.shell_type
+        return result
+
+    @staticmethod
+    def fromDict(d: Mapping[str, Any], image_name: str | None = None, o_id: str | None = None) -> ImageBuild:
+        build = ImageBuild(image_name, o_id)
+        build.updateFromDict(d)
+        build.builder = d.get("builder")
+        build.builder_id = d.get("builder_id")
+        formats = d.get("formats")
+        build.formats = sorted(formats.split(",")) if isinstance(formats, str) and formats else []
+        build.username = d.get("username", "zuul")
+        build.python_path = d.get("python_path", "/usr/bin/python2")
+        build.shell_type = d.get("shell_type")
+        return build
+
+
+class ImageUpload(BaseModel):
+    """An image uploaded to a provider; image, build, provider and number come from the path."""
+
+    VALID_STATES = frozenset({UPLOADING, READY, DELETING, FAILED})
+    KEYS = BaseModel.KEYS | {"external_id", "external_name", "format", "username", "python_path", "shell_type"}
+
+    def __init__(
+        self, build_id: str | None = None, provider_name: str | None = None, image_name: str | None = None,
+        upload_id: str | None = None, username: str | None = None, python_path: str | None = None,
+        shell_type: str | None = None,
+    ) -> None:
+        super().__init__(upload_id)
+        self.build_id = build_id
+        self.provider_name = provider_name
+        self.image_name = image_name
+        self.format: str | None = None
+        self.username = username
+        self.python_path = python_path
+        self.shell_type = shell_type
+        self.external_id: str | None = None
+        self.external_name: str | None = None
+
+    def toDict(self) -> dict[str, Any]:
+        result = super().toDict()
+        result["external_id"] = self.external_id
+        result["external_name"] = self.external_name
+        result["format"] = self.format
+        result["username"] = self.username
+        result["python_path"] = self.python_path
+        result["shell_type"] = self.shell_type
+        return result
+
+    def _comparable(self) -> dict[str, Any]:
+        return {**self.toDict(), "image": self.image_name, "build": self.build_id, "provider": self.provider_name}
+
+    @staticmethod
+    def fromDict(
+        d: Mapping[str, Any], build_id: str | None = None, provider_name: str | None = None,
+        image_name: str | None = None, upload_id: str | None = None,
+    ) -> ImageUpload:
+        upload = ImageUpload(build_id, provider_name, image_name, upload_id)
+        upload.updateFromDict(d)
+        upload.external_id = d.get("external_id")
+        upload.external_name = d.get("external_name")
+        upload.format = d.get("format")
+        upload.username = d.get("username", "zuul")
+        upload.python_path = d.get("python_path", "/usr/bin/python2")
+        upload.shell_type = d.get("shell_type")
+        return upload
+
+
+class ImageBuildRequest:
+    """A manual request to build an image; ``stat.ctime`` is when it was made."""
+
+    def __init__(self, image_name: str, pending: bool, stat: ZnodeStat | None = None) -> None:
+        self.image_name = image_name
+        self.pending = pending
+        self.stat = stat
+
+    @property
+    def state_time(self) -> float | None:
+        return self.stat.ctime / 1000 if self.stat else None
+
+    def __repr__(self) -> str:
+        return f"<ImageBuildRequest {self.image_name} pending={self.pending}>"
+
+
+class NodeRequest(BaseModel):
+    """A request for nodes; the name is ``<priority>-<sequence>`` (zookeeper-schema.md section 5)."""
+
+    VALID_STATES = frozenset({REQUESTED, PENDING, FULFILLED, FAILED})
+    KEYS = BaseModel.KEYS | {
+        "declined_by", "node_types", "nodes", "reuse", "requestor", "requestor_data", "provider", "relative_priority",
+        "event_id", "created_time", "tenant_name"}
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id)
+        self.lock: Any = None
+        self.declined_by: list[str] = []
+        self.node_types: list[str] = []
+        self.nodes: list[str] = []
+        self.reuse = True
+        self.requestor: str | None = None
+        self.requestor_data: Any = None
+        self.provider: str | None = None
+        self.relative_priority = 0
+        self.event_id: str | None = None
+        self.created_time: float | None = None
+        self.tenant_name: str | None = None
+
+    @property
+    def priority(self) -> tuple[str, int, str]:
+        """Sort key, ascending = served first.
+
+        :raises RecordError: the name is not ``<priority>-<sequence>``.
+        """
+        precedence, dash, sequence = (self._id or "").partition("-")
+        if not dash or not precedence or not sequence.isdigit():
+            raise RecordError(f"the name {self._id!r} is not <priority>-<sequence>")
+        return precedence, self.relative_priority, sequence
+
+    def toDict(self) -> dict[str, Any]:
+        return {
+            "state": self._state, "state_time": self.state_time, "declined_by": self.declined_by,
+            "node_types": self.node_types, "nodes": self.nodes, "reuse": self.reuse, "requestor": self.requestor,
+            "requestor_data": self.requestor_data, "provider": self.provider,
+            "relative_priority": self.relative_priority, "event_id": self.event_id,
+            "created_time": self.created_time, "tenant_name": self.tenant_name,
+        }
+
+    def updateFromDict(self, d: Mapping[str, Any]) -> None:
+        super().updateFromDict(d)
+        get = d.get
+        self.declined_by = texts_of(d, "declined_by")
+        self.node_types = texts_of(d, "node_types")
+        self.nodes = texts_of(d, "nodes")
+        self.reuse = bool(get("reuse", True))
+        self.requestor = text_of(d, "requestor")
+        self.requestor_data = get("requestor_data")
+        self.provider = text_of(d, "provider")
+        priority = get("relative_priority", 0)
+        if priority is None:
+            priority = 0
+        if isinstance(priority, bool) or not isinstance(priority, (int, float)) or not abs(priority) < LARGEST:
+            raise RecordError(f"relative_priority {priority!r} is not a number")
+        self.relative_priority = int(priority)
+        self.event_id = get("event_id")
+        self.created_time = get("created_time")
+        self.tenant_name = text_of(d, "tenant_name")
+
+    @classmethod
+    def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> NodeRequest:
+        request = cls(o_id)
+        request.updateFromDict(d)
+        return request
+
+    def copy(self) -> NodeRequest:
+        """A record of our own to change; lists are copied too."""
+        other = NodeRequest.__new__(NodeRequest)
+        other.__dict__.update(self.__dict__)
+        other.declined_by = list(self.declined_by)
+        other.node_types = list(self.node_types)
+        other.nodes = list(self.nodes)
+        other.lock = None
+        return other
+
+    def getSafeAttributes(self) -> Any:
+        """What drivers may use in templates (driver-api.md section 8)."""
+        from nodepool.nodeutils import Attributes
+
+        return Attributes(
+            id=self._id, labels=self.node_types, requestor=self.requestor, requestor_data=self.requestor_data,
+            relative_priority=self.relative_priority, event_id=self.event_id, created_time=self.created_time,
+            tenant_name=self.tenant_name)
+
+
+#: Stored fields of a node whose absence reads as null.
+_NODE_PLAIN = (
+    "cloud", "provider", "pool", "allocated_to", "az", "region", "public_ipv4", "private_ipv4", "public_ipv6",
+    "host_id", "interface_ip", "image_id", "launcher", "created_time", "external_id", "hostname", "comment",
+    "user_data", "hold_job", "connection_type", "shell_type", "resources", "slot", "attributes", "python_path",
+    "tenant_name", "driver_data", "requestor", "node_properties",
+)
+#: Those of them that the mirror and the launcher look up.
+_NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "requestor", "az")
+
+
+class Node(BaseModel):
+    """A node (zookeeper-schema.md section 7).  ``lock_contenders`` is kept by the mirror."""
+
+    VALID_STATES = frozenset(
+        {INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED})
+    KEYS = BaseModel.KEYS | {
+        *_NODE_PLAIN, "type", "connection_port", "ssh_port", "username", "host_keys", "hold_expiration"}
+
+    provider: str | None
+    pool: str | None
+    cloud: str | None
+    az: str | None
+    region: str | None
+    public_ipv4: str | None
+    private_ipv4: str | None
+    public_ipv6: str | None
+    interface_ip: str | None
+    host_id: str | None
+    image_id: str | None
+    launcher: str | None
+    allocated_to: str | None
+    created_time: float | None
+    external_id: Any
+    hostname: str | None
+    comment: str | None
+    user_data: Any
+    hold_job: str | None
+    connection_type: str | None
+    shell_type: str | None
+    resources: dict[str, Any] | None
+    slot: int | None
+    attributes: dict[str, Any] | None
+    python_path: str | None
+    tenant_name: str | None
+    driver_data: Any
+    requestor: str | None
+    node_properties: dict[str, Any] | None
+    #: In memory only: changes that are written together with something else.
+    unsaved = False
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id)
+        self.lock: Any = None
+        self.lock_contenders: set[str] = set()
+        for name in _NODE_PLAIN:
+            setattr(self, name, None)
+        self.connection_port: Any = 22
+        self.node_properties = {}
+        self.username: str | None = "zuul"
+        self.host_keys: list[str] = []
+        self.hold_expiration: int | None = None
+        self._type: list[str] = []
+
+    @property
+    def type(self) -> list[str]:
+        return self._type
+
+    @type.setter
+    def type(self, value: str | list[str] | None) -> None:
+        self._type = [value] if isinstance(value, str) else list(value or [])
+
+    def toDict(self) -> dict[str, Any]:
+        return {
+            "state": self._state, "state_time": self.state_time, "cloud": self.cloud, "provider": self.provider,
+            "pool": self.pool, "type": self._type, "allocated_to": self.allocated_to, "az": self.az,
+            "region": self.region, "public_ipv4": self.public_ipv4, "private_ipv4": self.private_ipv4,
+            "public_ipv6": self.public_ipv6, "host_id": self.host_id, "interface_ip": self.interface_ip,
+            "connection_port": self.connection_port, "ssh_port": self.connection_port, "image_id": self.image_id,
+            "launcher": self.launcher, "created_time": self.created_time, "external_id": self.external_id,
+            "hostname": self.hostname, "comment": self.comment, "user_data": self.user_data,
+            "hold_job": self.hold_job, "host_keys": self.host_keys, "username": self.username,
+            "connection_type": self.connection_type, "shell_type": self.shell_type,
+            "hold_expiration": self.hold_expiration, "resources": self.resources, "slot": self.slot,
+            "attributes": self.attributes, "python_path": self.python_path, "tenant_name": self.tenant_name,
+            "driver_data": self.driver_data, "requestor": self.requestor, "node_properties": self.node_properties,
+        }
+
+    def updateFromDict(self, d: Mapping[str, Any]) -> None:
+        super().updateFromDict(d)
+        get = d.get
+        kind = get("type")
+        if kind is not None and not isinstance(kind, str) and not (
+                isinstance(kind, list) and all(isinstance(item, str) for item in kind)):
+            raise RecordError("type is not a list of labels")
+        self.type = kind
+        values = self.__dict__
+        for name in _NODE_PLAIN:
+            values[name] = get(name)
+        for name in _NODE_KEYS:
+            text_of(d, name)
+        if "connection_port" in d:
+            self.connection_port = d["connection_port"]
+        else:
+            self.connection_port = get("ssh_port", 22)
+        keys = get("host_keys")
+        self.host_keys = keys if isinstance(keys, list) else []
+        self.username = get("username", "zuul")
+        expiration = get("hold_expiration")
+        if expiration is not None:
+            try:
+                expiration = min(int(expiration), int(LATEST))
+            except (TypeError, ValueError, OverflowError):
+                expiration = 0
+        self.hold_expiration = expiration
+
+    @classmethod
+    def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> Self:
+        node = cls(o_id)
+        node.updateFromDict(d)
+        return node
+
+    def copy(self) -> Node:
+        """A record of our own to change, not locked."""
+        other = Node.__new__(Node)
+        other.__dict__.update(self.__dict__)
+        other.lock = None
+        other.__dict__.pop("unsaved", None)
+        other._type = list(self._type)
+        other.host_keys = list(self.host_keys)
+        return other
+
+
+class NodeRequestLockStats:
+    """The lock directory of a request and its znode stat."""
+
+    def __init__(self, lock_id: str | None = None) -> None:
+        self.lock_id = lock_id
+        self.stat: ZnodeStat | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeRequestLockStats) and self.lock_id == other.lock_id
+
+    def __hash__(self) -> int:
+        return hash(self.lock_id)
+
+    def __repr__(self) -> str:
+        return f"<NodeRequestLockStats {self.lock_id}>"
+
+
+__all__ = [
+    "ABORTED", "BUILDING", "DELETED", "DELETING", "FAILED", "FULFILLED", "HOLD", "INIT", "IN_USE", "LARGEST",
+    "PENDING", "READY", "REQUESTED", "SECRETS", "TESTING", "UPLOADING", "USED", "BaseModel", "ImageBuild",
+    "ImageBuildRequest", "ImageUpload", "Node", "NodeRequest", "NodeRequestLockStats", "RecordError",
+    "parse_object", "text_of", "texts_of",
+]

@@ -1,0 +1,286 @@
+"""Logs of builds, export and import, alien images: the commands against a real ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from kazoo.exceptions import NoNodeError
+
+from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands import context
+from nodepool.cmd.commands import data as data_module
+from nodepool.cmd.commands.context import CommandError
+from nodepool.driver import lifecycle
+from nodepool.zk import paths
+from nodepool.zk.mirror.progress import UploadFailure
+from tests.integration.cli.test_commands import config, console, make_build, make_upload, plain, rows, run, snapshot  # noqa: F401
+from tests.integration.cli.test_images import IMAGE, progress, start  # noqa: F401
+
+# -- image-log
+
+
+@pytest.fixture
+def log_file(tmp_path):
+    path = tmp_path / f"{IMAGE}-{'b' * 32}.log"
+    path.write_text("".join(f"line {n}\n" for n in range(1, 201)))
+    return path
+
+
+def test_log_from_the_file(run, plain, log_file):  # noqa: F811
+    plain.progress.write_build(progress(state="ready", log=str(log_file), tail=["not this"]))
+    assert run("image-log", IMAGE) == log_file.read_text()
+    assert run("image-log", f"{IMAGE}-{'b' * 32}", "--lines", "2") == "line 199\nline 200\n"
+    assert run("image-log", IMAGE, "-n", "0") == ""
+    assert run("image-log", IMAGE, "-n", "1000") == log_file.read_text()
+    with log_file.open("a") as stream:
+        stream.write("x" * 200000 + "\nno newline")
+    assert run("image-log", IMAGE, "-n", "2") == "x" * 200000 + "\nno newline"
+    assert run("image-log", IMAGE, "--follow", "-n", "1") == "no newline"
+
+
+def test_log_of_the_running_build_first(run, plain):  # noqa: F811
+    now = time.time()
+    plain.progress.write_build(progress("1" * 32, state="building", started=now - 100, tail=["running"]))
+    plain.progress.write_build(progress("2" * 32, state="failed", started=now, tail=["failed"]))
+    assert run("image-log", IMAGE) == "running\n"
+    assert run("image-log", f"{IMAGE}-{'2' * 32}") == "failed\n"
+    plain.progress.delete_build("1" * 32)
+    plain.progress.write_build(progress("3" * 32, state="ready", started=now - 50, tail=["older"]))
+    assert run("image-log", IMAGE) == "failed\n"
+
+
+def test_log_on_another_host(console, plain):  # noqa: F811
+    plain.progress.write_build(progress(state="failed", log=f"/nowhere/{'b' * 32}.log", tail=["a", "b", "c"]))
+    result = console("image-log", IMAGE, "--lines", "2")
+    assert (result.returncode, result.stdout) == (0, "b\nc\n")
+    assert f"The log file is on nb01: /nowhere/{'b' * 32}.log" in result.stderr
+
+
+def test_log_path_of_something_else(run, plain, tmp_path):  # noqa: F811
+    """A record in ZooKeeper cannot make the command print any file of this machine."""
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    link = tmp_path / f"{'b' * 32}.log"
+    link.symlink_to(secret)
+    fifo = tmp_path / f"fifo-{'b' * 32}.log"
+    os.mkfifo(fifo)
+    for path in (secret, link, fifo, tmp_path):
+        plain.progress.write_build(progress(state="ready", log=str(path), tail=["tail"]))
+        assert run("image-log", IMAGE) == "tail\n"
+
+
+@pytest.mark.parametrize("name", ["nothing", "a/b", ""])
+def test_unknown_log(console, plain, name):  # noqa: F811
+    result = console("image-log", name)
+    assert result.returncode == 1 and f"no build of {name} is known; see dib-image-list --detail" in result.stderr
+
+
+def test_log_of_a_builder_of_an_earlier_release(console, plain):  # noqa: F811
+    build = make_build(plain)
+    for name in (IMAGE, f"{IMAGE}-{build}"):
+        result = console("image-log", name)
+        assert result.returncode == 1 and f"no log is known of {name}" in result.stderr
+
+
+def test_follow_the_file(start, plain, log_file):  # noqa: F811
+    record = progress(state="building", log=str(log_file))
+    plain.progress.write_build(record)
+    process = start("image-log", IMAGE, "--follow", "--lines", "1")
+    process.prints("line 200\n")
+    with log_file.open("a") as stream:
+        for number in range(3):
+            stream.write(f"new {number}\n")
+            stream.flush()
+            process.prints(f"new {number}\n", 3)
+        stream.write("Exit code: 0\n")
+    record.state = "ready"
+    plain.progress.write_build(record)
+    status, out, errors = process.end()
+    assert (status, out) == (0, "line 200\nnew 0\nnew 1\nnew 2\nExit code: 0\n")
+    assert f"{IMAGE}-{'b' * 32}: ready" in errors
+
+
+def test_follow_the_tail(start, plain):  # noqa: F811
+    record = progress(state="building", tail=["1", "2"])
+    plain.progress.write_build(record)
+    process = start("image-log", IMAGE, "--follow")
+    process.prints("2\n")
+    for tail, shown in ((["2", "3"], "3\n"), (["x", "y"], "[...]\nx\ny\n")):
+        record.tail = tail
+        plain.progress.write_build(record)
+        process.prints(shown, 5)
+    record.state, record.reason = "failed", "no space"
+    plain.progress.write_build(record)
+    status, out, errors = process.end()
+    assert (status, out) == (0, "1\n2\n3\n[...]\nx\ny\n") and "failed: no space" in errors
+
+
+def test_following_ends_when_the_record_goes(start, plain, log_file):  # noqa: F811
+    plain.progress.write_build(progress(state="building", log=str(log_file)))
+    process = start("image-log", IMAGE, "-f", "-n", "1")
+    process.prints("line 200")
+    plain.progress.delete_build("b" * 32)
+    status, _, errors = process.end()
+    assert status == 0 and "Nothing is known of" in errors
+
+
+def test_log_into_head(config, plain, log_file):  # noqa: F811
+    log_file.write_text("line\n" * 1_000_000)
+    plain.progress.write_build(progress(state="ready", log=str(log_file)))
+    command = f"{sys.executable} -m nodepool.cmd.nodepoolcmd -c {config} image-log {IMAGE} | head -n 1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "line\n", "")
+
+
+# -- export and import
+
+
+@pytest.mark.spec("builder.md 18: export: mode 0600, JSON object of path -> text")
+def test_export_to_a_new_and_to_an_empty_file(run, plain, tmp_path):  # noqa: F811
+    build = make_build(plain)
+    number = make_upload(plain, build)
+    run("image-pause", IMAGE)
+    path = tmp_path / "export.json"
+    out = run("export-image-data", str(path), "--format", "json")
+    assert json.loads(out) == {"path": str(path), "builds": 1, "uploads": 1, "paused": 1}
+    assert path.stat().st_mode & 0o777 == 0o600
+    records = json.loads(path.read_text())
+    assert sorted(records) == sorted(
+        [f"{paths.image(IMAGE)}/pause", paths.build(IMAGE, build), paths.upload(IMAGE, build, "p", number)])
+    path.write_text("")
+    assert run("export-image-data", str(path)) == ""
+    assert json.loads(path.read_text()) == records
+    assert sorted(os.listdir(tmp_path)) == ["export.json", "nodepool.yaml"]
+
+
+def test_export_refuses_an_existing_file(console, plain, tmp_path):  # noqa: F811
+    make_build(plain)
+    path = tmp_path / "export.json"
+    path.write_text("precious")
+    result = console("export-image-data", str(path))
+    assert result.returncode == 1 and f"{path} exists" in result.stderr and "--force" in result.stderr
+    assert path.read_text() == "precious"
+    assert console("export-image-data", "--force", str(path)).returncode == 0
+    assert len(json.loads(path.read_text())) == 1
+    assert "is no file" in console("export-image-data", "--force", str(tmp_path)).stderr
+    assert sorted(os.listdir(tmp_path)) == ["export.json", "nodepool.yaml"]
+
+
+def test_export_loses_a_race_for_the_name(config, plain, tmp_path, monkeypatch):  # noqa: F811
+    path = tmp_path / "export.json"
+    original = data_module.read_records
+
+    def slow(kazoo):
+        path.write_text("somebody else's")
+        return original(kazoo)
+
+    monkeypatch.setattr(data_module, "read_records", slow)
+    with pytest.raises(CommandError, match="--force"):
+        nodepoolcmd.main(["-c", config, "export-image-data", str(path)])
+    assert path.read_text() == "somebody else's" and sorted(os.listdir(tmp_path)) == ["export.json", "nodepool.yaml"]
+
+
+def test_export_is_verified(config, plain, tmp_path, monkeypatch):  # noqa: F811
+    make_build(plain)
+    monkeypatch.setattr(data_module.json, "dumps", lambda records: "{}")
+    with pytest.raises(CommandError, match="does not hold what was written"):
+        nodepoolcmd.main(["-c", config, "export-image-data", str(tmp_path / "e.json")])
+    assert os.listdir(tmp_path) == ["nodepool.yaml"]
+
+
+def test_export_leaves_out_what_is_no_record(run, plain, tmp_path, caplog):  # noqa: F811
+    build = make_build(plain)
+    kazoo = plain.kazoo_client
+    kazoo.create(f"{paths.uploads(IMAGE, build, 'p')}/stray", b"x", makepath=True)
+    kazoo.create(paths.build(IMAGE, "binary"), b"\xff\xfe")
+    path = tmp_path / "export.json"
+    run("export-image-data", str(path))
+    assert list(json.loads(path.read_text())) == [paths.build(IMAGE, build)]
+    assert caplog.text.count("Left out") == 2
+    assert run("import-image-data", str(path)) == ""
+
+
+@pytest.mark.spec("builder.md 18: import overwrites existing nodes, leaves others alone")
+def test_import_tells_what_it_did(run, plain, tmp_path):  # noqa: F811
+    build = make_build(plain)
+    path = tmp_path / "export.json"
+    run("export-image-data", str(path))
+    other = make_build(plain)
+    record = plain.getBuild(IMAGE, build)
+    record.state = "deleting"
+    plain.storeBuild(IMAGE, record, build)
+    assert json.loads(run("import-image-data", str(path), "--format", "json"))["builds"] == 1
+    assert plain.getBuild(IMAGE, build).state == "ready" and plain.getBuild(IMAGE, other) is not None
+    with pytest.raises(NoNodeError):
+        plain.kazoo_client.get("/nodepool/image-progress")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b""])
+def test_import_of_no_text(console, plain, tmp_path, content):  # noqa: F811
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    result = console("import-image-data", str(path))
+    assert result.returncode == 1 and str(path) in result.stderr and "Traceback" not in result.stderr
+    assert snapshot(plain.kazoo_client) == {}
+
+
+@pytest.mark.spec("cli-web-metrics.md 9: after erase P --force nothing of P is left")
+def test_erase_takes_failed_uploads_along(run, plain):  # noqa: F811
+    for provider in ("p", "q"):
+        plain.progress.write_failure(UploadFailure(IMAGE, provider, reason="quota"))
+    run("erase", "p", "--force")
+    assert [failure.provider for failure in plain.progress.read_failures()] == ["q"]
+
+
+# -- alien images
+
+
+class Manager:
+    def __init__(self, adapter):
+        self.adapter = adapter
+
+    def start(self, zk):
+        pass
+
+    stop = join = lambda self: None
+
+
+def test_aliens_of_clouds_that_list_resources(rows, plain, monkeypatch, caplog):  # noqa: F811
+    ours = {"nodepool_build_id": "b", "Name": "noble-1"}
+    resources = [
+        SimpleNamespace(id="ami-1", type="ami", metadata=ours),
+        SimpleNamespace(id="snap-1", type="snapshot", metadata=ours),
+        SimpleNamespace(id="ami-2", type="ami", metadata={}),
+        SimpleNamespace(id="ami-3", type="ami", metadata=ours),
+    ]
+    make_upload(plain, make_build(plain), external_id="ami-3")
+    slow = threading.Event()
+    adapters = {
+        "p": SimpleNamespace(listResources=lambda: resources),
+        "q": SimpleNamespace(listImages=lambda: slow.wait(30) and []),
+        "r": SimpleNamespace(),
+    }
+    original = context.load_config
+
+    def load(*args):
+        result = original(*args)
+        result.providers = {name: SimpleNamespace(name=name, manage_images=True, diskimages={IMAGE: None})
+                            for name in adapters}  # fmt: skip
+        return result
+
+    monkeypatch.setattr(context, "load_config", load)
+    monkeypatch.setattr(lifecycle, "get_provider", lambda provider: Manager(adapters[provider.name]))
+    monkeypatch.setattr("nodepool.cmd.commands.aliens.LIST_TIMEOUT", 1.0)
+    try:
+        assert rows("alien-image-list") == [["p", "noble-1", "ami-1"]]
+    finally:
+        slow.set()
+    assert "Exception listing alien images for q: no answer within 1 s" in caplog.text
+    assert "Exception listing alien images for r: the driver of r cannot list images" in caplog.text

@@ -1,0 +1,137 @@
+"""Which request first, which pool (launcher.md 2, 4)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench, config, provider
+
+SPEC = "launcher.md 21 test_launcher "
+
+
+def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[str]:
+    """Serve waiting requests one by one (there is room for one node) and say in which order."""
+    order: list[str] = []
+    while len(order) < len(ids):
+        left = [i for i in ids if i not in order]
+        done = wait_for(lambda left=left: [  # type: ignore[misc]
+            i for i in left if bench.zuul.request(i)["state"] == "fulfilled"])
+        assert len(done) == 1, done
+        order += done
+        bench.zuul.give_back(*bench.zuul.accept(done[0]))
+        wait_for(lambda: bench.zuul.client.exists(f"/nodepool/requests/{done[0]}") is None)  # noqa: B023
+    assert not pool.assignment.waiting()
+    return order
+
+
+@pytest.mark.spec(SPEC + "request_order; driver-api.md 8: precedence, relative priority, sequence")
+def test_request_order(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 1})))
+    blocker, _nodes = bench.fulfilled("fake-label")
+    paused = bench.submit("fake-label", priority="100")  # the one that pauses the pool
+    wait_for(lambda: pool.getPoolWorkers("fake-provider")[0].paused_handlers)
+    ids = {
+        "low": bench.submit("fake-label", priority="300"),
+        "normal-2": bench.submit("fake-label", relative_priority=2),
+        "normal-1": bench.submit("fake-label", relative_priority=1),
+        "normal-1-later": bench.submit("fake-label", relative_priority=1),
+        "high": bench.submit("fake-label", priority="100", relative_priority=9),
+        "child": bench.submit("fake-label", priority="199", relative_priority=50),
+    }
+    wait_for(lambda: pool.assignment.waiting() == len(ids))
+    # Zuul revises one of them.
+    record = bench.zuul.request(ids["normal-2"])
+    assert record is not None
+    bench.zuul.client.set(f"/nodepool/requests/{ids['normal-2']}",
+                          json.dumps({**record, "relative_priority": 0}).encode())
+    wait_for(lambda: pool.zk.request_tree.get(ids["normal-2"]).relative_priority == 0)
+    bench.use_up(blocker)
+    expected = [paused, *(ids[k] for k in ("high", "child", "normal-2", "normal-1", "normal-1-later", "low"))]
+    assert order_of_service(bench, pool, expected) == expected
+
+
+@pytest.mark.spec(SPEC + "request_order_missing_label")
+def test_servable_before_unservable(bench: LauncherBench) -> None:
+    bad = bench.submit("missing-label", "fake-label", relative_priority=1)
+    good = bench.submit("fake-label", relative_priority=2)
+    bench.start(config(provider()))
+    bench.wait_request(bad, "failed")
+    bench.wait_request(good, "fulfilled")
+
+
+@pytest.mark.spec(SPEC + "provider_priority")
+def test_provider_priority(bench: LauncherBench) -> None:
+    """Best first; its second request pauses it; the third overflows to the next."""
+    pool = bench.start(config(provider("fake-low", priority=2, pool={"max-servers": 1}),
+                              provider("fake-high", priority=1, pool={"max-servers": 1}),
+                              provider("fake-lowest", pool={"max-servers": 1})))
+    assert {p.provider_name: p.priority for p in bench.zk.getRegisteredPools()} == {
+        "fake-low": 2, "fake-high": 1, "fake-lowest": 100}
+    first, nodes = bench.fulfilled("fake-label")
+    assert nodes[0].provider == "fake-high"
+    second = bench.submit("fake-label")
+    bench.wait_request(second, "pending")
+    wait_for(lambda: pool.getPoolWorkers("fake-high")[0].paused)
+    assert bench.fulfilled("fake-label")[1][0].provider == "fake-low"
+    bench.use_up(first)
+    assert bench.node(bench.wait_request(second, "fulfilled")["nodes"][0]).provider == "fake-high"
+    third = bench.submit("fake-label")
+    bench.wait_request(third, "pending")
+    assert pool.getPoolWorkers("fake-high")[0].paused
+
+
+@pytest.mark.spec("launcher.md 4: priority of the pool before that of the provider")
+def test_pool_priority(bench: LauncherBench) -> None:
+    bench.start(config(provider(priority=5, pools=[
+        {"name": "a", "labels": ["fake-label"]}, {"name": "b", "priority": 1, "labels": ["fake-label"]}])))
+    for _ in range(3):
+        assert bench.fulfilled("fake-label")[1][0].pool == "b"
+    assert {p.name: p.priority for p in bench.zk.getRegisteredPools()} == {"a": 5, "b": 1}
+
+
+@pytest.mark.spec(SPEC + "node_request_provider, node_request_invalid_provider, node_request_provider_label_mismatch")
+def test_provider_wish(bench: LauncherBench) -> None:
+    bench.start(config(provider("fake-one", labels=["fake-label", "only-one"]), provider("fake-two")))
+    for name in ("fake-one", "fake-two", "fake-one"):
+        assert bench.fulfilled("fake-label", provider=name)[1][0].provider == name
+    bench.fulfilled("fake-label", provider="invalid")
+    assert bench.fulfilled("only-one", provider="fake-two")[1][0].provider == "fake-one"
+
+
+@pytest.mark.spec("launcher.md 2.4: the wish is void when the wanted provider has declined")
+def test_a_declined_provider_wish(bench: LauncherBench) -> None:
+    bench.start(config(provider("fake-one", pool={"max-servers": 1}), provider("fake-two")))
+    assert bench.fulfilled("fake-label", "fake-label", provider="fake-one")[1][0].provider == "fake-two"
+
+
+@pytest.mark.spec("launcher.md 2.5, schema 4: a better pool of another launcher is yielded to while it is not paused")
+def test_yield_to_another_launcher(bench: LauncherBench) -> None:
+    first = bench.start(config(provider("fake-one", priority=1, pool={"max-servers": 1})), name="one.yaml")
+    second = bench.start(config(provider("fake-two", priority=2)), name="two.yaml")
+    wait_for(lambda: all(len(p.zk.getRegisteredPools()) == 2 for p in (first, second)))
+    assert bench.fulfilled("fake-label")[1][0].provider == "fake-one"
+    waiting = bench.submit("fake-label")
+    bench.wait_request(waiting, "pending")
+    wait_for(lambda: any(p.paused for p in second.zk.getRegisteredPools()))
+    assert bench.fulfilled("fake-label")[1][0].provider == "fake-two"
+    bench.stop(first)
+    # What the first launcher was about goes on with the second.
+    assert bench.node(bench.wait_request(waiting, "fulfilled")["nodes"][0]).provider == "fake-two"
+
+
+@pytest.mark.spec("launcher.md 2: equal pools share the work; a request is served once only")
+def test_two_launchers_with_one_provider(bench: LauncherBench) -> None:
+    content = config(provider(pool={"max-servers": 10}))
+    bench.start(content, name="one.yaml")
+    bench.start(content, name="two.yaml")
+    ids = [bench.submit("fake-label") for _ in range(30)]
+    nodes: list[str] = []
+    for request_id in ids:
+        nodes += bench.wait_request(request_id, "fulfilled")["nodes"]
+        bench.zuul.give_back(*bench.zuul.accept(request_id))
+    assert len(nodes) == len(set(nodes)) == 30
+    bench.wait_nodes(0)

@@ -1,0 +1,91 @@
+"""Tenant limits: deferred, never declined; other tenants pass by (launcher.md 8.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
+
+VOLUME = {"boot-from-volume": True, "volume-size": 40}
+SPEC = "launcher.md 21 test_launcher node_assignment_at_tenant_quota_"
+
+
+def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
+    """The request has been looked at and is waiting for its tenant."""
+    wait_for(lambda: "tenant" in (pool.assignment.reason_for(request_id) or ""), what="waiting for the tenant")
+    record = bench.zuul.request(request_id)
+    assert record is not None and record["state"] == "requested" and not record.get("declined_by")
+
+
+@pytest.mark.spec(SPEC + "{cores,instances,ram,volumes,volume_gb}; driver-openstack.md 3.13")
+@pytest.mark.parametrize(("limit", "label", "gauge"), [
+    ({"max-cores": 8}, {}, "cores:8"), ({"max-servers": 2}, {}, "instances:2"), ({"max-ram": 16384}, {}, "ram:16384"),
+    ({"max-volumes": 2}, VOLUME, "volumes:2"), ({"max-volume-gb": 80}, VOLUME, "volume-gb:80")])
+def test_tenant_quota(bench: LauncherBench, statsd: StatsdReceiver, limit: dict[str, int], label: dict[str, Any],
+                      gauge: str) -> None:
+    pool = bench.start(config(provider(label=label), **{
+        "tenant-resource-limits": [{"tenant-name": "tenant-1", **limit}]}))
+    first = bench.submit("fake-label", "fake-label", tenant_name="tenant-1")
+    bench.wait_request(first, "fulfilled")
+    second = bench.submit("fake-label", "fake-label", tenant_name="tenant-1")
+    waits(bench, pool, second)
+    bench.fulfilled(*["fake-label"] * 4, tenant_name="tenant-2")
+    waits(bench, pool, second)
+    assert not bench.nodes(allocated_to=second)
+    name, value = gauge.split(":")
+    statsd.wait(f"nodepool.tenant_limits.tenant-1.{name}", f"{value}|g")
+    node_ids = bench.zuul.accept(first)
+    bench.zuul.give_back(node_ids[0])
+    bench.wait_gone(node_ids[0])
+    assert bench.zuul.request(second)["state"] == "requested"
+    bench.zuul.give_back(node_ids[1])
+    bench.wait_request(second, "fulfilled")
+
+
+@pytest.mark.spec(SPEC + "min_ready")
+def test_idle_nodes_do_not_lift_the_limit(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(), labels={"fake-label": {"min-ready": 2}}, **{
+        "tenant-resource-limits": [{"tenant-name": "tenant-1", "max-cores": 8}]}))
+    bench.wait_nodes(2, state="ready", allocated_to=None)
+    first, _nodes = bench.fulfilled("fake-label", "fake-label", tenant_name="tenant-1")
+    bench.wait_nodes(2, state="ready", allocated_to=None)
+    second = bench.submit("fake-label", "fake-label", tenant_name="tenant-1")
+    waits(bench, pool, second)
+    bench.use_up(first)
+    bench.wait_request(second, "fulfilled")
+
+
+@pytest.mark.spec("launcher.md 8.4: over all providers; accepted but unrecorded nodes count; others pass by")
+def test_the_limit_holds_over_providers_and_under_load(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider("fake-one"), provider("fake-two"), **{
+        "tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 3}]}))
+    ids = [bench.submit("fake-label", tenant_name="tenant-1") for _ in range(12)]
+    free = [bench.submit("fake-label") for _ in range(3)]
+    served: set[str] = set()
+    while len(served) < len(ids):
+        done = [i for i in ids if i not in served and bench.zuul.request(i)["state"] == "fulfilled"]
+        assert len(bench.nodes(tenant_name="tenant-1")) <= 3
+        if not done:
+            left = [i for i in ids if i not in served]
+            wait_for(lambda left=left: any(  # type: ignore[misc]
+                bench.zuul.request(i)["state"] == "fulfilled" for i in left))
+            continue
+        bench.use_up(*done)
+        served |= set(done)
+    for request_id in free:
+        bench.wait_request(request_id, "fulfilled")
+    assert not pool.zk.reservations.tenant("tenant-1").get("instances")
+
+
+@pytest.mark.spec("launcher.md 8.4: deferred even when it can never fit; the limit follows the configuration")
+def test_a_raised_limit_lets_waiting_requests_go(bench: LauncherBench) -> None:
+    limited = {"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1, "something": 7}]}
+    pool = bench.start(config(provider(), **limited))
+    request_id = bench.submit("fake-label", "fake-label", tenant_name="t")
+    waits(bench, pool, request_id)
+    limited["tenant-resource-limits"][0]["max-servers"] = 2
+    bench.config(config(provider(), **limited))
+    bench.wait_request(request_id, "fulfilled")

@@ -1,0 +1,128 @@
+"""Whoever waits is woken by what he waits for, not by the safety net (the fixture ``nothing_is_lost`` watches)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
+
+
+class Slow:
+    """New servers of the fake cloud come up when they are let go."""
+
+    def __init__(self, bench: LauncherBench) -> None:
+        self.cloud = bench.cloud("fake-provider")
+        self.cloud.pause_creates = True
+
+    def started(self, count: int) -> None:
+        wait_for(lambda: len(self.cloud._server_list) == count)
+
+    def finish(self, *which: int) -> None:
+        for number in which:
+            self.cloud._server_list[number].event.set()
+
+    def stop(self) -> None:
+        self.cloud.pause_creates = False
+        self.finish(*range(len(self.cloud._server_list)))
+
+
+@pytest.mark.spec("issue 11, B4: max-concurrency: each launch that ends makes room, not only the last one of a request")
+def test_one_of_several_launches_ends(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(**{"max-concurrency": 2})))
+    slow = Slow(bench)
+    first = bench.submit("fake-label", "fake-label")
+    slow.started(2)
+    second = bench.submit("fake-label")
+    wait_for(lambda: "max-concurrency: 2 launches" in (pool.assignment.reason_for(second) or ""))
+    slow.finish(0)
+    wait_for(lambda: pool.state.is_handled(second), 10, "taken when one launch has ended")
+    assert bench.zuul.request(first)["state"] == "pending"
+    slow.stop()
+    for request_id in (first, second):
+        bench.wait_request(request_id, "fulfilled")
+
+
+@pytest.mark.spec("issue 11, B4: what a tenant was promised for a request that is given back goes to its other requests")
+def test_a_promise_that_comes_back(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nodepool.driver.statemachine.handler import StateMachineHandler
+
+    pool = bench.start(config(provider("fake-one", labels=["one"]), provider("fake-two", labels=["two"]),
+                              **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1}]}))
+    looking, go_on = threading.Event(), threading.Event()
+    look = StateMachineHandler.getDeclinedReasons
+
+    def slow(handler: Any) -> list[str]:
+        if handler.request.node_types == ["one"] and not go_on.is_set():
+            looking.set()
+            assert go_on.wait(20)
+            raise_later()
+        return look(handler)
+
+    def raise_later() -> None:
+        from nodepool.driver.quota import LimitsPending
+
+        raise LimitsPending("induced")  # not taken after all, for a reason that has nothing to do with the tenant
+
+    monkeypatch.setattr(StateMachineHandler, "getDeclinedReasons", slow)
+    manager = pool.getProviderManager("fake-one")
+    woken: list[Any] = []
+    monkeypatch.setattr(manager, "when_limits_known", woken.append)
+    first = bench.submit("one", tenant_name="t", priority="100")
+    assert looking.wait(10)
+    second = bench.submit("two", tenant_name="t")
+    wait_for(lambda: "tenant t is limited" in (pool.assignment.reason_for(second) or ""))
+    go_on.set()
+    bench.wait_request(second, "fulfilled", timeout=10)
+    assert woken and bench.zuul.request(first)["state"] == "requested"
+    bench.use_up(second)
+    bench.wait_request(first, "fulfilled")
+
+
+@pytest.mark.finds_lost
+@pytest.mark.spec("issue 11, B4: a lost wake-up is told: in the log and in a counter that is there from the beginning")
+def test_a_lost_wake_up_is_told(bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch,
+                                caplog: pytest.LogCaptureFixture) -> None:
+    from nodepool import metrics
+    from nodepool.base import hostnames
+    from nodepool.metrics import prometheus
+
+    pool = bench.start(config(provider(**{"max-concurrency": 1})))
+    name = f"nodepool.launcher.{hostnames.short()}.found_by_resync"
+    statsd.wait(name, "0|c")
+    slow = Slow(bench)
+    first = bench.submit("fake-label")
+    slow.started(1)
+    second = bench.submit("fake-label")
+    wait_for(lambda: "max-concurrency: 1 launches" in (pool.assignment.reason_for(second) or ""))
+    for event in ("wake", "recheck"):
+        monkeypatch.setattr(pool.assignment, event, lambda *_args, **_options: None)
+    slow.stop()
+    bench.wait_request(first, "fulfilled")
+    bench.wait_request(second, "fulfilled")
+    assert f"Request {second} was found by the regular look at everything" in caplog.text
+    statsd.wait(name, "1|c")
+    text = prometheus.Exposition(metrics.shared()).render().decode()
+    assert "nodepool_launcher_found_by_resync_total{host=" in text
+
+
+@pytest.mark.spec("issue 11, B4: nodes that were counted twice for a moment, as promised and as there, keep nobody waiting")
+def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]}))
+    slow = Slow(bench)
+    (worker,) = pool.pool_workers()
+    recorded, held = worker.recorded, []
+    monkeypatch.setattr(worker, "recorded", lambda *args: recorded(*args) if held else held.append(args))
+    first = bench.submit("fake-label", tenant_name="t")
+    slow.started(1)
+    assert held, "a record is in the mirror, and its promise still counts"
+    second = bench.submit("fake-label", tenant_name="t")
+    wait_for(lambda: "tenant t is limited" in (pool.assignment.reason_for(second) or ""))
+    worker._tasks.put((recorded, held[0]))
+    wait_for(lambda: pool.state.is_handled(second), 10, "taken although the first launch goes on")
+    slow.stop()
+    bench.wait_request(second, "fulfilled")
+    bench.wait_request(first, "fulfilled")

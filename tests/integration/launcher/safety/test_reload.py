@@ -1,0 +1,259 @@
+"""Changes of the configuration while everything runs (launcher.md 15)."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+import yaml
+
+from nodepool.driver.statemachine.handler import StateMachineHandler
+from tests.conftest import wait_for
+from tests.support.launcher import CLOUDS, LauncherBench, config, provider
+
+SPEC = "launcher.md 21 test_launcher "
+
+
+@pytest.mark.spec(SPEC + "provider_removal")
+def test_provider_removal(bench: LauncherBench) -> None:
+    one, two = provider("fake-one"), provider("fake-two", labels=["two"])
+    pool = bench.start(config(one, two))
+    worker = pool.getPoolWorkers("fake-two")[0]
+    manager = pool.getProviderManager("fake-two")
+    assert len(bench.zk.getRegisteredPools()) == 2
+    bench.config(config(one))
+    wait_for(lambda: not pool.getPoolWorkers("fake-two"))
+    wait_for(lambda: [p.provider_name for p in bench.zk.getRegisteredPools()] == ["fake-one"])
+    wait_for(lambda: not worker.is_alive())
+    wait_for(lambda: not manager.running, what="manager stopped")
+    bench.fulfilled("fake-label")
+
+
+@pytest.mark.spec("launcher.md 15: removed provider: in-flight requests are finished or handed back")
+def test_provider_removal_with_requests_under_way(bench: LauncherBench) -> None:
+    one, two = provider("fake-one", priority=2), provider("fake-two", priority=1, pool={"max-servers": 1})
+    pool = bench.start(config(one, two))
+    cloud = bench.cloud("fake-two")
+    cloud.pause_creates = True
+    launching = bench.submit("fake-label")
+    wait_for(lambda: cloud._server_list)
+    bench.config(config(one))
+    wait_for(lambda: not pool.getPoolWorkers("fake-two"))
+    wait_for(lambda: bench.zuul.request(launching)["state"] != "pending" or True)
+    for server in list(cloud._server_list):
+        server.event.set()
+    record = bench.wait_request(launching, "fulfilled")
+    assert record["declined_by"] == []
+    bench.use_up(*([launching] if bench.node(record["nodes"][0]).provider == "fake-one" else []))
+
+
+@pytest.mark.spec("launcher.md 15: removed provider: paused handlers free their nodes")
+def test_provider_removal_with_paused_requests(bench: LauncherBench) -> None:
+    one = provider("fake-one", priority=2)
+    two = provider("fake-two", priority=1, pool={"max-servers": 1})
+    pool = bench.start(config(one, two))
+    bench.fulfilled("fake-label")
+    waiting = bench.submit("fake-label")
+    bench.wait_request(waiting, "pending")
+    wait_for(lambda: pool.getPoolWorkers("fake-two")[0].paused)
+    bench.config(config(one))
+    assert bench.node(bench.wait_request(waiting, "fulfilled")["nodes"][0]).provider == "fake-one"
+
+
+@pytest.mark.spec("driver-api.md 14.23: a provider is replaced only when its configuration changed; "
+                  "driver-openstack.md 3.2")
+def test_only_changed_providers_are_replaced(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider("fake-one"), provider("fake-two")))
+    one, two = pool.getProviderManager("fake-one"), pool.getProviderManager("fake-two")
+    bench.config(config(provider("fake-one"), provider("fake-two", **{"boot-timeout": 33}), provider("fake-three")))
+    wait_for(lambda: "fake-three" in pool.config.provider_managers)
+    assert pool.getProviderManager("fake-one") is one
+    assert pool.getProviderManager("fake-two") is not two
+    assert pool.getProviderManager("fake-two").provider.boot_timeout == 33
+    wait_for(lambda: not two.running)
+    # Another cloud behind the same name, noticed at the next change of ours.
+    changed = {"clouds": {**CLOUDS["clouds"], "fake": {"auth": {"username": "another"}}}}
+    bench.write_clouds(changed)
+    bench.config(config(provider("fake-one"), labels={"new": {}}))
+    wait_for(lambda: "new" in pool.config.labels)
+    assert pool.getProviderManager("fake-one") is not one
+    assert pool.getProviderManager("fake-one").provider.cloud_config.config["auth"]["username"] == "another"
+
+
+@pytest.mark.spec("driver-api.md 14.23; launcher.md 15: launches under way survive a changed provider")
+def test_a_launch_survives_a_changed_provider(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider()))
+    old, cloud = pool.getProviderManager("fake-provider"), bench.cloud("fake-provider")
+    cloud.pause_creates = True
+    request_id = bench.submit("fake-label")
+    wait_for(lambda: cloud._server_list)
+    bench.config(config(provider(**{"boot-timeout": 33})))
+    wait_for(lambda: pool.getProviderManager("fake-provider") is not old)
+    cloud._server_list[0].event.set()
+    assert bench.wait_request(request_id, "fulfilled")["declined_by"] == []
+    wait_for(lambda: not old.running)
+
+
+@pytest.mark.spec("launcher.md 15: pools added and removed inside a provider; labels, limits, priorities at once")
+def test_pools_and_labels_follow(bench: LauncherBench) -> None:
+    def pools(*names: str, **options: Any) -> dict[str, Any]:
+        return provider(pools=[{"name": n, "labels": [f"label-{n}"], **options} for n in names])
+
+    pool = bench.start(config(pools("a", "b")))
+    bench.fulfilled("label-b")
+    bench.config(config(pools("a", "c", priority=7, **{"max-servers": 3})))
+    wait_for(lambda: {p.name for p in bench.zk.getRegisteredPools()} == {"a", "c"})
+    bench.fulfilled("label-c")
+    wait_for(lambda: {p.priority for p in bench.zk.getRegisteredPools()} == {7})
+    assert {w.getPoolConfig().max_servers for w in pool.getPoolWorkers("fake-provider")} == {3}
+    bench.wait_request(bench.submit("label-b"), "failed")
+
+
+@pytest.mark.spec(SPEC + "launcher_registers_config_change; pool_component")
+def test_registered_labels_follow(bench: LauncherBench) -> None:
+    bench.start(config(provider(labels=["fake-label", "second"]), labels={"unused": {}}))
+    assert [set(p.supported_labels) for p in bench.zk.getRegisteredPools()] == [{"fake-label", "second"}]
+    bench.config(config(provider(labels=["fake-label", "third"]), labels={"unused": {}}))
+    wait_for(lambda: [set(p.supported_labels) for p in bench.zk.getRegisteredPools()] == [{"fake-label", "third"}])
+
+
+@pytest.mark.spec("launcher.md 15: a broken file keeps the running configuration")
+def test_a_broken_file_changes_nothing(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider()))
+    path = pathlib.Path(pool.configfile)
+    good = path.read_text()
+    before = pool.config
+    for content in ("providers: [", "labels: 5\n", good.replace("name: fake-label", "name: other", 1), ""):
+        path.write_text(content)
+        wait_for(lambda: pool.config_state.error is not None, what=content[:30])
+        assert pool.config is before
+        bench.fulfilled("fake-label")
+        ready, details = pool.getReadiness()
+        assert ready and any("stale" in d for d in details)
+        path.write_text(good)
+        wait_for(lambda: pool.config_state.error is None and pool.config is not before)  # noqa: B023
+        before = pool.config
+    path.unlink()
+    bench.fulfilled("fake-label")
+    path.write_text(good)
+    bench.fulfilled("fake-label")
+
+
+@pytest.mark.spec("issue 11, point 3: a wrong type keeps the running configuration, an unknown option is warned of")
+def test_a_changed_file_is_validated(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+    pool = bench.start(config(provider(), provider("fake-other", labels=["other"])))
+    before = pool.config
+    bench.config(config(provider(), provider("fake-other", labels=["other"], **{"max-concurrency": "5"})))
+    wait_for(lambda: pool.config_state.error is not None)
+    assert pool.config is before
+    details = pool.getReadiness()[1]
+    reason = "providers[fake-other].max-concurrency: Schema validation failed: expected int"
+    assert any("stale" in d and reason in d for d in details), details
+    assert any(reason in r.getMessage() for r in caplog.records if r.name == "nodepool.NodePool" and r.levelname == "ERROR")
+    bench.fulfilled("fake-label")
+    bench.fulfilled("other")
+    bench.config(config(provider(), provider("fake-other", labels=["other"], pool={"max-server": 2})))
+    wait_for(lambda: any("did you mean max-servers?" in r.getMessage() for r in caplog.records if r.levelname == "WARNING"))
+    wait_for(lambda: pool.config is not before and pool.config_state.error is None)
+
+
+@pytest.mark.spec(SPEC + "secure_file; launcher.md 15: an empty secure file")
+def test_secure_file(bench: LauncherBench) -> None:
+    values = yaml.safe_load(pathlib.Path(bench.config(config(provider()))).read_text())
+    secret = {key: values.pop(key) for key in ("zookeeper-servers", "zookeeper-tls")}
+    path = bench.tmp / "main.yaml"
+    path.write_text(yaml.safe_dump({**values, "zookeeper-servers": [{"host": "nowhere.invalid"}]}))
+    secure = bench.tmp / "secure.yaml"
+    secure.write_text(yaml.safe_dump(secret))
+    from nodepool.launcher import NodePool
+
+    pool = NodePool(str(secure), str(path))
+    bench.pools.append(pool)
+    pool.start()
+    bench.wait_ready(pool)
+    bench.fulfilled("fake-label")
+    before = pool.config
+    shutil.copy(secure, bench.tmp / "copy")
+    os.replace(bench.tmp / "copy", secure)
+    wait_for(lambda: pool.config is not before)
+    bench.fulfilled("fake-label")
+
+
+@pytest.mark.spec("python-interface.md 1, 4: names and life of NodePool")
+def test_interface(bench: LauncherBench) -> None:
+    pool = bench.make(config(provider()))
+    assert pool.config is None
+    loaded = pool.loadConfig()
+    assert set(loaded.providers) == {"fake-provider"} and loaded == pool.loadConfig()
+    never = bench.make(config(provider()))
+    bench.stop(never)
+    pool.start()
+    bench.wait_ready(pool)
+    assert pool.zk is pool.getZK()
+    assert pool.getProviderManager("fake-provider") is pool.config.provider_managers["fake-provider"]
+    worker = pool.getPoolWorkers("fake-provider")[0]
+    assert pool._pool_threads == {"fake-provider-main": worker}
+    assert worker.getPoolConfig().name == "main"
+    before = pool.config
+    pool.updateConfig()
+    assert pool.config is before
+    os.utime(pool.configfile, (1, 1))
+    pool.updateConfig()
+    wait_for(lambda: pool.config is not before)
+
+
+@pytest.mark.spec("issue: a graceful stop hands work to the next start; launcher.md 15 signals")
+def test_stop_and_start_with_work_under_way(bench: LauncherBench) -> None:
+    content = config(provider())
+    first = bench.start(content)
+    cloud = bench.cloud("fake-provider")
+    bench.use_cloud(lambda: cloud)  # the next launcher talks to the same cloud
+    bench.use_up(bench.fulfilled("fake-label")[0])
+    cloud.pause_creates = True
+    ids = [bench.submit("fake-label") for _ in range(4)]
+    wait_for(lambda: len(cloud._server_list) == 4)
+    bench.stop(first)
+    assert not bench.zk.getRegisteredPools()
+    cloud.pause_creates = False
+    bench.start(content)
+    for request_id in ids:
+        bench.wait_request(request_id, "fulfilled")
+    bench.wait_nodes(4)
+    wait_for(lambda: len(cloud._server_list) == 4, what="servers of the first start removed")
+
+
+def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
+    """11.0.0 looks at it only when Nodepool's own files have changed."""
+    pool = bench.start(config(provider()))
+    clouds = bench.tmp / "clouds.yaml"
+    good = clouds.read_text()
+    first = pool.getProviderManager("fake-provider")
+    clouds.write_text("clouds: [")
+    wait_for(lambda: "fake-provider" in pool.config.provider_errors, what="the broken file is noticed")
+    assert pool.getProviderManager("fake-provider") is first
+    clouds.write_text(good.replace("username: user", "username: new"))
+    wait_for(lambda: pool.getProviderManager("fake-provider") is not first, what="a provider with the new user")
+    assert pool.getProviderManager("fake-provider").provider.cloud_config.config["auth"]["username"] == "new"
+    bench.fulfilled("fake-label")
+
+
+@pytest.mark.spec("launcher.md: a changed provider is replaced; requests under way go on with its successor")
+def test_replaced_between_plan_and_launch(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()))
+    old = pool.getProviderManager("fake-provider")
+    launch = StateMachineHandler.launch
+
+    def late(self: Any, node: Any) -> None:
+        if self.manager is old:
+            bench.config(config(provider(pool={"max-cores": 50})))
+            wait_for(lambda: pool.getProviderManager("fake-provider") is not old, what="the provider to be replaced")
+            wait_for(lambda: not old.create_loop.thread.is_alive(), what="the old one to end")
+        launch(self, node)
+
+    monkeypatch.setattr(StateMachineHandler, "launch", late)
+    _request, (node,) = bench.fulfilled("fake-label")
+    assert old.launchers == []
+    assert [server.id for server in bench.servers("fake-provider")] == [node.external_id]

@@ -1,0 +1,56 @@
+"""Gauges (launcher.md 20)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
+
+
+@pytest.mark.spec("launcher.md 21 test_launcher requests_by_provider_stats")
+def test_addressable_requests(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+    pool = bench.start(config(provider("fake-one", labels=["a", "b"], pool={"max-servers": 1}),
+                              provider("fake-two", labels=["b"], pool={"max-servers": 1})))
+    bench.fulfilled("b", provider="fake-one")
+    bench.fulfilled("b", provider="fake-two")
+    for labels in (("a",), ("b",), ("a",), ("b",)):
+        bench.submit(*labels)
+    wait_for(lambda: pool.assignment.waiting() or True)
+    prefix = "nodepool.provider.{}.pool.main.addressable_requests"
+    statsd.wait(prefix.format("fake-one"), "6|g")
+    statsd.wait(prefix.format("fake-two"), "4|g")
+
+
+@pytest.mark.spec("launcher.md 20: zero-filled gauges by state, label and provider; elected reporter")
+def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+    from nodepool.zk.records import Node
+
+    content = config(provider("fake-one", labels=["a"], pool={"max-servers": 7}),
+                     provider("fake-two", labels=["unused"]))
+    first = bench.start(content, name="one.yaml")
+    wait_for(lambda: first.statistics._elected)
+    second = bench.start(content, name="two.yaml")
+    request_id, _nodes = bench.fulfilled("a")
+    for state in Node.VALID_STATES:
+        for what in ("", "label.a.", "label.unused.", "provider.fake-one.", "provider.fake-two."):
+            name = f"nodepool.{what}nodes.{state}"
+            wait_for(lambda name=name: statsd.last(name), what=name)  # type: ignore[misc]
+    for name in ("nodepool.nodes", "nodepool.label.a.nodes", "nodepool.provider.fake-one.nodes"):
+        statsd.wait(f"{name}.ready", "1|g")
+    assert statsd.last("nodepool.provider.fake-one.max_servers") == "7|g"
+    assert statsd.last("nodepool.provider.fake-two.max_servers") is None
+    assert not second.statistics._elected
+    bench.zuul.accept(request_id)
+    statsd.wait("nodepool.nodes.in-use", "1|g")
+    bench.stop(first)
+    wait_for(lambda: second.statistics._elected, what="the other one reports")
+
+
+@pytest.mark.spec("launcher.md 20: launch results by provider, zone and requestor")
+def test_launch_results(bench: LauncherBench, statsd: StatsdReceiver) -> None:
+    bench.start(config(provider(pool={"availability-zones": ["az1"]})))
+    bench.fulfilled("fake-label", requestor="a.b:c")
+    for name in ("ready", "provider.fake-provider.ready", "provider.fake-provider.az1.ready", "requestor.a_b_c.ready"):
+        statsd.wait(f"nodepool.launch.{name}", "1|c")
+        assert any(line.startswith(f"nodepool.launch.{name}:") and line.endswith("|ms") for line in statsd.lines), name

@@ -1,0 +1,115 @@
+"""Slivers as nodes: a whole launcher with the driver ``nodemanager`` (nodemanager.md C.8)."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench
+from tests.support.nodemanager.scene import NmDaemon, make_daemon
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
+    yield from make_daemon(tmp_path)
+
+
+def config(nm: NmDaemon, *others: NmDaemon, **options: Any) -> dict[str, Any]:
+    label = {"name": "small", "cloud-image": "host", "ram": 128, "cpus": 0.1, "disk": 1, **options.pop("label", {})}
+    return {
+        "labels": [{"name": "small"}],
+        "providers": [{
+            "name": "metal", "driver": "nodemanager", "ssh-keys": nm.key.with_suffix(".pub").read_text(),
+            "hosts": [{"name": f"h{n}", "url": d.client.url} for n, d in enumerate((nm, *others))],
+            "cloud-images": [{"name": "host"}],
+            "pools": [{"name": "main", "max-servers": 10, "labels": [label]}], **options}]}
+
+
+def log_in(nm: NmDaemon, node: dict[str, Any], tmp_path: pathlib.Path) -> str:
+    known = tmp_path / f"known-{node['connection_port']}"
+    known.write_text("".join(f"[{node['interface_ip']}]:{node['connection_port']} {key}\n" for key in node["host_keys"]))
+    done = subprocess.run(
+        ["ssh", "-i", str(nm.key), "-p", str(node["connection_port"]), "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={known}",
+         "-o", "StrictHostKeyChecking=yes", f"{node['username']}@{node['interface_ip']}", "hostname"],
+        capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.spec("nodemanager.md C.9.9: Launcher end to end with a Zuul client")
+def test_from_request_to_login_and_back(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+    bench.start(config(nm))
+    request = bench.zuul.submit("small", "small")
+    wait_for(lambda: bench.zuul.request(request)["state"] in ("fulfilled", "failed"), 30)
+    nodes = [bench.zuul.node(i) for i in bench.zuul.accept(request)]
+    for node in nodes:
+        assert node["external_id"]["host"] == "h0" and node["host_id"] == "h0" and node["cloud"] == "metal"
+        assert node["username"] == "root" and node["connection_port"] >= nm.first_port and node["slot"]
+        assert node["resources"]["ram"] == 128 and node["resources"]["instances"] == 1
+        assert log_in(nm, node, tmp_path).startswith("np")
+    assert len({log_in(nm, node, tmp_path) for node in nodes}) == 2
+    metadata = {s["name"]: s["metadata"] for s in nm.client.call("ListSlivers")}
+    assert all(m["nodepool_provider_name"] == "metal" for m in metadata.values()) and len(metadata) == 2
+    bench.zuul.give_back(*list(bench.zuul.locks))
+    wait_for(lambda: nm.client.call("ListSlivers") == [], 30, "the slivers to go")
+
+
+def test_quota_makes_requests_wait(bench: LauncherBench, nm: NmDaemon) -> None:
+    cores = nm.client.call("GetCapacity")["cores"]
+    bench.start(config(nm, label={"cpus": cores * 0.6}))
+    first = bench.zuul.submit("small")
+    wait_for(lambda: bench.zuul.request(first)["state"] == "fulfilled", 30)
+    second = bench.zuul.submit("small")
+    nodes = bench.zuul.accept(first)
+    time.sleep(0)
+    assert bench.zuul.request(second)["state"] in ("requested", "pending")
+    bench.zuul.give_back(*nodes)
+    wait_for(lambda: bench.zuul.request(second)["state"] == "fulfilled", 30)
+
+
+@pytest.mark.spec("nodemanager.md C.8: metadata -> leak cleanup works unchanged")
+def test_leaked_sliver(bench: LauncherBench, nm: NmDaemon) -> None:
+    nm.put("np0000009999", metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000009999",
+                                     "nodepool_pool_name": "main"})
+    nm.put("foreign", metadata={"nodepool_provider_name": "another"})
+    bench.start(config(nm))
+    wait_for(lambda: [s["name"] for s in nm.client.call("ListSlivers")] == ["foreign"], 30, "the leak to go")
+
+
+@pytest.mark.spec("nodemanager.md C.8: placement spread and pack")
+@pytest.mark.parametrize("placement,expected", [("spread", {"h0", "h1"}), ("pack", {"h0"})])
+def test_placement(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, placement: str, expected: set[str]) -> None:
+    other = NmDaemon(tmp_path, 1)
+    other.start()
+    try:
+        bench.start(config(nm, other, placement=placement, label={"cpus": 0.3}))
+        requests = []
+        for _ in range(2):
+            requests.append(bench.zuul.submit("small"))
+            wait_for(lambda: bench.zuul.request(requests[-1])["state"] == "fulfilled", 30)
+        nodes = [bench.zuul.node(bench.zuul.accept(r)[0]) for r in requests]
+        hosts = {n["external_id"]["host"] for n in nodes}
+        assert len(hosts) == len(expected)
+        bench.zuul.give_back(*bench.zuul.locks)
+        wait_for(lambda: nm.client.call("ListSlivers") == other.client.call("ListSlivers") == [], 30)
+    finally:
+        other.clean()
+
+
+def test_host_that_is_down(bench: LauncherBench, nm: NmDaemon) -> None:
+    """Requests are served by the others; nothing of the living host is taken for leaked or gone."""
+    settings = config(nm)
+    settings["providers"][0]["hosts"].append({"name": "dead", "url": "unix:/does/not/exist"})
+    bench.start(settings)
+    request = bench.zuul.submit("small")
+    wait_for(lambda: bench.zuul.request(request)["state"] == "fulfilled", 30)
+    nodes = bench.zuul.accept(request)
+    bench.zuul.give_back(*nodes)
+    wait_for(lambda: nm.client.call("ListSlivers") == [], 30)

@@ -1,0 +1,477 @@
+"""Networks of slivers: real devices, namespaces and transfers.
+
+"outside" is a network namespace behind the host, as the rest of the world is for a sliver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nodepool.nodemanager.config import parse
+from nodepool.nodemanager.network.tools import batch, run
+from nodepool.nodemanager.network.veth import Network, NetworkError
+from tests.conftest import wait_for
+
+SUBNET = "10.222.0.0/16"
+OUTSIDE, OUTSIDE_EXEMPT, HOST_SIDE = "10.221.7.2", "10.221.7.3", "10.221.7.1"
+
+
+def _lacking() -> str:
+    if os.geteuid() != 0:
+        return "networks of slivers need root"
+    return "; ".join(f"{problem.feature}: {problem.remedy}" for problem in Network(parse({}, "test")).problems())
+
+
+pytestmark = pytest.mark.skipif(bool(_lacking()), reason=_lacking() or "-")
+
+SERVER = """
+import socket, sys, threading
+def serve(connection):
+    with connection:
+        total = 0
+        kind = connection.recv(1)
+        if kind == b's':
+            try:
+                while True: connection.sendall(b'x' * 65536)
+            except OSError: return
+        while data := connection.recv(1 << 20): total += len(data)
+        connection.sendall(b'%d' % total)
+listener = socket.create_server((sys.argv[1], 5001))
+print('ready', flush=True)
+while True: threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+"""
+#: Sends or receives for some seconds; prints bytes per second as seen by the receiver.
+CLIENT = """
+import socket, sys, time
+address, kind, seconds, source = sys.argv[1], sys.argv[2].encode(), float(sys.argv[3]), sys.argv[4:]
+connection = socket.create_connection((address, 5001), timeout=10, source_address=(source[0], 0) if source else None)
+connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 262144)
+connection.sendall(kind)
+if kind == b's':
+    # What the bucket and the queue let through at once is not the rate.
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end: connection.recv(1 << 20)
+    begin, total = time.monotonic(), 0
+    while time.monotonic() < begin + seconds: total += len(connection.recv(1 << 20))
+    print(total / (time.monotonic() - begin))
+else:
+    begin, total = time.monotonic(), 0
+    while time.monotonic() < begin + seconds: connection.sendall(b'x' * 16384)
+    connection.shutdown(socket.SHUT_WR)
+    print(int(connection.recv(100)) / (time.monotonic() - begin))
+"""
+TRY = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1).close()
+    print('open')
+except ConnectionRefusedError: print('refused')
+except OSError: print('closed')
+"""
+#: Payload of a full segment with timestamps, and the frame it is in.
+PAYLOAD = 1448 / 1514
+
+
+class Bench:
+    def __init__(self, state: pathlib.Path) -> None:
+        self.config = parse({"state-dir": str(state), "network": {
+            "subnet": SUBNET, "cap": 1_000_000_000, "exempt-ips": [OUTSIDE_EXEMPT], "reach": [f"{OUTSIDE}/31"]}}, "test")
+        self.network = Network(self.config)
+        self.network.prepare()
+        self.processes: list[subprocess.Popen[str]] = []
+        self.names: dict[str, int] = {}
+        self._outside: subprocess.Popen[str] | None = None
+        self.link = f"o{uuid.uuid4().hex[:8]}"
+
+    def namespace(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec sleep 600"], stdout=subprocess.PIPE,
+                                   text=True)
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    def sliver(self, name: str, index: int, rspec: dict[str, Any] | None = None, mode: str = "nat") -> Any:
+        process = self.namespace()
+        self.names[name] = process.pid
+        return self.network.create(name, index, 1, process.pid, mode, rspec or {})
+
+    def outside(self) -> None:
+        process = self.namespace()
+        batch("ip", [f"link add {self.link} type veth peer name eth0 netns {process.pid}",
+                     f"addr add {HOST_SIDE}/24 dev {self.link}",
+                     f"link set {self.link} up"])
+        batch("ip", ["link set lo up", f"addr add {OUTSIDE}/24 dev eth0", f"addr add {OUTSIDE_EXEMPT}/24 dev eth0",
+                     "link set eth0 up", f"route add default via {HOST_SIDE}"], inside=process.pid)
+        self.serve(process.pid, "0.0.0.0")
+
+    def bridge(self, name: str) -> int:
+        """A bridge with an address of the host; process in the namespace of a neighbour with address 10.223.0.9 at a port."""
+        process = self.namespace()
+        batch("ip", [f"link add {name} type bridge", f"addr add 10.223.0.1/24 dev {name}", f"link set {name} up",
+                     f"link add {name}n type veth peer name eth0 netns {process.pid}", f"link set {name}n master {name} up"])
+        batch("ip", ["link set lo up", "addr add 10.223.0.9/24 dev eth0", "link set eth0 up"], inside=process.pid)
+        return process.pid
+
+    def serve(self, pid: int | None, address: str) -> None:
+        server = subprocess.Popen([*self.enter(pid), sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True)
+        self.processes.append(server)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+
+    @staticmethod
+    def enter(pid: int | None) -> list[str]:
+        return ["nsenter", f"--net=/proc/{pid}/ns/net"] if pid is not None else []
+
+    def start(self, name: str, code: str, *arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen([*self.enter(self.names[name]), sys.executable, "-c", code, *map(str, arguments)],
+                                   stdout=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        return process
+
+    def run(self, name: str, code: str, *arguments: object) -> str:
+        return self.start(name, code, *arguments).communicate(timeout=60)[0].strip()
+
+    def rate(self, name: str, address: str, kind: str = "r", seconds: float = 4) -> float:
+        """Bit/s with headers."""
+        return float(self.run(name, CLIENT, address, kind, seconds)) * 8 / PAYLOAD
+
+    def check_rate(self, name: str, address: str, cap: float, kind: str = "r", within: float = 0.05) -> float:
+        """The cap is kept by each try, and reached by one: other work on this machine can make a sliver slower, never faster."""
+        for _ in range(3):
+            rate = self.rate(name, address, kind, 3)
+            assert rate < (1 + within) * cap
+            if rate > (1 - within) * cap:
+                return rate
+        raise AssertionError(f"{rate / 1e6:.2f} of {cap / 1e6:g} Mbit/s")
+
+    def close(self) -> None:
+        for name in self.names:
+            self.network.destroy(name)
+        for process in self.processes:
+            process.kill()
+            process.wait(10)
+            if process.stdout is not None:
+                process.stdout.close()
+        self.network.stop()
+        self.network.remove_shared()
+        batch("ip", [f"link del {self.link}"], force=True)
+
+
+@pytest.fixture
+def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
+    forward = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
+    before, forwarding = set(os.listdir("/sys/class/net")), forward.read_text()
+    made = Bench(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+        forward.write_text(forwarding)
+        ours = made.network.tag
+        assert made.network.found() == []
+        assert made.network.shaper.device not in os.listdir("/sys/class/net")
+        wait_for(lambda: made.link not in os.listdir("/sys/class/net"), 10, "link gone")
+        assert ours not in run("nft", ["list", "tables"])
+        assert before - set(os.listdir("/sys/class/net")) <= before
+
+
+@pytest.mark.slow
+@pytest.mark.spec("nodemanager.md C.9: bandwidth within 5 % of the cap after headers")
+@pytest.mark.parametrize("kind", ["r", "s"], ids=["sent", "received"])
+def test_rate(bench: Bench, kind: str) -> None:
+    bench.outside()
+    bench.sliver("alice", 1, {"nm_net_max_rate": 40_000_000})
+    rate = bench.check_rate("alice", OUTSIDE, 40e6, kind)
+    print(f"cap of 40 Mbit/s, {'sent' if kind == 'r' else 'received'}: {rate / 1e6:.2f}")
+
+
+@pytest.mark.slow
+@pytest.mark.spec("nodemanager.md C.3: a loan of nm_net_max_rate is in force at once")
+def test_rate_changes_at_once(bench: Bench) -> None:
+    bench.outside()
+    bench.sliver("alice", 1, {"nm_net_max_rate": 20_000_000})
+    bench.network.apply("alice", {"nm_net_max_rate": 60_000_000})
+    bench.check_rate("alice", OUTSIDE, 60e6)
+    # Another daemon that took over can do it too.
+    other = Network(bench.config)
+    other.prepare()
+    other.apply("alice", {"nm_net_max_rate": 10_000_000})
+    bench.check_rate("alice", OUTSIDE, 10e6)
+
+
+@pytest.mark.slow
+@pytest.mark.spec("nodemanager.md C.3: root class = node cap; shares by quantum; exempt destinations have a class of their own")
+def test_node_cap_shares_and_exempt_destinations(bench: Bench) -> None:
+    bench.network.node_cap(60_000_000, [OUTSIDE_EXEMPT])
+    bench.outside()
+    bench.sliver("alice", 1, {"nm_net_share": 1})
+    bench.sliver("bob", 2, {"nm_net_share": 3})
+    for _ in range(3):  # other work on this machine can make both slower
+        clients = [bench.start(name, CLIENT, OUTSIDE, "r", 5) for name in ("alice", "bob")]
+        alice, bob = (float(client.communicate(timeout=60)[0]) * 8 / PAYLOAD for client in clients)
+        assert alice + bob < 63e6
+        if alice + bob > 57e6:
+            break
+    exempt = bench.rate("alice", OUTSIDE_EXEMPT, seconds=1)
+    print(f"node cap 60: {alice / 1e6:.1f} + {bob / 1e6:.1f}; exempt {exempt / 1e6:.0f} Mbit/s")
+    assert alice + bob == pytest.approx(60e6, rel=0.05)
+    assert bob / alice == pytest.approx(3, rel=0.25)
+    assert exempt > 100e6
+    counters = bench.network.counters()
+    assert counters["bob"][1] == 0
+    assert counters["alice"][1] > 10_000_000
+    bench.network.node_cap(20_000_000, [])
+    bench.check_rate("alice", OUTSIDE_EXEMPT, 20e6, within=0.06)
+
+
+@pytest.mark.spec("nodemanager.md C.4: nat: no sliver-to-sliver, no sliver-to-host except port 812 and DNS, source address check")
+def test_isolation(bench: Bench) -> None:
+    bench.outside()
+    alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
+    bench.serve(bench.names["bob"], "0.0.0.0")
+    bench.serve(None, HOST_SIDE)
+    assert bench.run("alice", TRY, OUTSIDE, 5001) == "open"
+    assert bench.run("alice", TRY, bob.address, 5001) == "closed"
+    assert bench.run("alice", TRY, bob.gateway, 5001) == "closed"
+    assert bench.run("alice", TRY, HOST_SIDE, 5001) == "closed"
+    assert bench.run("alice", TRY, "169.254.169.254", 80) == "closed"
+    # Nobody listens there, but the packets come through.
+    assert bench.run("alice", TRY, alice.gateway, 812) == "refused"
+    # Another one's address gets nothing, from nobody.
+    batch("ip", [f"addr add {bob.address}/32 dev eth0"], inside=bench.names["alice"])
+    assert bench.start("alice", CLIENT.replace("timeout=10", "timeout=1"), OUTSIDE, "r", 1, bob.address).communicate(
+        timeout=30)[0] == ""
+    # What the sliver sets up inside does not touch its limits: they are on the host's end.
+    assert "htb" not in run("tc", ["qdisc", "show"], inside=bench.names["alice"])
+
+
+@pytest.mark.spec("nodemanager.md C.4: bridge")
+def test_bridge(bench: Bench) -> None:
+    name = f"b{uuid.uuid4().hex[:8]}"
+    with pytest.raises(NetworkError, match="no bridge of that name"):
+        bench.sliver("alice", 1, mode=f"bridge:{name}")
+    neighbour = bench.bridge(name)
+    try:
+        info = bench.sliver("alice", 1, {"nm_net_max_rate": 30_000_000}, mode=f"bridge:{name}")
+        assert info.address == ""
+        batch("ip", ["addr add 10.223.0.2/24 dev eth0"], inside=bench.names["alice"])
+        bench.serve(neighbour, "0.0.0.0")
+        bench.check_rate("alice", "10.223.0.9", 30e6, within=0.06)
+    finally:
+        batch("ip", [f"link del {name}"], force=True)
+
+
+#: Sends UDP datagrams as raw frames: forged hardware addresses and sources, as root of a sliver can.
+FORGE = """
+import ipaddress, socket, struct, sys
+destination, mac_of, to_mac, *sources = sys.argv[1:]
+def checksum(data):
+    total = sum(struct.unpack('!%dH' % (len(data) // 2), data))
+    while total >> 16: total = (total & 0xffff) + (total >> 16)
+    return ~total & 0xffff
+frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+frames.bind(('eth0', 0))
+own = frames.getsockname()[4]
+for source in sources:
+    text = source.encode()
+    def header(check):
+        return struct.pack('!BBHHHBBH4s4s', 0x45, 0, 28 + len(text), 1, 0, 64, 17, check,
+                           ipaddress.ip_address(source).packed, ipaddress.ip_address(destination).packed)
+    packet = header(checksum(header(0))) + struct.pack('!HHHH', 5002, 5002, 8 + len(text), 0) + text
+    mac = own if mac_of == 'own' else bytes.fromhex(mac_of.replace(':', ''))
+    frames.send(bytes.fromhex(to_mac.replace(':', '')) + mac + b'\\x08\\x00' + packet)
+"""
+#: Prints what datagrams say, up to the one that says that it is the last.
+HEAR = """
+import socket
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.bind(('0.0.0.0', 5002))
+print('ready', flush=True)
+heard = []
+while not heard or heard[-1] != 'last': heard.append(receiver.recv(100).decode())
+print(','.join(heard))
+"""
+LAST = "import socket, sys\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'last', (sys.argv[1], 5002))"
+
+
+def mac_in(pid: int, device: str = "eth0") -> str:
+    return run("ip", ["-o", "link", "show", device], inside=pid).split("link/ether ")[1].split()[0]
+
+
+@pytest.mark.spec("nodemanager.md C.4: nat: source address check, against raw frames too; no IPv6 around it")
+def test_forged_sources(bench: Bench) -> None:
+    bench.outside()
+    alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
+    assert alice.veth not in pathlib.Path("/proc/net/if_inet6").read_text()
+    bench.names["outside"] = next(p.pid for p in bench.processes if p.pid not in bench.names.values())
+    hearer = bench.start("outside", HEAR)
+    assert hearer.stdout is not None
+    assert hearer.stdout.readline() == "ready\n"
+    veth = (pathlib.Path("/sys/class/net") / alice.veth / "address").read_text().strip()
+    others = [bob.address, alice.gateway, HOST_SIDE, OUTSIDE, "127.0.0.1", "8.8.8.8", "169.254.169.254"]
+    bench.run("alice", FORGE, OUTSIDE, "own", veth, *others)
+    # The hardware address is only between the two ends of the pair; with its own source the frame comes through.
+    bench.run("alice", FORGE, OUTSIDE, mac_in(bench.names["bob"]), veth, bob.address, alice.address)
+    bench.run("alice", LAST, OUTSIDE)
+    assert hearer.communicate(timeout=20)[0].strip() == f"{alice.address},last"
+    del bench.names["outside"]
+
+
+@pytest.mark.spec("nodemanager.md C.4: bridge: no sliver sends with the hardware address of another or of the gateway")
+def test_forged_hardware_addresses_on_a_bridge(bench: Bench) -> None:
+    name = f"b{uuid.uuid4().hex[:8]}"
+    bench.network = Network(dataclasses.replace(bench.config, isolated=False))
+    neighbour = bench.bridge(name)
+    try:
+        for number, sliver in enumerate(("alice", "bob"), 2):
+            bench.sliver(sliver, number, mode=f"bridge:{name}")
+            batch("ip", [f"addr add 10.223.0.{number}/24 dev eth0"], inside=bench.names[sliver])
+        gateway, bob = mac_in(neighbour), mac_in(bench.names["bob"])
+        with subprocess.Popen([*bench.enter(neighbour), sys.executable, "-c", HEAR], stdout=subprocess.PIPE, text=True) as hearer:
+            assert hearer.stdout is not None
+            assert hearer.stdout.readline() == "ready\n"
+            for forged in (bob, gateway, "02:00:00:00:00:77"):
+                bench.run("alice", FORGE, "10.223.0.9", forged, gateway, "10.223.0.2")
+            bench.run("alice", FORGE, "10.223.0.9", "own", gateway, "10.223.0.2")
+            bench.run("alice", LAST, "10.223.0.9")
+            # Bob is still where he is, whatever alice has sent in his name; the slivers reach each other, as they may here.
+            bench.serve(bench.names["bob"], "0.0.0.0")
+            assert bench.run("alice", TRY, "10.223.0.3", 5001) == "open"
+            assert hearer.communicate(timeout=20)[0].strip() == "10.223.0.2,last"
+        # Nor with an address that it gives its device.
+        batch("ip", ["link set eth0 down", "link set eth0 address 02:00:00:00:00:77", "link set eth0 up"],
+              inside=bench.names["alice"])
+        assert bench.run("alice", TRY, "10.223.0.3", 5001) == "closed"
+    finally:
+        batch("ip", [f"link del {name}"], force=True)
+
+
+def test_none_needs_nothing(bench: Bench) -> None:
+    assert bench.sliver("alice", 1, mode="none").veth == ""
+    assert bench.network.usage("alice") == {}
+    bench.network.apply("alice", {"nm_net_max_rate": 1000})
+    bench.network.destroy("alice", None)
+    assert not pathlib.Path("/sys/class/net", bench.network.shaper.device).exists()
+
+
+@pytest.mark.parametrize("mode", ["", "nat2", "bridge:", "bridge:../x", "bridge:a b"])
+def test_unknown_modes_are_refused(bench: Bench, mode: str) -> None:
+    with pytest.raises(NetworkError, match="network"):
+        bench.sliver("alice", 1, mode=mode)
+
+
+@pytest.mark.spec("nodemanager.md C.7: nothing lives only in memory; deletion is idempotent")
+def test_another_daemon_finds_and_removes(bench: Bench) -> None:
+    info = bench.sliver("alice", 7)
+    bench.outside()
+    bench.rate("alice", OUTSIDE, seconds=0.2)
+    other = Network(bench.config)
+    other.prepare()
+    assert other.found() == ["alice"]
+    assert other.usage("alice")["net_tx_bytes"] > 10_000
+    assert other.counters()["alice"][0] > 10_000
+    bench.sliver("bob", 8)
+    other.destroy("alice", {"veth": info.veth})
+    assert other.found() == ["bob"]
+    other.stop()
+    assert info.veth not in os.listdir("/sys/class/net")
+    assert set(other.shaper.counters()) == {8}
+    assert "nm7-" not in run("tc", ["filter", "show", "dev", other.shaper.device])
+    other.destroy("alice", {"veth": info.veth})
+    other.stop()
+
+
+@pytest.mark.spec("nodemanager.md C.7: a crash at any point resumes")
+def test_classes_without_a_sliver_are_removed(bench: Bench) -> None:
+    info = bench.sliver("alice", 3)
+    batch("ip", [f"link del {info.veth}"])
+    other = Network(bench.config)
+    other.prepare()
+    assert other.shaper.counters() == {}
+
+
+@pytest.mark.spec("nodemanager.md C.4: veth names are never reused; removal is off the critical path")
+def test_the_same_place_is_used_again_at_once(bench: Bench) -> None:
+    bench.outside()
+    first = bench.sliver("alice", 5)
+    begin = time.perf_counter()
+    bench.network.destroy("alice", first)
+    assert time.perf_counter() - begin < 0.01
+    second = bench.sliver("bob", 5, {"nm_net_max_rate": 20_000_000})
+    assert second.veth != first.veth
+    assert second.address == first.address
+    wait_for(lambda: first.veth not in os.listdir("/sys/class/net"), 10, "first device gone")
+    assert bench.network.found() == ["bob"]
+    bench.check_rate("bob", OUTSIDE, 20e6, within=0.06)
+
+
+@pytest.mark.spec("issue 10, point 5: deletion that failed for a while is finished by the running daemon")
+def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next with this number would count what the last has sent as its own."""
+    first, second = bench.sliver("alice", 5), bench.sliver("bob", 6)
+
+    def removed() -> None:
+        wait_for(lambda: not bench.network._removals, 10, "the attempt")
+
+    with monkeypatch.context() as patch:
+        def full(*_arguments: Any, **_options: Any) -> Any:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        patch.setattr(subprocess, "run", full)
+        bench.network.destroy("alice", first)
+        bench.network.destroy("bob", second)
+        removed()
+        bench.network.tidy()
+        removed()
+        assert bench.network.found() == []
+        with pytest.raises(NetworkError, match="temporarily unavailable") as caught:
+            bench.network.create("carol", 5, 1, os.getpid(), "nat", {})
+        assert caught.value.retry
+        removed()
+    assert set(bench.network.shaper.counters()) == {5, 6}
+    bench.sliver("carol", 5)
+    assert bench.network.found() == ["carol"]
+    bench.network.tidy()
+    removed()
+    assert set(bench.network.shaper.counters()) == {5}
+    assert {first.veth, second.veth}.isdisjoint(os.listdir("/sys/class/net"))
+
+
+@pytest.mark.slow
+@pytest.mark.spec("issue 4: native create <= 60 ms with veth: 35 ms are the network's")
+def test_time(bench: Bench) -> None:
+    bench.sliver("first", 1)
+    times = []
+    # What else runs on the machine must not decide: the benchmark measures medians, here the shortest of some counts.
+    for index in range(2, 62):
+        if len(times) >= 5 and min(times) <= 35:
+            break
+        process = bench.namespace()
+        bench.names[f"s{index}"] = process.pid
+        begin = time.perf_counter()
+        bench.network.create(f"s{index}", index, 1, process.pid, "nat", {})
+        times.append((time.perf_counter() - begin) * 1000)
+    print(f"network nat: {[round(each, 1) for each in times]} ms")
+    assert min(times) <= 35
+
+
+def test_a_failure_leaves_nothing(bench: Bench) -> None:
+    process = bench.namespace()
+    process.kill()
+    process.wait(10)
+    with pytest.raises(NetworkError):
+        bench.network.create("alice", 1, 1, process.pid, "nat", {})
+    assert bench.network.found() == []
+    assert bench.network.shaper.counters() == {}

@@ -1,0 +1,198 @@
+"""Image listings of the web interface over a live mirror of a real ZooKeeper; the tests write what a builder would."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+
+import pytest
+
+from nodepool import metrics
+from nodepool.web.server import WebApp
+from nodepool.zk import zookeeper as zk_module
+from nodepool.zk.mirror.progress import BuildProgress, ProgressStore, UploadFailure, UploadProgress
+from nodepool.zk.zookeeper import ZooKeeper
+from tests.conftest import wait_for
+from tests.integration.cli.test_commands import make_build, make_upload
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+IMAGE = "fake-image"
+BUILD_KEYS = ["id", "image", "builder", "formats", "state", "age"]
+UPLOAD_KEYS = ["id", "upload_id", "provider", "image", "external_name", "external_id", "state", "age"]
+
+
+class Launcher:
+    """What the web server needs of a launcher."""
+
+    ready = True
+
+    def __init__(self, zk):
+        self.zk = zk
+        self.metrics = metrics.Metrics()
+
+    def getZK(self):
+        return self.zk
+
+
+@pytest.fixture
+def get(zk):
+    webapp = WebApp(Launcher(zk), port=0, listen_address="127.0.0.1")
+    webapp.start()
+    port = webapp.server.socket.getsockname()[1]
+
+    def get(path, accept="application/json"):
+        webapp.cache.cache.clear()
+        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            body = answer.read().decode()
+            if accept == "application/json":
+                assert answer.headers["Content-Type"] == "application/json"
+                return json.loads(body)
+            assert answer.headers["Content-Type"] == "text/plain; charset=UTF-8"
+            return body
+
+    yield get
+    webapp.stop()
+    webapp.join(5)
+
+
+@pytest.fixture
+def other(zk_chroot):
+    """The builder's connection: another session than the mirror's."""
+    return ZooKeeper(zk_chroot.connect(), enable_cache=False)
+
+
+@pytest.fixture
+def upload(zk, other):
+    """A ready build with a ready upload, shown."""
+    build = make_build(other)
+    number = make_upload(other, build)
+    wait_for(lambda: zk.image_tree.uploads, what="the upload in the mirror")
+    return build, number
+
+
+@pytest.mark.spec("cli-web-metrics.md 9: browser-like Accept, and text/plain: Content-Type, body contains the image name")
+@pytest.mark.parametrize("accept", [BROWSER, "text/plain"])
+def test_text(get, upload, accept):
+    for path in ("/image-list", "/dib-image-list"):
+        assert IMAGE in get(path, accept)
+
+
+@pytest.mark.spec("cli-web-metrics.md 9: fields=id,image,state on /image-list")
+def test_fields(get, upload):
+    assert f"| {upload[0]} | {IMAGE} | ready |" in get("/image-list?fields=id,image,state", "text/plain")
+
+
+@pytest.mark.spec("cli-web-metrics.md 9: JSON of /image-list and /dib-image-list")
+def test_json(get, upload):
+    build, number = upload
+    row = get("/image-list")[0]
+    assert (row["id"], row["upload_id"], row["image"], row["provider"], row["state"]) == (build, number, IMAGE, "p", "ready")
+    assert list(row)[:8] == UPLOAD_KEYS and isinstance(row["age"], int)
+    row = get("/dib-image-list")[0]
+    assert (row["id"], row["formats"], row["state"]) == (f"{IMAGE}-{build}", ["qcow2"], "ready")
+    assert list(row)[:6] == BUILD_KEYS and isinstance(row["age"], int)
+
+
+@pytest.mark.spec("cli-web-metrics.md 6.5: state in /dib-image-list is paused for builds of a paused image")
+def test_paused(get, zk, other, upload):
+    other.setImagePaused(IMAGE, True)
+    wait_for(lambda: zk.image_tree.paused, what="the pause in the mirror")
+    assert get("/dib-image-list")[0]["state"] == "paused"
+    other.setImagePaused(IMAGE, False)
+    wait_for(lambda: not zk.image_tree.paused, what="the end of the pause in the mirror")
+    assert get("/dib-image-list")[0]["state"] == "ready"
+
+
+@pytest.mark.spec("cli-web-metrics.md 9: /image-status: null, after a request pending, while the build lock is held building")
+def test_image_status(get, zk, other, upload):
+    def shown():
+        row = get("/image-status")[0]
+        return row["paused"], row["build_request"]
+
+    assert shown() == (False, None)
+    other.submitBuildRequest(IMAGE)
+    wait_for(lambda: zk.image_tree.requests, what="the request in the mirror")
+    assert shown() == (False, "pending")
+    with other.imageBuildLock(IMAGE, blocking=False):
+        make_build(other, state="building")
+        wait_for(lambda: shown() == (False, "building"), what="building")
+    wait_for(lambda: shown() == (False, "pending"), what="pending again")
+    other.removeBuildRequest(IMAGE)
+    wait_for(lambda: shown() == (False, None), what="the end of the request")
+
+
+@pytest.mark.spec("cli-web-metrics.md 9: changes made by a builder started after the launcher show up")
+def test_a_later_builder_shows_up(get, other):
+    assert get("/dib-image-list") == [] == get("/image-list") == get("/image-progress")
+    build = make_build(other)
+    wait_for(lambda: [r["id"] for r in get("/dib-image-list")] == [f"{IMAGE}-{build}"], what="the build")
+
+
+@pytest.mark.spec("cli-web-metrics.md 6.5: new keys may be added; tables stay as they are")
+def test_progress_of_a_build(get, zk, other):
+    build = make_build(other, state="building")
+    other.progress.write_build(BuildProgress(
+        IMAGE, build, "nb01", phase="install", started=time.time() - 30, expected=60.0, last_line="Unpacking",
+        log="/l/x.log", tail=["a secret of the tail"]))  # fmt: skip
+    other.progress.write_build(BuildProgress(
+        IMAGE, "f" * 32, "nb01", state="failed", reason="no space left", exit_code=1, ended=time.time()))  # fmt: skip
+    wait_for(lambda: len(zk.progress_tree.builds) == 2 and zk.image_tree.builds, what="the mirror")
+    rows = get("/dib-image-list")
+    assert len(rows) == 1 and list(rows[0])[:6] == BUILD_KEYS
+    assert list(rows[0])[6:] == ["phase", "elapsed", "expected", "exit_code", "reason", "log", "last_line", "progress"]
+    assert (rows[0]["phase"], rows[0]["expected"], rows[0]["last_line"]) == ("install", 60, "Unpacking")
+    assert rows[0]["elapsed"] in range(30, 40) and 0.4 < rows[0]["progress"] < 0.7
+    header = get("/dib-image-list", "text/plain").splitlines()[1]
+    assert [cell.strip() for cell in header.split("|")[1:-1]] == ["ID", "Image", "Builder", "Formats", "State", "Age"]
+    failed = next(row for row in get("/image-progress") if row["state"] == "failed")
+    assert (failed["reason"], failed["exit_code"], failed["id"]) == ("no space left", 1, f"{IMAGE}-{'f' * 32}")
+    assert "no space left" in get("/image-progress", "text/plain")
+    assert "| failed   |" in get("/image-progress?fields=state", "text/plain")
+    for path in ("/dib-image-list", "/image-progress"):
+        assert "secret" not in json.dumps(get(path))
+
+
+def test_progress_of_uploads(get, zk, other, zk_chroot):
+    build = make_build(other)
+    number = make_upload(other, build, state="uploading")
+    failed = make_upload(other, build, provider="q", state="failed")
+    builder = zk_chroot.connect()
+    store = ProgressStore(builder.client)
+    store.write_upload(UploadProgress(IMAGE, build, "p", number, bytes_sent=25, bytes_total=100, rate=5.0))
+    store.write_failure(UploadFailure(IMAGE, "q", build, failed, "quota exceeded"))
+    wait_for(lambda: zk.progress_tree.uploads and zk.progress_tree.failures and len(zk.image_tree.uploads) == 2,
+             what="the mirror")  # fmt: skip
+    running, broken = get("/image-list")
+    assert list(running)[:8] == UPLOAD_KEYS
+    assert {key: running[key] for key in list(running)[8:]} == {
+        "bytes_sent": 25, "bytes_total": 100, "rate": 5, "progress": 0.25, "reason": None}
+    assert broken["reason"] == "quota exceeded"
+    header = get("/image-list", "text/plain").splitlines()[1]
+    assert header.count("|") == 9 and "Bytes" not in header
+    # A builder that is killed leaves no running upload behind.
+    builder.disconnect()
+    wait_for(lambda: get("/image-list")[0]["bytes_sent"] is None, what="the end of the upload")
+
+
+def test_the_mirror_costs_nothing_while_nothing_changes(get, zk, other, upload):
+    other.progress.write_build(BuildProgress(IMAGE, upload[0], "nb01"))
+    wait_for(lambda: zk.progress_tree.builds, what="the mirror")
+    reads = sum(tree.reads for tree in zk.trees)
+    for _ in range(20):
+        for path in ("/image-list", "/dib-image-list", "/image-progress"):
+            get(path)
+    assert sum(tree.reads for tree in zk.trees) == reads
+
+
+def test_broken_records_stop_no_listing(get, zk, other, upload):
+    kazoo = other.kazoo_client
+    kazoo.create("/nodepool/image-progress/builds/broken", b"{", makepath=True)
+    kazoo.create(f"/nodepool/image-progress/builds/{upload[0]}", b'{"image": 5, "state": "?"}')
+    wait_for(lambda: len(zk.progress_tree.bad) == 2, what="the mirror")
+    assert get("/dib-image-list")[0]["phase"] is None and get("/image-progress") == []
+    record = zk_module.ImageBuild()
+    record.state = "ready"
+    other.storeBuild("second", record)
+    wait_for(lambda: len(get("/dib-image-list")) == 2, what="the second build")

@@ -1,0 +1,190 @@
+"""The mirror: additions, changes and deletions are followed, also those missed while cut off."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from kazoo.client import KazooState
+from kazoo.protocol.states import KeeperState
+
+from nodepool.exceptions import ZKLockException
+from nodepool.zk import paths
+from nodepool.zk import zookeeper as zk_module
+from nodepool.zk.writer import Txn
+from nodepool.zk.zookeeper import ZooKeeper
+from tests.conftest import Chroot, wait_for
+
+
+def make_node(**values: Any) -> zk_module.Node:
+    node = zk_module.Node()
+    node.state = zk_module.READY
+    node.provider, node.pool, node.type = "p", "main", ["label"]
+    for name, value in values.items():
+        setattr(node, name, value)
+    return node
+
+
+@pytest.mark.spec("launcher.md 21 test_zk: node_caching, tree_cache")
+def test_own_and_foreign_changes_are_followed(zk: Any, zk_chroot: Chroot) -> None:
+    other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
+    node = make_node()
+    zk.storeNode(node)
+    assert zk.getCachedNode(node.id).state == "ready"
+    reads = zk.node_tree.reads
+    node.state = zk_module.HOLD
+    zk.storeNode(node)
+    assert zk.getCachedNode(node.id).state == "hold"
+    assert zk.node_tree.reads == reads, "own writes must not be read back"
+    theirs = other.getNode(node.id)
+    theirs.state = zk_module.USED
+    other.storeNode(theirs)
+    wait_for(lambda: zk.getCachedNode(node.id).state == "used")
+    second = make_node()
+    other.storeNode(second)
+    wait_for(lambda: zk.getCachedNode(second.id))
+    other.deleteNode(second)
+    wait_for(lambda: zk.getCachedNode(second.id) is None)
+    assert zk.getNodes() == [node.id]
+
+
+@pytest.mark.spec("launcher.md 21 test_zk: node_cache_lock_handling")
+def test_contenders_follow_locks(zk: Any, zk_chroot: Chroot) -> None:
+    other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
+    node = make_node()
+    zk.storeNode(node)
+    assert [*zk.node_tree.iter_free("p", "main", "label")] == [node.id]
+    theirs = other.getNode(node.id)
+    other.lockNode(theirs, blocking=False)
+    wait_for(lambda: zk.getCachedNode(node.id).lock_contenders)
+    assert [*zk.node_tree.iter_free("p", "main", "label")] == []
+    with pytest.raises(ZKLockException, match=r"Did not get lock on .*"):
+        zk.lockNode(zk.getNode(node.id), blocking=False)
+    other.unlockNode(theirs)
+    wait_for(lambda: [*zk.node_tree.iter_free("p", "main", "label")] == [node.id])
+
+
+@pytest.mark.spec("zookeeper-schema.md 14: after suspension or loss the cache is re-synchronised completely")
+def test_changes_missed_during_a_lost_session_are_repaired(zk: Any, zk_chroot: Chroot) -> None:
+    other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
+    keep, change, remove = make_node(), make_node(), make_node()
+    for node in (keep, change, remove):
+        zk.storeNode(node)
+    states: list[str] = []
+    zk.client.state_listeners.append(states.append)
+    from kazoo.protocol.connection import _SESSION_EXPIRED
+
+    zk.kazoo_client._call(_SESSION_EXPIRED, None)
+    wait_for(lambda: KazooState.LOST in states)
+    theirs = other.getNode(change.id)
+    theirs.state = zk_module.HOLD
+    other.storeNode(theirs)
+    other.deleteNode(other.getNode(remove.id))
+    added = make_node()
+    other.storeNode(added)
+    wait_for(lambda: zk.connected and zk.synced)
+    wait_for(lambda: {n.id for n in zk.node_tree.snapshot()} == {keep.id, change.id, added.id})
+    assert zk.getCachedNode(change.id).state == "hold"
+    later = make_node()
+    other.storeNode(later)
+    wait_for(lambda: zk.getCachedNode(later.id), what="events after the reconnect")
+
+
+@pytest.mark.spec("issue bad input: each affects only its own record")
+def test_broken_records_are_set_aside(zk: Any, zk_chroot: Chroot, caplog: pytest.LogCaptureFixture) -> None:
+    other = zk_chroot.connect().client
+    good = make_node()
+    zk.storeNode(good)
+    for data in (b"{broken", b"[]", b'{"state": "melted"}', b'{"type": {"a": 1}, "state": "ready"}'):
+        other.create(f"{paths.NODES}/", data, sequence=True)
+    other.create(f"{paths.REQUESTS}/nonsense", b'{"state": "requested"}')
+    other.create(f"{paths.REQUESTS}/100-0000000007", b'{"state": "requested", "relative_priority": null}')
+    empty = other.create(f"{paths.NODES}/", b"", sequence=True)
+    wait_for(lambda: len(zk.node_tree.bad) == 4 and len(zk.request_tree.bad) == 1)
+    wait_for(lambda: zk.node_tree.empty)
+    assert zk.node_tree.empty == {empty.rsplit("/", 1)[1]}
+    assert [n.id for n in zk.nodeIterator()] == [good.id]
+    assert zk.getCachedRequest("100-0000000007").relative_priority == 0
+    assert sum("Ignoring" in r.message for r in caplog.records) == 5
+
+
+def test_counts_follow_states(zk: Any) -> None:
+    node = make_node(resources={"cores": 2, "ram": 10}, tenant_name="t")
+    zk.storeNode(node)
+    assert zk.node_tree.usage("p") == {"cores": 2, "ram": 10}
+    assert zk.node_tree.ready_count["label"] == 1
+    node.allocated_to = "100-1"
+    node.resources = {"cores": 5}
+    zk.storeNode(node)
+    assert zk.node_tree.usage("p", "main")["cores"] == 5
+    assert zk.node_tree.ready_count["label"] == 0
+    assert zk.node_tree.by_request["100-1"] == {node.id}
+    zk.deleteNode(node)
+    wait_for(lambda: zk.getCachedNode(node.id) is None)
+    assert not any(zk.node_tree.usage("p").values())
+    assert not any(zk.node_tree.state_count.values())
+
+
+@pytest.mark.spec("issue 11, B14: merged transactions are limited by their bytes, too")
+def test_large_transactions_at_once(zk: Any) -> None:
+    states: list[str] = []
+    zk.client.client.add_listener(states.append)
+    client, written = zk.writer._client, []
+    for number in range(80):
+        txn = Txn(client)
+        txn.create(f"/large{number}", b"x" * 40_000)
+        zk.writer.submit(txn, lambda results, error: written.append(error))
+    wait_for(lambda: len(written) == 80, what="all answers")
+    assert set(written) == {None}
+    assert KazooState.SUSPENDED not in states
+
+
+@pytest.mark.spec("issue 11, B14: merged transactions are limited by their bytes, too")
+def test_small_transactions_are_merged(zk: Any) -> None:
+    written: list[Any] = []
+    before = zk.writer.sent
+    for number in range(80):
+        txn = Txn(zk.writer._client)
+        txn.create(f"/small{number}", b"x" * 1000)
+        zk.writer.submit(txn, lambda results, error: written.append(error))
+    wait_for(lambda: len(written) == 80, what="all answers")
+    assert set(written) == {None}
+    assert zk.writer.sent - before < 20
+
+
+@pytest.mark.spec("issue 11, users 8: the log tells when the connection is back")
+def test_the_connection_is_back(zk: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    zk.client.client._session_callback(KeeperState.CONNECTING)
+    wait_for(lambda: "suspended; no new work until it is back" in caplog.text)
+    zk.client.client._session_callback(KeeperState.CONNECTED)
+    wait_for(lambda: "ZooKeeper connection: back" in caplog.text)
+
+
+@pytest.mark.spec("issue 11, B9: min-ready does not look at all nodes in use for each label")
+def test_nodes_made_for_min_ready_are_known(zk: Any) -> None:
+    from types import SimpleNamespace
+
+    from nodepool.launcher.requests.minready import MinReady
+    from nodepool.zk.mirror.requests import MIN_READY
+
+    class NotWalked(defaultdict[str, set[str]]):
+        def items(self) -> Any:
+            raise AssertionError("all allocated nodes are looked at")
+
+    worker = MinReady(SimpleNamespace(zk=zk))  # type: ignore[arg-type]
+    label = SimpleNamespace(name="label")
+    made = make_node(requestor=MIN_READY, allocated_to="900-0000000001")
+    for node in (made, make_node(requestor=MIN_READY), make_node(allocated_to="100-0000000002")):
+        zk.storeNode(node)
+    zk.node_tree.by_request = NotWalked(set, zk.node_tree.by_request)
+    assert worker._arriving(label) == 1
+    assert worker._arriving(SimpleNamespace(name="other")) == 0
+    for state, arriving in ((zk_module.BUILDING, 0), (zk_module.READY, 1), (zk_module.IN_USE, 0), (zk_module.READY, 1)):
+        made.state = state  # building and unlocked: its launcher has died
+        zk.storeNode(made)
+        assert worker._arriving(label) == arriving
+    made.allocated_to = None
+    zk.storeNode(made)
+    assert (worker._arriving(label), zk.node_tree.min_ready) == (0, set())

@@ -1,0 +1,1 @@
+"""What tests share: scenes, peers, clouds of their own."""

@@ -1,0 +1,199 @@
+"""A real node manager daemon with directories, ports and user ids of its own, and the counting of what it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
+from nodepool.nodemanager.host import group_name
+from tests.conftest import PATIENCE, wait_for
+
+PROGRAM = str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager"))
+
+
+def free_ports(count: int, number: int) -> int:
+    """The first of so many ports that nobody has at present.
+
+    Daemons of one test never get the same: each number has places of its own, for its listeners come only with slivers.
+    """
+    # Below the ports that connections out of this machine take.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3
+    for attempt in range(4):
+        first = 20000 + worker * 4000 + (os.getpid() + attempt) % 4 * 8 * count + number % 8 * count
+        with contextlib.ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probe = probes.enter_context(socket.socket())
+                    # As the daemon does: connections that have just ended do not matter.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(("127.0.0.1", port))
+                return first
+            except OSError:
+                continue
+    raise AssertionError(f"no {count} free ports for daemon {number}")
+
+
+class NmDaemon:
+    """``nodepool-nodemanager`` in the foreground."""
+
+    def __init__(self, tmp_path: pathlib.Path, number: int = 0, **options: Any) -> None:
+        self.tmp = tmp_path / f"nm{number}"
+        self.tmp.mkdir()
+        self.key = self.tmp / "key"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=30)
+        self.first_port = free_ports(120, number)
+        self.config = self.tmp / "nodemanager.yaml"
+        self.options = {
+            "state-dir": str(self.tmp / "state"), "run-dir": str(self.tmp / "run"), "host-name": f"host{number}",
+            "id-base": 1_000_000_000 + (os.getpid() * 10 + number) % 1000 * 2_000_000, "max-slivers": 120,
+            "ssh": {"ports": f"{self.first_port}-{self.first_port + 119}"}, "api": {"tcp": 0},
+            # So that many fit on a small machine.
+            "default-rspec": {"nm_mem_limit": 192}, **options}
+        self.write_config()
+        self.arguments: list[str] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = Client(f"unix:{self.tmp}/run/nodemanager.api")
+
+    def write_config(self, **changes: Any) -> None:
+        self.options |= changes
+        self.config.write_text(yaml.safe_dump(self.options))
+
+    @property
+    def log(self) -> str:
+        return (self.tmp / "log").read_text() if (self.tmp / "log").exists() else ""
+
+    def start(self, wait: bool = True) -> None:
+        with open(self.tmp / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "pid"), *self.arguments], stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL)
+        if wait:
+            wait_for(self.answers, 30, f"the node manager to answer; its log:\n{self.log}")
+
+    def answers(self) -> bool:
+        assert self.process is not None and self.process.poll() is None, self.log
+        try:
+            return bool(self.client.call("GetCapacity", timeout=2 * PATIENCE))
+        except (RpcError, RpcFault):
+            return False
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(20 * PATIENCE)
+
+    def put(self, name: str, wait: bool = True, **fields: Any) -> dict[str, Any]:
+        rspec = fields.pop("rspec", {})
+        self.client.call("PutRecord", {"account_type": "sliver", "name": name, "rspec": {"nm_disk_quota": 102400, **rspec},
+                                       "ssh_keys": self.key.with_suffix(".pub").read_text(), **fields})
+        return self.wait(name) if wait else {}
+
+    def wait(self, name: str, state: str = "ready", timeout: float = 30) -> dict[str, Any]:
+        timeout = min(300.0, timeout * PATIENCE)
+        found: dict[str, Any] = self.client.call("WaitSliver", name, state, timeout, timeout=timeout + 5)
+        wanted = {"gone": "absent"}.get(state, state)
+        assert found.get("state") == wanted, (found, self.log[-3000:])
+        return found
+
+    def delete(self, name: str) -> None:
+        self.client.call("DeleteSliver", name)
+        self.wait(name, "gone")
+
+    def ssh(self, name: str, *command: str, timeout: float = 30, user: str = "root", check: bool = True) -> str:
+        """Output of a command in a sliver, its host key checked."""
+        found = self.client.call("GetRecord", name)
+        known = self.tmp / f"known-{name}"
+        place = found["ssh_address"] if found["ssh_port"] == 22 else f"[{found['ssh_address']}]:{found['ssh_port']}"
+        known.write_text("".join(f"{place} {key}\n" for key in found["host_keys"]))
+        done = subprocess.run(
+            ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes",
+             "-o", f"ConnectTimeout={10 * PATIENCE:g}", "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes",
+             f"{user}@{found['ssh_address']}", *command],
+            capture_output=True, text=True, timeout=timeout * PATIENCE, check=False, stdin=subprocess.DEVNULL)
+        if check:
+            assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def session(self, name: str, user: str = "root") -> subprocess.Popen[str]:
+        """A login that has begun; given a line "hello" it says "got hello" and ends."""
+        found = self.client.call("GetRecord", name)
+        session = subprocess.Popen(
+            ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
+             "-o", f"UserKnownHostsFile={os.devnull}", f"{user}@{found['ssh_address']}", "echo begun; read line; echo got $line"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert session.stdout is not None
+        assert session.stdout.readline() == "begun\n"
+        return session
+
+    def clean(self) -> None:
+        """Remove all slivers and end."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            for sliver in self.client.call("ListSlivers"):
+                try:
+                    self.client.call("DeleteSliver", sliver["name"])
+                except RpcFault:  # kept by a source that the test ends with the daemon
+                    continue
+                self.wait(sliver["name"], "gone")
+            self.stop()
+
+    # -- what it leaves
+
+    def left(self) -> list[str]:
+        """Mounts, processes, loop devices and cgroups of this node manager."""
+        mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+        found = [line.split()[4] for line in mounts if str(self.tmp) in line]
+        base = int(self.options["id-base"])
+        for entry in pathlib.Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    uid = entry.stat().st_uid
+                    if base <= uid < base + 2_000_000:
+                        found.append(f"process {entry.name}")
+                except OSError:
+                    continue
+        group = group_name(str(self.tmp / "state"))
+        # Version 2 alone; version 1, or both; below a unit of systemd.
+        for pattern in (group, f"*/{group}", f"*/*/{group}"):
+            found += [str(path) for path in pathlib.Path("/sys/fs/cgroup").glob(pattern)]
+        for path in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
+            try:
+                if str(self.tmp) in path.read_text():
+                    found.append(str(path))
+            except OSError:
+                continue
+        return found
+
+
+def make_daemon(tmp_path: pathlib.Path, **options: Any) -> Iterator[NmDaemon]:
+    """For a fixture: a running daemon; afterwards nothing of it may be left."""
+    if os.geteuid() != 0:
+        pytest.skip("native slivers need root")
+    yield from run_daemon(NmDaemon(tmp_path, **options))
+
+
+def run_daemon(daemon: NmDaemon) -> Iterator[NmDaemon]:
+    """The same for one that is made already."""
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.clean()
+        deadline = time.monotonic() + 10
+        while (left := daemon.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == [], (left, daemon.log[-3000:])

@@ -1,0 +1,521 @@
+"""Reading and modelling the configuration: config.md."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodepool import config as npconfig
+from nodepool.base.hosts import split_hosts
+from nodepool.config import reading
+from nodepool.config.live.watch import ConfigWatcher
+from nodepool.driver import ConfigPool, DriverConfig, Drivers
+from nodepool.exceptions import ConfigurationError
+from tests import FIXTURES
+
+CONFIGURATIONS = FIXTURES / "config"
+ENV = {"NODEPOOL_PORT": "8005"}
+
+
+@pytest.fixture(autouse=True)
+def clouds(monkeypatch):
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(CONFIGURATIONS / "clouds.yaml"))
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="nodepool.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def load(write, text, env=ENV):
+    return npconfig.loadConfig(write(text), env)
+
+
+def complete():
+    return npconfig.loadConfig(str(CONFIGURATIONS / "complete.yaml"), ENV)
+
+
+class TestReading:
+    @pytest.mark.spec("config.md 2.1: each NODEPOOL_ variable replaces %(NAME); others and undefined ones stay")
+    def test_substitution(self):
+        env = {"NODEPOOL_A": "1", "NODEPOOL_B": "%(NODEPOOL_A)", "OTHER": "x"}
+        text = "%(NODEPOOL_A) '%(NODEPOOL_B)' %(OTHER) %(NODEPOOL_C) %(NODEPOOL_A)s"
+        assert npconfig.substitute_env_vars(text, env) == "1 '%(NODEPOOL_A)' %(OTHER) %(NODEPOOL_C) 1s"
+
+    @pytest.mark.spec("config.md 2.1: the YAML type is decided after substitution")
+    def test_type_after_substitution(self, write):
+        assert npconfig.openConfig(write("port: %(NODEPOOL_PORT)"), ENV) == {"port": 8005}
+
+    @pytest.mark.spec("config.md 2.3: a missing file is tried again, three attempts in all")
+    def test_missing_file_is_retried(self, write, tmp_path, monkeypatch):
+        monkeypatch.setattr(reading, "READ_RETRY_INTERVAL", 0.05)
+        with pytest.raises(FileNotFoundError, match=r"absent\.yaml"):
+            npconfig.loadConfig(str(tmp_path / "absent.yaml"), ENV)
+        monkeypatch.setattr(reading, "READ_RETRY_INTERVAL", 5)
+        real_stat, seen = os.stat, []
+
+        def flaky_stat(path, *args, **kw):
+            if str(path).endswith("nodepool.yaml") and not seen:
+                seen.append(path)
+                monkeypatch.setattr(reading, "READ_RETRY_INTERVAL", 0.01)
+                raise FileNotFoundError(path)
+            return real_stat(path, *args, **kw)
+
+        path = write("labels: [{name: a}]")
+        monkeypatch.setattr(os, "stat", flaky_stat)
+        assert "a" in npconfig.loadConfig(path, ENV).labels
+
+    @pytest.mark.spec("config.md 2.5: unknown top-level keys are ignored, with a warning")
+    def test_unknown_key(self, write, caplog):
+        load(write, "some-new-key: 1\nlabels: [{name: a}]")
+        assert "some-new-key" in caplog.text
+
+    @pytest.mark.spec("config.md 2.6: an empty main file is a readable error")
+    @pytest.mark.parametrize("text", ["", "# nothing\n", "- a list\n"])
+    def test_empty(self, write, text):
+        with pytest.raises(ConfigurationError, match="the configuration"):
+            load(write, text)
+
+    def test_bad_yaml_names_file_and_line(self, write):
+        with pytest.raises(yaml.YAMLError, match=r"nodepool\.yaml:3"):
+            load(write, "labels:\n  - [")
+
+    @pytest.mark.spec("config.md 9.1: as_list")
+    def test_as_list(self):
+        assert npconfig.as_list(None) == []
+        assert npconfig.as_list([1]) == [1]
+        assert npconfig.as_list("a") == ["a"]
+
+
+    @given(st.dictionaries(st.sampled_from(["NODEPOOL_A", "NODEPOOL_B", "OTHER"]), st.text(max_size=20)),
+           st.lists(st.sampled_from(["%(NODEPOOL_A)", "%(NODEPOOL_B)", "%(OTHER)", "%(", ")", "x"])))  # fmt: skip
+    def test_substitution_is_one_pass(self, env, parts):
+        expected = [env.get(part[2:-1], part) if part.startswith("%(NODEPOOL_") else part for part in parts]
+        # Separated, so that the parts cannot form a reference together.
+        assert npconfig.substitute_env_vars("|".join(parts), env) == "|".join(expected)
+
+
+class TestTopLevel:
+    @pytest.mark.spec("config.md 17: webapp section with port 8080 and address 127.0.0.1 is read back as such")
+    def test_webapp(self, write):
+        config = load(write, "webapp: {port: 8080, listen_address: 127.0.0.1}")
+        assert config.webapp == {"port": 8080, "listen_address": "127.0.0.1"}
+        assert npconfig.Config().webapp == {"port": 8005, "listen_address": "0.0.0.0"}
+
+    @pytest.mark.spec("config.md 4.9: max-hold-age absent, 0 or negative means unlimited")
+    @pytest.mark.parametrize(("text", "age"), [("{}", math.inf), ("max-hold-age: 0", math.inf),
+                                               ("max-hold-age: -1", math.inf), ("max-hold-age: 5", 5)])  # fmt: skip
+    def test_max_hold_age(self, write, text, age):
+        assert load(write, text).max_hold_age == age
+
+    @pytest.mark.spec("config.md 7: stored names of tenant limits")
+    def test_tenant_limits(self):
+        assert complete().tenant_resource_limits == {
+            "tenant-1": {"instances": math.inf, "cores": 10, "ram": math.inf, "volumes": 5, "L-NOT-A-REAL-CODE": 7}
+        }
+
+    def test_tenant_limit_without_name(self, write):
+        with pytest.raises(ConfigurationError, match=r"tenant-name.*nodepool\.yaml:2"):
+            load(write, "tenant-resource-limits:\n  - max-cores: 1\n")
+
+    def test_values(self):
+        config = complete()
+        assert config.webapp["port"] == 8005
+        assert config.zookeeper_timeout == 20.0
+        assert isinstance(config.zookeeper_timeout, float)
+        assert (config.zookeeper_tls_cert, config.zookeeper_tls_ca) == ("/etc/cert.pem", "/etc/ca.pem")
+        assert config.build_log_retention == 3
+        assert config.labels["fake-label"].min_ready == 2
+        assert config.labels["fake-label"].max_ready_age == 300
+        assert [pool.name for pool in config.labels["fake-label"].pools] == ["main"]
+        assert config.zookeeper_insecure is False
+
+    def test_numbers_in_quotes(self, write, caplog):
+        assert load(write, "build-log-retention: '3'").build_log_retention == 3
+        assert "remove the quotes" in caplog.text
+        with pytest.raises(ConfigurationError, match="expected a whole number"):
+            load(write, "build-log-retention: many")
+
+    def test_null_lists(self, write):
+        config = load(write, "providers:\nlabels:\ndiskimages:\nzookeeper-servers:\n")
+        assert not config.providers
+
+
+class TestZooKeeper:
+    @pytest.mark.spec("config.md 17: One host, several hosts (order kept), IPv6 literal in brackets, chroot appended")
+    def test_connection_string(self):
+        server = npconfig.ZooKeeperConnectionConfig
+        build = npconfig.buildZooKeeperHosts
+        assert build([server("127.0.0.1", 2181)]) == "127.0.0.1:2181"
+        two = [server("127.0.0.1", 2181, "/test1"), server("127.0.0.2", 2182, "/test2")]
+        assert build(two) == "127.0.0.1:2181/test1,127.0.0.2:2182/test2"
+        assert build([server("::1", 2281), server("[::1]", 1, "/a")]) == "[::1]:2281,[::1]:1/a"
+        assert build([server("2607:0000::1", 2181)]) == "[2607::1]:2181"
+        with pytest.raises(Exception, match="list"):
+            build(server("127.0.0.1"))  # type: ignore[arg-type]
+        assert server("a").port == 2181
+        assert server("a") == server("a")
+        assert server("a") != server("b")
+
+    @pytest.mark.spec("config.md 4.5: default port 2281; hosts and the one chroot")
+    def test_hosts_and_chroot(self):
+        config = complete()
+        assert config.zookeeper_servers == "zk1.example.com:2281,[::1]:2281/test"
+        assert split_hosts(config.zookeeper_servers) == ("zk1.example.com:2281,[::1]:2281", "/test")
+
+    @pytest.mark.spec("config.md 4.5: the same chroot on every entry is accepted, differing ones are an error")
+    def test_chroots(self, write, caplog):
+        config = load(write, "zookeeper-servers: [{host: a, chroot: /x}, {host: b, chroot: /x}]")
+        assert split_hosts(config.zookeeper_servers) == ("a:2281,b:2281", "/x")
+        assert "'/x,b:2281/x'" in caplog.text
+        with pytest.raises(ConfigurationError, match="different chroots"):
+            load(write, "zookeeper-servers: [{host: a, chroot: /x}, {host: b, chroot: /y}]")
+        with pytest.raises(ConfigurationError, match="host"):
+            load(write, "zookeeper-servers: [{port: 1}]")
+
+        with pytest.raises(ConfigurationError, match="must start with '/'"):
+            load(write, "zookeeper-servers: [{host: a, chroot: x}]")
+
+    def test_parse(self):
+        assert split_hosts("a:1,[::1]:2/x/y") == ("a:1,[::1]:2", "/x/y")
+        assert split_hosts("a:1/x/, b:2/x,") == ("a:1,b:2", "/x")
+        assert split_hosts("a") == ("a", "")
+
+    def test_insecure_must_be_asked_for(self, write):
+        assert load(write, "zookeeper-insecure: true").zookeeper_insecure is True
+        assert load(write, "zookeeper-insecure: 'yes'").zookeeper_insecure is False
+
+
+IMAGES = """
+diskimages:
+  - {name: leaf, parent: middle, elements: [d], env-vars: {A: y, D: zoo}, metadata: {x: 1}, pause: false}
+  - {name: base, abstract: true, elements: [a, b], env-vars: {A: foo, B: bar}, release: 21, dib-cmd: parent,
+     delete-after-upload: true, keep-formats: [raw], formats: [raw], rebuild-age: 5, pause: true,
+     metadata: {x: 0, y: 2}}
+  - {name: middle, abstract: true, parent: base, elements: [c], env-vars: {A: x, C: moo}, rebuild-age: 0, formats: []}
+  - {name: other, parent: leaf, dib-cmd: own, delete-after-upload: false, build-timeout: 10}
+"""
+
+
+class TestDiskImages:
+    @pytest.mark.spec("config.md 17: Two abstract levels plus a leaf")
+    def test_levels(self, write):
+        config = load(write, IMAGES)
+        assert list(config.diskimages) == ["leaf", "other"]
+        leaf = config.diskimages["leaf"]
+        assert leaf.elements == "a b c d"
+        assert leaf.env_vars == {"A": "y", "B": "bar", "C": "moo", "D": "zoo"}
+
+    @pytest.mark.spec("config.md 17: Child with parent: own dib-cmd wins, integer release arrives as a string")
+    def test_child(self, write):
+        images = load(write, IMAGES).diskimages
+        assert images["leaf"].dib_cmd == "parent"
+        assert images["other"].dib_cmd == "own"
+        assert images["other"].release == "21"
+        assert images["other"].elements == "a b c d"
+        assert images["leaf"].rebuild_age == 5
+        assert images["other"].build_timeout == 10
+        assert images["leaf"].build_timeout == npconfig.DiskImage.BUILD_TIMEOUT
+
+    @pytest.mark.spec("config.md 17: delete-after-upload and keep-formats set on a parent are effective for its child")
+    def test_flags(self, write):
+        images = load(write, IMAGES).diskimages
+        assert images["leaf"].delete_after_upload is True
+        assert images["leaf"].keep_image_types == {"raw"}
+        assert images["leaf"].image_types == {"raw"}
+        assert images["other"].delete_after_upload is False
+        assert images["leaf"].pause is False
+        assert images["leaf"].meta == {"x": 1, "y": 2}
+
+    @pytest.mark.spec("config.md 5.3: unknown parent and cycle are clear errors")
+    def test_bad_parents(self, write):
+        with pytest.raises(KeyError, match=r"diskimage a has non-existant parent: b \(.*nodepool.yaml:1"):
+            load(write, "diskimages: [{name: a, parent: b}]")
+        with pytest.raises(ConfigurationError, match="cycle: a -> b -> a"):
+            load(write, "diskimages: [{name: a, parent: b}, {name: b, parent: a}]")
+
+    @pytest.mark.spec("config.md 5.1: numbers and booleans in env-vars become strings")
+    def test_env_vars(self, write, caplog):
+        config = load(write, "diskimages: [{name: a, env-vars: {N: 5, B: true}}]")
+        assert config.diskimages["a"].env_vars == {"N": "5", "B": "true"}
+        assert "boolean" in caplog.text
+
+    def test_defaults(self):
+        image = npconfig.DiskImage("x")
+        assert (image.username, image.python_path, image.shell_type) == ("zuul", "auto", None)
+        assert (image.rebuild_age, image.build_timeout, image.dib_cmd) == (86400, 28800, "disk-image-create")
+
+    @pytest.mark.spec("config.md 17: Built formats are the union of `formats` and the formats of the providers")
+    @pytest.mark.spec("driver-api.md 3.4: image types of managed images")
+    def test_formats(self, write):
+        text = """
+diskimages: [{name: only, formats: [raw]}, {name: both, formats: [raw]}]
+providers:
+  - {name: fake-1, cloud: fake-vhd, diskimages: [{name: both}]}
+  - {name: fake-2, cloud: fake, diskimages: [{name: both}]}
+"""
+        images = load(write, text).diskimages
+        assert images["only"].image_types == {"raw"}
+        assert images["both"].image_types == {"raw", "vhd", "qcow2"}
+
+
+class TestSecure:
+    MAIN = """
+zookeeper-servers: [{host: unreachable, port: 1, chroot: /main}]
+zookeeper-tls: {cert: a, key: b, ca: c}
+diskimages: [{name: image, env-vars: {A: a, B: b}}]
+"""
+
+    @pytest.mark.spec("config.md 17: Servers given only in the secure file are used; host:port + chroot")
+    @pytest.mark.spec("config.md 17: An env-var given only in the secure file appears in env_vars; user zuul")
+    def test_replaces(self, write):
+        config = load(write, self.MAIN)
+        secure = write(
+            "zookeeper-servers: [{host: good, port: 2, chroot: /secure}]\nzookeeper-tls: {cert: x}\n"
+            "diskimages: [{name: image, env-vars: {B: '%(NODEPOOL_PORT)', S: secret}}]",
+            "secure.yaml",
+        )
+        npconfig.loadSecureConfig(config, secure, ENV)
+        assert config.zookeeper_servers == "good:2/secure"
+        assert (config.zookeeper_tls_cert, config.zookeeper_tls_key) == ("x", None)
+        assert config.diskimages["image"].env_vars == {"A": "a", "B": "8005", "S": "secret"}
+        assert config.diskimages["image"].username == "zuul"
+
+    @pytest.mark.spec("config.md 8: unknown diskimage fails with its name")
+    def test_unknown_image(self, write):
+        config = load(write, self.MAIN)
+        secure = write("diskimages: [{name: nope, env-vars: {}}]", "secure.yaml")
+        with pytest.raises(ConfigurationError, match=r"secure\.yaml: unknown diskimage nope"):
+            npconfig.loadSecureConfig(config, secure, ENV)
+
+    @pytest.mark.spec("config.md 8: an empty secure file is fine and its modification time recorded")
+    def test_empty(self, write):
+        config = load(write, self.MAIN)
+        main, secure = write(self.MAIN), write("# nothing\n", "secure.yaml")
+        config = npconfig.loadConfig(main, ENV)
+        npconfig.loadSecureConfig(config, secure, ENV)
+        assert npconfig.checkRecentConfig(config, main, secure)
+
+    def test_secrets_are_not_told(self, write, caplog):
+        config = load(write, self.MAIN)
+        secure = write("diskimages: [{name: image, env-vars: {S: true, T: [hunter2]}}]", "secure.yaml")
+        with pytest.raises(ConfigurationError) as error:
+            npconfig.loadSecureConfig(config, secure, ENV)
+        assert "hunter2" not in str(error.value) + caplog.text
+        assert "'true'" not in caplog.text
+
+
+class TestFreshness:
+    @pytest.mark.spec("config.md 9.1: checkRecentConfig compares modification times for equality")
+    def test_recent(self, write):
+        path = write("labels: []")
+        config = npconfig.loadConfig(path, ENV)
+        assert npconfig.checkRecentConfig(config, path)
+        os.utime(path, (1, 1))
+        assert not npconfig.checkRecentConfig(config, path)
+        os.unlink(path)
+        assert not npconfig.checkRecentConfig(config, path)
+
+    @pytest.mark.parametrize("inotify", [True, False])
+    def test_watcher(self, write, tmp_path, inotify, monkeypatch):
+        if not inotify:
+            monkeypatch.setattr(ConfigWatcher, "_watch_directories", lambda self: None)
+        path = write("a")
+        called = threading.Event()
+        watcher = ConfigWatcher([path, None], called.set, name="CleanupWorker test")
+        watcher.start()
+        try:
+            write("new content", "nodepool.yaml.tmp")
+            assert not called.is_set()
+            began = time.monotonic()
+            os.replace(path + ".tmp", path)
+            assert called.wait(5)
+            assert time.monotonic() - began < 1.5
+            called.clear()
+            with open(path, "a") as stream:
+                stream.write("more")
+            assert called.wait(5)
+            called.clear()
+            other = write("a", "other.yaml")
+            watcher.watch_also([other])
+            assert called.wait(5)  # it may have changed before
+            called.clear()
+            write("b", "other.yaml")
+            assert called.wait(5)
+            called.clear()
+            watcher.watch_also([other])
+            watcher.watch_also([])
+            assert called.wait(5)
+        finally:
+            watcher.stop()
+            watcher.stop()
+            watcher.watch_also(["/of/no/effect"])
+        assert not any(thread.name == "CleanupWorker test" for thread in threading.enumerate())
+
+    def test_watcher_never_started(self, write):
+        ConfigWatcher([write("a")], lambda: None).stop()
+
+
+class ConcretePool(ConfigPool):
+    def load(self, pool_config, *args, **kwargs):
+        super().load(pool_config)
+
+
+class OtherPool(ConcretePool):
+    pass
+
+
+class TestEquality:
+    @pytest.mark.spec("config.md 17: Two fresh Config, Label, DiskImage, DriverConfig, concrete ConfigPool are equal")
+    @pytest.mark.parametrize(
+        ("make", "attribute"),
+        [
+            (npconfig.Config, "images_dir"),
+            (npconfig.Config, "zookeeper_tls_key"),
+            (npconfig.Label, "name"),
+            (lambda: npconfig.DiskImage("x"), "name"),
+            (lambda: npconfig.DiskImage("x"), "delete_after_upload"),
+            (lambda: npconfig.DiskImage("x"), "keep_image_types"),
+            (DriverConfig, "name"),
+            (ConcretePool, "max_servers"),
+        ],
+    )
+    def test_fresh_and_changed(self, make, attribute):
+        one, two = make(), make()
+        assert one == two
+        assert hash(one) == hash(two)
+        setattr(two, attribute, "changed")
+        assert one != two
+
+    @pytest.mark.spec("config.md 17: Pools of different classes are never equal")
+    def test_classes(self):
+        assert ConcretePool() != OtherPool()
+        assert OtherPool() != ConcretePool()
+        assert npconfig.Label() != npconfig.DiskImage("x")
+
+    @pytest.mark.spec("driver-api.md 14.31: Two equal configuration loads give equal objects")
+    def test_loads(self):
+        one, two = complete(), complete()
+        assert one == two
+        assert one.providers["cloud-1"] == two.providers["cloud-1"]
+        two.providers["cloud-1"].pools["main"].labels["fake-label"].min_ram = 1
+        assert one.providers["cloud-1"] != two.providers["cloud-1"]
+        assert one != two
+
+    @pytest.mark.spec("config.md 10: editing the elements of an image does not change the providers")
+    def test_only_what_matters(self, write):
+        text = (CONFIGURATIONS / "complete.yaml").read_text()
+        changed = npconfig.loadConfig(write(text.replace("elements: [nodepool]", "elements: [other]")), ENV)
+        assert changed.diskimages["fake-image"] != complete().diskimages["fake-image"]
+        assert changed.providers["cloud-1"] == complete().providers["cloud-1"]
+        text = text.replace("username: debian\n    metadata", "username: z\n    metadata")
+        renamed = npconfig.loadConfig(write(text), ENV)
+        assert renamed.providers["cloud-1"] != complete().providers["cloud-1"]
+
+
+class TestProviders:
+    @pytest.mark.spec("config.md 6: A provider whose name starts with `fake` always gets the driver `fake`")
+    def test_fake_by_name(self, write, caplog):
+        config = load(write, "providers: [{name: fake-1, cloud: fake}, {name: fakeish, driver: static, cloud: fake}]")
+        assert config.providers["fake-1"].driver.name == "fake"
+        assert config.providers["fakeish"].driver.name == "fake"
+        assert "fakeish" in caplog.text
+
+    @pytest.mark.spec("driver-api.md 1: get_provider_config sets driver to openstack when absent")
+    def test_default_driver(self):
+        entry = {"name": "foo"}
+        assert type(npconfig.get_provider_config(entry)).__name__ == "OpenStackProviderConfig"
+        assert entry["driver"] == "openstack"
+
+    def test_unknown_driver_leaves_the_others(self, write):
+        config = load(write, "providers: [{name: a, driver: nope}, {name: fake-1, cloud: fake}]")
+        assert list(config.providers) == ["fake-1"]
+        assert "nope: unknown driver" in config.provider_errors["a"]
+
+    @pytest.mark.spec("config.md 17: one provider with a broken set-up does not prevent others")
+    def test_missing_library_leaves_the_others(self, write, monkeypatch):
+        Drivers.load([])
+
+        def broken(self, provider):
+            raise ImportError("No module named 'libcloudy'", name="libcloudy")
+
+        monkeypatch.setattr(type(Drivers.get("test")), "getProviderConfig", broken)
+        config = load(write, "providers: [{name: a, driver: test}, {name: fake-1, cloud: fake}]")
+        assert list(config.providers) == ["fake-1"]
+        assert "a" in config.provider_errors
+
+    def test_cloud_not_described_leaves_the_others(self, write):
+        text = """
+labels: [{name: l}]
+providers:
+  - {name: fake-bad, cloud: nope, pools: [{name: main, labels: [{name: l, cloud-image: x}]}]}
+  - {name: real-bad, cloud: nope}
+  - {name: fake-1, cloud: fake}
+"""
+        config = load(write, text)
+        assert list(config.providers) == ["fake-1"]
+        assert "nope" in config.provider_errors["fake-bad"]
+        assert "clouds.yaml" in config.provider_errors["real-bad"]
+        assert config.labels["l"].pools == []
+
+    @pytest.mark.spec("config.md 6: the error of a broken provider names provider, pool and label")
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ("pools: [{name: main, labels: [{name: nope, diskimage: i}]}]", ["nope", "fake-1", "main", "yaml:4"]),
+            ("pools: [{name: main, labels: [{name: l, diskimage: other}]}]", ["other", "fake-1", "main", "yaml:4"]),
+            ("pools: [{name: main, labels: [{name: l, cloud-image: c}]}]", ["label l", "fake-1", "main", "yaml:4"]),
+            ("pools: [{labels: []}]", ["name", "fake-1", "yaml:4"]),
+            ("diskimages: [{name: other}]", ["other", "fake-1", "yaml:4"]),
+        ],
+    )
+    @pytest.mark.spec("driver-api.md 3.4: unknown label -> load fails")
+    def test_broken_provider(self, write, options, expected):
+        text = "labels: [{name: l}]\ndiskimages: [{name: i}]\nproviders:\n"
+        text += f"  - {{name: fake-1, cloud: fake, {options}}}"
+        with pytest.raises(ConfigurationError) as error:
+            load(write, text)
+        for word in expected:
+            assert word in str(error.value)
+
+    def test_error_of_another_driver(self, write):
+        text = "labels: [{name: l}]\nproviders:\n  - name: t\n    driver: test\n    pools:\n"
+        text += "      - name: main\n        labels:\n          - nope"
+        with pytest.raises(KeyError) as error:
+            load(write, text)
+        assert "nodepool.yaml:8" in str(error.value)
+        assert "providers[t].pools[main].labels" in str(error.value)
+
+    @pytest.mark.spec("driver-api.md 1.8: an added search path option of the configuration")
+    def test_drivers_path(self, write, tmp_path):
+        (tmp_path / "drivers" / "mine").mkdir(parents=True)
+        (tmp_path / "drivers" / "mine" / "__init__.py").write_text(
+            "from nodepool.driver.test import TestDriver\nclass Mine(TestDriver):\n    pass\n"
+        )
+        try:
+            config = load(write, "drivers-path: [drivers]\nproviders: [{name: m, driver: mine}]")
+            assert config.providers["m"].driver.name == "mine"
+        finally:
+            Drivers.load([])
+
+    @pytest.mark.spec("config.md 6: provider name twice: the later one replaces the earlier, in the labels too")
+    def test_twice(self, write, caplog):
+        text = "labels: [{name: l}]\nproviders:\n"
+        text += "  - {name: t, driver: test, pools: [{name: one, labels: [l]}]}\n"
+        text += "  - {name: t, driver: test, pools: [{name: two, labels: [l]}]}\n"
+        config = load(write, text)
+        assert list(config.providers["t"].pools) == ["two"]
+        assert [pool.name for pool in config.labels["l"].pools] == ["two"]
+        assert "given twice" in caplog.text

@@ -1,0 +1,177 @@
+"""Parts of the openstack driver by themselves: kinds of errors, addresses, marks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+
+from nodepool.base.backoff import Backoff
+from nodepool.cloud import CallTimeout, CloudCalls, ErrorKind
+from nodepool.driver.fake.adapter import FakeAdapter, FakeOpenStackCloud
+from nodepool.driver.openstack.api.client import CloudApi, floating_ip_metadata
+from nodepool.driver.openstack.api.errors import BadAnswer, classify, retry_after, suspect
+from nodepool.driver.openstack.api.images import properties
+from nodepool.driver.openstack.api.networks import Networks, Rules, fill_in
+
+
+def http(status: int, message: str = "", **headers: str) -> Exception:
+    from openstack import exceptions as sdk
+
+    error = sdk.HttpException(message, http_status=status)
+    error.status_code = status
+    error.response = SimpleNamespace(headers=dict(headers), status_code=status)  # type: ignore[assignment]
+    return error
+
+
+@pytest.mark.parametrize(("error", "kind"), [
+    (http(404), ErrorKind.NOT_FOUND),
+    (http(403, "Quota exceeded for cores: Requested 1, but already used 20 of 20 cores"), ErrorKind.QUOTA),
+    (http(413, "VolumeLimitExceeded: Maximum number of volumes allowed (10) exceeded for quota 'volumes'."), ErrorKind.QUOTA),
+    (http(403, "Maximum number of ports exceeded"), ErrorKind.QUOTA),
+    (http(413, "Over limit", **{"Retry-After": "5"}), ErrorKind.THROTTLED),
+    (http(429), ErrorKind.THROTTLED),
+    (http(503, "", **{"Retry-After": "5"}), ErrorKind.THROTTLED),
+    (http(503), ErrorKind.TRANSIENT),
+    (http(500), ErrorKind.TRANSIENT),
+    (http(409, "No more IP addresses available on network x"), ErrorKind.CAPACITY),
+    (http(409, "something else"), ErrorKind.OTHER),
+    (http(400, "Invalid key_name provided."), ErrorKind.CONFIGURATION),
+    (http(401), ErrorKind.CONFIGURATION),
+    (BadAnswer("html"), ErrorKind.TRANSIENT),
+    (ConnectionResetError(), ErrorKind.TRANSIENT),
+    (ValueError(), ErrorKind.OTHER),
+])  # fmt: skip
+def test_kinds(error: Exception, kind: ErrorKind) -> None:
+    assert classify(error) is kind
+
+
+def test_retry_after() -> None:
+    assert retry_after(http(429, "", **{"Retry-After": "7"})) == 7
+    assert retry_after(http(429, "", **{"Retry-After": "100000"})) == 120
+    assert retry_after(http(429, "", **{"Retry-After": "Sat, 01 Jan 2000 00:00:00 GMT"})) == 0
+    assert retry_after(http(429, "", **{"Retry-After": "soon"})) is None
+    assert retry_after(http(429)) is None
+
+
+def test_suspects() -> None:
+    assert suspect("Invalid key_name provided.") == "key-name"
+    assert suspect("The requested availability zone is not available") == "availability-zones"
+    assert suspect("Unable to find security_group with name or id 'x'") == "security-groups"
+    assert suspect("nonsense") is None
+
+
+def test_marks_of_floating_ips() -> None:
+    assert floating_ip_metadata("nodepool: nodepool_node_id=1 nodepool_provider_name=a%20b") == {
+        "nodepool_node_id": "1", "nodepool_provider_name": "a b"}
+    assert floating_ip_metadata("somebody's nodepool: x=y") == {}
+    assert floating_ip_metadata(None) == {}
+
+
+def test_image_properties() -> None:
+    found = properties({"min_disk": "3", "is_protected": "yes", "own": 7, "none": None, "tags": ("a",)}, "m", None)
+    assert found == {"min_disk": 3, "protected": True, "own": "7", "tags": ["a"],
+                     "owner_specified.openstack.md5": "m", "owner_specified.openstack.sha256": ""}
+
+
+PRIVATE = {"id": "1", "name": "private", "router:external": False}
+PUBLIC = {"id": "2", "name": "public-net", "router:external": True}
+
+
+def address(addr: str, kind: str = "fixed", mac: str = "m") -> dict[str, Any]:
+    return {"addr": addr, "version": 6 if ":" in addr else 4, "OS-EXT-IPS:type": kind, "OS-EXT-IPS-MAC:mac_addr": mac}
+
+
+def choose(addresses: dict[str, Any], **rules: Any) -> tuple[str, str, str, str]:
+    server = fill_in({"id": "s", "addresses": addresses}, Networks(Rules(**rules), [PRIVATE, PUBLIC]))
+    return server["public_v4"], server["private_v4"], server["public_v6"], server["interface_ip"]
+
+
+@pytest.mark.spec("driver-openstack.md 2.3: addresses are chosen as the SDK does, from the server's own record")
+def test_addresses() -> None:
+    fixed, floating = address("10.0.0.1"), address("203.0.113.1", "floating")
+    assert choose({"private": [fixed]}) == ("", "10.0.0.1", "", "10.0.0.1")
+    assert choose({"private": [fixed, floating]}) == ("203.0.113.1", "10.0.0.1", "", "203.0.113.1")
+    assert choose({"private": [fixed, floating]}, private=True)[3] == "10.0.0.1"
+    assert choose({"public-net": [address("198.51.100.9")]})[0] == "198.51.100.9"
+    assert choose({"private": [fixed]}, external=("private",))[0] == "10.0.0.1"
+    both = {"private": [fixed], "public-net": [address("198.51.100.9", mac="n"), address("2001:db8::1", mac="n")]}
+    assert choose(both, ipv6=True) == ("198.51.100.9", "10.0.0.1", "2001:db8::1", "2001:db8::1")
+    assert choose(both)[3] == "198.51.100.9"
+    assert choose(both, default="private")[3] == "10.0.0.1"
+    assert choose(both, use_external=False)[0] == ""
+    assert choose({}) == ("", "", "", "")
+
+
+@pytest.mark.parametrize("listed, pace, few", [(0, 0.0, 4), (50, 0.0, 4), (5000, 0.0, 100), (50, 1.0, 4), (5000, 1.0, 10)])
+def test_few_servers_of_a_large_project_are_asked_for_one_by_one(
+        over: Callable[[FakeOpenStackCloud], FakeAdapter], fake_provider: Any, listed: int, pace: float, few: int) -> None:
+    asked: list[str] = []
+
+    class Cloud(FakeOpenStackCloud):
+        def get_server_by_id(self, server_id: str) -> Any:
+            asked.append(server_id)
+            return super().get_server_by_id(server_id)
+
+        def list_servers(self, **kwargs: Any) -> list[Any]:
+            asked.append("all")
+            return super().list_servers(**kwargs)
+
+    cloud = Cloud()
+    ids = [cloud._make_server("s", "az1", {}) for _ in range(200)]
+    cloud._server_list.extend(ids)
+    adapter = over(cloud)
+    fake_provider.rate = pace
+    for count, calls in ((few, few), (few + 1, 1)):
+        adapter._listed = listed
+        asked.clear()
+        wanted = [server.id for server in ids[:count]]
+        assert set(adapter._someServers(wanted)) == set(wanted)
+        assert len(asked) == calls
+
+
+class Pages:
+    """A service that answers page by page."""
+
+    def __init__(self, pages: dict[str | None, tuple[dict[str, Any], str | None]]) -> None:
+        self.pages = pages
+        self.calls = CloudCalls("p", classify, {})
+        client: Any = SimpleNamespace(session=SimpleNamespace(auth=None))
+        self.api = CloudApi(client, self.calls, SimpleNamespace(name="p"), logging.getLogger("nodepool.test"))
+        self.api.service = lambda _name: self  # type: ignore[method-assign, assignment, return-value]
+
+    def request(self, path: str, method: str, params: dict[str, str], **_kw: Any) -> requests.Response:
+        assert (path, method) == ("/servers/detail", "GET")
+        content, header = self.pages[params.get("marker")]
+        response = requests.Response()
+        response.status_code = 200
+        response._content = json.dumps(content).encode()
+        if header:
+            response.headers["Link"] = f'<{header}>; rel="next"'
+        return response
+
+    def list(self) -> list[str]:
+        try:
+            return [server["id"] for server in self.api.list_servers()]
+        finally:
+            self.calls.stop()
+
+
+@pytest.mark.spec("driver-openstack.md 2.2: paging by servers_links or the Link header; a repeated marker is an error")
+def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.0, 0.0))
+    monkeypatch.setattr("nodepool.driver.openstack.api.transport.DEADLINE", 0.0)
+    links = [{"rel": "next", "href": "http://x/servers/detail?marker=b"}]
+    first = {"servers": [{"id": "a"}, {"id": "b"}], "servers_links": links}
+    last = {"servers": [{"id": "d"}]}
+    pages = Pages({None: (first, None), "b": ({"servers": [{"id": "c"}]}, "http://x/?marker=c"), "c": (last, None)})
+    assert pages.list() == ["a", "b", "c", "d"]
+    with pytest.raises(BadAnswer, match="again"):
+        Pages({None: (first, None), "b": (first, None)}).list()
+    with pytest.raises(CallTimeout, match="no 'servers' in the answer"):
+        Pages({None: ({"error": "html"}, None)}).list()

@@ -1,0 +1,110 @@
+"""What runs on the create loop of a provider, and what elsewhere (launcher.md section 10)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nodepool.base.problems import LabelProblems
+from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
+from nodepool.driver.statemachine.loop import MachineLoop
+from nodepool.driver.statemachine.model import StateMachine
+from nodepool.zk import zookeeper as zk
+from tests.conftest import wait_for
+
+
+class Healthy(StateMachine):
+    """A launch under way; counts its passes."""
+
+    passes = 0
+
+    def advance(self) -> None:
+        self.passes += 1
+
+
+class Refused(StateMachine):
+    def advance(self) -> None:
+        raise RuntimeError("HTTP 400")
+
+
+class Adapter:
+    """The second attempt of label "bad" has to ask the cloud, which is slow."""
+
+    def __init__(self) -> None:
+        self.healthy = Healthy()
+        self.asked_by: list[str] = []
+        self.answered = threading.Event()
+
+    def getCreateStateMachine(self, _hostname: str, label: Any, *_args: Any) -> StateMachine:
+        if label.name == "good":
+            return self.healthy
+        self.asked_by.append(threading.current_thread().name)
+        if len(self.asked_by) == 2:
+            assert self.answered.wait(20)
+        return Refused()
+
+
+class Manager:
+    MAXIMUM_SLEEP = 0.01
+
+    def __init__(self, quick: bool) -> None:
+        self.starts_quickly = quick
+        self.adapter = Adapter()
+        self.launchers: list[Any] = []
+        self.label_problems = LabelProblems("p")
+        self.nodescan_worker = SimpleNamespace(removeRequest=lambda _request: None)
+        self.executor = ThreadPoolExecutor(2, thread_name_prefix="start")
+        self.start_executor = self.executor.submit
+        self.create_loop = MachineLoop("create-loop", logging.getLogger("test"), lambda _launcher: None)
+        self.create_loop.start()
+
+    def note_start(self, _seconds: float) -> None:
+        """Stays as it is."""
+
+    def quotaNeededByLabel(self, *_args: Any) -> Any:
+        return SimpleNamespace(get_resources=dict)
+
+    def launch(self, name: str) -> StateMachineNodeLauncher:
+        image = SimpleNamespace(name="i", username="", python_path="", shell_type="", connection_port=22, connection_type="ssh")
+        label = SimpleNamespace(name=name, diskimage=None, cloud_image=image)
+        handler: Any = SimpleNamespace(
+            pw=SimpleNamespace(nodepool=SimpleNamespace(statsd=None), progress=lambda _handler: None), manager=self,
+            zk=SimpleNamespace(storeNode=lambda _node: None), launchesComplete=lambda: True,
+            request=SimpleNamespace(event_id="e", id="r", requestor="x"), pool=SimpleNamespace(name="pool", labels={name: label}))
+        node = zk.Node("0001")
+        node.type, node.state, node.provider = [name], zk.BUILDING, "p"
+        launcher = StateMachineNodeLauncher(handler, node, SimpleNamespace(name="p", launch_retries=3, launch_timeout=100))
+        launcher.launch()
+        return launcher
+
+
+@pytest.fixture(params=[False, True], ids=["first on a thread", "first on the loop"])
+def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
+    manager = Manager(request.param)
+    yield manager
+    manager.adapter.answered.set()
+    manager.create_loop.stop(drain=False)
+    manager.create_loop.thread.join(20)
+    manager.executor.shutdown()
+
+
+@pytest.mark.spec("launcher.md 10: neither loop may block on slow calls")
+def test_further_attempts_do_not_hold_up_other_launches(manager: Manager) -> None:
+    adapter = manager.adapter
+    manager.launch("good")
+    wait_for(lambda: adapter.healthy.passes)
+    bad = manager.launch("bad")
+    wait_for(lambda: len(adapter.asked_by) == 2, what="the second attempt")
+    passes = adapter.healthy.passes
+    wait_for(lambda: adapter.healthy.passes > passes + 5, 5, "the healthy launch goes on")
+    assert not bad.complete
+    adapter.answered.set()
+    wait_for(lambda: bad.complete, what="the end of the bad launch")
+    assert (bad.node.state, bad.attempts) == (zk.FAILED, 3)
+    assert all(name.startswith("start") for name in adapter.asked_by[1:])

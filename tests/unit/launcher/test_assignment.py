@@ -1,0 +1,621 @@
+"""Which request next, and for which pool: the pure decision and the queue of classes (launcher.md 2 - 4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nodepool.launcher.requests import choice
+from nodepool.launcher.requests.assignment import Assignment
+from nodepool.launcher.requests.choice import PoolView, RequestClass
+from nodepool.metrics import Metrics
+from nodepool.reasons import Code, Reason, because, render
+from nodepool.zk.components import RegisteredPool
+from nodepool.zk.records import PENDING, REQUESTED, NodeRequest
+
+
+@dataclass
+class Worker:
+    """Our own pool as the decision sees it."""
+
+    label: str
+    load: int = 0
+    paused: bool = False
+    refusal: Reason | None = None
+
+    closure: Reason | None = None
+    paused_handlers: tuple[Any, ...] = ()
+    fullness: Reason | None = None
+
+    def admission(self, _cls: RequestClass) -> Reason | None:
+        return self.refusal
+
+    def view(self, cls: RequestClass) -> PoolView:
+        return PoolView(self.label, self.load, self.paused, self.closure, self.fullness, self.admission(cls))
+
+    def has(self, _request_id: str) -> bool:
+        return True
+
+
+def pool(pool_id: str, labels: str = "a", priority: int = 100, paused: bool = False,
+         provider: str | None = None) -> RegisteredPool:
+    return RegisteredPool(f"/{pool_id}", {
+        "id": pool_id, "name": "main", "provider_name": provider or f"p-{pool_id}", "supported_labels": labels.split(),
+        "priority": priority, "paused": paused})
+
+
+FULL, BUSY = because(Code.NO_ROOM, labels="a"), because(Code.BUSY)
+
+
+def choose(cls: RequestClass, pools: list[RegisteredPool], workers: dict[str, Worker], version: int, insist: bool = False) -> Any:
+    """The decision, with the worker and the words of the reasons."""
+    decision = choice.choose(cls, pools, {name: worker.view(cls) for name, worker in workers.items()}, version, insist)
+    return SimpleNamespace(worker=workers.get(decision.pool or ""), reason=render(decision.reasons), **vars(decision))
+
+
+def requests(labels: str = "a", provider: str | None = None, declined: str = "") -> RequestClass:
+    return RequestClass(tuple(labels.split()), provider, None, frozenset(declined.split()))
+
+
+@pytest.mark.spec("launcher.md 2.3, 2.14: an eligible pool takes it; the less busy one of equals")
+def test_eligible() -> None:
+    worker = Worker("one")
+    assert choose(requests(), [pool("one")], {"one": worker}, 0).worker is worker
+    busy, idle = Worker("one", load=5), Worker("two", load=1)
+    assert choose(requests(), [pool("one"), pool("two")], {"one": busy, "two": idle}, 0).worker is idle
+
+
+@pytest.mark.spec("launcher.md 2.4: the wished provider, unless it cannot")
+def test_provider_wish() -> None:
+    one, two = Worker("one"), Worker("two")
+    workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
+    assert choose(requests(provider="p-two"), pools, workers, 0).worker is two
+    assert choose(requests(provider="p-two"), pools, {"one": one}, 0).reason == "another launcher can serve it"
+    assert choose(requests(provider="p-two", declined="two"), pools, workers, 0).worker is one
+    assert choose(requests(provider="unknown"), pools, workers, 0).worker is not None
+
+
+@pytest.mark.spec("launcher.md 2.5, 4: yield to a better pool that is not paused")
+def test_pool_priority() -> None:
+    low, high = Worker("low"), Worker("high")
+    pools = [pool("low", priority=50), pool("high", priority=10)]
+    workers = {"low": low, "high": high}
+    assert choose(requests(), pools, workers, 0).worker is high
+    assert choose(requests(), pools, {"low": low}, 0).worker is None
+    assert choose(requests(), [pool("low", priority=50), pool("high", priority=10, paused=True)],
+                  {"low": low}, 0).worker is low
+    high.refusal = because(Code.MAX_CONCURRENCY, active=1)
+    assert choose(requests(), pools, workers, 0).worker is None  # it merely defers
+
+
+@pytest.mark.spec("launcher.md 2.10, 6: a paused pool only looks whether it has to decline, once per state of affairs")
+def test_paused_pools_only_check() -> None:
+    worker = Worker("one", paused=True)
+    cls = requests()
+    decision = choose(cls, [pool("one")], {"one": worker}, 7)
+    assert decision.worker is worker and decision.check_only
+    cls.checked["one"] = 7
+    decision = choose(cls, [pool("one")], {"one": worker}, 7)
+    assert decision.worker is None and "paused" in decision.reason
+    assert choose(cls, [pool("one")], {"one": worker}, 8).check_only
+    other = Worker("two")
+    assert choose(cls, [pool("one"), pool("two", priority=200)], {"one": worker, "two": other}, 7).worker is other
+
+
+@pytest.mark.spec("launcher.md 2.6, 3: declined only when nobody is eligible, by all of ours; the last one fails it")
+def test_declines() -> None:
+    pools = [pool("one"), pool("two", "b"), pool("theirs", "c")]
+    workers = {"one": Worker("one"), "two": Worker("two")}
+    assert choose(requests("c"), pools, workers, 0).reason == "another launcher can serve it"
+    assert set(choose(requests("d"), pools, workers, 0).decline_by) == {"one", "two"}
+    assert choose(requests("d", declined="one"), pools, workers, 0).decline_by == ("two",)
+    assert choose(requests("d", declined="one two"), pools, workers, 0).decline_by == ()
+    # The launcher that had not declined is gone.
+    assert choose(requests("d", declined="one two"), pools[:2], workers, 0).decline_by
+    assert choose(requests("a b"), pools, workers, 0).decline_by
+
+
+@pytest.mark.spec("issue: nothing is declined while our own pools are still being registered")
+def test_no_decline_before_all_pools_are_registered() -> None:
+    workers = {"one": Worker("one"), "two": Worker("two")}
+    decision = choose(requests("b"), [pool("one")], workers, 0)
+    assert decision.worker is None and not decision.decline_by and "registered" in decision.reason
+    assert choose(requests("a"), [pool("one")], workers, 0).worker is workers["one"]
+
+
+# -- the queue
+
+
+class Tree:
+    def __init__(self) -> None:
+        self.requests: dict[str, NodeRequest] = {}
+
+    def get(self, request_id: str) -> NodeRequest | None:
+        return self.requests.get(request_id)
+
+    def snapshot(self) -> list[NodeRequest]:
+        return list(self.requests.values())
+
+
+class TakingWorker(Worker):
+    """Takes everything offered and remembers the order."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__("worker")
+        self.log = log
+
+    def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
+        assert not check_only
+        self.log.append(request_id)
+
+
+class Zk:
+    connected = synced = True
+
+    def __init__(self, tree: Tree, pools: list[RegisteredPool]) -> None:
+        self.request_tree = tree
+        self.pools = pools
+
+    def getRegisteredPools(self) -> list[RegisteredPool]:
+        return self.pools
+
+
+class Launcher:
+    def __init__(self, tree: Tree, worker: Any) -> None:
+        self.statsd = Metrics()
+        self.zk = Zk(tree, [pool("one", "a b c")])
+        self.workers = {"one": worker}
+
+    def workers_by_id(self) -> dict[str, Any]:
+        return self.workers
+
+
+def make(tree: Tree, worker: Any) -> Assignment:
+    return Assignment(Launcher(tree, worker))  # type: ignore[arg-type]
+
+
+def request(request_id: str, labels: tuple[str, ...] = ("a",), **values: Any) -> NodeRequest:
+    result = NodeRequest(request_id)
+    result.state = REQUESTED
+    result.node_types = list(labels)
+    for key, value in values.items():
+        setattr(result, key, value)
+    return result
+
+
+RECORDS = st.lists(st.tuples(
+    st.sampled_from(["099", "100", "199", "200", "300", "900"]), st.integers(0, 5),
+    st.sampled_from([("a",), ("b",), ("a", "b"), ("c", "c")]), st.sampled_from([None, "t1", "t2"]),
+    st.sampled_from([None, "p-one", "elsewhere"])), max_size=80)
+
+
+@pytest.mark.spec("launcher.md 2: served by (priority string, relative priority, sequence); schema 5")
+@given(RECORDS)
+def test_serving_order(records: list[tuple[str, int, tuple[str, ...], str | None, str | None]]) -> None:
+    tree = Tree()
+    log: list[str] = []
+    for number, (priority, relative, labels, tenant, wish) in enumerate(records):
+        name = f"{priority}-{number:010d}"
+        tree.requests[name] = request(name, labels, relative_priority=relative, tenant_name=tenant, provider=wish)
+    assignment = make(tree, TakingWorker(log))
+    assignment.rebuild()
+    for _ in range(len(records) // 32 + 1):
+        assignment._pass()
+    assert log == sorted(tree.requests, key=lambda i: tree.requests[i].priority)
+    assert assignment.waiting() == 0
+
+
+@dataclasses.dataclass
+class Room(Worker):
+    """A worker with room for so many; the rest waits."""
+
+    label: str = "worker"
+    why: Reason = BUSY
+    room: int = 0
+    log: list[str] = dataclasses.field(default_factory=list)
+
+    def admission(self, _cls: RequestClass) -> Reason | None:
+        return None if self.room else self.why
+
+    def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None:
+        self.room -= 1
+        self.log.append(request_id)
+
+
+CHANGES = st.lists(st.one_of(
+    st.tuples(st.just("add"), st.sampled_from(["100", "200"]), st.integers(0, 3), st.sampled_from("ab")),
+    st.tuples(st.just("room"), st.integers(1, 3)),
+    st.tuples(st.just("revise"), st.integers(0, 30), st.integers(0, 3)),
+    st.tuples(st.just("cancel"), st.integers(0, 30)),
+    st.tuples(st.just("taken by another"), st.integers(0, 30))), max_size=40)
+
+
+@example([("add", "100", 0, "a"), ("add", "100", 0, "b"), ("room", 1), ("cancel", 0), ("room", 1),
+          ("add", "100", 0, "b")])
+@pytest.mark.spec("launcher.md 2: at each moment the best of those that wait; issue: an urgent one overtakes")
+@given(CHANGES)
+def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> None:
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    waiting: dict[str, NodeRequest] = {}
+    count = 0
+
+    def changed(name: str) -> None:
+        assignment.request_changed(name, tree.get(name))
+
+    for kind, *values in changes:
+        name = sorted(waiting)[values[0] % len(waiting)] if waiting and isinstance(values[0], int) else None
+        if kind == "add":
+            priority, relative, label = values
+            new = f"{priority}-{count:010d}"
+            count += 1
+            waiting[new] = tree.requests[new] = request(new, (label,), relative_priority=relative)
+            changed(new)
+        elif kind == "room":
+            worker.room += values[0]
+            assignment.wake()
+        elif name is None:
+            continue
+        elif kind == "revise":
+            waiting[name] = tree.requests[name] = request(
+                name, tuple(waiting[name].node_types), relative_priority=values[1])
+            changed(name)
+        elif kind == "cancel":
+            del waiting[name], tree.requests[name]
+            changed(name)
+        else:
+            other = waiting.pop(name).copy()
+            other.state = PENDING
+            tree.requests[name] = other
+            changed(name)
+        expected = sorted(waiting, key=lambda i: waiting[i].priority)[:worker.room]
+        before = len(worker.log)
+        assignment._pass()
+        taken = worker.log[before:]
+        assert taken == expected
+        for done in taken:
+            del waiting[done]
+        assert assignment.waiting() == len(waiting)
+
+
+@pytest.mark.spec("issue: thousands of waiting requests cost nothing")
+def test_only_heads_are_looked_at() -> None:
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    for number in range(3000):
+        name = f"200-{number:010d}"
+        tree.requests[name] = request(name, ("a",) if number % 2 else ("b",))
+    assignment.rebuild()
+    assignment._pass()
+    assert assignment.decisions == 2
+    assert assignment.reason_for("200-0000002999") == "worker: busy"
+    worker.room = 1
+    assignment.wake()
+    assignment._pass()
+    assert worker.log == ["200-0000000000"] and assignment.decisions < 8
+
+
+def tenant_limit(tenant: str) -> Reason:
+    return because(Code.TENANT_LIMIT, tenant=tenant, limit=3, resource="cores", used=3)
+
+
+@pytest.mark.spec("launcher.md 2: what happened while a pool looked at the request is not missed")
+def test_a_change_while_it_was_handed_out_is_not_lost() -> None:
+    tree, worker = Tree(), Room(room=1)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assert worker.log == [name]
+    assignment.wake()  # quota came free after the pool had looked
+    worker.room = 1
+    assignment.release(name, wait_for=tenant_limit("t"))
+    assignment._pass()
+    assert worker.log == [name, name]
+    # Without a change it waits.
+    worker.room = 1
+    assignment.release(name, wait_for=tenant_limit("t"))
+    assignment._pass()
+    assert worker.log == [name, name] and assignment.reason_for(name) == str(tenant_limit("t"))
+    assignment.recheck(Code.TENANT_LIMIT, tenant="u")
+    assert assignment.reason_for(name) == str(tenant_limit("t"))
+    assignment.recheck(Code.TENANT_LIMIT, tenant="t")
+    assignment._pass()
+    assert len(worker.log) == 3
+
+
+@pytest.mark.spec("launcher.md 2.12: left alone for a moment")
+def test_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("nodepool.launcher.requests.assignment.time.monotonic", lambda: now[0])
+    tree, worker = Tree(), Room(room=9)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assignment.release(name, retry_after=2.0)
+    assignment.request_changed(name, tree.get(name))
+    assignment._pass()
+    assert worker.log == [name]
+    now[0] += 2.1
+    assignment._pass()
+    assert worker.log == [name, name]
+
+
+@pytest.mark.spec("issue 11, A5: a malformed request loses nothing of what arrives with it")
+def test_a_malformed_request_among_others(caplog: pytest.LogCaptureFixture) -> None:
+    tree, log = Tree(), []
+    assignment = make(tree, TakingWorker(log))
+    for number in range(4):
+        name = f"200-{number:010}"
+        tree.requests[name] = request(name)
+    bad = "100-0000000009"
+    tree.requests[bad] = request(bad, provider=["list"])
+    for name in [bad, *sorted(tree.requests)]:
+        assignment.request_changed(name, tree.get(name))
+    assignment._pass()
+    assert log == [f"200-{number:010}" for number in range(4)]
+    assignment.rebuild()
+    assignment._pass()
+    assert sum(f"Request {bad} is left out" in r.message for r in caplog.records) == 1
+    tree.requests[bad] = request(bad)
+    assignment.request_changed(bad, tree.get(bad))
+    assignment._pass()
+    assert log[-1] == bad
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr("nodepool.launcher.requests.assignment.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nodepool.launcher.requests.safety_net.RESYNC", 30.0)
+    return now
+
+
+def found(assignment: Assignment) -> float:
+    """What the safety net has counted."""
+    return sum(count for name, count in assignment.state.statsd.snapshot().counters.items() if "found_by_resync" in name)
+
+
+@pytest.mark.spec("issue 11, A5, B4: the safety net is a clock; it finds and counts requests that no event has brought")
+def test_the_net_is_a_clock(clock: list[float]) -> None:
+    tree, log = Tree(), []
+    assignment = make(tree, TakingWorker(log))
+    tree.requests["200-0000000001"] = request("200-0000000001")
+    assignment._pass()
+    for number in range(2, 5):  # what happens meanwhile does not put it off
+        clock[0] += 11
+        name = f"200-{number:010}"
+        tree.requests[name] = request(name)
+        assignment.request_changed(name, tree.get(name))
+        assignment._pass()
+    assert "200-0000000001" not in log and found(assignment) == 0, "its event may be on the way"
+    clock[0] += 1.1
+    assignment._pass()
+    assert "200-0000000001" in log and len(log) == 4 and found(assignment) == 1
+    for _ in range(3):
+        clock[0] += 31
+        assignment._pass()
+    assert found(assignment) == 1
+
+
+@pytest.mark.spec("issue 11, C1: a request that is handed out and that nobody has is found")
+def test_a_forgotten_claim_is_found(clock: list[float]) -> None:
+    tree, log = Tree(), []
+    worker = TakingWorker(log)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    clock[0] += 31
+    assignment._pass()
+    clock[0] += 1.1
+    assignment._pass()
+    assert log == [name] and found(assignment) == 0, "the pool has it"
+    worker.has = lambda _request_id: False  # type: ignore[method-assign]
+    clock[0] += 31
+    assignment._pass()
+    clock[0] += 1.1
+    assignment._pass()
+    assert log == [name] * 2 and found(assignment) == 1
+
+
+@pytest.mark.spec("issue 11, B4: a lost wake-up is counted, a wake-up that comes in time is not")
+@pytest.mark.parametrize("woken", [False, True])
+def test_lost_wake_ups_are_counted(clock: list[float], woken: bool) -> None:
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    worker.room = 1
+    clock[0] += 31
+    assignment._pass()
+    assert worker.log == [name]
+    if woken:
+        assignment.wake()
+    taken = request(name)
+    taken.state = PENDING
+    assignment.request_changed(name, taken)
+    assert found(assignment) == (0 if woken else 1)
+
+
+@pytest.mark.spec("issue 11, B4: what the net looks at and has to wait still is nothing found")
+def test_the_net_finds_nothing(clock: list[float]) -> None:
+    tree, worker = Tree(), Room()
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    for _ in range(3):
+        assignment._pass()
+        clock[0] += 31
+    assert assignment.reason_for(name) == "worker: busy" and found(assignment) == 0
+    worker.why = because(Code.ERROR, error="induced")  # of which nobody tells the end
+    clock[0] += 31
+    assignment._pass()
+    worker.room = 1
+    clock[0] += 31
+    assignment._pass()
+    taken = request(name)
+    taken.state = PENDING
+    assignment.request_changed(name, taken)
+    assert worker.log == [name] and found(assignment) == 0
+
+
+@pytest.mark.spec("issue 11, B4: a recheck between the decision and the storing of its reason is not lost")
+def test_a_recheck_during_the_decision() -> None:
+    tree = Tree()
+
+    class Racing(Room):
+        def admission(self, cls: RequestClass) -> Reason | None:
+            reason = super().admission(cls)
+            if reason is not None and not raced:
+                raced.append(1)
+                self.room = 1
+                assignment.recheck(Code.BUSY)
+            return reason
+
+    raced: list[int] = []
+    worker = Racing()
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assert raced and worker.log == [name]
+
+
+@pytest.mark.spec("issue 11, B4: classes that a pool has refused for a reason are looked at again, too, when it goes")
+def test_a_recheck_after_a_refusal() -> None:
+    tree, worker = Tree(), Room(room=1)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assignment.release(name, wait_for=tenant_limit("t"), refused_by="one")
+    assignment._pass()
+    assert worker.log == [name] and assignment.reason_for(name) == "worker: tenant t is limited to 3 cores, 3 in use"
+    worker.room = 2
+    assignment.recheck(Code.TENANT_LIMIT, tenant="u")
+    assignment._pass()
+    assert worker.log == [name]
+    assignment.recheck(Code.TENANT_LIMIT, tenant="t")
+    assignment._pass()
+    # Promised to another one while this one is being looked at.
+    assignment.recheck(Code.TENANT_LIMIT, tenant="t")
+    assignment.release(name, wait_for=tenant_limit("t"), refused_by="one")
+    assignment._pass()
+    assert worker.log == [name] * 3
+
+
+@pytest.mark.spec("issue 11, C7: a timer to look again takes no request away from the pool that has it")
+def test_a_timer_leaves_claims_alone(clock: list[float]) -> None:
+    tree, worker = Tree(), Room(room=5)
+    launcher = Launcher(tree, worker)
+    assignment = Assignment(launcher)  # type: ignore[arg-type]
+    assignment.session_lost()
+    name = "200-0000000001"
+    launcher.zk.pools = [pool("one", "other")]
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    assert "after a lost session" in str(assignment.reason_for(name))
+    launcher.zk.pools = [pool("one", "a b c")]
+    assignment.wake(recheck=True)
+    assignment._pass()
+    assert worker.log == [name]
+    clock[0] += 6
+    assignment._pass()
+    assert worker.log == [name]
+
+
+@pytest.mark.spec("issue 11, users 5 hoarding: a pool without room gives way to one that is open, and keeps it when none is")
+def test_giving_way() -> None:
+    one, two = Worker("one"), Worker("two", load=3)
+    workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
+    assert choose(requests(), pools, workers, 0).gives_way
+    one.fullness = FULL
+    decision = choose(requests(), pools, workers, 0)
+    assert decision.worker is two and not decision.gives_way
+    two.paused = True
+    cls = requests()
+    cls.checked["two"] = 0
+    decision = choose(cls, pools, workers, 0)
+    assert decision.worker is one and not decision.gives_way, "it waits there"
+    # A pool of another launcher.
+    for worse, there in ((pool("theirs"), True), (pool("theirs", paused=True), False)):
+        decision = choose(requests(), [pool("one"), worse], {"one": one}, 0)
+        assert (decision.worker is None) == there
+        assert not there or "another launcher" in decision.reason
+        assert choose(requests(), [pool("one"), worse], {"one": one}, 0, insist=True).worker is one
+        one.fullness = None
+        assert choose(requests(), [pool("one"), worse], {"one": one}, 0).gives_way == there
+        one.fullness = FULL
+    # One of worse priority is no reason to leave it, but has it when this one is known to be full.
+    one.fullness, two.paused = None, False
+    pools[1].priority = 200
+    decision = choose(requests(), pools, workers, 0)
+    assert decision.worker is one and not decision.gives_way
+    one.fullness = FULL
+    assert choose(requests(), pools, workers, 0).worker is two
+    # B5: a static pool without a free node is closed.
+    one.fullness, one.closure = None, because(Code.NO_FREE_NODE, labels="a")
+    assert choose(requests(), pools, workers, 0).worker is two
+    assert choose(requests(), [pool("one")], {"one": one}, 0).reason == "one: no free node of a"
+
+
+class Poisoned(TakingWorker):
+    """Raises for label b."""
+
+    def admission(self, cls: Any) -> Reason | None:
+        if "b" in cls.labels:
+            raise TypeError("induced")
+        return super().admission(cls)
+
+
+@pytest.mark.spec("issue 11, A1: one class that raises stops no other")
+def test_a_class_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    tree, log = Tree(), []
+    assignment = make(tree, Poisoned(log))
+    for name, labels in (("100-0000000001", ("b",)), ("200-0000000002", ("a",)), ("200-0000000003", ("b",))):
+        tree.requests[name] = request(name, labels)
+    for _ in range(3):
+        assignment.rebuild()
+        assignment._pass()
+    assert log == ["200-0000000002"]
+    assert assignment.reason_for("100-0000000001") == "error: TypeError('induced')"
+    assert sum("Cannot assign request 100-0000000001 (b)" in r.message for r in caplog.records) == 1
+
+
+@pytest.mark.spec("issue 11, C1: a request whose decline fails is tried again")
+def test_a_decline_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("nodepool.launcher.requests.assignment.time.monotonic", lambda: now[0])
+    tree, worker = Tree(), Room(room=9)
+    assignment = make(tree, worker)
+    name = "200-0000000001"
+    tree.requests[name] = request(name, ("nobody's",))
+    tried: list[str] = []
+
+    def fail(request_id: str, _launcher_ids: Any) -> None:
+        tried.append(request_id)
+        raise OSError("induced")
+
+    monkeypatch.setattr(assignment, "_decline", fail)
+    assignment.rebuild()
+    for seconds in (0, 0.5, 1, 1.1):
+        now[0] += seconds
+        assignment._pass()
+    assert tried == [name] * 3

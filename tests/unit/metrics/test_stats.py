@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from nodepool import metrics
+from nodepool.metrics import launches
+
+
+class Reporter(launches.StatsReporter):
+    def __init__(self, client, az=None, requestor=None):
+        super().__init__(client)
+        self.provider_config = SimpleNamespace(name="rack.west")
+        self.node = SimpleNamespace(az=az)
+        self.handler = SimpleNamespace(request=SimpleNamespace(requestor=requestor))
+
+
+@pytest.mark.spec("cli-web-metrics.md 7.2: launches, each name as timer and counter")
+def test_launch_statistics():
+    client = metrics.Metrics()
+    Reporter(client, az="az1", requestor="NodePool:min-ready").recordLaunchStats("error.quota", 12.5)
+    names = {
+        "nodepool.launch.error.quota",
+        "nodepool.launch.provider.rack.west.error.quota",
+        "nodepool.launch.provider.rack.west.az1.error.quota",
+        "nodepool.launch.requestor.NodePool_min-ready.error.quota",
+    }
+    snapshot = client.snapshot()
+    assert snapshot.counters == dict.fromkeys(names, 1)
+    assert snapshot.timers == dict.fromkeys(names, (1, 12.5))
+
+
+def test_without_zone_and_requestor():
+    client = metrics.Metrics()
+    Reporter(client).recordLaunchStats("ready", 1)
+    assert set(client.snapshot().counters) == {"nodepool.launch.ready", "nodepool.launch.provider.rack.west.ready"}
+
+
+def test_without_client():
+    Reporter(None).recordLaunchStats("ready", 1)
+
+
+def test_get_client(monkeypatch):
+    monkeypatch.delenv("STATSD_HOST", raising=False)
+    monkeypatch.delenv("STATSD_PORT", raising=False)
+    assert launches.get_client() is None
+    monkeypatch.setenv("STATSD_PORT", "8126")
+    assert launches.get_client().address == ("localhost", 8126)
+    monkeypatch.setenv("STATSD_HOST", "192.0.2.1")
+    assert launches.get_client().address == ("192.0.2.1", 8126)
+    monkeypatch.delenv("STATSD_HOST")
+    monkeypatch.delenv("STATSD_PORT")
+    assert launches.get_client() is None
+
+
+def test_normalize():
+    assert launches.normalize_statsd_name("NodePool:metastatic:a.b") == "NodePool_metastatic_a_b"

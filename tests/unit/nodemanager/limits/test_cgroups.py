@@ -1,0 +1,201 @@
+"""Limits in cgroup files, cores and admission.
+
+The hosts of these tests seldom have all controllers in version 2.  Its files are imitated here by a plain directory tree: what
+is written is checked, what the kernel would do with it is not.  What a real kernel does is in the integration tests.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+
+from nodepool.nodemanager.limits import cgroups
+from nodepool.nodemanager.limits.cgroups import Cgroups, admit
+from nodepool.nodemanager.limits.cgroups import files as cgroup_files
+from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
+from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place
+from nodepool.nodemanager.limits.cores import Cores
+
+FILES = {
+    "cgroup.procs": "", "cgroup.subtree_control": "", "cgroup.controllers": "cpu cpuset memory pids io", "cgroup.freeze": "0",
+    "cgroup.events": "populated 0\nfrozen 0\n", "cpu.weight": "100", "cpu.max": "max 100000", "cpu.stat": "usage_usec 42\n",
+    "cpuset.cpus": "", "cpuset.mems": "", "cpuset.cpus.effective": "0-7", "cpuset.mems.effective": "0", "memory.max": "max",
+    "memory.min": "0", "memory.high": "max", "memory.swap.max": "max", "memory.current": "1048576", "memory.peak": "2097152",
+    "memory.events": "low 0\noom_kill 3\n", "pids.max": "max", "pids.current": "5", "io.max": "",
+}
+
+
+class Imitated(Cgroups):
+    """Groups of the imitated tree go with their files, as the kernel's do."""
+
+    @staticmethod
+    def _rmdir(place: Place, group: pathlib.Path, deadline: float) -> None:
+        shutil.rmtree(group)
+
+
+@pytest.fixture
+def tree(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    def populate(group: pathlib.Path) -> None:
+        for name, content in FILES.items():
+            if not (group / name).exists():
+                (group / name).write_text(content)
+
+    def write(path: pathlib.Path, value: object) -> None:
+        assert path.exists(), f"no such file in the kernel: {path.name}"
+        path.write_text(str(value))
+
+    monkeypatch.setattr(cgroup_v2, "made", populate)
+    monkeypatch.setattr(cgroup_v2, "write", write)
+    monkeypatch.setattr(cgroups, "write", write)
+    populate(tmp_path)
+    return tmp_path
+
+
+def service(tree: pathlib.Path) -> Imitated:
+    place = Place("v2", tree, frozenset({"cpu", "cpuset", "memory", "pids", "io", "freezer"}), tree)
+    return Imitated([place], "ours", processors=8)
+
+
+def content(group: pathlib.Path, *names: str) -> list[str]:
+    return [(group / name).read_text() for name in names]
+
+
+@pytest.mark.spec("nodemanager.md C.3: guarantee g is a child of our root with weight ~ g; besteffort weighs what is left")
+def test_v2_weights(tree: pathlib.Path) -> None:
+    groups = service(tree)
+    groups.prepare(50)
+    groups.create("alice", {"nm_cpu_guaranteed_share": 200})
+    groups.create("bob", {"nm_cpu_share": 77})
+    root = tree / "ours"
+    assert content(root / "alice.sliver", "cpu.weight") == ["2000"]
+    assert content(root / "besteffort" / "bob.sliver", "cpu.weight") == ["616"]
+    assert content(root / "besteffort", "cpu.weight") == ["4000"]
+    assert content(root, "cpu.weight") == ["150"]
+    groups.apply("bob", {"nm_cpu_guaranteed_share": 300})
+    assert not (root / "besteffort" / "bob.sliver").exists()
+    assert content(root / "bob.sliver", "cpu.weight") + content(root / "besteffort", "cpu.weight") == ["3000", "2500"]
+    groups.remove("alice")
+    assert content(root / "besteffort", "cpu.weight") == ["3500"]
+    assert groups.names() == ["bob"]
+    groups.rebalance({"bob": {"nm_cpu_guaranteed_share": 100}})
+    assert content(root / "besteffort", "cpu.weight") == ["4500"]
+
+
+@pytest.mark.spec("nodemanager.md C.3: cpu.max, memory.max, memory.swap.max 0, memory.min, pids.max, io.max")
+def test_v2_limits(tree: pathlib.Path) -> None:
+    groups = service(tree)
+    groups.io_devices = lambda name: ["7:3"]
+    groups.create("alice", {"nm_cpu_limit": 500, "nm_mem_limit": 64, "nm_mem_guaranteed": 16, "nm_pids_max": 99,
+                            "nm_io_write_bps": 1000})
+    group = tree / "ours" / "besteffort" / "alice.sliver"
+    assert content(group, "cpu.max", "memory.max", "memory.swap.max", "memory.min", "pids.max", "io.max") == [
+        "400000 100000", str(64 << 20), "0", str(16 << 20), "99", "7:3 rbps=max wbps=1000"]
+    groups.apply("alice", {})
+    assert content(group, "cpu.max", "memory.max", "memory.swap.max", "memory.min", "pids.max") == [
+        "max 100000", "max", "max", "0", "1024"]
+    assert groups.usage("alice") == {"cpu_usec": 42, "memory_bytes": 1 << 20, "memory_peak": 2 << 20, "pids": 5, "oom_kills": 3}
+
+
+@pytest.mark.spec("nodemanager.md C.3: lowering memory below use: reclaim, then refuse rather than kill")
+def test_v2_memory_below_use_is_refused(tree: pathlib.Path) -> None:
+    groups = service(tree)
+    groups.create("alice", {"nm_mem_limit": 512, "nm_pids_max": 10})
+    group = tree / "ours" / "besteffort" / "alice.sliver"
+    (group / "memory.current").write_text(str(300 << 20))
+    (group / "memory.reclaim").write_text("")
+    with pytest.raises(CgroupError, match="300 MiB are in use"):
+        groups.apply("alice", {"nm_mem_limit": 100, "nm_pids_max": 20})
+    assert content(group, "memory.max", "memory.high", "pids.max") == [str(512 << 20), "max", "10"]
+
+
+def test_v2_what_is_there_is_found_again(tree: pathlib.Path) -> None:
+    first = service(tree)
+    first.create("alice", {"nm_cpu_guaranteed_share": 200, "nm_cpu_cores": 2})
+    second = service(tree)
+    second.prepare(50)
+    assert second.capacity() == first.capacity() == {"cpu": 1000, "cpu_guaranteed": 200, "cores": 8, "cores_reserved": 2}
+
+
+def test_v2_subtree_control_only_in_our_part(tree: pathlib.Path) -> None:
+    service(tree).prepare(50)
+    assert (tree / "ours" / "cgroup.subtree_control").read_text() == "+pids"
+
+
+@pytest.mark.spec("nodemanager.md C.3: admission: sum of g over slivers <= 1000 - host-reserve")
+def test_admission() -> None:
+    assert admit([200, 300], 450, 50)
+    assert not admit([200, 300], 451, 50)
+    assert not admit([], -1, 50)
+
+
+def eight(**more: Any) -> Cores:
+    """Four cores of two threads (n and n+4) on two memory nodes."""
+    return Cores(range(8), {n: {n % 4, n % 4 + 4} for n in range(8)}, {n: (n % 4) // 2 for n in range(8)}, **more)
+
+
+@pytest.mark.spec("nodemanager.md B.4: cores are taken preferring siblings, matching memory nodes follow")
+def test_siblings_and_memory_nodes() -> None:
+    cores = eight()
+    cores.reserve("alice", 2, False)
+    mine, nodes = cores.placement("alice")
+    assert mine == {3, 7}
+    assert nodes == {1}
+    assert cores.placement("bob")[0] == {0, 1, 2, 4, 5, 6} == cores.placement(None)[0]
+
+
+@pytest.mark.spec("nodemanager.md B.4: one core always stays for everybody else")
+def test_one_core_stays() -> None:
+    cores = eight()
+    cores.reserve("alice", 5, False)
+    with pytest.raises(CgroupError, match="2 can be had"):
+        cores.reserve("bob", 3, False)
+    cores.reserve("bob", 2, False)
+    assert len(cores.placement(None)[0]) == 1
+    # The refusal left alone what alice has, who may also change what she has.
+    cores.reserve("alice", 4, False)
+    assert len(cores.placement("alice")[0]) == 4
+
+
+@pytest.mark.spec("nodemanager.md B.4: suffix b adds the shared cores to the reserved ones")
+def test_both(tree: pathlib.Path) -> None:
+    cores = eight()
+    cores.reserve("alice", 2, True)
+    cores.reserve("bob", 2, False)
+    assert cores.placement("alice")[0] == set(range(8)) - cores.placement("bob")[0]
+    groups = service(tree)
+    groups.create("alice", {"nm_cpu_cores": "1b"})
+    groups.create("bob", {"nm_cpu_cores": 1})
+    described = {name: cgroup_files.parse_list(groups.describe(name)) for name in ("alice", "bob")}
+    assert len(described["bob"]) == 1
+    assert described["alice"] == set(range(8)) - described["bob"]
+
+
+def test_caps_of_the_smallest_kind_get_a_longer_period() -> None:
+    assert cgroup_files.quota(500, 2) == (100_000, 100_000)
+    amount, period = cgroup_files.quota(1, 2)
+    assert amount / period == pytest.approx(0.002)
+    assert amount >= 1000
+
+
+def test_lists_of_cpus() -> None:
+    assert cgroup_files.parse_list("0-2,7\n") == {0, 1, 2, 7}
+    assert cgroup_files.parse_list("") == set()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "A", "", "a.sliver", "besteffort/x", "x\n"])
+def test_names_that_are_none_make_no_path(tree: pathlib.Path, name: str) -> None:
+    groups = service(tree)
+    groups.prepare(50)
+    for call in (groups.remove, groups.kill, groups.procs_files, lambda bad: groups.create(bad, {})):
+        with pytest.raises(ValueError, match="is no name"):
+            call(name)
+
+
+def test_names_of_kernel_files_are_fine_as_names(tree: pathlib.Path) -> None:
+    groups = service(tree)
+    groups.create("besteffort", {})
+    groups.create("tasks", {})
+    assert groups.names() == ["besteffort", "tasks"]
