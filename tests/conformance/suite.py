@@ -55,7 +55,7 @@ class DriverConformance:
     def bench(self, zk_chroot: Chroot, cloud: CloudUnderTest, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverBench]:
         for name, value in cloud.environment().items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr("nodepool.provider_manager.LAUNCH_GRACE", 0.3)
+        monkeypatch.setattr("nodepool.driver.lifecycle.LAUNCH_GRACE", 0.3)
         bench = DriverBench(zk_chroot)
         try:
             yield bench

@@ -152,7 +152,7 @@ class LauncherBench:
         self.zuul = Zuul(chroot.connect().client)
         self.write_clouds(CLOUDS)
         # Launches that hang on purpose need not be waited for at the end.
-        monkeypatch.setattr("nodepool.provider_manager.LAUNCH_GRACE", 0.3)
+        monkeypatch.setattr("nodepool.driver.lifecycle.LAUNCH_GRACE", 0.3)
 
     # -- configuration
 
