@@ -296,7 +296,7 @@ def managers(monkeypatch):
     """Providers by name that get_provider gives instead of real ones."""
     by_name = {}
     fake = SimpleNamespace(get_provider=lambda config: by_name[config.name])
-    monkeypatch.setitem(sys.modules, "nodepool.provider_manager", fake)
+    monkeypatch.setitem(sys.modules, "nodepool.driver.lifecycle", fake)
     monkeypatch.setattr(nodepool, "provider_manager", fake, raising=False)
     return by_name
 
