@@ -11,7 +11,7 @@ from typing import Any
 from nodepool.nodemanager.api.methods import NodeError
 from nodepool.nodemanager.backends.base import BackendError, Problem, Services
 from nodepool.nodemanager.config import MEMORY_RESERVE, NodeManagerConfig, total_memory
-from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.limits.daily_bytes import Accounting, DailyLimits
 from nodepool.nodemanager.limits.room import Room
 from nodepool.nodemanager.records.database import Database

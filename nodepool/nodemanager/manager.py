@@ -16,9 +16,9 @@ from nodepool.nodemanager import backends
 from nodepool.nodemanager.api.methods import Api, NodeError
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, Starting
 from nodepool.nodemanager.config import NodeManagerConfig
-from nodepool.nodemanager.helper import descriptors
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.host import Host, make_services
+from nodepool.nodemanager.kernel import descriptors
 from nodepool.nodemanager.limits.room import Room
 from nodepool.nodemanager.records import loans, merge, records
 from nodepool.nodemanager.records.database import ABANDONED, Database

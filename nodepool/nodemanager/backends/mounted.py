@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec
 from nodepool.nodemanager.backends.native import MAKE_TIMEOUT, NativeBackend, ssh_files
-from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.kernel import syscalls
 
 
 class MountedTreeBackend(NativeBackend):

@@ -25,8 +25,8 @@ from nodepool.nodemanager.backends.base import (
     Spawned,
     Starting,
 )
-from nodepool.nodemanager.helper import syscalls
-from nodepool.nodemanager.helper.descriptors import readable
+from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.limits import room
 from nodepool.nodemanager.rootfs.templates import RootStore, RootTree, check_sliver_name
 from nodepool.nodemanager.ssh import files as sshfiles

@@ -19,7 +19,7 @@ from typing import Any
 
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
-from nodepool.nodemanager.helper import commands, syscalls
+from nodepool.nodemanager.kernel import commands, syscalls
 from nodepool.nodemanager.rootfs.templates import RootTree
 from nodepool.nodemanager.setup.privileges import PRIVILEGES
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
-from nodepool.nodemanager.helper import commands, syscalls
+from nodepool.nodemanager.kernel import commands, syscalls
 from nodepool.nodemanager.rootfs import tar_image
 from nodepool.nodemanager.rootfs.templates import RootTree
 from nodepool.nodemanager.setup.native import MASKED

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Any
 
-from nodepool.nodemanager.helper import syscalls
 from nodepool.nodemanager.helper.frames import receive_frame, send_frame
+from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.setup import seccomp
 
 #: Milliseconds without anything to do after which a worker for the next request is made.

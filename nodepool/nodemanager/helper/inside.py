@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.setup import privileges, seccomp
 
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS

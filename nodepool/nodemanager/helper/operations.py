@@ -8,8 +8,9 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from nodepool.nodemanager.helper import inside, relay, syscalls
+from nodepool.nodemanager.helper import inside, relay
 from nodepool.nodemanager.helper.helper import Operation, StepError, is_shortage
+from nodepool.nodemanager.kernel import syscalls
 
 ALL_NAMESPACES = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET
                   | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWCGROUP)

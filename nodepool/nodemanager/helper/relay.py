@@ -16,8 +16,8 @@ import socket
 import stat
 from collections.abc import Callable, Sequence
 
-from nodepool.nodemanager.helper import syscalls
 from nodepool.nodemanager.helper.helper import StepError
+from nodepool.nodemanager.kernel import syscalls
 
 PIECE = 128 * 1024
 #: Seconds for a client to take what the ended program has left to say.

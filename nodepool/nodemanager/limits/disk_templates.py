@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from nodepool.nodemanager.backends.base import BackendError
-from nodepool.nodemanager.helper import commands
+from nodepool.nodemanager.kernel import commands
 
 log = logging.getLogger("nodepool.nodemanager.disks")
 

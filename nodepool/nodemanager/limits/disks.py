@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.nodemanager.backends.base import Problem
-from nodepool.nodemanager.helper import commands, syscalls
-from nodepool.nodemanager.limits import loopdev
+from nodepool.nodemanager.kernel import commands, loopdev, syscalls
 from nodepool.nodemanager.limits.disk_templates import BLOCK, KIB, DiskError, Templates
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, check_name
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nodepool.nodemanager.config import NodeManagerConfig
-from nodepool.nodemanager.helper import commands
+from nodepool.nodemanager.kernel import commands
 from nodepool.nodemanager.network.tools import NetworkError, run, sysctl
 
 log = logging.getLogger("nodepool.nodemanager.firewall")

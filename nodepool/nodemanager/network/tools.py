@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from nodepool.nodemanager.backends.base import BackendError
-from nodepool.nodemanager.helper import commands
+from nodepool.nodemanager.kernel import commands
 
 TIMEOUT = 20.0
 _ENVIRONMENT = {"PATH": commands.PATH, "LC_ALL": "C"}

@@ -22,7 +22,7 @@ from typing import Any
 
 from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.config import NodeManagerConfig
-from nodepool.nodemanager.helper import commands
+from nodepool.nodemanager.kernel import commands
 from nodepool.nodemanager.network.firewall import Firewall, resolv_conf, ruleset
 from nodepool.nodemanager.network.shaping import Shaper
 from nodepool.nodemanager.network.tools import NetworkError, batch, supports, sysctl

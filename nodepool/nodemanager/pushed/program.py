@@ -22,7 +22,7 @@ import yaml
 
 from nodepool.base.files import lock_file, replace_file
 from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
-from nodepool.nodemanager.helper.descriptors import readable
+from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.pushed import service
 from nodepool.process import background
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.kernel import syscalls
 
 #: Seconds.
 START_TIMEOUT, COMMAND_TIMEOUT = 75.0, 60.0

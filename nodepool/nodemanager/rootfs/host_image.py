@@ -14,7 +14,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.kernel import syscalls
 
 VERSION = 4
 """Raise when the tree is built differently: templates of older versions are then unused and go."""

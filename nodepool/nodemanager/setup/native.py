@@ -15,10 +15,10 @@ import stat
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from nodepool.nodemanager.helper import syscalls
 from nodepool.nodemanager.helper.helper import Operation, StepError, wait_for_daemon
 from nodepool.nodemanager.helper.operations import child, open_cgroups
-from nodepool.nodemanager.helper.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
+from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.kernel.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from nodepool.nodemanager.setup import process_one
 
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodepool.nodemanager.helper import inside, syscalls
+from nodepool.nodemanager.helper import inside
 from nodepool.nodemanager.helper.frames import receive_frame, send_frame
 from nodepool.nodemanager.helper.operations import finish, join_cgroups, run_child
+from nodepool.nodemanager.kernel import syscalls
 
 INIT = ("sleep", "infinity")
 _FAILURE = "process 1 cannot start"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from nodepool.nodemanager.helper import inside, syscalls
+from nodepool.nodemanager.helper import inside
 from nodepool.nodemanager.helper.helper import Operation, StepError, wait_for_daemon
-from nodepool.nodemanager.helper.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
+from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.kernel.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID, MOUNT_ATTR_RDONLY
 from nodepool.nodemanager.setup import native as setup_native
 from nodepool.nodemanager.setup import process_one
 from nodepool.nodemanager.setup.native import DEVICES, LINKS, MASKED, PRIVATE, READ_ONLY, attach, cover

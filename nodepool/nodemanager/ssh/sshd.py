@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.nodemanager.backends.base import Backend, BackendError, Handle
-from nodepool.nodemanager.helper.descriptors import readable
+from nodepool.nodemanager.kernel.descriptors import readable
 from nodepool.nodemanager.slivers.process_watch import ProcessWatch, start_time
 from nodepool.nodemanager.ssh.files import CONFIG_PATH
 

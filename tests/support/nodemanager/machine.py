@@ -14,8 +14,8 @@ from typing import Any
 
 from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec, Spawned
 from nodepool.nodemanager.backends.native import NativeBackend
-from nodepool.nodemanager.helper import syscalls
 from nodepool.nodemanager.helper.zygote import Zygote
+from nodepool.nodemanager.kernel import syscalls
 from tests.conftest import PATIENCE
 
 ID_BASE = 1_000_000_000 + (os.getpid() % 1000) * 1_000_000

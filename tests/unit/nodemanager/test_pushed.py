@@ -253,7 +253,7 @@ def test_what_is_mounted_is_not_removed(tmp_path: pathlib.Path, monkeypatch: pyt
     (tmp_path / "d/sub").mkdir(parents=True)
     monkeypatch.setattr(pushed_service, "REMOVE_TIMEOUT", 0.1)
     monkeypatch.setattr(pushed_service, "mounts_below", lambda directory: [f"{directory}/sub"])
-    monkeypatch.setattr("nodepool.nodemanager.helper.syscalls.umount", lambda target: None)
+    monkeypatch.setattr("nodepool.nodemanager.kernel.syscalls.umount", lambda target: None)
     with pytest.raises(OSError, match="is still mounted"):
         pushed_service.remove_tree(tmp_path / "d")
     assert (tmp_path / "d/sub").exists()

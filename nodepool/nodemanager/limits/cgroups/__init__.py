@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.nodemanager.backends.base import Problem
-from nodepool.nodemanager.helper.syscalls import SHORTAGE
+from nodepool.nodemanager.kernel.syscalls import SHORTAGE
 from nodepool.nodemanager.limits.cgroups import kill as cgroup_kill
 from nodepool.nodemanager.limits.cgroups import v1 as cgroup_v1
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2

@@ -20,8 +20,8 @@ import pytest
 from nodepool.nodemanager.backends import load, names
 from nodepool.nodemanager.backends.base import IDS_PER_SLIVER, BackendError, Services
 from nodepool.nodemanager.backends.native import NativeBackend
-from nodepool.nodemanager.helper import syscalls
 from nodepool.nodemanager.helper.zygote import Zygote
+from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.ssh import files as sshfiles
 from tests import REPOSITORY
 from tests.conftest import PATIENCE, wait_for

@@ -13,7 +13,7 @@ import pytest
 
 from nodepool.nodemanager.backends.base import IDS_PER_SLIVER, BackendError
 from nodepool.nodemanager.backends.nspawn import CGROUP, NspawnBackend
-from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.kernel import syscalls
 from tests.conftest import wait_for
 from tests.support.nodemanager.machine import ID_BASE, Machine, machine_at
 from tests.support.nodemanager.scene import NmDaemon

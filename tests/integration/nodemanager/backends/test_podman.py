@@ -15,7 +15,7 @@ import pytest
 from nodepool.nodemanager.backends import load
 from nodepool.nodemanager.backends.base import IDS_PER_SLIVER, BackendError, SliverSpec
 from nodepool.nodemanager.backends.podman import LABEL, PodmanBackend, run_argv
-from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.kernel import syscalls
 from tests.conftest import wait_for
 from tests.integration.nodemanager.backends.test_native import small_tree
 from tests.support.nodemanager.machine import ID_BASE, Machine, machine_at

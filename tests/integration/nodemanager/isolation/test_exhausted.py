@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from nodepool.nodemanager.api.client import RpcError, RpcFault
-from nodepool.nodemanager.helper import syscalls
+from nodepool.nodemanager.kernel import syscalls
 from tests.conftest import PATIENCE, wait_for
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.nodemanager.helper.commands import find
+from nodepool.nodemanager.kernel.commands import find
 from nodepool.nodemanager.ssh.sshd import own_address
 from tests.conftest import wait_for
 from tests.support.nodemanager.scene import NmDaemon, run_daemon

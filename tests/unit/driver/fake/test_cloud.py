@@ -15,9 +15,9 @@ from nodepool.driver.fake import adapter as fake
 from nodepool.driver.fake import cloud as fakecloud
 from nodepool.driver.openstack import adapter as openstack
 from nodepool.driver.openstack.leaks import LeakCleaner
+from tests import FIXTURES
 from tests.conftest import wait_for
 from tests.support.openstack.fake import ADDRESS, LOG, METADATA, FloatingCloud, Request, advance, advance_until, create
-from tests import FIXTURES
 
 pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
 

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from nodepool.nodemanager.backends.base import BackendError
-from nodepool.nodemanager.helper.syscalls import SHORTAGE
+from nodepool.nodemanager.kernel.syscalls import SHORTAGE
 
 log = logging.getLogger("nodepool.nodemanager.commands")
 
