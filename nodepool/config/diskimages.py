@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from nodepool.config.errors import ConfigError, UnknownName
-from nodepool.driver.configuration import ConfigValue
+from nodepool.config.value import ConfigValue
 
 log = logging.getLogger("nodepool.config")
 

@@ -45,6 +45,14 @@ class ProviderUnavailable(ConfigError):
     """One provider cannot be used here (library or cloud description missing); the others can."""
 
 
+class UnknownDriver(ConfigurationError, RuntimeError):
+    """No driver of that name."""
+
+
+class DriverLoadError(ConfigurationError, RuntimeError):
+    """The driver exists but cannot be loaded, for example because a library is missing."""
+
+
 class ConfigSyntaxError(ConfigError, yaml.YAMLError):
     """The file is not YAML."""
 

@@ -7,10 +7,9 @@ from typing import Any, cast
 
 import voluptuous as v
 
-from nodepool.config.model import get_provider_config
+from nodepool.config.drivers import BUILTIN_NAMES, drivers
+from nodepool.config.model import ProviderConfig, get_provider_config
 from nodepool.config.schema import ListOf, top_level_schema
-from nodepool.driver import Drivers
-from nodepool.driver.configuration import ProviderConfig
 from nodepool.exceptions import ConfigurationError
 
 Json = dict[str, Any]
@@ -21,21 +20,21 @@ VARIABLE: Json = {"type": "string", "pattern": r"^%\([A-Z0-9_]+\)$"}
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
 
 
-def document(drivers: Iterable[str] | None = None) -> Json:
+def document(names: Iterable[str] | None = None) -> Json:
     """The schema of ``nodepool.yaml``.
 
-    :param drivers: names of the drivers; default: all that can be loaded.
+    :param names: of the drivers; default: all that can be loaded.
     """
     schema = convert(top_level_schema())
-    names, conditions = [], []
-    for name in sorted(drivers if drivers is not None else Drivers.known()):
+    known, conditions = [], []
+    for name in sorted(names if names is not None else drivers().known()):
         try:
             conditions.append(_condition(name))
         except ConfigurationError:
             continue  # not of this release, or a library is missing
-        names.append(name)
+        known.append(name)
     common = convert(ProviderConfig.getCommonSchemaDict())
-    common["properties"]["driver"] = {"enum": names}
+    common["properties"]["driver"] = {"enum": known}
     del common["additionalProperties"]
     providers = {"type": "array", "items": {**common, "allOf": conditions}}
     schema["properties"]["providers"] = _or_null(providers)
@@ -142,7 +141,5 @@ __all__ = ["convert", "document"]
 
 if __name__ == "__main__":
     import json
-
-    from nodepool.driver.registry import BUILTIN_NAMES
 
     print(json.dumps(document(BUILTIN_NAMES), indent=1))

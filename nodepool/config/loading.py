@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from nodepool.config.drivers import drivers
 from nodepool.config.errors import ConfigError
 from nodepool.config.live.watch import modification_time
 from nodepool.config.location import find_line, readable_path
 from nodepool.config.model import Config
 from nodepool.config.source import Source
-from nodepool.driver.registry import Drivers
 
 log = logging.getLogger("nodepool.config")
 
@@ -93,8 +93,8 @@ def load_main(source: Source, replaced: Collection[str] = ()) -> Config:
         data = {key: value for key, value in data.items() if key not in replaced}
         paths = driver_directories(data.get("drivers-path"), source.path)
         if paths:
-            Drivers.load(paths)
-        for driver in Drivers.loaded():
+            drivers().load(paths)
+        for driver in drivers().loaded():
             driver.reset()
         newconfig.setElementsDir(data.get("elements-dir"))
         newconfig.setImagesDir(data.get("images-dir"))
@@ -112,7 +112,7 @@ def load_main(source: Source, replaced: Collection[str] = ()) -> Config:
         newconfig.setZooKeeperTLS(data.get("zookeeper-tls"))
         newconfig.setTenantResourceLimits(data.get("tenant-resource-limits"))
     newconfig.setConfigPathMtime(source.path, source.mtime)
-    for driver in Drivers.loaded():
+    for driver in drivers().loaded():
         newconfig.driver_files.update(driver.configFiles())
     return newconfig
 

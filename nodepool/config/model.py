@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import abc
 import logging
 import math
 from typing import Any, TypeVar
 
+import voluptuous as v
+
 from nodepool.base.hosts import TLS_REQUIRED
 from nodepool.config.diskimages import DiskImage, build_disk_images
+from nodepool.config.drivers import drivers
 from nodepool.config.errors import (
     ConfigError,
+    DriverLoadError,
     PathItem,
     ProviderLoadError,
     ProviderUnavailable,
+    UnknownDriver,
     UnknownName,
 )
+from nodepool.config.value import ConfigValue
 from nodepool.config.zookeeper import buildZooKeeperHosts, connections, warn_about_chroots
-from nodepool.driver.configuration import ConfigValue, ProviderConfig
-from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
 from nodepool.exceptions import IncompleteConfiguration
 
 T = TypeVar("T")
@@ -76,6 +81,79 @@ def dict_items(items: Any, key: str) -> list[dict[str, Any]]:
         if not isinstance(item, dict):
             raise ConfigError(f"{key}: entry {index + 1} must be a dictionary of options", where=(key, index))
     return items
+
+
+class ConfigPool(ConfigValue, metaclass=abc.ABCMeta):
+    """A pool of a provider; pools of different classes are never equal."""
+
+    def __init__(self) -> None:
+        self.labels: Any = {}
+        self.max_servers: float = math.inf
+        self.node_attributes: dict[str, Any] | None = None
+        self.priority: int | None = None
+        self.ignore_provider_quota = False
+        self.azs: list[str] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and super().__eq__(other)
+
+    __hash__ = ConfigValue.__hash__
+
+    @classmethod
+    def getCommonSchemaDict(cls) -> dict[Any, Any]:
+        return {"max-servers": int, "node-attributes": dict, "priority": int}
+
+    @abc.abstractmethod
+    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Take the common keys from *pool_config*; subclasses call up."""
+        self.max_servers = pool_config.get("max-servers", math.inf)
+        self.node_attributes = pool_config.get("node-attributes")
+        self.priority = pool_config.get("priority")
+
+
+class DriverConfig(ConfigValue):
+    """The driver of a provider; holds its name only."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+
+class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
+    """One entry of ``providers``; made from its YAML dict, filled by ``load``."""
+
+    def __init__(self, provider: dict[str, Any]) -> None:
+        self.name: str = provider["name"]
+        self.provider = provider
+        self.driver = DriverConfig()
+        self.driver.name = provider.get("driver", "openstack")
+        self.max_concurrency: int = provider.get("max-concurrency", -1)
+        self.priority: int | None = provider.get("priority")
+
+    @classmethod
+    def getCommonSchemaDict(cls) -> dict[Any, Any]:
+        return {v.Required("name"): str, "driver": str, "max-concurrency": int, "priority": int}
+
+    @property
+    @abc.abstractmethod
+    def pools(self) -> dict[str, ConfigPool]:
+        """Pools by name."""
+
+    @property
+    @abc.abstractmethod
+    def manage_images(self) -> bool:
+        """True when the builder shall upload images here."""
+
+    @abc.abstractmethod
+    def load(self, newconfig: Config) -> None:
+        """Parse ``self.provider``; *newconfig* is the whole configuration under construction."""
+
+    @abc.abstractmethod
+    def getSchema(self) -> v.Schema:
+        """Schema of the provider dict without the common keys; used by validation only."""
+
+    @abc.abstractmethod
+    def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
+        """Labels offered by the named pool, or by all pools."""
 
 
 class Config(ConfigValue):
@@ -293,7 +371,7 @@ def _provider_name(pool: Any) -> str | None:
     return getattr(getattr(pool, "provider", None), "name", None)
 
 
-def get_provider_config(provider: dict[str, Any]) -> Any:
+def get_provider_config(provider: dict[str, Any]) -> ProviderConfig:
     """The driver's not yet loaded object for *provider*; fills in ``driver``.
 
     A provider whose name starts with ``fake`` always gets the driver ``fake``.
@@ -303,4 +381,5 @@ def get_provider_config(provider: dict[str, Any]) -> Any:
         if asked not in ("fake", "openstack"):
             log.warning("Provider %s gets the driver fake, not %s, because of its name", provider["name"], asked)
         provider["driver"] = "fake"
-    return Drivers.get(provider["driver"]).getProviderConfig(provider)
+    config: ProviderConfig = drivers().get(provider["driver"]).getProviderConfig(provider)
+    return config

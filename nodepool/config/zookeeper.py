@@ -9,7 +9,7 @@ from typing import Any
 
 from nodepool.base.hosts import split_hosts
 from nodepool.config.errors import ConfigError
-from nodepool.driver.configuration import ConfigValue
+from nodepool.config.value import ConfigValue
 from nodepool.exceptions import ConfigurationError
 
 DEFAULT_PORT = 2281

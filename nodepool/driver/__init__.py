@@ -1,9 +1,11 @@
 """The plug-in API (driver-api.md). Importing it loads no driver and no cloud library."""
 
-from nodepool.driver.configuration import ConfigPool, ConfigValue, DriverConfig, ProviderConfig
+from nodepool.config.errors import DriverLoadError, UnknownDriver
+from nodepool.config.model import ConfigPool, DriverConfig, ProviderConfig
+from nodepool.config.value import ConfigValue
 from nodepool.driver.handler import NodeRequestHandler
 from nodepool.driver.provider import Driver, NodeRequestHandlerNotifications, Provider, ProviderNotifications
-from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
+from nodepool.driver.registry import Drivers
 from nodepool.driver.steps import LabelRecorder
 
 __all__ = [

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nodepool.driver.configuration import ProviderConfig
+from nodepool.config.model import ProviderConfig
 
 if TYPE_CHECKING:
     from nodepool.zk.zookeeper import Node, NodeRequest, ZooKeeper

@@ -19,37 +19,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 
+from nodepool.config.drivers import BUILTIN_NAMES
+from nodepool.config.errors import DriverLoadError, UnknownDriver
 from nodepool.driver.provider import Driver
-from nodepool.exceptions import ConfigurationError
 
 BUILTIN_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
-BUILTIN_NAMES = (
-    "aws",
-    "azure",
-    "example",
-    "fake",
-    "gce",
-    "ibmvpc",
-    "kubernetes",
-    "metastatic",
-    "nodemanager",
-    "openshift",
-    "openshiftpods",
-    "openstack",
-    "static",
-    "test",
-)
 #: Of 11.0.0 but not (yet) here.
 OLD_NAMES = frozenset({"azure", "gce", "ibmvpc", "kubernetes", "openshift", "openshiftpods"})
 ENTRY_POINT_GROUP = "nodepool.drivers"
-
-
-class UnknownDriver(ConfigurationError, RuntimeError):
-    """No driver of that name."""
-
-
-class DriverLoadError(ConfigurationError, RuntimeError):
-    """The driver exists but cannot be loaded, for example because a library is missing."""
 
 
 def _driver_class(module: ModuleType, path: str) -> type[Driver]:

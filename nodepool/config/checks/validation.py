@@ -17,16 +17,15 @@ import voluptuous as v
 
 from nodepool.config.checks.crosschecks import Offer, backing_labels, nobody_offers, numbers
 from nodepool.config.diskimages import lineage
-from nodepool.config.errors import ConfigError, ProviderUnavailable
+from nodepool.config.drivers import drivers
+from nodepool.config.errors import ConfigError, DriverLoadError, ProviderUnavailable, UnknownDriver
 from nodepool.config.loading import driver_directories
 from nodepool.config.location import find_line, readable_path
-from nodepool.config.model import Config, get_provider_config
+from nodepool.config.model import Config, ProviderConfig, get_provider_config
 from nodepool.config.reading import leftover_references
 from nodepool.config.schema import advice, check, harmful, secure_schema, top_level_schema
 from nodepool.config.source import Source
 from nodepool.config.zookeeper import connections
-from nodepool.driver.configuration import ProviderConfig
-from nodepool.driver.registry import DriverLoadError, Drivers, UnknownDriver
 
 SCHEMA = "Schema validation failed: "
 #: Options of providers that the launcher itself reckons with, whatever the driver.
@@ -211,7 +210,7 @@ class Validation:
         try:
             paths = driver_directories(self.data.get("drivers-path"), self.path)
             if paths:
-                Drivers.load(paths)
+                drivers().load(paths)
         except ConfigError:
             pass  # the schema said so
         providers = self.data.get("providers")
@@ -250,7 +249,7 @@ class Validation:
         except UnknownDriver as exc:
             if not self.by_daemon:
                 advice_given = ";" in str(exc)
-                self.note(str(exc) if advice_given else f"{exc}; known are {', '.join(Drivers.known())}", (*where, "driver"))
+                self.note(str(exc) if advice_given else f"{exc}; known are {', '.join(drivers().known())}", (*where, "driver"))
             return
         except (DriverLoadError, ImportError) as exc:
             if not self.by_daemon:
@@ -292,7 +291,7 @@ class Validation:
         config = Config()
         config.setDiskImages(self.data.get("diskimages"))
         config.setLabels(self.data.get("labels"))
-        for driver in Drivers.loaded():
+        for driver in drivers().loaded():
             driver.reset()
         return config
 

@@ -8,9 +8,10 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem
+from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.config.value import ConfigValue
 from nodepool.driver.aws import schema
 from nodepool.driver.aws.launch import alternatives
-from nodepool.driver.configuration import ConfigPool, ConfigValue, ProviderConfig
 
 DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.driver.configuration import ConfigPool
+from nodepool.config.model import ConfigPool
 
 IMAGE_FORMATS = ("ova", "vhd", "vhdx", "vmdk", "raw")
 STRATEGIES = ("prioritized", "price-capacity-optimized", "capacity-optimized", "diversified", "lowest-price")

@@ -7,7 +7,8 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem, UnknownName
-from nodepool.driver.configuration import ConfigPool, ConfigValue, ProviderConfig
+from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.config.value import ConfigValue
 from nodepool.driver.utils import RateLimiter
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem, ProviderUnavailable
-from nodepool.driver.configuration import ConfigPool, ConfigValue, ProviderConfig
+from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.config.value import ConfigValue
 
 DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
 

@@ -13,7 +13,7 @@ from nodepool.driver.provider import Driver
 from nodepool.driver.utils import QuotaInformation
 
 if TYPE_CHECKING:
-    from nodepool.driver.configuration import ProviderConfig
+    from nodepool.config.model import ProviderConfig
     from nodepool.driver.statemachine.provider import StateMachineProvider
 
 

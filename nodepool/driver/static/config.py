@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem, UnknownName
-from nodepool.driver.configuration import ConfigPool, ProviderConfig
+from nodepool.config.model import ConfigPool, ProviderConfig
 
 log = logging.getLogger("nodepool.driver.static")
 

@@ -14,8 +14,8 @@ import yaml
 from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.base import load_config
 from nodepool.config import jsonschema as generated
+from nodepool.config.drivers import BUILTIN_NAMES
 from nodepool.config.live.keeper import ConfigKeeper
-from nodepool.driver.registry import BUILTIN_NAMES
 from tests import REPOSITORY
 
 ROOT = REPOSITORY
