@@ -8,4 +8,6 @@ LOCK_CLEANUP = 28800
 from nodepool.launcher.launcher import NodePool  # noqa: E402
 from nodepool.launcher.pools.worker import PoolWorker  # noqa: E402
 
+NodePool.lock_cleanup = staticmethod(lambda: LOCK_CLEANUP)
+
 __all__ = ["LOCK_CLEANUP", "NodePool", "PoolWorker"]

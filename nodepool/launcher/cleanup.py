@@ -7,21 +7,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.nodes.ready_check import ReadyCheck
 from nodepool.launcher.nodes.reconciler import NodeReconciler
+from nodepool.launcher.state import LauncherState
 from nodepool.version import get_version_string
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
-
-if TYPE_CHECKING:
-    from nodepool.launcher.state import LauncherState
 
 #: Seconds after which the lock directory of a request that is gone is removed (``LOCK_CLEANUP``, if that is less).
 GONE_FOR = 600.0
@@ -134,10 +132,12 @@ class CleanupWorker(threading.Thread):
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, state: LauncherState, nodes: NodeReconciler, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, state: LauncherState, nodes: NodeReconciler, lock_cleanup: Callable[[], float],
+                 now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(name="CleanupWorker", daemon=True)
         self.state = state
         self.nodes = nodes
+        self._lock_cleanup = lock_cleanup
         self._now = now
         self._event = threading.Event()
         self._stopping = False
@@ -195,12 +195,10 @@ class CleanupWorker(threading.Thread):
 
     def _sweep_request_locks(self) -> None:
         """Remove the lock directories of requests that have been gone for a while, unless somebody contends."""
-        from nodepool import launcher
-
         facade, requests, now = self.state.zk, self.state.zk.request_tree, self._now()
         known = self._gone_requests
         self._gone_requests = {i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None}
-        patience = min(GONE_FOR, launcher.LOCK_CLEANUP)
+        patience = min(GONE_FOR, self._lock_cleanup())
         # Never at first sight: what another launcher has locked just now, our mirror may still be reading.
         due = [i for i, since in self._gone_requests.items() if i in known and now - since >= patience]
         for request_id, answer in [(i, facade.kazoo_client.delete_async(paths.request_lock(i))) for i in due]:

@@ -5,22 +5,17 @@ All runs on the connection's thread: it only adds keys and sets events, and neve
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kazoo.protocol.states import KazooState
 
-from nodepool.launcher.nodes.reconciler import DELETABLE
+from nodepool.launcher.cleanup import CleanupWorker
+from nodepool.launcher.nodes.reconciler import DELETABLE, NodeReconciler
+from nodepool.launcher.requests.assignment import Assignment
+from nodepool.launcher.requests.minready import MinReady
+from nodepool.launcher.state import LauncherState
+from nodepool.launcher.statistics import StatsWorker
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
-
-if TYPE_CHECKING:
-    from nodepool.launcher.cleanup import CleanupWorker
-    from nodepool.launcher.nodes.reconciler import NodeReconciler
-    from nodepool.launcher.requests.assignment import Assignment
-    from nodepool.launcher.requests.minready import MinReady
-    from nodepool.launcher.state import LauncherState
-    from nodepool.launcher.statistics import StatsWorker
-    from nodepool.zk.zookeeper import ZooKeeper
+from nodepool.zk.zookeeper import ZooKeeper
 
 
 class LauncherEvents:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nodepool import metrics
@@ -18,6 +18,7 @@ from nodepool.config.live.keeper import ConfigKeeper
 from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, provider_problems
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
+from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.requests.assignment import Assignment
@@ -57,6 +58,8 @@ class NodePool(threading.Thread):
     """
 
     log = logging.getLogger("nodepool.NodePool")
+    #: Seconds after which the lock directory of a request that is gone is removed; see ``nodepool.launcher.LOCK_CLEANUP``.
+    lock_cleanup: Callable[[], float]
 
     def __init__(self, securefile: str | None, configfile: str, watermark_sleep: float = 1) -> None:
         super().__init__(name="NodePool", daemon=True)
@@ -64,6 +67,9 @@ class NodePool(threading.Thread):
         self.configfile = configfile
         self.watermark_sleep = watermark_sleep
         self.state = LauncherState()
+        #: Workers of the configured pools by ``PROVIDER-POOL``.
+        self._pool_threads: dict[str, PoolWorker] = {}
+        self.state.pool_threads = self._pool_threads
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
         self.ready = False
@@ -81,7 +87,7 @@ class NodePool(threading.Thread):
         self.assignment = Assignment(self.state)
         self.node_reconciler = NodeReconciler(self.state)
         self.min_ready = MinReady(self.state)
-        self.cleanup = CleanupWorker(self.state, self.node_reconciler)
+        self.cleanup = CleanupWorker(self.state, self.node_reconciler, lambda: self.lock_cleanup())
         self.statistics = StatsWorker(self.state, self.assignment, self.publish_problems)
         self.events = LauncherEvents(
             self.state, self.assignment, self.node_reconciler, self.min_ready, self.cleanup, self.statistics)
@@ -119,10 +125,6 @@ class NodePool(threading.Thread):
         self.state.delete_interval = seconds
 
     @property
-    def _pool_threads(self) -> dict[str, PoolWorker]:
-        return self.state.pool_threads
-
-    @property
     def _delete_thread(self) -> threading.Thread:
         return self.node_reconciler.delete_thread
 
@@ -136,14 +138,14 @@ class NodePool(threading.Thread):
         """
         return self.config.provider_managers[name]
 
-    def getPoolWorkers(self, provider_name: str) -> list[PoolWorker]:
+    def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return self.state.getPoolWorkers(provider_name)
 
-    def workers_by_id(self) -> dict[str, PoolWorker]:
+    def workers_by_id(self) -> Mapping[str, Pool]:
         """Running pools by launcher id."""
         return self.state.workers_by_id()
 
-    def pool_workers(self) -> list[PoolWorker]:
+    def pool_workers(self) -> list[Pool]:
         return self.state.pool_workers()
 
     def handler_of(self, request_id: str) -> Any:

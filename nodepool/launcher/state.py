@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from nodepool import metrics
 from nodepool.base import hostnames
+from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.pools import helpers
 from nodepool.launcher.requests.declines import Declines
-
-if TYPE_CHECKING:
-    from nodepool.launcher.pools.worker import PoolWorker
 
 
 class NodeClaims:
@@ -51,20 +50,20 @@ class LauncherState:
         self.claims = NodeClaims()
         self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
         self.declines = Declines(lambda: self.zk)
-        #: Workers of the configured pools by ``PROVIDER-POOL``.
-        self.pool_threads: dict[str, PoolWorker] = {}
+        #: The configured pools by ``PROVIDER-POOL``.
+        self.pool_threads: Mapping[str, Pool] = {}
         #: The same by launcher id; replaced as a whole.
-        self.workers: dict[str, PoolWorker] = {}
+        self.workers: Mapping[str, Pool] = {}
         self.handlers: dict[str, Any] = {}
 
-    def getPoolWorkers(self, provider_name: str) -> list[PoolWorker]:
+    def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return [w for w in self.pool_workers() if w.provider_name == provider_name]
 
-    def workers_by_id(self) -> dict[str, PoolWorker]:
+    def workers_by_id(self) -> Mapping[str, Pool]:
         """Running pools by launcher id."""
         return self.workers
 
-    def pool_workers(self) -> list[PoolWorker]:
+    def pool_workers(self) -> list[Pool]:
         return list(self.pool_threads.values())
 
     def is_handled(self, request_id: str) -> bool:

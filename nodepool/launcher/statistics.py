@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import KazooException
 
@@ -17,13 +17,11 @@ from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.requests.assignment import Assignment
+from nodepool.launcher.state import LauncherState
 from nodepool.metrics.launches import normalize_statsd_name
 from nodepool.reasons import Code
 from nodepool.zk import paths
 from nodepool.zk.records import Node
-
-if TYPE_CHECKING:
-    from nodepool.launcher.state import LauncherState
 
 STATES = sorted(Node.VALID_STATES)
 #: Seconds between two reports at least, and between two complete ones at most.

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.nodes.reconciler import NodeReconciler
+from nodepool.launcher.state import LauncherState
 from nodepool.zk import zookeeper as zk
-
-if TYPE_CHECKING:
-    from nodepool.launcher.state import LauncherState
 
 
 class ReadyCheck:

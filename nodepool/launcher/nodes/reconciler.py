@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NotEmptyError
 
@@ -18,13 +18,11 @@ from nodepool.base.backoff import Backoff
 from nodepool.base.workqueue import Reconciler
 from nodepool.driver.statemachine import StateMachineProvider
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle, add_lock, add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
-
-if TYPE_CHECKING:
-    from nodepool.launcher.state import LauncherState
 
 DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
 #: A ready node that was made to carry others, while whoever asked for it has died before taking it: so many seconds

@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from nodepool.launcher.pools.worker import PoolWorker
+from typing import Any, Protocol
 
 Task = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Helping(Protocol):
+    """Runs functions beside its own thread."""
+
+    def help(self, function: Callable[[], None]) -> None: ...
+
+    def guard(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None: ...
 
 
 class Mailbox:
     """Runs the steps of one handler whose checks may block."""
 
-    def __init__(self, worker: PoolWorker) -> None:
+    def __init__(self, worker: Helping) -> None:
         self._worker = worker
         self._lock = threading.Lock()
         self._tasks: deque[Task] = deque()

@@ -6,17 +6,15 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.driver.quota import QuotaSupport
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import Fullness
 from nodepool.launcher.requests.choice import PoolView, RequestClass
+from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
-
-if TYPE_CHECKING:
-    from nodepool.launcher.requests.assignment import Assignment
-    from nodepool.launcher.state import LauncherState
 
 #: Requests handed to a pool that it has not looked at yet; more wait in serving order.
 BACKLOG = 48
@@ -27,7 +25,7 @@ class PoolRoom:
 
     #: Drivers know it by this name.
     nodepool: LauncherState
-    assignment: Assignment
+    assignment: Requests
     provider_name: str
     pool_name: str
     label: str

@@ -9,25 +9,23 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.base import hostnames
 from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import FORGET, Fullness
 from nodepool.launcher.pools.helpers import Helpers
 from nodepool.launcher.pools.mailbox import Mailbox, Task
 from nodepool.launcher.pools.room import BACKLOG, PoolRoom
 from nodepool.launcher.requests import moves
 from nodepool.launcher.requests.tenants import tenant_shortage
+from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.records import REQUESTED
-
-if TYPE_CHECKING:
-    from nodepool.launcher.requests.assignment import Assignment
-    from nodepool.launcher.state import LauncherState
 
 #: Seconds between two looks at handlers that no event announces.
 TICK = 1.0
@@ -38,7 +36,7 @@ PUBLISH_DELAY = 0.05
 class PoolWorker(threading.Thread, PoolRoom):
     """The thread of one pool.  Drivers see it as ``pw`` (driver-api.md 5.1)."""
 
-    def __init__(self, state: LauncherState, assignment: Assignment, provider_name: str, pool_name: str) -> None:
+    def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:
         super().__init__(name=f"PoolWorker.{provider_name}-{pool_name}", daemon=True)
         self.nodepool = state
         self.assignment = assignment
@@ -401,7 +399,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._retry()
         if self.paused_handlers:
             self.guard(self._look_at_limits, ())
-            self.guard(moves.end_standstill, (self,))
+            self.guard(moves.end_standstill, (self.nodepool, self))
         polled = [handler for handler in list(self.request_handlers) if handler.BLOCKING and not handler.paused]
         for handler in polled:
             self.post(handler, handler.poll)

@@ -13,14 +13,17 @@ import logging
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from kazoo.exceptions import KazooException
 
 from nodepool.base.offers import joined, why_not_offered
+from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.choice import Decision, RequestClass, SortKey, choose
 from nodepool.launcher.requests.moves import OTHERS_TURN, Moves
 from nodepool.launcher.requests.safety_net import SafetyNet
+from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because, render
 from nodepool.zk import paths
 from nodepool.zk.components import RegisteredPool
@@ -28,10 +31,6 @@ from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import FAILED, REQUESTED, NodeRequest
 from nodepool.zk.writer import TransactionFailed, Txn
-
-if TYPE_CHECKING:
-    from nodepool.launcher.pools.worker import PoolWorker
-    from nodepool.launcher.state import LauncherState
 
 #: After so many decisions newcomers are sorted in, so that an urgent one overtakes a flood.
 ROUND = 32
@@ -56,7 +55,7 @@ class Assignment(threading.Thread):
         self._classes: dict[tuple[Any, ...], RequestClass] = {}
         self._where: dict[str, tuple[RequestClass, SortKey]] = {}
         #: Handed out, with the pool that has it; None: left alone for a moment, or being declined.
-        self._claimed: dict[str, PoolWorker | None] = {}
+        self._claimed: dict[str, Pool | None] = {}
         #: Counts what waiting requests may wait for; when everything was last to be looked at, or what waits for a reason.
         self._events = 0
         self._woken = 0
@@ -377,7 +376,7 @@ class Assignment(threading.Thread):
             self.log.error("Cannot assign request %s (%s):", request_id, ",".join(cls.node_types), exc_info=error)
 
     def _decide(self, cls: RequestClass, request_id: str, pools: list[RegisteredPool],
-                workers: dict[str, PoolWorker]) -> None:
+                workers: Mapping[str, Pool]) -> None:
         self.decisions += 1
         with self._condition:
             events, left = self._events, self._left_to_others.get(request_id)

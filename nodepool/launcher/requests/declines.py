@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from nodepool.base.problems import LabelProblems, Problem, one_line
+from nodepool.launcher.interfaces import Pool
 from nodepool.zk import declines
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import NodeRequest
-
-if TYPE_CHECKING:
-    from nodepool.launcher.pools.worker import PoolWorker
 
 
 class Declines:
@@ -64,12 +62,12 @@ class Declines:
 
     # -- drivers that raise where they should answer; told until a request for the labels is fulfilled
 
-    def driver_failed(self, worker: PoolWorker, request: NodeRequest, error: BaseException) -> None:
+    def driver_failed(self, worker: Pool, request: NodeRequest, error: BaseException) -> None:
         problems = self._failing.setdefault(worker.provider_name, LabelProblems(worker.provider_name))
         for label in set(request.node_types):
             problems.note(label, worker.pool_name, f"pool {worker.pool_name}: its driver failed: {error!r}")
 
-    def driver_works(self, worker: PoolWorker, request: NodeRequest) -> None:
+    def driver_works(self, worker: Pool, request: NodeRequest) -> None:
         problems = self._failing.get(worker.provider_name)
         if problems is not None:
             for label in set(request.node_types):

@@ -9,20 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import KazooException
 
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.launcher.pools.labelcheck import LabelCheck
+from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
 from nodepool.zk.locks.turn import Mark
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import FAILED, FULFILLED, READY, REQUESTED, NodeRequest
 from nodepool.zk.writer import TransactionFailed, Txn
-
-if TYPE_CHECKING:
-    from nodepool.launcher.state import LauncherState
 
 PRIORITY = "900"
 #: Of a label whose requests failed.

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from nodepool.base.backoff import Backoff
+from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.choice import RequestClass, eligible_pools
+from nodepool.launcher.state import LauncherState
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, READY
-
-if TYPE_CHECKING:
-    from nodepool.launcher.pools.worker import PoolWorker
-    from nodepool.launcher.state import LauncherState
 
 #: Seconds that a request waits for its pool before one of worse priority may have it.
 PATIENCE = 10.0
@@ -53,7 +51,7 @@ class Moves:
             if handler.accepted and not handler.done:
                 self._look_at(handler, pools, workers)
 
-    def _look_at(self, handler: Any, pools: list[RegisteredPool], workers: dict[str, PoolWorker]) -> None:
+    def _look_at(self, handler: Any, pools: list[RegisteredPool], workers: Mapping[str, Pool]) -> None:
         request, own_id = handler.request, handler.launcher_id
         cls = RequestClass(tuple(request.node_types), request.provider, request.tenant_name, frozenset(request.declined_by))
         eligible = sorted(eligible_pools(cls, pools), key=lambda p: p.priority)
@@ -78,7 +76,7 @@ class Moves:
                 handler.pw.post(handler, handler.move)
                 return
 
-    def _ask(self, worker: PoolWorker, handler: Any) -> None:
+    def _ask(self, worker: Pool, handler: Any) -> None:
         now = time.monotonic()
         again = handler.asked.get(worker.launcher_id, -math.inf) + ASK_AGAIN
         if now < again:
@@ -88,25 +86,25 @@ class Moves:
         worker.ask(handler)
 
 
-def _is_open(worker: PoolWorker, cls: RequestClass) -> bool:
+def _is_open(worker: Pool, cls: RequestClass) -> bool:
     view = worker.view(cls)
     return not (view.paused or view.closed or view.full or view.refuses)
 
 
-def end_standstill(worker: PoolWorker) -> None:
+def end_standstill(state: LauncherState, worker: Pool) -> None:
     """The worst paused request of the provider gives its nodes back when a better one has waited for them for long.
 
     Else each could keep what the other needs, for ever.  Nodes of the same pool are left for the better one; those of
     another pool are deleted, for they occupy the quota of the provider.
     """
-    waiting = [h for w in worker.nodepool.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)]
+    waiting = [h for w in state.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)]
     worst = max((h for h in waiting if h.nodeset), key=lambda h: h.request.priority, default=None)
     if worst is None or worst.pw is not worker or time.monotonic() - worst.paused_since < STANDSTILL \
             or any(node.state != READY for node in worst.nodeset):
         return
     better = [h for h in waiting if h.request.priority < worst.request.priority
               and time.monotonic() - h.paused_since >= STANDSTILL]
-    here = [h.request.id for h in better if h.pw is worker] or _stuck_elsewhere(worker, worst)
+    here = [h.request.id for h in better if h.pw is worker] or _stuck_elsewhere(state, worker, worst)
     there = [h.request.id for h in better if h.wants_more_of_provider]
     if here or there:
         worst.log.info("Giving request and nodes back: request %s, which is first, waits for room in the same provider",
@@ -114,9 +112,9 @@ def end_standstill(worker: PoolWorker) -> None:
         worker.post(worst, worst.move, STANDSTILL if here else LONG_REST, not here)
 
 
-def _stuck_elsewhere(worker: PoolWorker, worst: Any) -> list[str]:
+def _stuck_elsewhere(state: LauncherState, worker: Pool, worst: Any) -> list[str]:
     """Pending requests of other launchers that come first and for long have had ready nodes of our pool, and no others."""
-    zk, now = worker.nodepool.zk, time.time()
+    zk, now = state.zk, time.time()
     tree = zk.node_tree
     with tree.lock:
         candidates = {i: list(ids) for i, ids in tree.by_request.items() if i}
@@ -124,7 +122,7 @@ def _stuck_elsewhere(worker: PoolWorker, worst: Any) -> list[str]:
     for request_id, node_ids in candidates.items():
         request = zk.request_tree.get(request_id)
         if request is None or request.state != PENDING or request.priority >= worst.request.priority \
-                or worker.nodepool.is_handled(request_id):
+                or state.is_handled(request_id):
             continue
         nodes = [node for node in map(tree.get, node_ids) if node is not None]
         if nodes and all((n.provider, n.pool, n.state) == (worker.provider_name, worker.pool_name, READY)

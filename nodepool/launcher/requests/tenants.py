@@ -6,14 +6,12 @@ import logging
 import math
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
-
-if TYPE_CHECKING:
-    from nodepool.launcher.state import LauncherState
 
 log = logging.getLogger("nodepool.Tenants")
 

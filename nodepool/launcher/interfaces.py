@@ -1,0 +1,54 @@
+"""What pools and the assignment of requests know of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from nodepool.launcher.requests.choice import PoolView, RequestClass
+from nodepool.reasons import Code, Reason
+
+
+class Pool(Protocol):
+    """A pool of ours, for those who look for one that serves a request."""
+
+    launcher_id: str
+    provider_name: str
+    pool_name: str
+    label: str
+    paused_handlers: set[Any]
+
+    @property
+    def paused(self) -> bool: ...
+
+    @property
+    def load(self) -> int: ...
+
+    def has(self, request_id: str) -> bool: ...
+
+    def view(self, cls: RequestClass) -> PoolView: ...
+
+    def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None: ...
+
+    def ask(self, waiting: Any) -> None: ...
+
+    def post(self, handler: Any, function: Callable[..., Any], *args: Any) -> None: ...
+
+    def active_launches(self) -> int: ...
+
+    def capacity_changed(self) -> None: ...
+
+    def session_lost(self) -> None: ...
+
+
+class Requests(Protocol):
+    """Where pools leave requests, and what they tell of what requests wait for."""
+
+    def wake(self, recheck: bool = False) -> None: ...
+
+    def recheck(self, code: Code, **parameters: object) -> None: ...
+
+    def is_wanted(self, label: str) -> bool: ...
+
+    def release(self, request_id: str, wait_for: Reason | None = None, retry_after: float = 0.0,
+                checked_by: str | None = None, refused_by: str | None = None, full: bool = False) -> None: ...
