@@ -18,7 +18,7 @@ from kazoo.exceptions import (
 
 from nodepool.base.problems import LabelProblems
 from nodepool.driver.handler_base import HandlerBase
-from nodepool.driver.quota import LimitsPending
+from nodepool.driver.quota.support import LimitsPending
 from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk import paths

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.toolkit.image_uploader import ImageUploader, Segment
@@ -16,12 +16,8 @@ MAX_QUOTA_AGE = 300
 _LATE = {
     "NodeDeleter": "nodepool.driver.toolkit.threads",
     "NodeLauncher": "nodepool.driver.toolkit.threads",
-    "QuotaSupport": "nodepool.driver.quota",
+    "QuotaSupport": "nodepool.driver.quota.support",
 }
-
-if TYPE_CHECKING:
-    from nodepool.driver.quota import QuotaSupport
-    from nodepool.driver.toolkit.threads import NodeDeleter, NodeLauncher
 
 
 def __getattr__(name: str) -> Any:
@@ -37,10 +33,10 @@ __all__ = [
     "MAX_QUOTA_AGE",
     "ImageUploader",
     "LazyExecutorTTLCache",
-    "NodeDeleter",
-    "NodeLauncher",
+    "NodeDeleter",  # noqa: F822 (late)
+    "NodeLauncher",  # noqa: F822 (late)
     "QuotaInformation",
-    "QuotaSupport",
+    "QuotaSupport",  # noqa: F822 (late)
     "RateLimitInstance",
     "RateLimiter",
     "Segment",

@@ -9,13 +9,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nodepool import exceptions
 from nodepool.nodescan import ssh
-
-if TYPE_CHECKING:
-    from nodepool.nodescan.worker import NodescanWorker
 
 CONNECT_TIMEOUT = 10.0
 """Limit of a single connection attempt, in seconds."""
@@ -31,10 +28,20 @@ SSH_TYPES = ("ssh", "network_cli")
 Sockaddr = tuple[Any, ...]
 
 
+class Scanning(Protocol):
+    """The thread that advances scans, as a scan sees it."""
+
+    def wakeRequest(self, request: NodescanRequest) -> None: ...
+
+    def registerDescriptor(self, fd: int, request: NodescanRequest) -> None: ...
+
+    def unRegisterDescriptor(self, fd: int) -> None: ...
+
+
 class NodescanEvent:
     """What a negotiation thread calls when it ended."""
 
-    def __init__(self, worker: NodescanWorker | None, request: NodescanRequest) -> None:
+    def __init__(self, worker: Scanning | None, request: NodescanRequest) -> None:
         self._worker = worker
         self._request = request
         self._set = False
@@ -81,7 +88,7 @@ class NodescanRequest:
         self.clock = clock
         self.state = self.START
         self.complete = False
-        self.worker: NodescanWorker | None = None
+        self.worker: Scanning | None = None
         self.start_time: float | None = None
         self.wake_at = -math.inf
         """When to advance without any event, at the latest."""

@@ -12,7 +12,8 @@ from kazoo.exceptions import RolledBackError, RuntimeInconsistency
 from kazoo.protocol.serialization import CheckVersion, Create, Delete, SetData, Transaction
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from nodepool.zk.connection.protocol import Client, Reply
+from nodepool.zk.connection.protocol import Client
+from nodepool.zk.connection.reply import Reply
 
 if TYPE_CHECKING:
     from nodepool.zk.mirror.tree import Tree

@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 
 from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.connection.protocol import CHANGED, CREATED, Reply
+from nodepool.zk.connection.protocol import CHANGED, CREATED
+from nodepool.zk.connection.reply import Reply
 from tests.benchmark.counting_proxy import PING, READS, CountingProxy
 from tests.benchmark.harness import TICKS, Bench
 

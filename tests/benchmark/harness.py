@@ -20,7 +20,8 @@ from kazoo.protocol.serialization import Create, Delete, GetData, SetData, Trans
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED, Reply
+from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED
+from nodepool.zk.connection.reply import Reply
 
 HERE = pathlib.Path(__file__).resolve().parent
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from nodepool.driver.statemachine.model import Adapter, Instance, Resource, StateMachine, StateMachineDriver
+from nodepool.driver.statemachine.driver import StateMachineDriver
+from nodepool.driver.statemachine.model import Adapter, Instance, Resource, StateMachine
 
 # The provider pulls in the launch machinery, the scanner and ZooKeeper; configuration checks do without it.
 _LATE = {

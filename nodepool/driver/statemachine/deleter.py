@@ -5,18 +5,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from nodepool import exceptions
-from nodepool.driver.statemachine.loop import Pace, follow_future
+from nodepool.driver.statemachine.loop import MachineLoop, Pace, follow_future
+from nodepool.driver.statemachine.model import Adapter
 from nodepool.logconfig import get_annotated_logger
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
 
-if TYPE_CHECKING:
-    from nodepool.driver.statemachine.provider import StateMachineProvider
+
+class Deleting(Protocol):
+    """The provider, as deletions see it."""
+
+    provider: Any
+    adapter: Adapter
+    delete_loop: MachineLoop
+    MAXIMUM_SLEEP: float
+
+    def start_executor(self, function: Callable[[], Any]) -> Any: ...
+
+    def nodeDeletedNotification(self, node: zk.Node) -> None: ...
 
 
 class StateMachineNodeDeleter:
@@ -25,7 +37,7 @@ class StateMachineNodeDeleter:
     #: Seconds after which the deletion is given up for now.
     DELETE_TIMEOUT = 600
 
-    def __init__(self, zk_conn: Any, provider_manager: StateMachineProvider, node: zk.Node) -> None:
+    def __init__(self, zk_conn: Any, provider_manager: Deleting, node: zk.Node) -> None:
         self.zk = zk_conn
         self.manager = provider_manager
         self.node = node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
@@ -19,9 +19,6 @@ from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
 
-if TYPE_CHECKING:
-    from nodepool.driver.statemachine.handler import StateMachineHandler
-
 #: Copied from the instance to the node when the instance has them.
 IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
 DELETE_LIMIT = 600.0
@@ -32,10 +29,24 @@ INSTANCE_FIELDS = ("external_id", "public_ipv4", "private_ipv4", "public_ipv6", 
                    "driver_data", "slot", "node_properties")
 
 
+class Serving(Protocol):
+    """The handler of the request that the node is launched for."""
+
+    pw: Any
+    zk: Any
+    manager: Any
+    request: zk.NodeRequest
+
+    @property
+    def pool(self) -> Any: ...
+
+    def launchesComplete(self) -> bool: ...
+
+
 class StateMachineNodeLauncher(StatsReporter):
     """Runs on the provider's create loop; ``complete`` once the node's state is final."""
 
-    def __init__(self, handler: StateMachineHandler, node: zk.Node, provider_config: Any) -> None:
+    def __init__(self, handler: Serving, node: zk.Node, provider_config: Any) -> None:
         super().__init__(handler.pw.nodepool.statsd)
         self.handler = handler
         self.node = node

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool import metrics
+from nodepool.driver.statemachine.model import Adapter
 from nodepool.zk.records import HOLD, IN_USE, READY, USED
-
-if TYPE_CHECKING:
-    from nodepool.driver.statemachine.provider import StateMachineProvider
 
 #: States of a node whose machine will not be another any more.
 SETTLED = (READY, IN_USE, USED, HOLD)
@@ -33,40 +32,49 @@ def _leaked(resource: Any, node: Any) -> bool:
     return bool(belongs is not None and node.state in SETTLED and node.external_id and not belongs(node.external_id))
 
 
-def cleanup(provider: StateMachineProvider) -> None:
-    """Delete resources tagged with our name that no record knows, once they were seen so twice in a row."""
-    name = provider.provider.name
-    resources = list(provider.adapter.listResources())
-    # The records are read after the resources: what was recorded meanwhile is no leak.
-    nodes = {node.id: node for node in provider._zk.getProviderNodes(name)}
-    uploads = {
-        (build, upload.id)
-        for builds in provider._zk.getProviderUploads(name).values()
-        for build, entries in builds.items() for upload in entries}
-    nodes_before, uploads_before = provider.possibly_leaked_nodes, provider.possibly_leaked_uploads
-    provider.possibly_leaked_nodes, provider.possibly_leaked_uploads = {}, {}
-    statsd = metrics.shared()
-    for resource in resources:
-        metadata = resource.metadata or {}
-        if metadata.get("nodepool_provider_name") != name:
-            continue
-        node_id = metadata.get("nodepool_node_id")
-        build, upload = metadata.get("nodepool_build_id"), metadata.get("nodepool_upload_id")
-        if node_id is not None and _leaked(resource, nodes.get(node_id)):
-            before, now = nodes_before, provider.possibly_leaked_nodes
-        elif build and upload and (build, upload) not in uploads:
-            before, now = uploads_before, provider.possibly_leaked_uploads
-        else:
-            continue
-        key = _key(resource)
-        now[key] = resource
-        if key not in before:
-            continue
-        if node_id is not None and not _leaked(resource, provider._zk.getNode(node_id)):
-            continue  # the mirror may lag; the tree itself decides
-        try:
-            provider.log.warning("Deleting leaked %s of provider %s: %s", resource.type, name, metadata)
-            provider.adapter.deleteResource(resource)
-            statsd.incr(metrics.LEAKED(name, resource.plural_metric_name))
-        except Exception:
-            provider.log.exception("Unable to delete leaked %s:", resource.type)
+class LeakSearch:
+    """Deletes resources tagged with the name of a provider that no record knows, once they were seen so twice in a row."""
+
+    def __init__(self, name: str, adapter: Adapter, log: logging.Logger) -> None:
+        self._name = name
+        self._adapter = adapter
+        self._log = log
+        #: Of the last run.
+        self.nodes: dict[Hashable, Any] = {}
+        self.uploads: dict[Hashable, Any] = {}
+
+    def run(self, zk: Any) -> None:
+        name = self._name
+        resources = list(self._adapter.listResources())
+        # The records are read after the resources: what was recorded meanwhile is no leak.
+        nodes = {node.id: node for node in zk.getProviderNodes(name)}
+        uploads = {
+            (build, upload.id)
+            for builds in zk.getProviderUploads(name).values()
+            for build, entries in builds.items() for upload in entries}
+        nodes_before, uploads_before = self.nodes, self.uploads
+        self.nodes, self.uploads = {}, {}
+        for resource in resources:
+            metadata = resource.metadata or {}
+            if metadata.get("nodepool_provider_name") != name:
+                continue
+            node_id = metadata.get("nodepool_node_id")
+            build, upload = metadata.get("nodepool_build_id"), metadata.get("nodepool_upload_id")
+            if node_id is not None and _leaked(resource, nodes.get(node_id)):
+                before, now = nodes_before, self.nodes
+            elif build and upload and (build, upload) not in uploads:
+                before, now = uploads_before, self.uploads
+            else:
+                continue
+            key = _key(resource)
+            now[key] = resource
+            if key not in before:
+                continue
+            if node_id is not None and not _leaked(resource, zk.getNode(node_id)):
+                continue  # the mirror may lag; the tree itself decides
+            try:
+                self._log.warning("Deleting leaked %s of provider %s: %s", resource.type, name, metadata)
+                self._adapter.deleteResource(resource)
+                metrics.shared().incr(metrics.LEAKED(name, resource.plural_metric_name))
+            except Exception:
+                self._log.exception("Unable to delete leaked %s:", resource.type)

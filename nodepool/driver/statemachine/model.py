@@ -5,34 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nodepool.driver.provider import Driver
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.utils import QuotaInformation
-
-if TYPE_CHECKING:
-    from nodepool.config.model import ProviderConfig
-    from nodepool.driver.statemachine.provider import StateMachineProvider
-
-
-class StateMachineDriver(Driver):
-    """Entry point for drivers which implement an :class:`Adapter`."""
-
-    def getProvider(self, provider_config: ProviderConfig) -> StateMachineProvider:
-        # Imported late: the provider pulls in the whole launch machinery, which configuration checks do not need.
-        from nodepool.driver.statemachine.provider import StateMachineProvider
-
-        return StateMachineProvider(self.getAdapter(provider_config), provider_config)
-
-    @abstractmethod
-    def getProviderConfig(self, provider: dict[str, Any]) -> ProviderConfig:
-        """Parse the provider section of the configuration."""
-
-    @abstractmethod
-    def getAdapter(self, provider_config: ProviderConfig) -> Adapter:
-        """A new adapter for this provider; replaced when its configuration changes."""
 
 
 class StateMachine:

@@ -8,24 +8,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.problems import LabelProblems
 from nodepool.driver.provider import Provider
-from nodepool.driver.quota import QuotaSupport
 from nodepool.driver.quota.amounts import QuotaInformation
-from nodepool.driver.statemachine import leaks
+from nodepool.driver.quota.support import QuotaSupport
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
+from nodepool.driver.statemachine.leaks import LeakSearch
 from nodepool.driver.statemachine.loop import MachineLoop
+from nodepool.driver.statemachine.model import Adapter
 from nodepool.nodescan import NodescanWorker
 from nodepool.zk import zookeeper as zk
-
-if TYPE_CHECKING:
-    from nodepool.driver.statemachine.model import Adapter
 
 #: Threads for the first part of launches.
 START_THREADS = 8
@@ -56,8 +54,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.refusals = KeyedBackoff(REFUSED)
         #: By pool and label: each pool may have another flavor for it.
         self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}
-        self.possibly_leaked_nodes: dict[Any, Any] = {}
-        self.possibly_leaked_uploads: dict[Any, Any] = {}
+        self._leaks = LeakSearch(provider.name, adapter, self.log)
         self.state_machine_start_worker: ThreadPoolExecutor | None = None
         self.nodescan_worker = NodescanWorker()
         self.create_loop = MachineLoop(f"{provider.name}", self.log, self._launch_ended)
@@ -236,11 +233,20 @@ class StateMachineProvider(Provider, QuotaSupport):
 
     # -- leaks and images
 
+    @property
+    def possibly_leaked_nodes(self) -> dict[Any, Any]:
+        """Seen once without a record."""
+        return self._leaks.nodes
+
+    @property
+    def possibly_leaked_uploads(self) -> dict[Any, Any]:
+        return self._leaks.uploads
+
     def cleanupLeakedResources(self) -> None:
         try:
             self.adapter.periodic()
         finally:
-            leaks.cleanup(self)
+            self._leaks.run(self._zk)
 
     def uploadImage(
         self, provider_image: Any, image_name: str, filename: str, image_type: str | None = None,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from nodepool.driver.quota import QuotaSupport
+from nodepool.driver.quota.support import QuotaSupport
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import Fullness

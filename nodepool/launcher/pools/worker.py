@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.base import hostnames
-from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import FORGET, Fullness

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from nodepool.driver.quota import LimitsPending, QuotaSupport
 from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
 

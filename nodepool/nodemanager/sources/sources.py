@@ -26,7 +26,7 @@ from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager.config import NodeManagerConfig
 from nodepool.nodemanager.sources import slices_xml
 from nodepool.version import get_version_string
-from nodepool.zk.connection.protocol import Reply
+from nodepool.zk.connection.reply import Reply
 
 log = logging.getLogger("nodepool.nodemanager.sources")
 

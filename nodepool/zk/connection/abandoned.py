@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetChildren2, Sync
 from kazoo.protocol.states import KazooState
 
-if TYPE_CHECKING:
-    from nodepool.zk.connection.protocol import Client
+from nodepool.zk.connection.reply import Reply
 
 log = logging.getLogger("nodepool.zk.locks")
 
@@ -24,10 +24,25 @@ log = logging.getLogger("nodepool.zk.locks")
 _SEQUENCE_DIGITS = 10
 
 
+class Asking(Protocol):
+    """The connection, as far as this needs it."""
+
+    client_id: Any
+
+    @property
+    def state(self) -> str: ...
+
+    def add_listener(self, listener: Callable[[str], Any]) -> None: ...
+
+    def full_path(self, path: str) -> str: ...
+
+    def submit(self, request: Any, answer: Reply | None) -> None: ...
+
+
 class AbandonedLocks:
     """Paths of contenders, with or without their sequence number, that are to vanish; thread-safe, one per client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Asking) -> None:
         self._client = client
         self._lock = threading.Lock()
         #: path -> whether it goes with our session.
@@ -54,8 +69,6 @@ class AbandonedLocks:
                 self._look(path)
 
     def _look(self, path: str) -> None:
-        from nodepool.zk.connection.protocol import Reply
-
         client = self._client
         directory, _, start = path.rpartition("/")
 
@@ -74,8 +87,6 @@ class AbandonedLocks:
         client.submit(GetChildren2(client.full_path(directory), None), Reply(listed))
 
     def _remove_own(self, path: str, found: str) -> None:
-        from nodepool.zk.connection.protocol import Reply
-
         client = self._client
 
         def deleted(_result: Any, error: BaseException | None, _zxid: int) -> None:

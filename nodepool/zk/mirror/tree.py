@@ -17,7 +17,8 @@ from kazoo.protocol.serialization import Exists, GetChildren2, GetData
 from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.zk.connection.client import ZooKeeperClient
-from nodepool.zk.connection.protocol import BROKEN, CHANGED, CREATED, DELETED, Client, Reply
+from nodepool.zk.connection.protocol import BROKEN, CHANGED, CREATED, DELETED, Client
+from nodepool.zk.connection.reply import Reply
 
 R = TypeVar("R")
 

@@ -18,7 +18,8 @@ from nodepool.launcher import NodePool
 from nodepool.web.server import WebApp
 from nodepool.zk import ZooKeeperClient, paths
 from nodepool.zk.components import LauncherComponent, PoolComponent
-from nodepool.zk.connection.protocol import AddWatch, Reply
+from nodepool.zk.connection.protocol import AddWatch
+from nodepool.zk.connection.reply import Reply
 from nodepool.zk.locks.turn import Mark
 from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper

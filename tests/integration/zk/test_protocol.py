@@ -19,7 +19,8 @@ from kazoo.protocol.connection import _CONNECTION_DROP, _SESSION_EXPIRED
 from kazoo.protocol.serialization import GetData
 from kazoo.protocol.states import KazooState
 
-from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED, Client, Reply
+from nodepool.zk.connection.protocol import CHANGED, CREATED, DELETED, Client
+from nodepool.zk.connection.reply import Reply
 from tests.conftest import Chroot, wait_for
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodepool.driver.quota import LimitsPending, QuotaSupport
+from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.utils import QuotaInformation
 from tests.conftest import wait_for
 

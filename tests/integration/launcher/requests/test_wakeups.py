@@ -63,7 +63,7 @@ def test_a_promise_that_comes_back(bench: LauncherBench, monkeypatch: pytest.Mon
         return look(handler)
 
     def raise_later() -> None:
-        from nodepool.driver.quota import LimitsPending
+        from nodepool.driver.quota.support import LimitsPending
 
         raise LimitsPending("induced")  # not taken after all, for a reason that has nothing to do with the tenant
 

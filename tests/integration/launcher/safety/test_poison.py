@@ -13,7 +13,7 @@ from kazoo.protocol.serialization import GetData
 from nodepool.cmd import nodepoolcmd
 from nodepool.reasons import render
 from nodepool.zk import paths
-from nodepool.zk.connection.protocol import Reply
+from nodepool.zk.connection.reply import Reply
 from nodepool.zk.writer import Txn
 from tests.conftest import Chroot, wait_for
 from tests.integration.launcher.safety.test_problems import listed

@@ -13,7 +13,7 @@ import pytest
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.driver.fake.adapter import Dummy, FakeAdapter, FakeOpenStackCloud
 from nodepool.driver.openstack.api.transport import Record
-from nodepool.driver.statemachine import leaks
+from nodepool.driver.statemachine.leaks import LeakSearch
 from tests.support.openstack.fake import LOG, advance
 
 Over = Callable[[FakeOpenStackCloud], FakeAdapter]
@@ -36,11 +36,9 @@ def find_leaks(adapter: Any, node: Any = None) -> None:
     """Two runs of the search for leaks, while there is this record, or none."""
     zk = SimpleNamespace(getProviderNodes=lambda _name: [node] if node else [], getProviderUploads=lambda _name: {},
                          getNode=lambda _id: node)
-    provider: Any = SimpleNamespace(
-        provider=SimpleNamespace(name="p"), log=LOG, adapter=adapter, possibly_leaked_nodes={}, possibly_leaked_uploads={},
-        _zk=zk)
+    search = LeakSearch("p", adapter, LOG)
     for _ in range(2):
-        leaks.cleanup(provider)
+        search.run(zk)
 
 
 @pytest.mark.parametrize("marks", SNAPSHOTS, ids=lambda marks: ", ".join(marks))

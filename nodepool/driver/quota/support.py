@@ -1,0 +1,240 @@
+"""Quota arithmetic for providers that know their limits (driver-api.md 6.4, launcher.md section 8)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nodepool.driver import utils
+from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.reasons import Code, because
+
+
+class LimitsPending(Exception):
+    """The decision needs newer limits than we have; they are being asked for."""
+
+    def __init__(self, provider: str) -> None:
+        self.reason = because(Code.LIMITS_UNKNOWN, provider=provider)
+        super().__init__(str(self.reason))
+
+
+class QuotaSupport:
+    """Mix-in for providers.  Uses ``self.log``, ``self.provider`` and ``self._zk``.
+
+    Limits are outdated when they are older than ``MAX_QUOTA_AGE`` or when the cloud has refused something for quota.
+    Outdated ones are kept: they have to do while newer ones cannot be had.
+    """
+
+    log: logging.Logger | logging.LoggerAdapter[Any]
+    provider: Any
+    _zk: Any
+    _current_nodepool_quota: tuple[float, QuotaInformation] | None = None
+    _monotonic = staticmethod(time.monotonic)
+    #: Seconds before limits that could not be renewed in the background are asked for again.
+    RENEWAL_PAUSE: float = 10.0
+    #: Seconds after which limits are asked for again while a request waits for room in them.
+    WAITING_AGE: float = 20.0
+    #: How often the cloud has contradicted the limits, and of these, how often before they were last asked for.
+    _quota_contradicted = 0
+    _quota_considered = 0
+    _quota_renewing = False
+    _quota_renew_after = float("-inf")
+    _renewal_lock = threading.Lock()
+    _quota_waiters: frozenset[Callable[[], Any]] = frozenset()
+
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._current_nodepool_quota = None
+        #: Set: renewals do not rest any more.
+        self._quota_stopping = threading.Event()
+
+    # -- to implement
+
+    def quotaNeededByLabel(self, label: str, pool: Any) -> QuotaInformation:
+        """What one node of the label (a name) needs."""
+        raise NotImplementedError
+
+    def unmanagedQuotaUsed(self) -> QuotaInformation:
+        """What others use in the same account."""
+        raise NotImplementedError
+
+    def getProviderLimits(self) -> QuotaInformation:
+        """The limits of the account."""
+        raise NotImplementedError
+
+    # -- given
+
+    @property
+    def quota_lock(self) -> threading.RLock:
+        """Held from looking at the quota until the promise is booked."""
+        lock = self.__dict__.get("_quota_lock")
+        if lock is None:
+            lock = self.__dict__.setdefault("_quota_lock", threading.RLock())
+        return lock  # type: ignore[no-any-return]
+
+    def _limits(self) -> QuotaInformation:
+        """Limits minus unmanaged use; the cached object itself, not to be changed."""
+        cached, outdated, _ = self._known_limits()
+        if cached is not None and not outdated:
+            return cached[1]
+        with self.quota_lock:
+            cached, outdated, _ = self._known_limits()
+            if cached is not None and not outdated:
+                return cached[1]
+            considered = self._quota_contradicted
+            try:
+                limits = self._ask_limits()
+            except Exception as error:
+                if cached is None:
+                    raise
+                self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error)
+                limits = cached[1]
+            self._current_nodepool_quota = (self._monotonic(), limits)
+            self._quota_considered = considered
+            return limits
+
+    def _known_limits(self) -> tuple[tuple[float, QuotaInformation] | None, bool, bool]:
+        """Limits as last known, and whether they are outdated, because the cloud has contradicted them."""
+        # In this order: limits are stored before the contradictions that they consider.
+        contradicted = self._quota_considered != self._quota_contradicted
+        cached = self._current_nodepool_quota
+        old = cached is None or self._monotonic() - cached[0] >= utils.MAX_QUOTA_AGE
+        return cached, old or contradicted, contradicted
+
+    def _ask_limits(self) -> QuotaInformation:
+        limits = self.getProviderLimits().copy()
+        limits.subtract(self.unmanagedQuotaUsed())
+        self.log.debug("Available quota for %s: %s", self.provider.name, limits)
+        return limits
+
+    def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> str | None:
+        """:meth:`fits` with the limits; only the very first time the cloud is waited for.
+
+        Outdated limits are renewed in the background. Meanwhile they are good enough to let something pass, though not
+        to turn it away, nor to launch when the cloud has just refused a launch.
+
+        :raises LimitsPending: the answer has to wait for the renewal.
+        """
+        cached, outdated, contradicted = self._known_limits()
+        if cached is None:
+            return self.fits(needed, self._limits(), parts)
+        short = self.fits(needed, cached[1], parts)
+        if outdated:
+            self._renew_limits()
+            if short is not None or (launch and contradicted):
+                raise LimitsPending(self.provider.name)
+        return short
+
+    def limits_are_waited_for(self, wake: Callable[[], Any]) -> None:
+        """A request waits for room; when the limits are older than ``WAITING_AGE`` they are renewed, then ``wake`` is called."""
+        cached = self._current_nodepool_quota
+        if cached is not None and self._monotonic() - cached[0] >= self.WAITING_AGE and not self._quota_renewing:
+            self._renew_limits()
+            self.when_limits_known(wake)
+
+    def when_limits_known(self, wake: Callable[[], Any]) -> None:
+        """Call this once when the renewal under way has ended, on its thread; or at once when none is."""
+        with self._renewal_lock:
+            if self._quota_renewing:
+                self._quota_waiters |= {wake}
+                return
+        wake()
+
+    def _renew_limits(self) -> None:
+        """In the background, one renewal at a time."""
+        with self._renewal_lock:
+            if self._quota_renewing:
+                return
+            thread = threading.Thread(target=self._renewal, name=f"quota-{self.provider.name}", daemon=True)
+            thread.start()
+            self._quota_renewing = True
+
+    def _renewal(self) -> None:
+        try:
+            # A cloud that refuses launches and does not tell the limits is not asked all the time.
+            self._quota_stopping.wait(max(0.0, self._quota_renew_after - self._monotonic()))
+            self._renew_now()
+        finally:
+            with self._renewal_lock:
+                self._quota_renewing = False
+                waiters, self._quota_waiters = self._quota_waiters, frozenset()
+            for wake in waiters:
+                wake()
+
+    def _renew_now(self) -> None:
+        cached, considered = self._current_nodepool_quota, self._quota_contradicted
+        assert cached is not None
+        try:
+            limits = self._ask_limits()
+            when = self._monotonic()
+        except Exception as error:
+            self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error)
+            pause = min(self.RENEWAL_PAUSE, utils.MAX_QUOTA_AGE)
+            self._quota_renew_after = self._monotonic() + pause
+            limits, when = cached[1], self._quota_renew_after - utils.MAX_QUOTA_AGE
+        self._current_nodepool_quota = (when, limits)
+        self._quota_considered = considered
+
+    def estimatedNodepoolQuota(self) -> QuotaInformation:
+        """Limits minus unmanaged use, at most ``MAX_QUOTA_AGE`` seconds old (older when the cloud does not tell); a copy."""
+        return self._limits().copy()
+
+    def invalidateQuotaCache(self) -> None:
+        """The cloud contradicts the limits: ask for them again before the next decision."""
+        self._quota_contradicted += 1
+
+    def estimatedNodepoolQuotaUsed(self, pool: Any = None) -> QuotaInformation:
+        """What our nodes use (in one pool): stored resources, estimates for the rest, and promises."""
+        used = QuotaInformation()
+        compute = used.quota["compute"]
+        for source in self._usage_parts(pool):
+            for name, amount in source.items():
+                compute[name] = compute.get(name, 0) + amount
+        return used
+
+    def _usage_parts(self, pool: Any = None) -> list[Mapping[str, float]]:
+        name = self.provider.name
+        pool_name = pool.name if pool is not None else None
+        tree = self._zk.node_tree
+        parts: list[Mapping[str, float]] = [
+            tree.usage(name, pool_name), self._zk.reservations.provider(name, pool_name)]
+        for node_pool, label, count in tree.unmeasured_nodes(name, pool_name):
+            need = self._estimate(node_pool, label)
+            if need is not None:
+                parts.append({key: value * count for key, value in need.items()})
+        return parts
+
+    def _estimate(self, pool_name: str | None, label: str) -> Mapping[str, float] | None:
+        pool = self.provider.pools.get(pool_name)
+        labels = getattr(pool, "labels", None) or ()
+        if pool is None or label not in labels:
+            return None  # a node of a pool or label that is not configured any more
+        try:
+            need = self.quotaNeededByLabel(label, pool)
+        except Exception as error:
+            self.log.warning("Cannot tell what label %s of %s needs: %s", label, self.provider.name, error)
+            return None
+        return need.get_resources()
+
+    def fits(self, needed: Mapping[str, float], limits: QuotaInformation, parts: list[Mapping[str, float]]) -> str | None:
+        """None when ``needed`` fits beside ``parts``, else what is short by how much."""
+        compute = limits.quota["compute"]
+        for key, need in needed.items():
+            if not need:
+                continue
+            limit = compute.get(key, limits.default)
+            if limit == math.inf:
+                continue
+            used = sum(part.get(key, 0) for part in parts)
+            if limit - used - need < 0:
+                return f"{key}: {need} needed, {limit - used} of {limit} left"
+        return None
+
+    def getLabelQuota(self) -> Mapping[str, float]:
+        """Label -> how many more nodes of it there are; infinite unless the driver counts them."""
+        return defaultdict(lambda: math.inf)
