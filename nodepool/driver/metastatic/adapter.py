@@ -1,39 +1,18 @@
-"""Gives out slots of backing nodes, and gets and releases those (driver-metastatic.md sections 5 and 6).
-
-The mirror of ZooKeeper says what changes; callbacks only do bookkeeping under ``lock`` and send writes, they never
-wait. What has to wait runs on a small executor.
-"""
+"""The driver's adapter: nodes are slots of backing nodes (driver-metastatic.md sections 5 and 6)."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from typing import Any
 
-from nodepool import exceptions
-from nodepool.driver.metastatic import transactions
-from nodepool.driver.metastatic.backing import BackingRequests
-from nodepool.driver.metastatic.housekeeping import Housekeeping
-from nodepool.driver.metastatic.machines import (
-    MetastaticCreateStateMachine,
-    MetastaticDeleteStateMachine,
-    MetastaticInstance,
-    wake,
-)
-from nodepool.driver.metastatic.records import (
-    BackingNodeRecord,
-    SlotBook,
-    UserData,
-    decode_driver_data,
-    parse_user_data,
-)
+from nodepool.driver.backing.records import BackingNodeRecord
+from nodepool.driver.backing.slots import BackingSlots
+from nodepool.driver.backing.wiring import wire
+from nodepool.driver.metastatic.machines import MetastaticCreateStateMachine, MetastaticDeleteStateMachine, MetastaticInstance
 from nodepool.driver.statemachine import Adapter, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
-from nodepool.zk.writer import TransactionFailed, Txn
-from nodepool.zk.zookeeper import DELETED, DELETING, IN_USE, Node
+from nodepool.zk.zookeeper import DELETED, DELETING
 
 __all__ = [
     "BackingNodeRecord",
@@ -42,11 +21,6 @@ __all__ = [
     "MetastaticDeleteStateMachine",
     "MetastaticInstance",
 ]
-
-MAX_MOVES = 3
-"""How often one launch moves to another backing node before it counts as failed."""
-
-Action = Callable[[], Any]
 
 
 class MetastaticAdapter(Adapter):
@@ -57,23 +31,12 @@ class MetastaticAdapter(Adapter):
     def __init__(self, provider_config: Any) -> None:
         super().__init__(provider_config)
         self.provider = provider_config
-        self.my_id = f"NodePool:metastatic:{provider_config.name}"
-        self.book = SlotBook()
-        self.backing_node_records = self.book.records
-        self.pending_requests: list[Any] = []
-        self.performed_init = False
-        self.stopped = False
         self._provider: Any = None
-        # Guards book, waiting machines and the flags of records; held for moments only.
-        self.lock = threading.RLock()
-        self._init_lock = threading.Lock()
-        self._waiting: dict[str, MetastaticCreateStateMachine] = {}
-        self._adopting: set[str] = set()
-        self.requests = BackingRequests(self)
-        self._executor: ThreadPoolExecutor | None = None
-        self._listening: Any = None
-        self.stop_event = threading.Event()
-        self.housekeeping = Housekeeping(self)
+        self.slots = wire(BackingSlots(provider_config, lambda: self.zk, self.log))
+        # Names that outside code reads.
+        self.my_id = self.slots.my_id
+        self.backing_node_records = self.slots.book.records
+        self.pending_requests: list[Any] = []
 
     def _setProvider(self, provider: Any) -> None:
         self._provider = provider
@@ -82,17 +45,20 @@ class MetastaticAdapter(Adapter):
     def zk(self) -> Any:
         return self._provider._zk
 
+    @property
+    def performed_init(self) -> bool:
+        return self.slots.performed_init
+
     # The framework's side
 
     def getCreateStateMachine(
         self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
         az: str | None, log: Any,
     ) -> MetastaticCreateStateMachine:  # fmt: skip
-        return MetastaticCreateStateMachine(
-            self, hostname, label, image_external_id, metadata, request, az, log)  # fmt: skip
+        return MetastaticCreateStateMachine(self.slots, hostname, label, metadata, request, log)
 
     def getDeleteStateMachine(self, external_id: str, log: Any) -> MetastaticDeleteStateMachine:
-        return MetastaticDeleteStateMachine(self, external_id, log)
+        return MetastaticDeleteStateMachine(self.slots, external_id, log)
 
     def listInstances(self) -> Iterable[Instance]:
         return []
@@ -107,8 +73,8 @@ class MetastaticAdapter(Adapter):
         return [external_id for external_id in external_ids if external_id in gone]
 
     def periodic(self) -> None:
-        self.initialize()
-        self.housekeeping.run()
+        self.slots.initialize()
+        self.slots.housekeeping.run()
 
     def listResources(self) -> Iterable[Resource]:
         """Nothing can leak."""
@@ -121,373 +87,7 @@ class MetastaticAdapter(Adapter):
         return QuotaInformation(instances=1)
 
     def notifyNodescanFailure(self, label: Any, external_id: str) -> None:
-        """Nothing more is put on the backing node of this slot; its jobs may finish."""
-        actions: list[Action] = []
-        with self.lock:
-            record = self.book.by_node.get(external_id)
-            if record is not None:
-                self.log.warning("%s failed a scan and gets no more nodes", record)
-                record.failed = True
-                if record.node_id is not None:
-                    self.store(record, actions)
-        self.do(actions)
+        self.slots.scan_failed(external_id)
 
     def stop(self) -> None:
-        with self.lock:
-            self.stopped = True
-            self.stop_event.set()
-            requests = list(self.requests.open)
-        self._unlisten()
-        self.housekeeping.idle.stop()
-        self.housekeeping.idle.join(5)
-        for request_id in requests:
-            # Its node would arrive for nobody.
-            self.requests.forget(request_id, delete=True)
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
-
-    def requestedNode(self, node_id: str) -> Node:
-        return self.zk.getNode(node_id, cached=True) or Node(node_id)
-
-    # Slots
-
-    def allocate(self, machine: MetastaticCreateStateMachine) -> None:
-        """Find a slot for this machine, or ask for a backing node. It is woken when there is news."""
-        self.initialize()
-        actions: list[Action] = []
-        with self.lock:
-            self.place(machine, actions)
-        self.do(actions)
-
-    def place(self, machine: MetastaticCreateStateMachine, actions: list[Action]) -> None:
-        label = machine.label
-        # A launch that is tried again still has its slot of the last attempt.
-        self.book.deallocate(machine.node_id)
-        machine.granted = False
-        record = self.find_free(machine)
-        if record is None:
-            record = self.new_record(label)
-            self.book.add(record)
-            self.requests.ask(record, machine, actions)
-        self._put(machine, record, actions)
-
-    def _put(self, machine: MetastaticCreateStateMachine, record: BackingNodeRecord, actions: list[Action]) -> None:
-        machine.record = record
-        machine.slot = self.book.allocate(record, machine.node_id)
-        self._waiting[machine.node_id] = machine
-        if record.node_id is not None:
-            self.store(record, actions)
-
-    def find_free(self, machine: MetastaticCreateStateMachine) -> BackingNodeRecord | None:
-        """Where this machine's node may go, under the lock."""
-        label = machine.label
-        oldest = time.time() - label.max_age if label.max_age is not None else None
-        return self.book.find_free(label.name, oldest)
-
-    def new_record(self, label: Any) -> BackingNodeRecord:
-        return BackingNodeRecord(label.name, label.max_parallel_jobs)
-
-    def release(self, record: BackingNodeRecord) -> None:
-        """Give an empty backing node back; ``record.releasing`` says that nothing is put there meanwhile."""
-        self.housekeeping.release(record)
-
-    def poll(self, machine: MetastaticCreateStateMachine) -> Node | None:
-        """The backing node once the slot is ours; raises when that has failed."""
-        actions: list[Action] = []
-        backing_node = None
-        with self.lock:
-            record = machine.record
-            if machine.problem is not None:
-                self._waiting.pop(machine.node_id, None)
-                raise machine.problem
-            assert record is not None
-            if machine.granted:
-                backing_node = self.live_node(record)
-                if backing_node is None:
-                    self.backing_node_lost(record, actions)
-            elif record.node_id is not None:
-                # Usually under way already; after a lost connection this sends it again.
-                self.store(record, actions)
-            elif (
-                record.request_id is not None
-                and not record.taking
-                and self.zk.getCachedRequest(record.request_id) is None
-            ):
-                self.requests.gone(record, actions)
-            if backing_node is not None:
-                self._waiting.pop(machine.node_id, None)
-        self.do(actions)
-        return backing_node
-
-    def free(self, node_id: str) -> None:
-        """The requested node does not need its slot any more. Nothing is written: who is gone has no slot."""
-        actions: list[Action] = []
-        with self.lock:
-            self._waiting.pop(node_id, None)
-            record = self.book.deallocate(node_id)
-            if record is None:
-                return
-            left = self.slot_freed(record, actions)
-            if record.isEmpty() and record.lost:
-                self.book.drop(record)
-            idle = [each for each in (record, left) if each is not None and each.isEmpty()]
-        self.do(actions)
-        for each in idle:
-            self.housekeeping.became_idle(each)
-
-    def slot_freed(self, record: BackingNodeRecord, actions: list[Action]) -> BackingNodeRecord | None:
-        """The first that waits for a backing node which has not come yet takes the slot; the result is what it waited for.
-
-        That is asked for still: whoever comes next may use it, and housekeeping cancels it when nobody does.
-        """
-        if record.node_id is None or record.lost or not record.hasAvailableSlot():
-            return None
-        for machine in list(self._waiting.values()):
-            awaited, label = machine.record, machine.label
-            if awaited is None or awaited.node_id is not None or awaited.taking or machine.problem is not None:
-                continue
-            if label.name != record.label_name or (
-                label.max_age is not None and record.launched <= time.time() - label.max_age
-            ):
-                continue
-            self.log.info("Node %s takes a free slot of %s", machine.node_id, record)
-            self.book.deallocate(machine.node_id)
-            self._put(machine, record, actions)
-            return awaited
-        return None
-
-    def live_node(self, record: BackingNodeRecord) -> Node | None:
-        """The backing node, None when it cannot be used any more."""
-        return self.live(record.node_id) if record.node_id is not None else None
-
-    def live(self, node_id: str) -> Node | None:
-        """The node, None when the mirror does not show it in use."""
-        node: Node | None = self.zk.getCachedNode(node_id)
-        return node if node is not None and node.state == IN_USE else None
-
-    def waits(self, node_id: str) -> bool:
-        """Whether a slot is being looked for, for this node, here."""
-        return node_id in self._waiting
-
-    def machines(self, record: BackingNodeRecord) -> list[MetastaticCreateStateMachine]:
-        """Those that wait for a slot of this record."""
-        waiting = (self._waiting.get(node_id) for node_id in record.allocations().values())
-        return [machine for machine in waiting if machine is not None and machine.record is record]
-
-    def store(self, record: BackingNodeRecord, actions: list[Action], node: Node | None = None) -> None:
-        """Reserve the slots of waiting machines, all in one write."""
-        if record.busy:
-            record.dirty = True
-            return
-        node = node or self.live_node(record)
-        if node is None:
-            self.backing_node_lost(record, actions)
-            return
-        record.busy = True
-        self._merge(record, parse_user_data(node.user_data, self.my_id), actions)
-        machines = [machine for machine in self.machines(record) if not machine.granted]
-        if record.failed:
-            for machine in machines:
-                self.place(machine, actions)
-            machines = []
-        record.dirty = False
-        stored = record.allocations()
-        txn = transactions.store_slots(self.zk, node, record, self.my_id)
-        actions.append(lambda: self.submit(txn, lambda error: self._stored(record, machines, stored, error)))
-
-    def _stored(
-        self,
-        record: BackingNodeRecord,
-        machines: list[MetastaticCreateStateMachine],
-        stored: dict[int, str],
-        error: BaseException | None,
-    ) -> None:
-        actions: list[Action] = []
-        with self.lock:
-            record.busy = False
-            if error is None:
-                record.stored = stored
-                self.grant(record, machines, actions)
-                if record.dirty:
-                    self.store(record, actions)
-            elif isinstance(error, TransactionFailed):
-                # Another launcher was faster: look at what it wrote. The mirror may not have it yet.
-                record.busy = True
-                actions.append(lambda: self.in_background(self._store_again, record))
-            else:
-                self.log.warning("Cannot store the slots of %s: %r", record, error)
-        self.do(actions)
-
-    def _store_again(self, record: BackingNodeRecord) -> None:
-        try:
-            node = self.zk.getNode(record.node_id)
-        except Exception as error:
-            self.log.warning("Cannot read %s: %r", record, error)
-            with self.lock:
-                record.busy = False  # waiting machines send it again
-            return
-        actions: list[Action] = []
-        with self.lock:
-            record.busy = False
-            if node is None or node.state != IN_USE:
-                self.backing_node_lost(record, actions)
-            else:
-                self.store(record, actions, node)
-        self.do(actions)
-
-    def grant(
-        self, record: BackingNodeRecord, machines: list[MetastaticCreateStateMachine], actions: list[Action]
-    ) -> None:
-        for machine in machines:
-            if self._waiting.get(machine.node_id) is machine and machine.record is record:
-                machine.granted = True
-                actions.append(lambda machine=machine: wake(machine))  # type: ignore[misc]
-
-    def _merge(self, record: BackingNodeRecord, data: UserData | None, actions: list[Action]) -> None:
-        """Take over what another launcher stored; who lost its slot gets another one."""
-        if data is None:
-            return
-        record.failed = record.failed or data.failed
-        for node_id in self.book.merge(record, data.allocations):
-            machine = self._waiting.get(node_id)
-            if machine is not None:
-                self.place(machine, actions)
-
-    # Backing nodes go
-
-    def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
-        """It was deleted behind our back: whoever waits for a slot of it takes another."""
-        if not record.lost:
-            self.log.warning("%s is lost", record)
-        record.lost = record.failed = True
-        for machine in self.machines(record):
-            machine.moves += 1
-            if machine.moves > MAX_MOVES:
-                machine.problem = exceptions.LaunchStatusException(f"Backing node {record.node_id} was lost")
-                self.book.deallocate(machine.node_id)
-            else:
-                self.place(machine, actions)
-            actions.append(lambda machine=machine: wake(machine))  # type: ignore[misc]
-        if record.isEmpty():
-            self.book.drop(record)
-
-    # What happens in ZooKeeper
-
-    def initialize(self) -> None:
-        """Once: find what we had before."""
-        if self.performed_init:
-            return
-        with self._init_lock:
-            if self.performed_init or self.stopped:
-                return
-            tree = self.zk.node_tree
-            if tree is not None and self._listening is None:
-                self._listening = tree
-                tree.listeners.append(self._node_event)
-            self.housekeeping.recover()
-            self.housekeeping.idle.start()
-            self.performed_init = True
-
-    def _unlisten(self) -> None:
-        if self._listening is not None and self._node_event in self._listening.listeners:
-            self._listening.listeners.remove(self._node_event)
-
-    def _node_event(self, node_id: str, old: Node | None, new: Node | None) -> None:
-        """On the connection thread, for every change of any node."""
-        try:
-            if node_id in self.book.by_backing_node:
-                self._backing_node_changed(node_id, new)
-            elif new is None:
-                if node_id in self.book.by_node:
-                    self.free(node_id)
-            elif new.user_data is not None and new.state == IN_USE and node_id not in self.requests.taking:
-                if parse_user_data(new.user_data, self.my_id) is not None:
-                    # Another launcher has it, or had it.
-                    self.adopt_soon(node_id)
-            elif new.driver_data is not None and new.provider == self.provider.name:
-                self.note_slot(new)
-        except Exception:
-            self.log.exception("Error looking at node %s:", node_id)
-
-    def _backing_node_changed(self, node_id: str, node: Node | None) -> None:
-        actions: list[Action] = []
-        with self.lock:
-            record = self.book.by_backing_node.get(node_id)
-            if record is None or record.lost:
-                return
-            if node is None or node.state != IN_USE:
-                self.backing_node_lost(record, actions)
-            elif not record.busy:
-                self._merge(record, parse_user_data(node.user_data, self.my_id), actions)
-        self.do(actions)
-
-    def note_slot(self, node: Node) -> None:
-        """A requested node says where it is; release 11.0.0 says it nowhere else."""
-        place = decode_driver_data(node.driver_data)
-        if place is None or node.id is None or node.id in self._waiting or node.state in (DELETING, DELETED):
-            return
-        with self.lock:
-            record = self.book.by_backing_node.get(place[0])
-            if record is None or self.book.by_node.get(node.id) is record:
-                return
-            slot = place[1]
-            if not 0 <= slot < record.slot_count or record.allocated_nodes[slot] is not None:
-                self.log.warning("Node %s claims slot %s of %s, which is not free", node.id, slot, record)
-                return
-            self.book.deallocate(node.id)
-            self.book.allocate(record, node.id, slot)
-
-    def check_backing_node(self, record: BackingNodeRecord) -> None:
-        """Notice that it is gone, should the event have been missed."""
-        actions: list[Action] = []
-        with self.lock:
-            if self.live_node(record) is None:
-                self.backing_node_lost(record, actions)
-        self.do(actions)
-
-    def adopt_soon(self, node_id: str) -> None:
-        with self.lock:
-            if node_id in self._adopting:
-                return
-            self._adopting.add(node_id)
-        self.in_background(self._adopt, node_id)
-
-    def _adopt(self, node_id: str) -> None:
-        try:
-            self.housekeeping.adopt(node_id)
-        finally:
-            with self.lock:
-                self._adopting.discard(node_id)
-
-    # Doing things outside the lock
-
-    def do(self, actions: list[Action]) -> None:
-        for action in actions:
-            try:
-                action()
-            except Exception:
-                self.log.exception("Error in the metastatic provider %s:", self.provider.name)
-
-    def submit(self, txn: Txn, callback: Callable[[BaseException | None], Any]) -> None:
-        self.submit_results(txn, lambda _results, error: callback(error))
-
-    def submit_results(self, txn: Txn, callback: Callable[[list[Any] | None, BaseException | None], Any]) -> None:
-        try:
-            self.zk.writer.submit(txn, callback)
-        except Exception as error:
-            callback(None, error)
-
-    def in_background(self, function: Callable[..., None], *args: Any) -> None:
-        with self.lock:
-            if self.stopped:
-                return
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(
-                    4, thread_name_prefix=f"ThreadPoolExecutor-metastatic-{self.provider.name}"
-                )
-            future = self._executor.submit(function, *args)
-        future.add_done_callback(self._log_failure)
-
-    def _log_failure(self, future: Any) -> None:
-        if not future.cancelled() and future.exception() is not None:
-            self.log.error("Error in the metastatic provider %s:", self.provider.name, exc_info=future.exception())
+        self.slots.stop()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nodepool.driver.backing.records import BackingNodeRecord
+from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.statemachine import Instance, StateMachine
 from nodepool.driver.utils import QuotaInformation
-
-if TYPE_CHECKING:
-    from nodepool.driver.metastatic.adapter import MetastaticAdapter
-    from nodepool.driver.metastatic.records import BackingNodeRecord
 
 
 class MetastaticInstance(Instance):
@@ -47,31 +45,21 @@ class MetastaticInstance(Instance):
 
 
 class MetastaticCreateStateMachine(StateMachine):
-    """Gets a slot; most of its life it waits to be woken by the adapter."""
+    """Gets a slot; most of its life it waits to be woken."""
 
     REQUESTING = "requesting backing node"
     COMPLETE = "complete"
 
-    def __init__(
-        self,
-        adapter: MetastaticAdapter,
-        hostname: str,
-        label: Any,
-        image_external_id: Any,
-        metadata: dict[str, str],
-        request: Any,
-        az: str | None,
-        log: Any,
-    ) -> None:
+    def __init__(self, slots: BackingSlots, hostname: str, label: Any, metadata: dict[str, str], request: Any, log: Any) -> None:
         super().__init__()
-        self.adapter = adapter
+        self._slots = slots
         self.hostname = hostname
         self.label = label
         self.metadata = metadata
         self.request = request
         self.log = log
         self.node_id = metadata["nodepool_node_id"]
-        # Kept by the adapter, under its lock:
+        # Kept by the slots, under their lock:
         self.record: BackingNodeRecord | None = None
         self.slot: int | None = None
         self.granted = False
@@ -82,10 +70,10 @@ class MetastaticCreateStateMachine(StateMachine):
     def advance(self) -> MetastaticInstance | None:
         if self.state == self.START:
             self.state = self.REQUESTING
-            self.adapter.allocate(self)
+            self._slots.allocate(self)
         if self.state == self.REQUESTING:
-            backing_node = self.adapter.poll(self)
-            # The adapter wakes us; this is for events that got lost.
+            backing_node = self._slots.poll(self)
+            # The slots wake us; this is for events that got lost.
             self.next_wake = time.monotonic() + 1.0
             if backing_node is not None:
                 # Not earlier: a node that dies while it waits leaves nothing behind that an id could help to find,
@@ -93,15 +81,9 @@ class MetastaticCreateStateMachine(StateMachine):
                 self.external_id = self.node_id
                 self.state = self.COMPLETE
                 self.complete = True
-                node = self.adapter.requestedNode(self.node_id)
+                node = self._slots.requested_node(self.node_id)
                 return MetastaticInstance(backing_node, self.slot, node, self.metadata)
         return None
-
-
-def wake(machine: MetastaticCreateStateMachine) -> None:
-    """Have the framework advance it soon."""
-    if machine.wake is not None:
-        machine.wake()
 
 
 class MetastaticDeleteStateMachine(StateMachine):
@@ -109,14 +91,14 @@ class MetastaticDeleteStateMachine(StateMachine):
 
     COMPLETE = "complete"
 
-    def __init__(self, adapter: MetastaticAdapter, external_id: str, log: Any) -> None:
+    def __init__(self, slots: BackingSlots, external_id: str, log: Any) -> None:
         super().__init__()
-        self.adapter = adapter
+        self._slots = slots
         self.node_id = external_id
         self.log = log
 
     def advance(self) -> None:
         if self.state == self.START:
-            self.adapter.free(self.node_id)
+            self._slots.free(self.node_id)
             self.state = self.COMPLETE
             self.complete = True

@@ -18,7 +18,7 @@ class NodeManagerDriver(statemachine.StateMachineDriver):
         from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
 
         if provider_config.backing is not None:
-            from nodepool.driver.nodemanager.backed import BackedAdapter
+            from nodepool.driver.nodemanager.pushed.adapter import BackedAdapter
 
             return BackedAdapter(provider_config)
         return NodeManagerAdapter(provider_config)

@@ -10,8 +10,8 @@ import voluptuous as v
 
 from nodepool.config.errors import ConfigError
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
-from nodepool.driver.nodemanager import backing_config
-from nodepool.driver.nodemanager.backing_config import BackingOptions
+from nodepool.driver.nodemanager.pushed import config as backing_config
+from nodepool.driver.nodemanager.pushed.config import BackingOptions
 from nodepool.nodemanager.setup import privileges
 
 _RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nodepool import exceptions
 from nodepool.driver import statemachine
-from nodepool.driver.nodemanager.hosts import ManagedHost, Needs
+from nodepool.driver.nodemanager.hosts import Hosts, ManagedHost, Needs
 from nodepool.driver.utils import QuotaInformation
 from nodepool.nodemanager.api.client import RpcError, RpcFault
-
-if TYPE_CHECKING:
-    from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
 
 #: Seconds of one wait for a sliver; repeated until the launch time-out.
 WAIT = 10.0
@@ -111,12 +108,33 @@ class NodeManagerResource(statemachine.Resource):
         self.id = sliver["name"]
 
 
+class Hosting(Protocol):
+    """Where slivers may go."""
+
+    provider: Any
+    hosts: Hosts
+
+    def choose(self, label: Any, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None: ...
+
+    def never_fits(self, label: Any, az: str | None) -> str | None: ...
+
+    def record(self, name: str, label: Any, image: str, metadata: dict[str, str], host: ManagedHost) -> dict[str, Any]: ...
+
+    def wait_for_hosts(self, machine: CreateMachine) -> None: ...
+
+    def hosts_changed(self, machine: CreateMachine) -> bool: ...
+
+    def getQuotaForLabel(self, label: Any) -> QuotaInformation: ...
+
+    def delete(self, host_name: str, sliver: str) -> Future[bool]: ...
+
+
 class CreateMachine(statemachine.StateMachine):
     """Choose a host, put the record, wait until the sliver is ready; go to another host when one does not answer."""
 
     PLACING, WAITING, COMPLETE = "placing", "waiting for the sliver", "complete"
 
-    def __init__(self, adapter: NodeManagerAdapter, name: str, label: Any, image: str, metadata: dict[str, str],
+    def __init__(self, adapter: Hosting, name: str, label: Any, image: str, metadata: dict[str, str],
                  az: str | None, log: Any) -> None:
         super().__init__()
         self._adapter = adapter
@@ -260,7 +278,7 @@ class DeleteMachine(statemachine.StateMachine):
 
     DELETING, COMPLETE = "deleting", "complete"
 
-    def __init__(self, adapter: NodeManagerAdapter, external_id: Any, log: Any) -> None:
+    def __init__(self, adapter: Hosting, external_id: Any, log: Any) -> None:
         super().__init__()
         self._adapter = adapter
         self.external_id = external_id

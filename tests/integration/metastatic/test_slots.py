@@ -196,7 +196,7 @@ def test_sharing(make: Callable[..., Bench]) -> None:
 @pytest.mark.spec("driver-metastatic.md 6.6: two launchers with the same provider never fill one slot twice")
 def test_two_launchers_share_backing_nodes(make: Callable[..., Bench]) -> None:
     one, two = make(**{"max-parallel-jobs": 40}), make(**{"max-parallel-jobs": 40})
-    two.adapter.initialize()
+    two.adapter.slots.initialize()
     machine = one.machine()
     machine.advance()
     backing = one.fulfil()
@@ -208,7 +208,7 @@ def test_two_launchers_share_backing_nodes(make: Callable[..., Bench]) -> None:
         machine.advance()
     slots = {}
     for machine in machines:
-        bench = one if machine.adapter is one.adapter else two
+        bench = one if machine._slots is one.adapter.slots else two
         instance = bench.finish(machine)
         assert instance.driver_data["backing_node"] == backing.id
         slots[machine.node_id] = instance.slot
@@ -268,7 +268,7 @@ def test_who_waits_takes_no_slot_that_is_not_for_use(make: Callable[..., Bench],
         bench.finish(machine)
     waiting = bench.machine()
     waiting.advance()
-    (record,) = (each for each in bench.adapter.book if each.node_id is not None)
+    (record,) = (each for each in bench.adapter.slots.book if each.node_id is not None)
     if reason == "failed":
         record.failed = True
     else:
@@ -283,7 +283,7 @@ def test_who_waits_takes_no_slot_that_is_not_for_use(make: Callable[..., Bench],
 
 def test_release_and_allocation_exclude_each_other(make: Callable[..., Bench]) -> None:
     one, two = make(), make()
-    two.adapter.initialize()
+    two.adapter.slots.initialize()
     machine = one.machine()
     machine.advance()
     backing = one.fulfil()
@@ -294,14 +294,14 @@ def test_release_and_allocation_exclude_each_other(make: Callable[..., Bench]) -
     (record,) = one.records()
     again = two.machine()
     two.finish(again)
-    one.adapter.housekeeping._release(record)
+    one.adapter.slots.housekeeping._release(record)
     node = one.zk.getNode(backing.id or "")
     assert node is not None
     assert node.state == IN_USE
     assert record.backsNode(again.node_id)
     two.end(again.node_id)
     wait_for(record.isEmpty)
-    one.adapter.housekeeping._release(record)
+    one.adapter.slots.housekeeping._release(record)
     node = one.zk.getNode(backing.id or "")
     assert node is not None
     assert node.state == USED
@@ -402,7 +402,7 @@ def test_restart(make: Callable[..., Bench]) -> None:
     before.zk.storeNode(forged)
 
     after = make()
-    after.adapter.initialize()
+    after.adapter.slots.initialize()
     (record,) = after.records()
     assert record.node_id == backing.id
     assert record.allocated_nodes == [machine.node_id, broken.node_id]
@@ -443,7 +443,7 @@ def test_recovery_reads_what_release_11_wrote(make: Callable[..., Bench], zk: Zo
     zk.storeNode(clash)
 
     bench = make()
-    bench.adapter.initialize()
+    bench.adapter.slots.initialize()
     (record,) = bench.records()
     assert record.allocated_nodes == [None, user.id, None]
     assert (record.failed, record.launched) == (False, 0)
@@ -503,7 +503,7 @@ def test_lost_backing_node(make: Callable[..., Bench]) -> None:
     second.advance()
     new = bench.fulfil()
     assert bench.finish(second).driver_data["backing_node"] == new.id
-    assert record in bench.adapter.book
+    assert record in bench.adapter.slots.book
     bench.end(machine.node_id)
     bench.adapter.periodic()
     assert [r.node_id for r in bench.records()] == [new.id]
@@ -567,13 +567,13 @@ def test_reload(make: Callable[..., Bench]) -> None:
     machine = old.machine()
     machine.advance()
     new = make(zk=old.zk)
-    new.adapter.initialize()
+    new.adapter.slots.initialize()
     backing = old.fulfil()
     old.finish(machine)
     wait_for(lambda: new.records() and new.records()[0].node_id == backing.id)
     assert new.finish(new.machine()).slot == 1
     old.adapter.stop()
-    assert old.adapter._node_event not in old.zk.node_tree.listeners  # type: ignore[union-attr]
+    assert old.adapter.slots._node_event not in old.zk.node_tree.listeners  # type: ignore[union-attr]
 
 
 def test_stop_cancels_requests(make: Callable[..., Bench]) -> None:

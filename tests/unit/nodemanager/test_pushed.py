@@ -19,9 +19,9 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from nodepool.driver.nodemanager import zipapp
-from nodepool.driver.nodemanager.backed import PrivateDirectory
-from nodepool.driver.nodemanager.link import remote_command
+from nodepool.driver.nodemanager.pushed import zipapp
+from nodepool.driver.nodemanager.pushed.adapter import PrivateDirectory
+from nodepool.driver.nodemanager.pushed.ssh_link import remote_command
 from nodepool.nodemanager.api.identity import Identity
 from nodepool.nodemanager.pushed import program as pushed_program
 from nodepool.nodemanager.pushed import service as pushed_service

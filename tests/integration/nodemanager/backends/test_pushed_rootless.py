@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodepool.driver.nodemanager import zipapp
-from nodepool.driver.nodemanager.link import remote_command
+from nodepool.driver.nodemanager.pushed import zipapp
+from nodepool.driver.nodemanager.pushed.ssh_link import remote_command
 from nodepool.nodemanager.api.client import Client
 from tests.conftest import wait_for
 from tests.support.nodemanager import user

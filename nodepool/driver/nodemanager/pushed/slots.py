@@ -11,30 +11,33 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nodepool import exceptions
-from nodepool.driver.metastatic import transactions
-from nodepool.driver.metastatic.adapter import MetastaticAdapter
-from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
-from nodepool.driver.nodemanager.hosts import Free, Needs
+from nodepool.driver.backing import transactions
+from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.backing.slots import Action, BackingSlots
+from nodepool.driver.nodemanager.hosts import Free, Hosts, Needs
 from nodepool.driver.nodemanager.machines import needed_by, too_large
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
 
-if TYPE_CHECKING:
-    from nodepool.driver.nodemanager.backed import BackedAdapter
 
-Action = Callable[[], Any]
+class Owner(Protocol):
+    """The adapter whose backing nodes these are."""
+
+    hosts: Hosts
+
+    def lost(self, record: BackingNodeRecord) -> None: ...
+
+    def vacate(self, record: BackingNodeRecord) -> bool: ...
 
 
-class BackingNodes(MetastaticAdapter):
+class BackingNodes(BackingSlots):
     """Gets, shares and gives back the backing nodes of one provider."""
 
-    log = logging.getLogger("nodepool.NodeManagerAdapter.backing")
-
-    def __init__(self, provider_config: Any, owner: BackedAdapter) -> None:
-        super().__init__(provider_config)
+    def __init__(self, provider_config: Any, zk_conn: Callable[[], Any], owner: Owner) -> None:
+        super().__init__(provider_config, zk_conn, logging.getLogger("nodepool.NodeManagerAdapter.backing"))
         self.owner = owner
         self.options = provider_config.backing
         #: By node: machines that have a slot and have not sent their record yet.

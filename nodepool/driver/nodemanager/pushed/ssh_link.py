@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.base.backoff import Backoff
-from nodepool.driver.nodemanager import zipapp
+from nodepool.driver.nodemanager.pushed import zipapp
 
 MARK = "nodepool:"
 #: Seconds: to log in, to push, for the daemon to start (or, before that, to remove what the machine's last user left).

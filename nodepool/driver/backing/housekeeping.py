@@ -2,79 +2,74 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
 from nodepool.base.workqueue import Reconciler
-from nodepool.driver.metastatic import transactions
-from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.backing import transactions
+from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.backing.slots import BackingSlots
 from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
-
-if TYPE_CHECKING:
-    from nodepool.driver.metastatic.adapter import MetastaticAdapter
-
 
 #: Seconds that an empty backing node is kept at least.
 MIN_IDLE = 1.0
 
 
 class Housekeeping:
-    """Works on the adapter's book; runs on threads that may wait for ZooKeeper."""
+    """Works on the book of slots; runs on threads that may wait for ZooKeeper."""
 
-    log = logging.getLogger("nodepool.driver.metastatic.MetastaticAdapter")
-
-    def __init__(self, adapter: MetastaticAdapter) -> None:
-        self.adapter = adapter
+    def __init__(self, slots: BackingSlots) -> None:
+        self._slots = slots
+        self.log = slots.log
         #: Backing nodes whose grace time may be over: they are not looked at once a minute only.
         self.idle: Reconciler[BackingNodeRecord] = Reconciler(
-            f"ThreadPoolExecutor-metastatic-timer-{adapter.provider.name}", self._look, self.log)
+            f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, self.log)
 
     # Finding
 
     def recover(self) -> None:
         """Build the book from ZooKeeper. May be repeated."""
-        adapter = self.adapter
-        for node in list(adapter.zk.nodeIterator()):
+        slots = self._slots
+        for node in list(slots.zk.nodeIterator()):
             try:
                 self._recover_node(node)
             except Exception:
                 self.log.exception("Error recovering backing node %s:", node.id)
         self._note_slots()
-        records = list(adapter.book)
+        records = list(slots.book)
         self.log.info(
             "Recovered %s backing nodes with %s nodes for provider %s",
-            len(records), sum(len(record.allocations()) for record in records), adapter.provider.name,
+            len(records), sum(len(record.allocations()) for record in records), slots.provider.name,
         )  # fmt: skip
 
     def _recover_node(self, node: zk.Node) -> None:
-        adapter = self.adapter
-        if node.id is None or node.id in adapter.book.by_backing_node:
+        slots = self._slots
+        if node.id is None or node.id in slots.book.by_backing_node:
             return
-        if parse_user_data(node.user_data, adapter.my_id) is not None:
+        if parse_user_data(node.user_data, slots.my_id) is not None:
             self.adopt(node.id)
-        elif node.requestor == adapter.my_id and node.state == zk.READY and node.lock_contenders:
+        elif node.requestor == slots.my_id and node.state == zk.READY and node.lock_contenders:
             # Release 11.0.0 died between locking and signing: it is nobody's.
             self._unlock(node)
 
     def _note_slots(self) -> None:
-        for node in self.adapter.zk.getProviderNodes(self.adapter.provider.name):
+        for node in self._slots.zk.getProviderNodes(self._slots.provider.name):
             if node.driver_data is not None:
-                self.adapter.note_slot(node)
+                self._slots.note_slot(node)
 
     def adopt(self, node_id: str) -> None:
         """Put a backing node into the book if it is really ours: signed and locked."""
-        adapter = self.adapter
-        node = adapter.zk.getNode(node_id)
-        data = parse_user_data(node.user_data, adapter.my_id) if node is not None else None
+        slots = self._slots
+        node = slots.zk.getNode(node_id)
+        data = parse_user_data(node.user_data, slots.my_id) if node is not None else None
         if node is None or data is None:
             return
-        contenders = adapter.zk.getNodeLockContenders(node)
-        if not contenders or contenders[0] != adapter.my_id:
+        contenders = slots.zk.getNodeLockContenders(node)
+        if not contenders or contenders[0] != slots.my_id:
             self.log.warning("Node %s claims to be ours, but is not locked by us", node_id)
             return
         if node.state != zk.IN_USE:
@@ -83,35 +78,35 @@ class Housekeeping:
             return
         # Who waits for a slot here would stand in two places.
         present = {user for user in data.allocations.values()
-                   if not adapter.waits(user) and adapter.zk.getNode(user, cached=True) is not None}
-        with adapter.lock:
-            if node_id in adapter.book.by_backing_node:
+                   if not slots.waits(user) and slots.zk.getNode(user, cached=True) is not None}
+        with slots.lock:
+            if node_id in slots.book.by_backing_node:
                 return
             record = BackingNodeRecord(data.label, data.slots)
             record.node_id = node_id
             record.failed = data.failed
             record.launched = data.launched
-            adapter.book.add(record)
-            adapter.book.merge(record, data.allocations, present.__contains__)
+            slots.book.add(record)
+            slots.book.merge(record, data.allocations, present.__contains__)
         self.log.info("Found %s with nodes %s", record, sorted(record.allocations().values()))
-        if adapter.performed_init:
+        if slots.performed_init:
             self._note_slots()
 
     def _unlock(self, node: zk.Node) -> None:
-        contenders = self.adapter.zk.getNodeLockContenders(node)
-        if contenders and contenders[0] == self.adapter.my_id:
+        contenders = self._slots.zk.getNodeLockContenders(node)
+        if contenders and contenders[0] == self._slots.my_id:
             self.log.info("Unlocking node %s, which is %s", node.id, node.state)
-            self.adapter.zk.forceUnlockNode(node)
+            self._slots.zk.forceUnlockNode(node)
 
     # Letting go
 
     def run(self) -> None:
-        adapter = self.adapter
-        for node in list(adapter.zk.nodeIterator()):
-            if node.user_data is not None or node.requestor == adapter.my_id:
+        slots = self._slots
+        for node in list(slots.zk.nodeIterator()):
+            if node.user_data is not None or node.requestor == slots.my_id:
                 self._safely(self._recover_node, node)
-        with adapter.lock:
-            records = list(adapter.book)
+        with slots.lock:
+            records = list(slots.book)
         for record in records:
             self._safely(self._check, record)
         self._drop_doubtful_requests()
@@ -122,7 +117,7 @@ class Housekeeping:
 
     def _grace(self, record: BackingNodeRecord) -> float:
         """Seconds for which an idle backing node stays."""
-        label = self.adapter.provider._getLabel(record.label_name)
+        label = self._slots.provider._getLabel(record.label_name)
         wait = 0.0
         if label is not None and not record.failed:
             now = time.time()
@@ -134,8 +129,8 @@ class Housekeeping:
         if not record.isEmpty():
             return None
         self._check(record)
-        with self.adapter.lock:
-            kept = record.isEmpty() and any(other is record for other in self.adapter.book)
+        with self._slots.lock:
+            kept = record.isEmpty() and any(other is record for other in self._slots.book)
         return self._grace(record) if kept else None
 
     def _safely(self, function: Any, argument: Any) -> None:
@@ -145,11 +140,11 @@ class Housekeeping:
             self.log.exception("Error looking after %s:", argument)
 
     def _check(self, record: BackingNodeRecord) -> None:
-        adapter = self.adapter
+        slots = self._slots
         self._forget_the_gone(record)
         if record.node_id is not None and not record.lost:
-            adapter.check_backing_node(record)
-        label = adapter.provider._getLabel(record.label_name)
+            slots.check_backing_node(record)
+        label = slots.provider._getLabel(record.label_name)
         now = time.time()
         age, idle = now - record.launched, now - record.last_used
         if label is not None and label.max_age is not None and age > label.max_age:
@@ -159,25 +154,25 @@ class Housekeeping:
             grace, retention = label.grace_time, label.min_retention_time
         if idle < grace or age < retention:
             return
-        with adapter.lock:
+        with slots.lock:
             if not record.isEmpty() or record.busy or record.taking or record.releasing:
                 return
             if record.lost or record.node_id is None:
-                adapter.book.drop(record)
+                slots.book.drop(record)
             else:
                 record.releasing = True
             request_id = record.request_id
         if record.releasing:
-            adapter.release(record)
+            slots.release(record)
         elif request_id is not None:
             self.log.info("Cancelling backing request %s, nobody waits for it any more", request_id)
-            adapter.requests.forget(request_id, delete=True)
+            slots.requests.forget(request_id, delete=True)
 
     def _forget_the_gone(self, record: BackingNodeRecord) -> None:
         """Nodes whose end we have not seen."""
         for node_id in record.allocations().values():
-            if self.adapter.zk.getNode(node_id, cached=True) is None:
-                self.adapter.free(node_id)
+            if self._slots.zk.getNode(node_id, cached=True) is None:
+                self._slots.free(node_id)
 
     def release(self, record: BackingNodeRecord) -> None:
         try:
@@ -186,25 +181,25 @@ class Housekeeping:
             record.releasing = False
 
     def _release(self, record: BackingNodeRecord) -> None:
-        adapter = self.adapter
+        slots = self._slots
         assert record.node_id is not None
-        node = adapter.zk.getNode(record.node_id)
+        node = slots.zk.getNode(record.node_id)
         if node is None or node.state != zk.IN_USE:
             self.log.info("%s is gone already", record)
             self._drop(record)
             return
-        data = parse_user_data(node.user_data, adapter.my_id)
+        data = parse_user_data(node.user_data, slots.my_id)
         if data is not None:
-            present = {user for user in data.allocations.values() if adapter.zk.getNode(user, cached=True) is not None}
-            with adapter.lock:
-                adapter.book.merge(record, data.allocations, present.__contains__)
+            present = {user for user in data.allocations.values() if slots.zk.getNode(user, cached=True) is not None}
+            with slots.lock:
+                slots.book.merge(record, data.allocations, present.__contains__)
                 if not record.isEmpty():
                     return
-        contenders = adapter.zk.getNodeLockContenders(node)
-        names = locks.names_in_order(adapter.zk.kazoo_client, paths.node_lock(record.node_id))
-        ours = names[0] if names and contenders and contenders[0] == adapter.my_id else None
+        contenders = slots.zk.getNodeLockContenders(node)
+        names = locks.names_in_order(slots.zk.kazoo_client, paths.node_lock(record.node_id))
+        ours = names[0] if names and contenders and contenders[0] == slots.my_id else None
         try:
-            adapter.zk.writer.run(transactions.release(adapter.zk, node, ours))
+            slots.zk.writer.run(transactions.release(slots.zk, node, ours))
         except TransactionFailed as error:
             if isinstance(error.cause, NoNodeError) and error.index == 0:
                 self._drop(record)
@@ -216,16 +211,16 @@ class Housekeeping:
         self._drop(record)
 
     def _drop(self, record: BackingNodeRecord) -> None:
-        with self.adapter.lock:
-            self.adapter.book.drop(record)
+        with self._slots.lock:
+            self._slots.book.drop(record)
 
     def _drop_doubtful_requests(self) -> None:
         """Requests that were stored although the answer got lost: their nodes would come for nobody."""
-        adapter = self.adapter
-        if not adapter.requests.doubtful:
+        slots = self._slots
+        if not slots.requests.doubtful:
             return
-        for request in list(adapter.zk.nodeRequestIterator()):
-            if request.requestor == adapter.my_id and request.created_time in adapter.requests.doubtful:
+        for request in list(slots.zk.nodeRequestIterator()):
+            if request.requestor == slots.my_id and request.created_time in slots.requests.doubtful:
                 self.log.info("Cancelling backing request %s, which was lost", request.id)
-                adapter.zk.deleteNodeRequest(request)
-        adapter.requests.doubtful.clear()
+                slots.zk.deleteNodeRequest(request)
+        slots.requests.doubtful.clear()

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff
-from nodepool.driver.metastatic import transactions
-from nodepool.driver.metastatic.machines import MetastaticCreateStateMachine, wake
-from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.backing import transactions
+from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.backing.slots import Action, BackingSlots, Occupant, wake
 from nodepool.zk import paths
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import FAILED, FULFILLED, IN_USE, READY, Node, NodeRequest
-
-if TYPE_CHECKING:
-    from nodepool.driver.metastatic.adapter import MetastaticAdapter
 
 TAKE_OVER_TIMEOUT = 30.0
 """How long to try to lock a backing node that was given to us, in seconds."""
 TAKE_OVER_BACKOFF = Backoff(0.02, 1.0)
 
-Action = Callable[[], Any]
-
-
 class BackingRequests:
-    """The requests of one adapter that are under way. Callbacks of ZooKeeper never wait here."""
+    """The requests of one provider that are under way. Callbacks of ZooKeeper never wait here."""
 
-    log = logging.getLogger("nodepool.driver.metastatic.MetastaticAdapter")
-
-    def __init__(self, adapter: MetastaticAdapter) -> None:
-        self.adapter = adapter
+    def __init__(self, slots: BackingSlots) -> None:
+        self._slots = slots
+        self.log = slots.log
         self.open: dict[str, tuple[BackingNodeRecord, Callable[[NodeRequest | None], None]]] = {}
         """By request id: whose it is, and what watches it."""
         self.taking: dict[str, BackingNodeRecord] = {}
@@ -44,10 +36,10 @@ class BackingRequests:
         """``created_time`` of requests that may or may not exist."""
 
     def ask(
-        self, record: BackingNodeRecord, machine: MetastaticCreateStateMachine, actions: list[Action]
+        self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]
     ) -> None:
-        backing, priority = transactions.backing_request(machine.label, self.adapter.my_id, machine.request)
-        txn = transactions.create_request(self.adapter.zk, backing, priority)
+        backing, priority = transactions.backing_request(machine.label, self._slots.my_id, machine.request)
+        txn = transactions.create_request(self._slots.zk, backing, priority)
 
         def answered(results: list[Any] | None, error: BaseException | None) -> None:
             if results is None and backing.created_time is not None:
@@ -55,14 +47,14 @@ class BackingRequests:
                 self.doubtful.add(backing.created_time)
             self._requested(record, results, error)
 
-        actions.append(lambda: self.adapter.submit_results(txn, answered))
+        actions.append(lambda: self._slots.submit_results(txn, answered))
 
     def _requested(self, record: BackingNodeRecord, results: list[Any] | None, error: BaseException | None) -> None:
         if results is None:
             actions: list[Action] = []
-            with self.adapter.lock:
+            with self._slots.lock:
                 self.fail(record, f"The request for a backing node could not be stored: {error!r}", actions)
-            self.adapter.do(actions)
+            self._slots.do(actions)
             return
         request_id = str(results[0]).rsplit("/", 1)[1]
 
@@ -73,17 +65,17 @@ class BackingRequests:
                 self.log.exception("Error handling backing request %s:", request_id)
 
         self.log.info("Requested a backing node for label %s: request %s", record.label_name, request_id)
-        with self.adapter.lock:
+        with self._slots.lock:
             record.request_id = request_id
             self.open[request_id] = (record, changed)
             # It may have been given up before it was stored.
-            unwanted = self.adapter.stopped or record not in self.adapter.book
-        self.adapter.zk.watchRequest(request_id, changed)
+            unwanted = self._slots.stopped or record not in self._slots.book
+        self._slots.zk.watchRequest(request_id, changed)
         if unwanted:
             self.forget(request_id, delete=True)
             return
         # It may have been served before we watched it.
-        request = self.adapter.zk.getCachedRequest(request_id)
+        request = self._slots.zk.getCachedRequest(request_id)
         if request is not None:
             changed(request)
 
@@ -91,7 +83,7 @@ class BackingRequests:
         self, record: BackingNodeRecord, request_id: str, request: NodeRequest | None
     ) -> None:
         actions: list[Action] = []
-        with self.adapter.lock:
+        with self._slots.lock:
             if request_id not in self.open or record.node_id is not None or record.taking:
                 return
             if request is None:
@@ -103,7 +95,7 @@ class BackingRequests:
                 record.taking = True
                 self.taking[node_id] = record
                 actions.append(lambda: self._take_over(record, request_id, node_id))
-        self.adapter.do(actions)
+        self._slots.do(actions)
 
     def gone(self, record: BackingNodeRecord, actions: list[Action]) -> None:
         self.fail(record, f"Backing node failed: request {record.request_id} is gone", actions)
@@ -115,23 +107,23 @@ class BackingRequests:
         request_id = record.request_id
         if request_id is not None:
             actions.append(lambda: self.forget(request_id, delete=True))
-        for machine in self.adapter.machines(record):
+        for machine in self._slots.machines(record):
             machine.problem = exceptions.LaunchStatusException(reason)
             actions.append(lambda machine=machine: wake(machine))  # type: ignore[misc]
-        self.adapter.book.drop(record)
+        self._slots.book.drop(record)
 
     def forget(self, request_id: str, delete: bool) -> None:
         """End our interest in a request, and the request itself."""
-        with self.adapter.lock:
+        with self._slots.lock:
             record, changed = self.open.pop(request_id, (None, None))
             if record is not None:
                 record.request_id = None
         if changed is not None:
-            self.adapter.zk.unwatchRequest(request_id, changed)
+            self._slots.zk.unwatchRequest(request_id, changed)
         if delete:
-            txn = Txn(self.adapter.zk.kazoo_client)
+            txn = Txn(self._slots.zk.kazoo_client)
             txn.delete(paths.request(request_id))
-            self.adapter.submit(txn, lambda error: self._log_leftover(request_id, error))
+            self._slots.submit(txn, lambda error: self._log_leftover(request_id, error))
 
     def _log_leftover(self, request_id: str, error: BaseException | None) -> None:
         if error is not None and not (isinstance(error, TransactionFailed) and isinstance(error.cause, NoNodeError)):
@@ -142,11 +134,11 @@ class BackingRequests:
 
         def finished(error: BaseException | None) -> None:
             if error is not None:
-                self.adapter.in_background(self._take_over_slowly, record, request_id, node_id)
+                self._slots.in_background(self._take_over_slowly, record, request_id, node_id)
 
-        node = self.adapter.zk.getCachedNode(node_id)
+        node = self._slots.zk.getCachedNode(node_id)
         if node is not None and node.state == READY and node.allocated_to == request_id:
-            exists = node_id in self.adapter.zk.node_tree.lock_dirs
+            exists = node_id in self._slots.zk.node_tree.lock_dirs
             self._send_take_over(record, request_id, node, exists, finished)
         else:
             finished(NoNodeError(node_id))
@@ -159,33 +151,33 @@ class BackingRequests:
         lock_exists: bool,
         finished: Callable[[BaseException | None], Any],
     ) -> None:
-        with self.adapter.lock:
+        with self._slots.lock:
             stored = record.allocations()
-            txn = transactions.take_over(self.adapter.zk, node, request_id, record, self.adapter.my_id, lock_exists)
+            txn = transactions.take_over(self._slots.zk, node, request_id, record, self._slots.my_id, lock_exists)
 
         def done(error: BaseException | None) -> None:
             if error is None:
                 self._taken(record, request_id, node.id or "", stored)
             finished(error)
 
-        self.adapter.submit(txn, done)
+        self._slots.submit(txn, done)
 
     def _taken(self, record: BackingNodeRecord, request_id: str, node_id: str, stored: dict[int, str]) -> None:
         """The backing node is ours, with these slots stored."""
         self.log.info("Took over backing node %s for label %s", node_id, record.label_name)
         actions: list[Action] = []
-        with self.adapter.lock:
+        with self._slots.lock:
             record.taking = False
             self.taking.pop(node_id, None)
-            self.adapter.book.set_backing_node(record, node_id)
+            self._slots.book.set_backing_node(record, node_id)
             record.stored = stored
-            machines = self.adapter.machines(record)
+            machines = self._slots.machines(record)
             known = [machine for machine in machines if stored.get(machine.slot or 0) == machine.node_id]
-            self.adapter.grant(record, known, actions)
+            self._slots.grant(record, known, actions)
             if len(known) < len(machines):
-                self.adapter.store(record, actions)
+                self._slots.store(record, actions)
         self.forget(request_id, delete=False)
-        self.adapter.do(actions)
+        self._slots.do(actions)
 
     def _take_over_slowly(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
         """Somebody holds the lock for a moment, or the mirror is behind."""
@@ -193,25 +185,25 @@ class BackingRequests:
         reason = "no time"
         tries = 0
         lock_exists = True
-        while not self.adapter.stop_event.is_set() and time.monotonic() < deadline:
+        while not self._slots.stop_event.is_set() and time.monotonic() < deadline:
             tries += 1
             try:
-                node = self.adapter.zk.getNode(node_id)
+                node = self._slots.zk.getNode(node_id)
                 if node is None or node.allocated_to != request_id:
                     reason = "it is gone or not ours"
                     break
-                data = parse_user_data(node.user_data, self.adapter.my_id)
+                data = parse_user_data(node.user_data, self._slots.my_id)
                 if node.state == IN_USE and data is not None:
                     # The connection broke after the write.
-                    if not self.adapter.zk.getNodeLockContenders(node):
+                    if not self._slots.zk.getNodeLockContenders(node):
                         reason = "its lock is gone"
                         break
-                    if self.adapter.live(node_id) is not None:
+                    if self._slots.live(node_id) is not None:
                         self._taken(record, request_id, node_id, data.allocations)
                         return
                     # The mirror is being read again; as long as it shows the node free it would be taken for lost.
                     reason = "it is not seen to be ours yet"
-                    self.adapter.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
+                    self._slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
                     continue
                 if node.state != READY:
                     reason = f"it is {node.state}"
@@ -228,13 +220,13 @@ class BackingRequests:
                 break
             # The directory of the lock is there or not: the server knows better than the mirror.
             lock_exists = not isinstance(cause, NoNodeError)
-            self.adapter.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
+            self._slots.stop_event.wait(TAKE_OVER_BACKOFF.pause(tries))
         actions: list[Action] = []
-        with self.adapter.lock:
+        with self._slots.lock:
             record.taking = False
             self.taking.pop(node_id, None)
             self.fail(record, f"Backing node failed: cannot take over node {node_id}: {reason}", actions)
-        self.adapter.do(actions)
+        self._slots.do(actions)
 
     def _take_over_and_wait(
         self, record: BackingNodeRecord, request_id: str, node: Node, lock_exists: bool
@@ -248,6 +240,6 @@ class BackingRequests:
 
         self._send_take_over(record, request_id, node, lock_exists, finished)
         deadline = time.monotonic() + TAKE_OVER_TIMEOUT
-        while not answered.wait(0.2) and not self.adapter.stop_event.is_set() and time.monotonic() < deadline:
+        while not answered.wait(0.2) and not self._slots.stop_event.is_set() and time.monotonic() < deadline:
             pass
         return answer[0]

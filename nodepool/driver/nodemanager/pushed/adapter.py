@@ -12,19 +12,19 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from kazoo.exceptions import KazooException
 
 from nodepool import exceptions
 from nodepool.base.files import lock_file
-from nodepool.driver.metastatic.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
+from nodepool.driver.backing.wiring import wire
 from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
-from nodepool.driver.nodemanager.backed_machines import BackedCreateMachine, BackedDeleteMachine
-from nodepool.driver.nodemanager.backing import BackingNodes
 from nodepool.driver.nodemanager.config import NodeManagerHost
-from nodepool.driver.nodemanager.link import Link, LinkBusy, LinkError, Target
+from nodepool.driver.nodemanager.pushed.machines import BackedCreateMachine, BackedDeleteMachine
+from nodepool.driver.nodemanager.pushed.slots import BackingNodes
+from nodepool.driver.nodemanager.pushed.ssh_link import Link, LinkBusy, LinkError, Target
 from nodepool.driver.utils import QuotaInformation
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
@@ -75,7 +75,7 @@ class BackedAdapter(NodeManagerAdapter):
 
     def __init__(self, provider_config: Any) -> None:
         super().__init__(provider_config)
-        self.slots = BackingNodes(provider_config, self)
+        self.slots = wire(BackingNodes(provider_config, lambda: self._zk, self))
         self._links: dict[str, Link] = {}
         self._links_lock = threading.Lock()
         self._directory: PrivateDirectory | None = None
@@ -85,7 +85,6 @@ class BackedAdapter(NodeManagerAdapter):
 
     def start(self, zk_conn: Any) -> None:
         self._zk = zk_conn
-        self.slots._setProvider(SimpleNamespace(_zk=zk_conn))
         self._directory = PrivateDirectory()
         self.slots.in_background(self._begin)
 

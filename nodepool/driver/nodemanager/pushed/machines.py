@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from nodepool import exceptions
+from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.nodemanager.hosts import ManagedHost
-from nodepool.driver.nodemanager.machines import INTERNAL, CreateMachine, DeleteMachine, NodeManagerInstance, needed_by
+from nodepool.driver.nodemanager.machines import (
+    INTERNAL,
+    CreateMachine,
+    DeleteMachine,
+    Hosting,
+    NodeManagerInstance,
+    needed_by,
+)
+from nodepool.driver.nodemanager.pushed.slots import BackingNodes
 from nodepool.nodemanager.api.client import RpcError, RpcFault
-
-if TYPE_CHECKING:
-    from nodepool.driver.metastatic.records import BackingNodeRecord
-    from nodepool.driver.nodemanager.backed import BackedAdapter
 
 #: How often one launch moves to another backing node before it counts as failed.
 MAX_MOVES = 3
@@ -21,13 +26,23 @@ MAX_MOVES = 3
 LOOK_AGAIN = 1.0
 
 
+class BackedHosting(Hosting, Protocol):
+    """So, on backing nodes."""
+
+    slots: BackingNodes
+
+    def connect(self, record: BackingNodeRecord) -> None: ...
+
+    def problem(self, node_id: str) -> str: ...
+
+
 class BackedCreateMachine(CreateMachine):
     """Get room on a backing node, wait for the node manager there, put the record, wait for the sliver."""
 
     GETTING, CONNECTING = "requesting backing node", "waiting for the node manager"
-    _adapter: BackedAdapter
+    _adapter: BackedHosting
 
-    def __init__(self, adapter: BackedAdapter, name: str, label: Any, image: str, metadata: dict[str, str], request: Any,
+    def __init__(self, adapter: BackedHosting, name: str, label: Any, image: str, metadata: dict[str, str], request: Any,
                  log: Any) -> None:
         super().__init__(adapter, name, label, image, metadata, None, log)
         self.label = label
@@ -44,7 +59,7 @@ class BackedCreateMachine(CreateMachine):
         self._backing_node: Any = None
 
     def advance(self) -> NodeManagerInstance | None:
-        slots: Any = self._adapter.slots
+        slots = self._adapter.slots
         if self.state == self.START:
             self._get()
         if self.state == self.GETTING:
@@ -61,7 +76,7 @@ class BackedCreateMachine(CreateMachine):
     def _get(self) -> None:
         self.state = self.GETTING
         self._backing_node = self._host = None
-        self._adapter.slots.allocate(self)  # type: ignore[arg-type]
+        self._adapter.slots.allocate(self)
         self.next_wake = None
 
     def _connected(self) -> bool:
@@ -163,7 +178,9 @@ class BackedCreateMachine(CreateMachine):
 class BackedDeleteMachine(DeleteMachine):
     """The slot is free when the sliver is gone."""
 
+    _adapter: BackedHosting
+
     def _end(self) -> None:
         name = str(self.external_id.get("sliver"))
-        self._adapter.slots.free(name.removeprefix("np"))  # type: ignore[attr-defined]
+        self._adapter.slots.free(name.removeprefix("np"))
         super()._end()

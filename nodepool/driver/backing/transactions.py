@@ -11,7 +11,7 @@ import time
 import uuid
 from typing import Any
 
-from nodepool.driver.metastatic.records import BackingNodeRecord, encode_user_data
+from nodepool.driver.backing.records import BackingNodeRecord, encode_user_data
 from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import Txn
