@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from nodepool import exceptions
+from nodepool.base.attributes import Attributes
 
 log = logging.getLogger("nodepool.utils")
 
@@ -64,16 +65,6 @@ def nodescan(ip: str, port: int = 22, timeout: float = 60, gather_hostkeys: bool
     return scan_blocking(ip, port, timeout, gather_hostkeys)
 
 
-class Attributes:
-    """A bag of attributes, for templates such as ``"{request.id}"``."""
-
-    def __init__(self, **kw: Any) -> None:
-        self.__dict__.update(kw)
-
-    def __repr__(self) -> str:
-        return f"<Attributes {self.__dict__}>"
-
-
 class Timer:
     """Context manager; logs at debug level how long its block took."""
 
@@ -90,3 +81,6 @@ class Timer:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.log.debug("%s in %.3fs", self.msg, time.monotonic() - self.start)
+
+
+__all__ = ["ITERATE_INTERVAL", "Attributes", "Timer", "iterate_timeout", "nodescan", "set_node_ip"]

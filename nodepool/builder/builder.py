@@ -8,22 +8,18 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from kazoo.protocol.states import KazooState
 
 from nodepool import metrics
 from nodepool.base import hostnames
-from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.problems import image_problems
 from nodepool.builder.build.worker import BuildWorker, fail_interrupted
 from nodepool.builder.cleanup.worker import CleanupWorker
 from nodepool.builder.host import build_journal, image_files
-from nodepool.builder.progress.publisher import Publisher
-from nodepool.builder.providers import ImageManagers
-from nodepool.builder.upload.worker import UploadClaims, UploadWorker
+from nodepool.builder.state import BuilderState
+from nodepool.builder.upload.worker import UploadWorker
 from nodepool.builder.worker import Worker
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.keeper import ConfigKeeper
@@ -32,13 +28,10 @@ from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.process.watchdog import Watchdog
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import BuilderComponent
-from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds to wait for a complete mirror before the first work.
 SYNC_TIMEOUT = 60.0
-#: Seconds between two attempts at what fails again and again.
-LONGEST_PAUSE = 3600.0
 #: Seconds that ending workers and providers may take, without the builds that are waited for.
 STOP_TIMEOUT = 15.0
 
@@ -64,33 +57,21 @@ class NodePoolBuilder:
         self.build_interval: float = 10
         self.upload_interval: float = 10
         self.cleanup_interval: float = 60
-        self.zk: Any = None
+        self.state = BuilderState(self.check_config)
         self.component_info: BuilderComponent | None = None
-        self.statsd: Any = metrics.shared()
+        self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
         #: Where the ZooKeeper session is remembered, so that the next process can end it when we are killed.
         self.session_file: str | None = None
-        self.fqdn = hostnames.fqdn()
-        self.builder_id = ""
-        self.config: Any = None
-        #: Set while the session is good and the mirror complete.
-        self.session_usable = threading.Event()
-        self.publisher = Publisher(self)
-        self.managers = ImageManagers()
+        self.session_usable = self.state.session_usable
+        self.upload_claims = self.state.upload_claims
         self.config_state = ConfigKeeper(
             (config_path, secure_path), self.log,
-            lambda stale: self.statsd.gauge(metrics.BUILDER_CONFIG_STALE(self.fqdn), stale),
+            lambda stale: self.statsd.gauge(metrics.BUILDER_CONFIG_STALE(self.state.fqdn), stale),
             ["zookeeper-servers", "images-dir"])
         self._build_workers: list[BuildWorker] = []
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
-        self._forget_failures()
-        self.upload_claims = UploadClaims()
-        #: Set when running builds are not to be waited for.
-        self.stopping_at_once = threading.Event()
-        self._build_claims: set[str] = set()
-        self._claims_lock = threading.Lock()
-        self._client: ZooKeeperClient | None = None
         self._start_cancelled = threading.Event()
         self._images_lock: Any = None
         #: Knows the threads that must live; who runs us ends the process when one has ended.
@@ -102,8 +83,17 @@ class NodePoolBuilder:
     # -- configuration
 
     @property
+    def config(self) -> Any:
+        return self.state.config
+
+    @property
     def _config(self) -> Any:
-        return self.config
+        """By this name test benches read it."""
+        return self.state.config
+
+    @property
+    def zk(self) -> Any:
+        return self.state.zk
 
     def check_config(self) -> Any:
         """The configuration in force, after taking over a changed file; a bad one leaves the last good in force."""
@@ -117,10 +107,10 @@ class NodePoolBuilder:
         self.log.info("%s", taken_over(self.config, config, self._config_path))
         if self.zk is not None:
             self.zk.resetHosts(config.zookeeper_servers)
-        self.managers.reconfigure(self.config, config, self.zk)
+        self.state.managers.reconfigure(self.config, config, self.zk)
         for name, reason in config.provider_errors.items():
             self.log.error("Provider %s: its images are left alone: %s", name, reason)
-        self.config = config
+        self.state.config = config
 
     # -- start
 
@@ -134,9 +124,10 @@ class NodePoolBuilder:
             if self._running:
                 raise BuilderError("Cannot start, already running.")
             config: Any = self.config_state.load()
-            self.builder_id = image_files.builder_id(config.images_dir)
+            self.state.builder_id = image_files.builder_id(config.images_dir)
             try:
                 self._images_lock = build_journal.acquire_images_dir(config.images_dir)
+                self.state.owns_images_dir = True
             except ConfigurationError as error:
                 # Another process would take our builds and uploads for those of a killed builder when it starts anew, as we
                 # would take its own, and what its ZooKeeper knows for files of nobody.
@@ -160,24 +151,15 @@ class NodePoolBuilder:
             self.log.warning("The name of this machine, %s, does not resolve (%s): image builds will fail. Add it to "
                              "/etc/hosts", name, error)
 
-    def _forget_failures(self) -> None:
-        """The intervals may be set before the start."""
-        self.build_backoff = KeyedBackoff(Backoff(self.build_interval, LONGEST_PAUSE), time.time)
-        self.upload_backoff = KeyedBackoff(Backoff(self.upload_interval, LONGEST_PAUSE), time.time)
-
     def _start(self, config: Any) -> None:
         self._warn_about_name()
         interrupted = build_journal.clean_all(config.images_dir, self.log) if self._images_lock is not None else []
         self._connect(config)
         self._apply(config)
-        fail_interrupted(self, interrupted)
-        self._forget_failures()
-        self._build_workers = [BuildWorker(n, self, self.build_interval) for n in range(self._num_builders)]
-        self._upload_workers = [UploadWorker(n, self, self.upload_interval) for n in range(self._num_uploaders)]
-        if self.cleanup_interval > 0:
-            self._janitor = CleanupWorker(0, self, self.cleanup_interval)
-        self.watchdog.guard(self.publisher)
-        self.publisher.start()
+        fail_interrupted(self.state, interrupted, self.log)
+        self._make_workers()
+        self.watchdog.guard(self.state.publisher)
+        self.state.publisher.start()
         for worker in self._workers():
             self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]
             worker.start()
@@ -185,9 +167,21 @@ class NodePoolBuilder:
         assert self.component_info is not None
         self.component_info.state = BuilderComponent.RUNNING
 
+    def _make_workers(self) -> None:
+        """Each is a thread that shares nothing with the others but the state; the publisher, in the state, is one, too."""
+        state = self.state
+        state.forget_failures(self.build_interval, self.upload_interval)
+        state.cleanup_interval = self.cleanup_interval
+        self._build_workers = [BuildWorker(n, state, self.build_interval) for n in range(self._num_builders)]
+        self._upload_workers = [UploadWorker(n, state, self.upload_interval) for n in range(self._num_uploaders)]
+        if self.cleanup_interval > 0:
+            self._janitor = CleanupWorker(0, state, self.cleanup_interval)
+        state.building = lambda: [worker.building for worker in self._build_workers]
+        state.uploading = lambda: [worker.current for worker in self._upload_workers]
+
     def _connect(self, config: Any) -> None:
         client = ZooKeeperClient.from_config(config, self.session_file)
-        self._client = client
+        self.state.connection = client
         client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client, only_images=True)
         assert zk.image_tree is not None
@@ -198,7 +192,7 @@ class NodePoolBuilder:
         if self._start_cancelled.is_set():
             client.stop_connecting.set()
         client.connect()
-        self.zk = zk
+        self.state.zk = zk
         if not zk.wait_synced(SYNC_TIMEOUT):
             self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
         self.component_info = BuilderComponent(client, hostnames.short())
@@ -228,43 +222,6 @@ class NodePoolBuilder:
         janitor = [self._janitor] if self._janitor is not None else []
         return [*self._build_workers, *self._upload_workers, *janitor]
 
-    # -- what workers ask
-
-    @property
-    def progress(self) -> ProgressTree:
-        """What all builders tell about builds and uploads."""
-        tree: ProgressTree | None = self.zk.progress_tree
-        assert tree is not None
-        return tree
-
-    @property
-    def client(self) -> ZooKeeperClient:
-        assert self._client is not None
-        return self._client
-
-    @contextmanager
-    def claim_build(self, image: str) -> Iterator[bool]:
-        """True when no other worker of this process deals with the image until the end of the block."""
-        with self._claims_lock:
-            ours = image not in self._build_claims
-            if ours:
-                self._build_claims.add(image)
-        try:
-            yield ours
-        finally:
-            if ours:
-                with self._claims_lock:
-                    self._build_claims.discard(image)
-
-    @property
-    def owns_images_dir(self) -> bool:
-        """Whether what is written down there can only be of this builder, or of killed ones."""
-        return self._images_lock is not None
-
-    def running_builds(self) -> set[tuple[str, str]]:
-        """(image, build id) of what this process builds; their files are no leftovers whatever the records say."""
-        return {run.key for worker in self._build_workers if (run := worker.run_in_work) is not None}
-
     # -- what the web server asks
 
     @property
@@ -286,7 +243,7 @@ class NodePoolBuilder:
             details += [f"provider {p.name}: not running" for p in self.config.providers.values()
                         if p.manage_images and p.name not in self.config.provider_managers]
         if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
-            details += [str(problem) for problem in image_problems(self.progress.data())]
+            details += [str(problem) for problem in image_problems(self.state.progress.data())]
         return ready, details
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, str]]:
@@ -298,8 +255,8 @@ class NodePoolBuilder:
     def cancel_start(self) -> None:
         """A start that waits for ZooKeeper ends with an error; thread-safe."""
         self._start_cancelled.set()
-        if self._client is not None:
-            self._client.stop_connecting.set()
+        if self.state.connection is not None:
+            self.state.connection.stop_connecting.set()
 
     def stop(self, finish: bool = True) -> None:
         """Stop all workers.
@@ -313,13 +270,13 @@ class NodePoolBuilder:
 
     def abort_builds(self, reason: str = "the builder was told to stop") -> None:
         """End running builds; also for a stop that waits for them already."""
-        self.stopping_at_once.set()
+        self.state.stopping_at_once.set()
         for worker in self._build_workers:
             worker.abort(reason)
 
     def _stop(self, finish: bool) -> None:
         self.watchdog.release()
-        client = self._client
+        client = self.state.connection
         if client is not None:
             client.stop_connecting.set()
         self.config_state.stop()
@@ -335,10 +292,10 @@ class NodePoolBuilder:
         deadline = now + STOP_TIMEOUT
         if self._janitor is not None and self._janitor.ident is not None:
             self._janitor.join(SILENT_GRACE)
-            if not (self._janitor.is_alive() and self.managers.any_silent(self.config, now)):
+            if not (self._janitor.is_alive() and self.state.managers.any_silent(self.config, now)):
                 self._janitor.join(max(0.1, deadline - time.monotonic()))
-        self.managers.stop(self.config, now, deadline)
-        self.publisher.stop()
+        self.state.managers.stop(self.config, now, deadline)
+        self.state.publisher.stop()
         if self.component_info is not None:
             self.component_info.unregister()
             self.component_info = None
@@ -358,6 +315,6 @@ class NodePoolBuilder:
             self.session_usable.clear()
 
     def _release_images_dir(self) -> None:
-        lock, self._images_lock = self._images_lock, None
+        lock, self._images_lock, self.state.owns_images_dir = self._images_lock, None, False
         if lock is not None:
             lock.release()

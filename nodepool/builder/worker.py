@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nodepool.builder.state import BuilderState
 from nodepool.zk.connection.protocol import BROKEN
-
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
 
 #: Seconds between two messages while the ZooKeeper session is suspended or lost.
 SUSPEND_WAIT_TIME = 30.0
@@ -23,10 +21,10 @@ class Worker(threading.Thread):
     :param interval: seconds between two passes without an event.
     """
 
-    def __init__(self, name: str, builder: NodePoolBuilder, interval: float) -> None:
+    def __init__(self, name: str, state: BuilderState, interval: float) -> None:
         super().__init__(name=name, daemon=True)
         self.log = logging.getLogger(f"nodepool.builder.{name}")
-        self._builder = builder
+        self._state = state
         self._interval = interval
         self._event = threading.Event()
         self._running = True
@@ -34,11 +32,11 @@ class Worker(threading.Thread):
     @property
     def _config(self) -> Any:
         """The configuration in force."""
-        return self._builder.config
+        return self._state.config
 
     @property
     def _zk(self) -> Any:
-        return self._builder.zk
+        return self._state.zk
 
     @property
     def running(self) -> bool:
@@ -60,9 +58,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         self.log.debug("Starting")
         while self._running:
-            if not self._builder.session_usable.wait(0):
+            if not self._state.session_usable.wait(0):
                 self.log.info("The ZooKeeper session is not usable; waiting for it")
-                self._builder.session_usable.wait(SUSPEND_WAIT_TIME)
+                self._state.session_usable.wait(SUSPEND_WAIT_TIME)
                 continue
             self._event.clear()
             try:

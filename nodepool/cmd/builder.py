@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from nodepool.cmd.base import arguments, whole_number
+from nodepool.process.program import arguments, whole_number
 from nodepool.process.service import make_daemon_parser, run_daemon, session_file
 
 if TYPE_CHECKING:

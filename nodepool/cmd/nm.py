@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodepool import status
-from nodepool.cmd.base import absolute_path, arguments, run_console, seconds, whole_number
 from nodepool.nodemanager.api.client import Client, RpcFault, Tls
 from nodepool.nodemanager.texts import clean
+from nodepool.process.program import absolute_path, arguments, run_console, seconds, whole_number
 from nodepool.version import get_version_string
 
 PROG = "nodepool-nm"

@@ -8,9 +8,9 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 
-from nodepool.cmd.base import arguments, make_parser, run_console, seconds, setup_command_logging
 from nodepool.cmd.commands import aliens, configuration, data, images, nodes, providers, requests
 from nodepool.cmd.commands.context import Context
+from nodepool.process.program import arguments, make_parser, run_console, seconds, setup_command_logging
 
 COMMANDS = (nodes, images, aliens, providers, data, configuration, requests)
 EPILOG = "`nodepool SUBCOMMAND --help` tells more; the manual is doc/operation/ of the source, or its rendered pages."

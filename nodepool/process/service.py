@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from nodepool.cmd.base import absolute_path, describe, make_parser, report_error
 from nodepool.logconfig import LoggingConfig, ServerLoggingConfig, load_config
 from nodepool.process import background, stack_dump
+from nodepool.process.program import absolute_path, describe, make_parser, report_error
 from nodepool.process.watchdog import Watchdog
 from nodepool.version import get_version_string
 

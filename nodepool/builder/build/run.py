@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
@@ -22,14 +22,12 @@ from nodepool.builder.build.plan import WantedBuild
 from nodepool.builder.build.process import BuildProcess, Ending
 from nodepool.builder.host import build_journal, image_files
 from nodepool.builder.progress import gauges
+from nodepool.builder.state import BuilderState
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock, Lost
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
 from nodepool.zk.records.progress import TAIL_LINES, BuildProgress
-
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
 
 LOG_DIRECTORY = "/var/log/nodepool/builds"
 MIB = 1024 * 1024
@@ -44,9 +42,9 @@ WITHOUT_FILE = frozenset({"docker"})
 class BuildRun:
     """Runs the command for one image; the build lock is held by the caller."""
 
-    def __init__(self, builder: NodePoolBuilder, config: Any, diskimage: Any, wanted: WantedBuild, lock: HeldLock,
+    def __init__(self, state: BuilderState, config: Any, diskimage: Any, wanted: WantedBuild, lock: HeldLock,
                  log: logging.Logger) -> None:
-        self.builder = builder
+        self._state = state
         self.image = wanted.image
         self.build_id = uuid.uuid4().hex
         self.lock = lock
@@ -66,7 +64,7 @@ class BuildRun:
         self._aborted: str | None = None
         self._guard = threading.Lock()
         self.progress = BuildProgress(
-            self.image, self.build_id, builder.fqdn, builder.builder_id, phase="starting", started=time.time(),
+            self.image, self.build_id, state.fqdn, state.builder_id, phase="starting", started=time.time(),
             expected=self._expected(), log=image_files.log_path(log_dir, self.image, self.build_id),
             formats=list(self._formats), manual=wanted.manual)
 
@@ -83,7 +81,7 @@ class BuildRun:
 
     def _expected(self) -> float | None:
         """Median of what earlier builds of the image took, in seconds."""
-        tree = self.builder.progress
+        tree = self._state.progress
         with tree.lock:
             known = [p.duration for p in tree.builds.values() if p.image == self.image and p.state == READY and p.duration]
         return statistics.median(known) if known else None
@@ -92,10 +90,10 @@ class BuildRun:
 
     def execute(self) -> bool:
         """Whether there is a new ready build."""
-        zk = self.builder.zk
+        zk = self._state.zk
         record = ImageBuild(self.image)
-        record.builder = self.builder.fqdn
-        record.builder_id = self.builder.builder_id
+        record.builder = self._state.fqdn
+        record.builder_id = self._state.builder_id
         record.formats = list(self._formats)
         record.state = BUILDING
         # Intent before effect: whoever finds files or processes of this id finds the record first.
@@ -199,7 +197,7 @@ class BuildRun:
             image_files.make_private(self._config.images_dir, self._base)
             self._publish()
         else:
-            self.builder.publisher.detail(("build", self.build_id), self._write_progress)
+            self._state.publisher.detail(("build", self.build_id), self._write_progress)
 
     def _judge(self, ending: Ending) -> str | None:
         """Why the build failed; None when it did not."""
@@ -251,10 +249,10 @@ class BuildRun:
             if self.lock.regained and self._somebody_built():
                 raise Lost("the ZooKeeper session was lost and somebody else built the image meanwhile")
             record.state = state
-            self.builder.zk.storeBuild(self.image, record, self.build_id)
+            self._state.zk.storeBuild(self.image, record, self.build_id)
 
         try:
-            self.lock.store(write, self.builder.session_usable, lambda: not self.builder.stopping_at_once.is_set())
+            self.lock.store(write, self._state.session_usable, lambda: not self._state.stopping_at_once.is_set())
         except Exception as error:
             if not isinstance(error, Lost):
                 self.log.exception("Cannot store the result of build %s:", self._base)
@@ -262,11 +260,11 @@ class BuildRun:
         return None
 
     def _somebody_built(self) -> bool:
-        newest = self.builder.zk.getMostRecentBuilds(1, self.image, READY)
+        newest = self._state.zk.getMostRecentBuilds(1, self.image, READY)
         return (newest[0].id if newest else None) != self._wanted.newest
 
     def _finish(self, reason: str | None, ending: Ending | None) -> None:
-        progress, backoff = self.progress, self.builder.build_backoff
+        progress, backoff = self.progress, self._state.build_backoff
         progress.ended = time.time()
         progress.duration = progress.ended - (progress.started or progress.ended)
         progress.state = READY if reason is None else FAILED
@@ -290,7 +288,7 @@ class BuildRun:
         if not self._wanted.manual or self._wanted.request is None:
             return
         try:
-            self.builder.zk.kazoo_client.delete(
+            self._state.zk.kazoo_client.delete(
                 f"{paths.image(self.image)}/request-build", version=self._wanted.request[1])
         except (NoNodeError, BadVersionError):
             pass
@@ -298,7 +296,7 @@ class BuildRun:
             self.log.warning("Cannot remove the build request of image %s: %r", self.image, error)
 
     def _send_statistics(self) -> None:
-        statsd, progress = self.builder.statsd, self.progress
+        statsd, progress = self._state.statsd, self.progress
         for extension, size in progress.sizes.items():
             statsd.gauge(metrics.IMAGE_SIZE(self.image, extension), size)
         statsd.gauge(metrics.IMAGE_EXIT_STATUS(self.image), progress.exit_code)
@@ -308,12 +306,12 @@ class BuildRun:
     # -- progress
 
     def _publish(self) -> None:
-        self.builder.publisher.write(("build", self.build_id), self._write_progress)
+        self._state.publisher.write(("build", self.build_id), self._write_progress)
 
     def _write_progress(self, store: Any) -> None:
         now = time.time()
         store.write_build(dataclasses.replace(self.progress, tail=list(self._tail), updated=now))
-        gauges.build_progress(self.builder.statsd, self.builder.fqdn, self.progress, now)
+        gauges.build_progress(self._state.statsd, self._state.fqdn, self.progress, now)
 
 
 def _start_remedy(error: OSError, program: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from nodepool.builder.build.plan import WantedBuild, plan
 from nodepool.builder.build.run import BuildRun
 from nodepool.builder.host import image_files
+from nodepool.builder.state import BuilderState
 from nodepool.builder.worker import Worker
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
@@ -17,24 +18,21 @@ from nodepool.zk.locks.long_held import HeldLock
 from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
 from nodepool.zk.records import BUILDING, FAILED, READY
 
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
-
 INTERRUPTED = "the builder ended during the build"
 
 
 class BuildWorker(Worker):
     """Builds images; two workers, of whatever builder, never build the same image at the same time."""
 
-    def __init__(self, number: int, builder: NodePoolBuilder, interval: float) -> None:
-        super().__init__(f"BuildWorker.{number}", builder, interval)
+    def __init__(self, number: int, state: BuilderState, interval: float) -> None:
+        super().__init__(f"BuildWorker.{number}", state, interval)
         self.run_in_work: BuildRun | None = None
 
     @property
-    def current(self) -> str | None:
-        """The image that is being built."""
+    def building(self) -> tuple[str, str] | None:
+        """Image and id of the build that is being made."""
         run = self.run_in_work
-        return run.image if run is not None else None
+        return run.key if run is not None else None
 
     def abort(self, reason: str) -> None:
         """End the running build within seconds; thread-safe."""
@@ -51,11 +49,11 @@ class BuildWorker(Worker):
     def make_pass(self) -> float | None:
         passed: set[str] = set()
         while True:
-            config = self._builder.check_config()
-            if not self._running or not self._builder.session_usable.is_set():
+            config = self._state.check_config()
+            if not self._running or not self._state.session_usable.is_set():
                 return None
-            busy = passed | {image for image, _ in self._builder.running_builds()}
-            decision = plan(config, self._zk.readImages(), busy, self._builder.build_backoff.wait, time.time())
+            busy = passed | {image for image, _ in self._state.running_builds()}
+            decision = plan(config, self._zk.readImages(), busy, self._state.build_backoff.wait, time.time())
             if decision.build is None:
                 return decision.wait
             passed.add(decision.build.image)
@@ -65,15 +63,15 @@ class BuildWorker(Worker):
                     passed = set()
             except Exception:  # the other images are built meanwhile; this one waits as after a failed build
                 self.log.exception("Error building image %s:", decision.build.image)
-                self._builder.build_backoff.failed(decision.build.image, decision.build.subject)
+                self._state.build_backoff.failed(decision.build.image, decision.build.subject)
 
     def _try(self, wanted: WantedBuild) -> bool:
         """False when the build is not ours to make."""
-        with self._builder.claim_build(wanted.image) as ours:
+        with self._state.claim_build(wanted.image) as ours:
             if not ours:
                 return False
             try:
-                lock = HeldLock(self._builder.client, f"{paths.builds(wanted.image)}/lock")
+                lock = HeldLock(self._state.client, f"{paths.builds(wanted.image)}/lock")
             except ZKLockException:
                 return False  # another builder has it; its end is an event
             try:
@@ -98,29 +96,29 @@ class BuildWorker(Worker):
         if diskimage is None:
             return
         self.log.info("Building image %s: %s", wanted.image, wanted.reason)
-        run = BuildRun(self._builder, config, diskimage, wanted, lock, self.log)
+        run = BuildRun(self._state, config, diskimage, wanted, lock, self.log)
         self.run_in_work = run
         try:
-            if self._builder.stopping_at_once.is_set():
+            if self._state.stopping_at_once.is_set():
                 return
             run.execute()
         finally:
             self.run_in_work = None
 
 
-def fail_interrupted(builder: NodePoolBuilder, interrupted: Iterable[tuple[str, str]]) -> None:
+def fail_interrupted(state: BuilderState, interrupted: Iterable[tuple[str, str]], log: logging.Logger) -> None:
     """Builds that a killed builder of ours left: their records say so, their files go.
 
     A build whose result was stored just before is left as it is.
     """
-    store = ProgressStore(builder.zk.kazoo_client)
+    store = ProgressStore(state.zk.kazoo_client)
     for image, build_id in interrupted:
-        build = builder.zk.getBuild(image, build_id)
+        build = state.zk.getBuild(image, build_id)
         if build is not None and build.state != BUILDING:
             continue
-        builder.log.warning("Build %s-%s was interrupted: %s", image, build_id, INTERRUPTED)
-        image_files.delete_local_build(builder.config.images_dir, image, build_id, builder.log)
-        progress = store.read_build(build_id) or BuildProgress(image, build_id, builder.fqdn, builder.builder_id)
+        log.warning("Build %s-%s was interrupted: %s", image, build_id, INTERRUPTED)
+        image_files.delete_local_build(state.config.images_dir, image, build_id, log)
+        progress = store.read_build(build_id) or BuildProgress(image, build_id, state.fqdn, state.builder_id)
         progress.state = FAILED
         progress.reason = INTERRUPTED
         progress.ended = time.time()
@@ -128,4 +126,4 @@ def fail_interrupted(builder: NodePoolBuilder, interrupted: Iterable[tuple[str, 
         if build is not None:
             build.state = FAILED
             build.formats = []
-            builder.zk.storeBuild(image, build, build_id)
+            state.zk.storeBuild(image, build, build_id)

@@ -10,19 +10,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
 from nodepool.builder.cleanup.provider_queues import Lanes
 from nodepool.builder.cleanup.retention import BuildPlan, Snapshot, UploadKey, upload_key
+from nodepool.builder.state import BuilderState
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
 from nodepool.zk.mirror.progress import BuildProgress, ProgressStore
 from nodepool.zk.records import BUILDING, DELETING, FAILED, UPLOADING, ImageBuild, ImageUpload, RecordError, parse_object
-
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
 
 ABANDONED = "the builder stopped when the build began"
 
@@ -30,14 +28,14 @@ ABANDONED = "the builder stopped when the build began"
 class RecordCleaner:
     """Carries out plans."""
 
-    def __init__(self, builder: NodePoolBuilder, lanes: Lanes, log: logging.Logger) -> None:
-        self._builder = builder
+    def __init__(self, state: BuilderState, lanes: Lanes, log: logging.Logger) -> None:
+        self._state = state
         self._lanes = lanes
         self.log = log
 
     @property
     def _zk(self) -> Any:
-        return self._builder.zk
+        return self._state.zk
 
     @contextlib.contextmanager
     def _lock(self, directory: str, record: str) -> Iterator[bool]:
@@ -115,11 +113,11 @@ class RecordCleaner:
     def _delete_image(self, key: UploadKey) -> None:
         """Runs in the provider's lane; whatever fails is tried again in a later pass."""
         path = paths.upload(*key)
-        builder = self._builder
-        if not builder.session_usable.is_set():
+        state = self._state
+        if not state.session_usable.is_set():
             return
         try:
-            with self._lock(f"{path}/lock", path) as free, builder.managers.use(builder.config, key[2]) as manager:
+            with self._lock(f"{path}/lock", path) as free, state.managers.use(state.config, key[2]) as manager:
                 found = self._zk.getImageUpload(*key) if free else None
                 if found is None or found.state != DELETING:
                     return

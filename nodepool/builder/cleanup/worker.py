@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.builder.cleanup.files import clean_files
 from nodepool.builder.cleanup.progress import ProgressCleaner
@@ -16,15 +16,13 @@ from nodepool.builder.cleanup.records import RecordCleaner
 from nodepool.builder.cleanup.retention import BuildKey, BuildPlan, Rules, Snapshot, upload_key
 from nodepool.builder.host import image_files
 from nodepool.builder.progress import gauges
+from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.journal import StraySweeper
 from nodepool.builder.worker import Worker
 from nodepool.zk.connection.protocol import BROKEN
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import ProgressStore
 from nodepool.zk.records import DELETING
-
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
 
 #: Seconds between two passes that events ask for.
 EVENT_INTERVAL = 1.0
@@ -38,13 +36,13 @@ class CleanupWorker(Worker):
     What failed or was abandoned goes in whole passes only, so that it can be seen meanwhile.
     """
 
-    def __init__(self, number: int, builder: NodePoolBuilder, interval: float) -> None:
-        super().__init__(f"CleanupWorker.{number}", builder, interval)
+    def __init__(self, number: int, state: BuilderState, interval: float) -> None:
+        super().__init__(f"CleanupWorker.{number}", state, interval)
         self._lanes = Lanes(self.name, self.log, lambda: self._running or self._by_hand)
-        self._records = RecordCleaner(builder, self._lanes, self.log)
+        self._records = RecordCleaner(state, self._lanes, self.log)
         self._progress = ProgressCleaner(
             lambda: ProgressStore(self._zk.kazoo_client), self._records.absent, self._records.build_lock_free, self.log)
-        self._strays = StraySweeper(builder, self._lanes)
+        self._strays = StraySweeper(state, self._lanes)
         self._pass_lock = threading.Lock()
         #: A pass that somebody else's thread makes, whether ours runs or not.
         self._by_hand = False
@@ -69,7 +67,7 @@ class CleanupWorker(Worker):
 
     def make_pass(self) -> float | None:
         now = time.monotonic()
-        config = self._builder.check_config()
+        config = self._state.check_config()
         whole = now >= self._next_whole
         if not whole:
             if config is self._cleaned_config and not self._urgent():
@@ -86,10 +84,10 @@ class CleanupWorker(Worker):
         return max(0.0, self._next_whole - time.monotonic())
 
     def _usable(self) -> bool:
-        return self._builder.session_usable.is_set() and (self._running or threading.current_thread() is not self)
+        return self._state.session_usable.is_set() and (self._running or threading.current_thread() is not self)
 
     def _rules(self, config: Any) -> Rules:
-        return Rules.of(config, self._builder.running_builds(), self._builder.upload_claims.running())
+        return Rules.of(config, self._state.running_builds(), self._state.upload_claims.running())
 
     def _urgent(self) -> bool:
         """Whether a record waits for its deletion that was not tried yet."""
@@ -146,7 +144,7 @@ class CleanupWorker(Worker):
                 self._clean_image(image, snapshot, rules, everything, going, unfinished)
         # Files do not wait for the clouds.
         if self._usable():
-            clean_files(config, snapshot, going, self._builder.running_builds, self._records.absent, self.log)
+            clean_files(config, snapshot, going, self._state.running_builds, self._records.absent, self.log)
         if everything and self._usable():
             self._clean_rest(config, snapshot, rules)
         if self._lanes.wait(CLOUD_WAIT):
@@ -202,9 +200,9 @@ class CleanupWorker(Worker):
                     self._records.remove_image(image)
         with self._going_on("Error looking for what uploads left:"):
             self._strays.sweep(config)
-        if self._builder.progress is not None and self._builder.progress.synced.is_set():
+        if self._state.progress is not None and self._state.progress.synced.is_set():
             with self._going_on("Error cleaning progress records:"):
-                self._progress.clean(config, self._builder.progress.data(), snapshot, rules)
+                self._progress.clean(config, self._state.progress.data(), snapshot, rules)
 
     def _report_unreadable(self, data: ImageData) -> None:
         for image, build_id in sorted(data.bad_builds - self._reported):
@@ -214,4 +212,4 @@ class CleanupWorker(Worker):
 
     def _emitBuildRequestStats(self) -> None:
         """Send the gauges about requests and workers."""
-        gauges.emit(self._builder)
+        gauges.emit(self._state)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool import metrics
 from nodepool.builder.build.phases import PHASES
 from nodepool.builder.cleanup.retention import image_providers
+from nodepool.builder.state import BuilderState
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import BUILDING
 from nodepool.zk.records.progress import BuildProgress, UploadProgress
-
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
 
 IDLE, WORKING, UPLOADING, PAUSED = 0, 1, 2, 3
 
@@ -71,10 +69,9 @@ def upload_progress(statsd: Any, fqdn: str, progress: UploadProgress, running: b
     statsd.gauge(metrics.UPLOAD_RATE(fqdn, progress.image, progress.provider), int(progress.rate or 0) if running else 0)
 
 
-def emit(builder: NodePoolBuilder) -> None:
+def emit(state: BuilderState) -> None:
     """Send them all."""
-    values = gauges(builder.config, builder.zk.readImages(), builder.fqdn, [w.current for w in builder._build_workers],
-                    [w.current for w in builder._upload_workers])
-    builder.statsd.keep("builder", values)
+    values = gauges(state.config, state.zk.readImages(), state.fqdn, [at and at[0] for at in state.building()], state.uploading())
+    state.statsd.keep("builder", values)
     for name, value in values.items():
-        builder.statsd.gauge(name, value)
+        state.statsd.gauge(name, value)

@@ -6,12 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool.zk.mirror.progress import ProgressStore
-
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
 
 #: Seconds between two writes of one record whose details change all the time.
 DETAIL_INTERVAL = 1.0
@@ -28,9 +25,10 @@ class Publisher(threading.Thread):
 
     log = logging.getLogger("nodepool.builder.Publisher")
 
-    def __init__(self, builder: NodePoolBuilder) -> None:
+    def __init__(self, session_usable: threading.Event, kazoo: Callable[[], Any]) -> None:
         super().__init__(name="BuildWorker-publisher", daemon=True)
-        self._builder = builder
+        self._session_usable = session_usable
+        self._kazoo = kazoo
         self._condition = threading.Condition()
         self._urgent: dict[Any, Write] = {}
         self._details: dict[Any, Write] = {}
@@ -79,7 +77,7 @@ class Publisher(threading.Thread):
         with self._condition:
             self._samplers.clear()
         if self.is_alive():
-            if self._builder.session_usable.is_set():
+            if self._session_usable.is_set():
                 self.flush()
             with self._condition:
                 self._running = False
@@ -103,7 +101,7 @@ class Publisher(threading.Thread):
             try:
                 self._sample(samplers, work)
                 if not self._write_all(work):
-                    self._builder.session_usable.wait(DETAIL_INTERVAL)
+                    self._session_usable.wait(DETAIL_INTERVAL)
             finally:
                 with self._condition:
                     self._busy = False
@@ -133,9 +131,9 @@ class Publisher(threading.Thread):
         done = True
         for key, write in work.items():
             try:
-                if not self._builder.session_usable.is_set():
+                if not self._session_usable.is_set():
                     raise ConnectionError("the ZooKeeper session is not usable")
-                write(ProgressStore(self._builder.zk.kazoo_client))
+                write(ProgressStore(self._kazoo()))
             except Exception as error:
                 self.log.debug("Progress of %s is not written now: %r", key, error)
                 with self._condition:

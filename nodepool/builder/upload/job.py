@@ -6,24 +6,22 @@ import enum
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodepool import metrics
 from nodepool.builder.build import process
 from nodepool.builder.cleanup.retention import Candidate
 from nodepool.builder.host import image_files
 from nodepool.builder.progress import gauges
+from nodepool.builder.state import BuilderState
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.builder.upload.meter import UploadMeter
+from nodepool.builder.worker import Worker
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock, Lost
 from nodepool.zk.mirror.progress import ProgressStore, UploadFailure, UploadProgress
 from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload
-
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
-    from nodepool.builder.worker import Worker
 
 #: Seconds a post-upload hook may take.
 HOOK_TIMEOUT = 3600.0
@@ -46,9 +44,9 @@ class UploadJob:
     :param attempt: 1 for the first one of this build.
     """
 
-    def __init__(self, worker: Worker, builder: NodePoolBuilder, config: Any, candidate: Candidate, attempt: int) -> None:
+    def __init__(self, worker: Worker, state: BuilderState, config: Any, candidate: Candidate, attempt: int) -> None:
         self._worker = worker
-        self._builder = builder
+        self._state = state
         self._config = config
         self._candidate = candidate
         self._attempt = attempt
@@ -70,7 +68,7 @@ class UploadJob:
         :raises KazooException: ZooKeeper failed before anything was done.
         """
         try:
-            lock = HeldLock(self._builder.zk.client, f"{paths.uploads(self.image, self.build_id, self.provider)}/lock",
+            lock = HeldLock(self._state.zk.client, f"{paths.uploads(self.image, self.build_id, self.provider)}/lock",
                             record=paths.build(self.image, self.build_id))
         except ZKLockException:
             return Result.SKIPPED
@@ -79,7 +77,7 @@ class UploadJob:
             if not self._still_wanted():
                 return Result.SKIPPED
             record = self._new_record(UPLOADING)
-            self.number = self._builder.zk.storeImageUpload(self.image, self.build_id, self.provider, record)
+            self.number = self._state.zk.storeImageUpload(self.image, self.build_id, self.provider, record)
             self.log.info("Uploading %s (build %s) to %s as upload %s", self.image, self.build_id, self.provider, self.number)
             return self._upload()
         finally:
@@ -87,7 +85,7 @@ class UploadJob:
 
     def _still_wanted(self) -> bool:
         """Conditions 4 and 6, read with the lock held."""
-        zk = self._builder.zk
+        zk = self._state.zk
         build = zk.getBuild(self.image, self.build_id)
         return (build is not None and build.state == READY
                 and not zk.getUploads(self.image, self.build_id, self.provider, [READY]))
@@ -102,7 +100,7 @@ class UploadJob:
 
     def _upload(self) -> Result:
         started = time.monotonic()
-        with self._builder.managers.use(self._config, self.provider) as manager:
+        with self._state.managers.use(self._config, self.provider) as manager:
             try:
                 name, external_id = self._send(manager)
             except UploadError as error:
@@ -133,9 +131,9 @@ class UploadJob:
         self._note = upload_journal.begin(
             self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name)
         meter = UploadMeter(path)
-        progress = UploadProgress(self.image, self.build_id, self.provider, self.number, self._builder.fqdn,
+        progress = UploadProgress(self.image, self.build_id, self.provider, self.number, self._state.fqdn,
                                   started=self._started, bytes_total=meter.total, attempt=self._attempt)
-        publisher, key = self._builder.publisher, ("upload", self.build_id, self.provider, self.number)
+        publisher, key = self._state.publisher, ("upload", self.build_id, self.provider, self.number)
         publisher.sample(key, lambda: self._sample(meter, progress))
         try:
             external_id = manager.uploadImage(
@@ -149,7 +147,7 @@ class UploadJob:
             meter.close()
             publisher.sample(key, None)
             publisher.write(key, lambda store: store.delete_upload(progress))
-            gauges.upload_progress(self._builder.statsd, self._builder.fqdn, progress, False)
+            gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, False)
         if external_id is None:
             raise UploadError(f"provider {self.provider} gave no id for the uploaded image")
         self.log.info("%s (build %s) is at %s as %s, id %s", self.image, self.build_id, self.provider, name, external_id)
@@ -166,7 +164,7 @@ class UploadJob:
     def _external_name(self, name_format: str) -> str:
         try:
             return name_format.format(image_name=self.image, upload_id=self.number, build_id=self.build_id,
-                                      timestamp=str(self._builder.upload_claims.second(self.image)))
+                                      timestamp=str(self._state.upload_claims.second(self.image)))
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UploadError(
                 f"image-name-format {name_format!r} of provider {self.provider} cannot be filled ({error!r}); it may use "
@@ -213,7 +211,7 @@ class UploadJob:
             self._note.end()
 
     def _provider_known(self) -> bool:
-        provider = self._builder.config.providers.get(self.provider)
+        provider = self._state.config.providers.get(self.provider)
         return provider is not None and bool(provider.manage_images)
 
     # -- results
@@ -230,7 +228,7 @@ class UploadJob:
             self._delete_image(manager, name, external_id)
             return Result.FAILED
         self._settled()
-        statsd, metric = self._builder.statsd, metrics.IMAGE_UPLOADS(self.image, self.provider)
+        statsd, metric = self._state.statsd, metrics.IMAGE_UPLOADS(self.image, self.provider)
         statsd.timing(metric, int((time.monotonic() - started) * 1000))
         statsd.incr(metric)
         self._publish(lambda store: store.delete_failure(self.image, self.provider))
@@ -253,7 +251,7 @@ class UploadJob:
             self.log.error("Upload of %s to %s failed: %s", self.image, self.provider, self.reason)
             try:
                 self._locked(
-                    lambda: self._builder.zk.deleteUpload(self.image, self.build_id, self.provider, self.number))
+                    lambda: self._state.zk.deleteUpload(self.image, self.build_id, self.provider, self.number))
             except Lost as error:
                 self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
             return Result.FAILED
@@ -275,7 +273,7 @@ class UploadJob:
         :raises Lost: not ours any more, or ZooKeeper does not come back before we have to end.
         """
         record.id = self.number
-        zk = self._builder.zk
+        zk = self._state.zk
 
         def write() -> None:
             if record.state == READY and self._others_ready():
@@ -288,12 +286,12 @@ class UploadJob:
         if self._lock is None or not self._lock.regained:
             return False
         return any(u.id != self.number
-                   for u in self._builder.zk.getUploads(self.image, self.build_id, self.provider, [READY]))
+                   for u in self._state.zk.getUploads(self.image, self.build_id, self.provider, [READY]))
 
     def _locked(self, write: Callable[[], Any]) -> None:
         """:raises Lost: see :meth:`_store`."""
         assert self._lock is not None
-        self._lock.store(write, self._builder.session_usable, lambda: self._worker.running)
+        self._lock.store(write, self._state.session_usable, lambda: self._worker.running)
 
     # -- what people see
 
@@ -307,10 +305,10 @@ class UploadJob:
         meter.sample()
         progress.updated = time.time()
         progress.bytes_sent, progress.rate = meter.sent, meter.rate
-        gauges.upload_progress(self._builder.statsd, self._builder.fqdn, progress, True)
+        gauges.upload_progress(self._state.statsd, self._state.fqdn, progress, True)
         return lambda store: store.write_upload(progress)
 
     def _publish(self, write: Callable[[ProgressStore], Any]) -> None:
-        self._builder.publisher.write(("upload-failure", self.image, self.provider), write)
+        self._state.publisher.write(("upload-failure", self.image, self.provider), write)
 
 

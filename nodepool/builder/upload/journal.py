@@ -15,17 +15,15 @@ import logging
 import os
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from nodepool.base.files import replace_file
+from nodepool.builder.cleanup.provider_queues import Lanes
 from nodepool.builder.cleanup.retention import UploadKey
+from nodepool.builder.state import BuilderState
 from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, properties_of, value_of
 from nodepool.zk import locks, paths
-
-if TYPE_CHECKING:
-    from nodepool.builder.builder import NodePoolBuilder
-    from nodepool.builder.cleanup.provider_queues import Lanes
 
 DIRECTORY = ".uploads"
 #: Seconds after which a note is given up: its provider has not been in the configuration since.
@@ -135,16 +133,16 @@ def is_of(item: Any, key: UploadKey) -> bool:
 class StraySweeper:
     """Removes images of uploads that ended without a known result."""
 
-    def __init__(self, builder: NodePoolBuilder, lanes: Lanes) -> None:
-        self._builder = builder
+    def __init__(self, state: BuilderState, lanes: Lanes) -> None:
+        self._state = state
         self._lanes = lanes
 
     def sweep(self, config: Any) -> None:
         """Ask for it, in the lanes of the providers."""
-        if not self._builder.owns_images_dir:
+        if not self._state.owns_images_dir:
             return
         for note in notes(config.images_dir):
-            if note.key[:3] in self._builder.upload_claims.running():
+            if note.key[:3] in self._state.upload_claims.running():
                 continue
             if note.provider in config.provider_managers:
                 self._lanes.submit(note.provider, ("stray", note.path), lambda note=note: self._look(note))  # type: ignore[misc]
@@ -154,13 +152,13 @@ class StraySweeper:
                 note.end()
 
     def _look(self, note: Note) -> None:
-        builder = self._builder
-        if not builder.session_usable.is_set() or note.key[:3] in builder.upload_claims.running() or not note.kept:
+        state = self._state
+        if not state.session_usable.is_set() or note.key[:3] in state.upload_claims.running() or not note.kept:
             return
         # Its lock is older than the note: whoever works on it has it.
-        if locks.names_in_order(builder.zk.kazoo_client, f"{paths.uploads(*note.key[:3])}/lock"):
+        if locks.names_in_order(state.zk.kazoo_client, f"{paths.uploads(*note.key[:3])}/lock"):
             return
-        with builder.managers.use(builder.config, note.provider) as manager:
+        with state.managers.use(state.config, note.provider) as manager:
             listing = None if manager is None else listing_of(manager)
             if manager is None:
                 return
@@ -172,7 +170,7 @@ class StraySweeper:
                 return
             if not self._remove_parts(manager, note):
                 return
-            record = builder.zk.getImageUpload(*note.key)
+            record = state.zk.getImageUpload(*note.key)
             for item in found:
                 external_id = str(value_of(item, "id"))
                 if record is not None and record.external_id == external_id:
@@ -194,7 +192,7 @@ class StraySweeper:
         if remove is None:
             return True
         # Names have a resolution of a second: another provider may get the same image under the same one now.
-        if any(note.key[:2] == running[:2] for running in self._builder.upload_claims.running()):
+        if any(note.key[:2] == running[:2] for running in self._state.upload_claims.running()):
             return False
         try:
             remove(note.name, note.time)

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from nodepool import status
-from nodepool.cmd.base import describe
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
 from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, properties_of, value_of
 from nodepool.exceptions import TimeoutException
+from nodepool.process.program import describe
 from nodepool.zk.records import READY
 
 BUILD_PROPERTY = "nodepool_build_id"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nodepool import status
-from nodepool.cmd.base import load_config
+from nodepool.process.program import load_config
 
 if TYPE_CHECKING:
     from nodepool.zk.connection.client import ZooKeeperClient

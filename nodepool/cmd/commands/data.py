@@ -16,9 +16,9 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from nodepool import status
 from nodepool.base.files import new_file
-from nodepool.cmd.base import absolute_path
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
 from nodepool.cmd.commands.images import report
+from nodepool.process.program import absolute_path
 from nodepool.zk import paths
 
 log = logging.getLogger("nodepool.cmd.image_data")

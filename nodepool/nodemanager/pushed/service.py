@@ -131,7 +131,7 @@ def forget(place: str) -> None:
 
 def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
     """Be the daemon; whether it ended because nobody wants it any more, and the exit status."""
-    from nodepool.cmd import nodemanager
+    from nodepool.nodemanager import service as nodemanager
     from nodepool.process.service import run_daemon
 
     args = nodemanager.create_parser().parse_args(

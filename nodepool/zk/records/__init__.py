@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from kazoo.protocol.states import ZnodeStat
 
+from nodepool.base.attributes import Attributes
 from nodepool.zk.records.base import (
     ABORTED,
     BUILDING,
@@ -223,10 +224,8 @@ class NodeRequest(BaseModel):
         other.lock = None
         return other
 
-    def getSafeAttributes(self) -> Any:
+    def getSafeAttributes(self) -> Attributes:
         """What drivers may use in templates (driver-api.md section 8)."""
-        from nodepool.nodeutils import Attributes
-
         return Attributes(
             id=self._id, labels=self.node_types, requestor=self.requestor, requestor_data=self.requestor_data,
             relative_priority=self.relative_priority, event_id=self.event_id, created_time=self.created_time,

@@ -282,7 +282,7 @@ def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver
     assert "exit status 127: element not found" in builders.wait_progress(failed.id, FAILED).reason
     ready, told = builders.builders[0].getReadiness()
     assert ready and any("the last build failed: " in line and "element not found" in line for line in told), told
-    builder.build_backoff._backoff = Backoff(3600, 3600)  # only the repair can end that
+    builder.state.build_backoff._backoff = Backoff(3600, 3600)  # only the repair can end that
     builders.config([builders.image()], [builders.provider()])
     builders.wait_build()
     wait_for(lambda: not builders.builds(state=FAILED), what="failed records gone")
@@ -297,7 +297,7 @@ def test_growing_delay(builders: BuilderBench) -> None:
     wait_for(lambda: len(builders.builds(state=FAILED)) == 3, what="three attempts")
     times = sorted(b.stat.ctime for b in builders.builds(state=FAILED))
     assert times[1] - times[0] >= 1000 * PERIOD - 10 and times[2] - times[1] >= 2 * 1000 * PERIOD - 10
-    builder.build_backoff._backoff = Backoff(3600, 3600)
+    builder.state.build_backoff._backoff = Backoff(3600, 3600)
     builders.wait_builds(4, state=FAILED)
     count = len(builders.builds(state=FAILED))
     builders.zk.submitBuildRequest("fake-image")  # asks for an attempt now
@@ -466,7 +466,7 @@ def test_two_builders_share_the_work(builders: BuilderBench, tmp_path: pathlib.P
         builders.wait_build(image["name"])
     every = [b for image in images for b in builders.builds(image["name"], None)]
     assert len(every) == len(images)
-    assert {b.builder_id for b in every} == {first.builder_id, second.builder_id}
+    assert {b.builder_id for b in every} == {first.state.builder_id, second.state.builder_id}
 
 
 @pytest.mark.spec("builder.md 16: values are reloaded without restart; a bad file leaves the last good in force")

@@ -469,7 +469,7 @@ def test_gauges(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Pat
     builders.zk.submitBuildRequest("asleep")
     block.touch()
     builder = builders.start(config(builders, [cloud.provider([IMAGE, paused("blocked")])], images), num_builders=2)
-    prefix = f"nodepool.builder.{builder.fqdn}"
+    prefix = f"nodepool.builder.{builder.state.fqdn}"
     statsd.wait("nodepool.image_build_requests", "1|g")
     statsd.wait("nodepool.image.asleep.image_build_requests", "1|g")
     statsd.wait("nodepool.image.fake-image.image_build_requests", "0|g")

@@ -420,7 +420,7 @@ def test_metrics_at_rest(builders: BuilderBench, statsd: StatsdReceiver) -> None
     started = time.time()
     builder = builders.start(builders.config([builders.image()], [builders.provider()]))
     builders.wait_upload()
-    prefix, image = f"nodepool.builder.{builder.fqdn}", "nodepool.dib_image_build.fake-image.status"
+    prefix, image = f"nodepool.builder.{builder.state.fqdn}", "nodepool.dib_image_build.fake-image.status"
     for name in (f"{prefix}.image.fake-image.build.state", f"{prefix}.image.fake-image.provider.fake-provider.upload.state",
                  f"{prefix}.current_builds", f"{prefix}.current_uploads", "nodepool.image_build_requests",
                  "nodepool.image.fake-image.image_build_requests"):

@@ -180,7 +180,7 @@ def test_growing_delay(builders: BuilderBench, cloud: BalkyCloud) -> None:
     wait_for(lambda: (found := failure(builders, "balky")) is not None and found.attempts >= 3, what="failure shown")
     shown = failure(builders, "balky")
     assert "the cloud refuses: upload-fails" in shown.reason and shown.next_try > shown.time
-    builder.upload_backoff._backoff = Backoff(3600, 3600)
+    builder.state.upload_backoff._backoff = Backoff(3600, 3600)
     wait_for(lambda: (found := failure(builders, "balky")) is not None and found.next_try > found.time + 1000,
              what="the last attempt for an hour")
     # Changed configuration: at once.
@@ -297,7 +297,7 @@ def test_another_builder_on_the_same_directory(builders: BuilderBench, cloud: Ba
     if owner == "second":
         first._release_images_dir()
     second = builders.start(config(builders, cloud.provider()), cleanup_interval=3600)
-    assert (first.owns_images_dir, second.owns_images_dir) == (owner == "first", owner == "second")
+    assert (first.state.owns_images_dir, second.state.owns_images_dir) == (owner == "first", owner == "second")
     (note,) = notes(builders)
     second._janitor._cleanup()
     assert len(cloud.images()) == 1 and notes(builders) == [note]
@@ -365,7 +365,7 @@ def test_failing_hook_and_deletion(builders: BuilderBench, cloud: BalkyCloud, tm
     cloud.do("delete-fails")
     provider = cloud.provider(**{"post-upload-hook": hook_script(tmp_path, "exit 1")})
     builder = builders.start(config(builders, provider))
-    builder.upload_backoff._backoff = Backoff(3600, 3600)
+    builder.state.upload_backoff._backoff = Backoff(3600, 3600)
     wait_for(lambda: builders.uploads(provider="balky", state=DELETING), what="record deleting")
     (upload,) = builders.uploads(provider="balky", state=DELETING)
     assert upload.external_id == cloud.images()[0]["id"] and upload.external_name == cloud.images()[0]["name"]
@@ -430,9 +430,10 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud, dropp
     builder = builders.start(config(builders, cloud.provider()))
     wait_for(cloud.images, what="image in the cloud")
     (before,) = builders.uploads(provider="balky", state=UPLOADING)
-    session = builder.client.session_id
+    client = builder.state.client
+    session = client.session_id
     expire_session(builder)
-    wait_for(lambda: builder.client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
     builder._janitor._cleanup()
     assert [u.id for u in builders.uploads(provider="balky", state=UPLOADING)] == [before.id]  # it is ours
     if dropped:
@@ -452,10 +453,11 @@ def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builder = builders.start(config(builders, cloud.provider()))
     wait_for(cloud.images, what="image in the cloud")
     (before,) = builders.uploads(provider="balky", state=UPLOADING)
-    builder.upload_backoff._backoff = Backoff(3600, 3600)
-    session = builder.client.session_id
+    builder.state.upload_backoff._backoff = Backoff(3600, 3600)
+    client = builder.state.client
+    session = client.session_id
     expire_session(builder)
-    wait_for(lambda: builder.client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
+    wait_for(lambda: client.session_id not in (None, session) and builder.session_usable.is_set(), 30, "new session")
     with builders.zk.imageUploadLock(IMAGE, before.build_id, "balky", timeout=10):
         cloud.stop_doing("upload-blocks")
         wait_for(lambda: not cloud.images(), what="image deleted again")
@@ -515,4 +517,4 @@ def test_no_upload_is_done_twice_at_once(builders: BuilderBench, cloud: BalkyClo
 def test_gauges_without_cleanup_worker(builders: BuilderBench, statsd: StatsdReceiver) -> None:
     builder = builders.start(builders.config([builders.image(pause=True)], []), cleanup_interval=0)
     assert builder._janitor is None
-    statsd.wait(f"nodepool.builder.{builder.fqdn}.upload_workers", "4|g")
+    statsd.wait(f"nodepool.builder.{builder.state.fqdn}.upload_workers", "4|g")

@@ -14,7 +14,6 @@ import prettytable
 import pytest
 import yaml
 
-import nodepool
 from nodepool.cmd import nodepoolcmd
 from nodepool.exceptions import TimeoutException
 from nodepool.zk import paths
@@ -295,9 +294,7 @@ class FakeManager:
 def managers(monkeypatch):
     """Providers by name that get_provider gives instead of real ones."""
     by_name = {}
-    fake = SimpleNamespace(get_provider=lambda config: by_name[config.name])
-    monkeypatch.setitem(sys.modules, "nodepool.driver.lifecycle", fake)
-    monkeypatch.setattr(nodepool, "provider_manager", fake, raising=False)
+    monkeypatch.setattr("nodepool.driver.lifecycle.get_provider", lambda config: by_name[config.name])
     return by_name
 
 

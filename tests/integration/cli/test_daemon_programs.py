@@ -110,7 +110,7 @@ def test_foreground(launcher, number):
         process.send_signal(number)
         out, _ = process.communicate(timeout=10)
     assert process.returncode == 0, out
-    assert "INFO nodepool.process.background: Stopped" in out and "WARNING" not in out
+    assert "INFO nodepool.daemon: Stopped" in out and "WARNING" not in out
 
 
 @pytest.mark.spec("cli-web-metrics.md 8: active in any mode, always visible")
@@ -124,7 +124,7 @@ def test_stack_dump(launcher, option):
             lines.append(process.stdout.readline())
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)
-    assert any(" nodepool.process.stack_dump:   Thread: " in line and " NodePool d: False" in line for line in lines)
+    assert any(" nodepool.stack_dump:   Thread: " in line and " NodePool d: False" in line for line in lines)
 
 
 def test_stop_is_time_limited(launcher):

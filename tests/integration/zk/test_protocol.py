@@ -38,7 +38,7 @@ def arm(client: Any, root: str, events: list[tuple[int, str]]) -> None:
 
 def test_our_classes_are_in_use(client: Any) -> None:
     assert isinstance(client, Client)
-    assert type(client._connection).__module__ == "nodepool.zk.protocol"
+    assert type(client._connection).__module__ == "nodepool.zk.connection.protocol"
 
 
 @pytest.mark.spec("zookeeper-schema.md 2: persistent recursive watches")

@@ -61,7 +61,7 @@ def main() -> int:
     ):
         for name in names:
             around(owner, name)
-    from nodepool.cmd import nodemanager
+    from nodepool.nodemanager import service as nodemanager
 
     return nodemanager.main()
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from nodepool.cmd import nodepoolcmd
-from nodepool.cmd.base import load_config
 from nodepool.config import jsonschema as generated
 from nodepool.config.drivers import BUILTIN_NAMES
 from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.process.program import load_config
 from tests import REPOSITORY
 
 ROOT = REPOSITORY

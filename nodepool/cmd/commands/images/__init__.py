@@ -12,10 +12,10 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NoNodeError
 
 from nodepool import status
-from nodepool.cmd.base import seconds
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing
 from nodepool.cmd.commands.images import log as image_log
 from nodepool.cmd.commands.images.follow import EXIT_INTERRUPTED, BuildFollower, Display, Outcome
+from nodepool.process.program import seconds
 from nodepool.zk import paths
 from nodepool.zk.records import BUILDING, DELETING, UPLOADING
 

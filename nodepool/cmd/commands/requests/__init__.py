@@ -15,11 +15,11 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from nodepool import status
-from nodepool.cmd.base import seconds, whole_number
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command, add_listing
 from nodepool.cmd.commands.requests import reasons
 from nodepool.cmd.commands.requests import use as requests_use
 from nodepool.cmd.commands.requests.follow import FINISHED, Follower, exit_status
+from nodepool.process.program import seconds, whole_number
 from nodepool.zk import paths
 from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED
 

@@ -22,10 +22,10 @@ from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from nodepool.cmd.base import describe as describe_error
-from nodepool.cmd.base import seconds
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
 from nodepool.cmd.commands.nodes import find_node
+from nodepool.process.program import describe as describe_error
+from nodepool.process.program import seconds
 from nodepool.status import REDACTED
 from nodepool.zk import paths
 from nodepool.zk.records import FULFILLED, IN_USE, READY, USED

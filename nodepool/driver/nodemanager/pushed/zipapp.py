@@ -14,8 +14,7 @@ from typing import NamedTuple
 import nodepool
 
 #: Of our own package; all the rest belongs to launchers and builders.
-OWN = ("*.py", "base/*.py", "cmd/__init__.py", "cmd/base.py", "cmd/nodemanager.py", "process/*.py",
-       "nodemanager/**/*.py", "zk/**/*.py")
+OWN = ("*.py", "base/*.py", "process/*.py", "nodemanager/**/*.py", "zk/**/*.py")
 #: What the node manager imports besides; the compiled parts that some have are only faster.
 PACKAGES = ("voluptuous", "yaml", "kazoo")
 MAIN = "from nodepool.nodemanager.pushed.program import main\n\nraise SystemExit(main())\n"

@@ -164,7 +164,7 @@ def open_pool_elsewhere(bench: LauncherBench) -> Any:
 
 @pytest.mark.spec("issue 11, users 5 hoarding: room promised to a request that goes elsewhere is free at once")
 def test_a_promise_to_a_lost_request(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("assignment.OTHERS_TURN", "poolworker.FORGET"):
+    for name in ("requests.assignment.OTHERS_TURN", "pools.worker.FORGET"):
         monkeypatch.setattr(f"nodepool.launcher.{name}", 60.0)
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     theirs = open_pool_elsewhere(bench)

@@ -201,7 +201,7 @@ import json, sys, os
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.backends.base import Services, SliverSpec
 from nodepool.nodemanager.backends.native import NativeBackend
-from tests.integration import nm_support
+from tests.support.nodemanager import machine as nm_support
 cgroups = nm_support.SmallCgroups()
 cgroups.root, base, count = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 backend = NativeBackend(sys.argv[1], Services(Zygote(), cgroups=cgroups, id_base=base))

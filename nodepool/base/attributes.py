@@ -1,0 +1,15 @@
+"""A bag of attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Attributes:
+    """A bag of attributes, for templates such as ``"{request.id}"``."""
+
+    def __init__(self, **kw: Any) -> None:
+        self.__dict__.update(kw)
+
+    def __repr__(self) -> str:
+        return f"<Attributes {self.__dict__}>"

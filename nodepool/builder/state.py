@@ -1,0 +1,89 @@
+"""What the parts of a builder share; no threads of its own, and nothing that acts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nodepool import metrics
+from nodepool.base import hostnames
+from nodepool.base.backoff import Backoff, KeyedBackoff
+from nodepool.builder.progress.publisher import Publisher
+from nodepool.builder.providers import ImageManagers
+from nodepool.builder.upload.claims import UploadClaims
+from nodepool.zk import ZooKeeperClient
+from nodepool.zk.mirror.progress import ProgressTree
+
+#: Seconds between two attempts at what fails again and again.
+LONGEST_PAUSE = 3600.0
+
+
+class BuilderState:
+    """The configuration in force, ZooKeeper, providers, and who deals with which image.
+
+    :param check_config: gives the configuration in force, after taking over a changed file.
+    """
+
+    def __init__(self, check_config: Callable[[], Any]) -> None:
+        self.check_config = check_config
+        self.config: Any = None
+        self.zk: Any = None
+        self.connection: ZooKeeperClient | None = None
+        self.statsd: Any = metrics.shared()
+        self.fqdn = hostnames.fqdn()
+        self.builder_id = ""
+        #: Seconds; 0: there is no cleanup worker.
+        self.cleanup_interval: float = 60
+        #: Set while the session is good and the mirror complete.
+        self.session_usable = threading.Event()
+        self.publisher = Publisher(self.session_usable, lambda: self.zk.kazoo_client)
+        self.managers = ImageManagers()
+        self.upload_claims = UploadClaims()
+        #: Set when running builds are not to be waited for.
+        self.stopping_at_once = threading.Event()
+        #: Whether what is written down in the image directory can only be of this builder, or of killed ones.
+        self.owns_images_dir = False
+        #: What each worker is doing: (image, build id), and (image, provider).
+        self.building: Callable[[], list[tuple[str, str] | None]] = list
+        self.uploading: Callable[[], list[tuple[str, str] | None]] = list
+        self._build_claims: set[str] = set()
+        self._claims_lock = threading.Lock()
+        self.forget_failures(10, 10)
+
+    def forget_failures(self, build_interval: float, upload_interval: float) -> None:
+        """The first pauses after failures, in seconds."""
+        self.build_backoff = KeyedBackoff(Backoff(build_interval, LONGEST_PAUSE), time.time)
+        self.upload_backoff = KeyedBackoff(Backoff(upload_interval, LONGEST_PAUSE), time.time)
+
+    @property
+    def client(self) -> ZooKeeperClient:
+        assert self.connection is not None
+        return self.connection
+
+    @property
+    def progress(self) -> ProgressTree:
+        """What all builders tell about builds and uploads."""
+        tree: ProgressTree | None = self.zk.progress_tree
+        assert tree is not None
+        return tree
+
+    @contextmanager
+    def claim_build(self, image: str) -> Iterator[bool]:
+        """True when no other worker of this process deals with the image until the end of the block."""
+        with self._claims_lock:
+            ours = image not in self._build_claims
+            if ours:
+                self._build_claims.add(image)
+        try:
+            yield ours
+        finally:
+            if ours:
+                with self._claims_lock:
+                    self._build_claims.discard(image)
+
+    def running_builds(self) -> set[tuple[str, str]]:
+        """(image, build id) of what this process builds; their files are no leftovers whatever the records say."""
+        return {key for key in self.building() if key is not None}
