@@ -3,10 +3,10 @@
 from nodepool.config.errors import DriverLoadError, UnknownDriver
 from nodepool.config.model import ConfigPool, DriverConfig, ProviderConfig
 from nodepool.config.value import ConfigValue
-from nodepool.driver.handler import NodeRequestHandler
 from nodepool.driver.provider import Driver, NodeRequestHandlerNotifications, Provider, ProviderNotifications
 from nodepool.driver.registry import Drivers
-from nodepool.driver.steps import LabelRecorder
+from nodepool.driver.request.handler import NodeRequestHandler
+from nodepool.driver.request.step import LabelRecorder
 
 __all__ = [
     "ConfigPool",

@@ -13,6 +13,7 @@ from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
+from nodepool.reasons import Code
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
@@ -90,6 +91,8 @@ class LauncherEvents:
         freed = state == READY and new.allocated_to is None and not locked
         if freed or (old is not None and old.resources != new.resources):
             self._capacity(new)
+        elif old is not None and old.tenant_name and old.tenant_name != new.tenant_name:
+            self._assignment.recheck(Code.TENANT_LIMIT, tenant=old.tenant_name)
         if old is None or old._state != state or old.allocated_to != new.allocated_to:
             self._min_ready_label(new)
             if new.allocated_to and state in (READY, FAILED, ABORTED):

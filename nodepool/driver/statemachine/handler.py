@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from nodepool.driver.handler import NodeRequestHandler
 from nodepool.driver.quota.amounts import QuotaInformation
+from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import LoopEnded
 from nodepool.reasons import Code, Reason, because

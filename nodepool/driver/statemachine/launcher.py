@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import time
 from typing import Any, Protocol
@@ -43,6 +44,28 @@ class Serving(Protocol):
     def launchesComplete(self) -> bool: ...
 
 
+class Stage(enum.Enum):
+    """Where the launch of a node stands."""
+
+    #: To be begun by the create loop itself, as starts are quick.
+    QUEUED = "queued"
+    #: To be begun on a start thread: a further attempt.
+    AGAIN = "again"
+    #: A start thread makes the create machine.
+    STARTING = "starting"
+    #: The create machine is advanced.
+    CREATING = "creating"
+    #: The machine is up, its host keys are being read.
+    SCANNING = "scanning"
+    #: The adapter is told of a failed scan, on a start thread.
+    REPORTING = "reporting"
+    #: What a failed attempt has left is deleted; then comes the next one.
+    CLEANING = "cleaning"
+    #: The record is not ours any more, and does not know what is being deleted here.
+    ORPHANED = "orphaned"
+    ENDED = "ended"
+
+
 class StateMachineNodeLauncher(StatsReporter):
     """Runs on the provider's create loop; ``complete`` once the node's state is final."""
 
@@ -67,23 +90,20 @@ class StateMachineNodeLauncher(StatsReporter):
         self._prepared = False
         self._prepare_error: BaseException | None = None
         self._image_external_id: Any = None
-        self._instance: Any = None
+        self.stage = Stage.QUEUED
         self._pace = Pace()
         self._followed: Any = None
         #: What the record says, and what was last sent to it.
         self._saved_external_id: Any = node.external_id
         self._sent_external_id: Any = node.external_id
+        #: The lock on the record is gone; noticed in the next pass.
         self._lost = False
-        self._orphan = False
-        self._quick = False
         self._delete_failures = 0
         self._orphan_since = 0.0
-        #: A start thread reports a failed scan; the attempt ends when it is done.
-        self._reporting = False
 
     @property
     def complete(self) -> bool:
-        return self.node.state != zk.BUILDING and not self._orphan
+        return self.node.state != zk.BUILDING and self.stage is not Stage.ORPHANED
 
     @property
     def label(self) -> Any:
@@ -131,9 +151,7 @@ class StateMachineNodeLauncher(StatsReporter):
         """
         self.start_time = time.monotonic()
         with self.manager.create_loop.kept():
-            if self.manager.starts_quickly:
-                self._quick = True
-            else:
+            if not self.manager.starts_quickly:
                 self._start_elsewhere()
             self.manager.launchers.append(self)
             self.manager.create_loop.add(self)
@@ -141,6 +159,7 @@ class StateMachineNodeLauncher(StatsReporter):
     def _start_elsewhere(self) -> None:
         """On a start thread: the adapter may have to ask the cloud, and the create loop serves all launches."""
         self.future = self.manager.start_executor(self._timed_start)
+        self.stage = Stage.STARTING
         self.future.add_done_callback(lambda _future: self.wake())
 
     def _timed_start(self) -> None:
@@ -182,7 +201,7 @@ class StateMachineNodeLauncher(StatsReporter):
         """One pass on the create loop; seconds until the next, or None when the node has an end."""
         if self.complete:
             return None
-        if self._orphan:
+        if self.stage is Stage.ORPHANED:
             return self._pass_delete()
         try:
             again = self._pass()
@@ -205,33 +224,32 @@ class StateMachineNodeLauncher(StatsReporter):
     def _pass(self) -> float | None:
         if self._lost:
             raise _LockLost
-        if self.future is not None:
+        if self.stage in (Stage.STARTING, Stage.REPORTING):
             if not self.future.done():
                 return float(self.manager.MAXIMUM_SLEEP)
             future, self.future = self.future, None
-            if self._reporting:
-                self._reporting = False
+            if self.stage is Stage.REPORTING:
                 return self._attempt_ended()
+            self.stage = Stage.CREATING
             future.result()
-        if self.nodescan_request is not None and self.nodescan_request.complete:
+        if self.stage is Stage.SCANNING and self.nodescan_request.complete:
             self._scanned()
             return 0.0
         left = self._timeout() - (time.monotonic() - self.start_time)
         if left <= 0:
             raise exceptions.ServerCreateTimeoutException("Timeout waiting for instance creation")
         bound = min(float(self.manager.MAXIMUM_SLEEP), left)
-        if self.delete_state_machine is not None:
+        if self.stage is Stage.CLEANING:
             return min(bound, self._pass_delete() or 0.0)
-        machine = self.state_machine
-        if machine is None:
-            quick, self._quick = self._quick, False
-            if not quick:
-                self._start_elsewhere()  # a further attempt
-                return bound
+        if self.stage is Stage.SCANNING:
+            return bound
+        if self.stage is Stage.AGAIN:
+            self._start_elsewhere()
+            return bound
+        if self.stage is Stage.QUEUED:
+            self.stage = Stage.CREATING
             self._timed_start()
-            machine = self.state_machine
-        if self._instance is not None:
-            return bound  # waits for the scan
+        machine = self.state_machine
         before = machine.state
         instance = machine.advance()
         self._followed = follow_future(machine, self._followed, self.wake)
@@ -251,7 +269,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _created(self, instance: Any) -> None:
         """The machine is up: take over its data, then scan its keys."""
-        self._instance = instance
+        self.stage = Stage.SCANNING
         self._copy(instance)
         label = self.label
         boot_timeout = getattr(self.provider_config, "boot_timeout", None) or 60
@@ -306,9 +324,8 @@ class StateMachineNodeLauncher(StatsReporter):
         if not isinstance(error, (KazooException, CallsStopped)):
             self.manager.label_problems.note(self.node.type[0], "launch", str(error) or repr(error))
         self.manager.nodescan_worker.removeRequest(self.nodescan_request)
-        scanned = self._instance is not None
-        self.nodescan_request = self._instance = None
-        self.future = None
+        scanned = self.stage is Stage.SCANNING
+        self.nodescan_request = self.future = None
         if scanned and self._report_scan_failure():
             return float(self.manager.MAXIMUM_SLEEP)
         return self._attempt_ended()
@@ -324,11 +341,13 @@ class StateMachineNodeLauncher(StatsReporter):
             self._end(zk.FAILED, None, save=external_id is not None)
             return None
         self.attempts += 1
+        self.stage = Stage.AGAIN
         self.state_machine = None
         self._prepared = False
         self.start_time = time.monotonic()
         if external_id is not None:
             self.delete_state_machine = self._delete_machine(external_id)
+            self.stage = Stage.CLEANING
         return 0.0
 
     def _abandon_machine(self) -> None:
@@ -346,7 +365,7 @@ class StateMachineNodeLauncher(StatsReporter):
             self.future = self.manager.start_executor(self._scan_failed)
         except RuntimeError:
             return False  # the provider has stopped
-        self._reporting = True
+        self.stage = Stage.REPORTING
         self.future.add_done_callback(lambda _future: self.wake())
         return True
 
@@ -389,18 +408,19 @@ class StateMachineNodeLauncher(StatsReporter):
             self.delete_state_machine = None
             self.node.external_id = None
             self._saved_external_id = self._sent_external_id = None
-            if self._orphan:
-                self._orphan = False
+            if self.stage is Stage.ORPHANED:
+                self.stage = Stage.ENDED
                 return None
+            self.stage = Stage.AGAIN
             return 0.0
         return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
 
     def _delete_failed(self, machine: Any, error: BaseException) -> float | None:
         """Try again, less and less often; an orphan not for ever, because its provider may have to end."""
-        if self._orphan and time.monotonic() - self._orphan_since > DELETE_LIMIT:
+        if self.stage is Stage.ORPHANED and time.monotonic() - self._orphan_since > DELETE_LIMIT:
             self.log.error("Cannot delete %s, it is left to the search for leaks: %s", machine.cleanup_id, error)
             self.delete_state_machine = None
-            self._orphan = False
+            self.stage = Stage.ENDED
             return None
         level = self.log.exception if self._delete_failures == 0 else self.log.warning
         level("Error deleting %s after a failed launch; trying again: %s", machine.cleanup_id, error)
@@ -420,7 +440,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._abandon_machine()
         self.manager.nodescan_worker.removeRequest(self.nodescan_request)
         if external_id is not None and external_id != self._saved_external_id:
-            self._orphan = True
+            self.stage = Stage.ORPHANED
             self._orphan_since = time.monotonic()
             self.delete_state_machine = self._delete_machine(external_id)
         self._end(zk.FAILED, "error.zksession", save=False)
@@ -431,6 +451,8 @@ class StateMachineNodeLauncher(StatsReporter):
         if state == zk.FAILED and save:
             self._save_later()
         node.state = state
+        if self.stage is not Stage.ORPHANED:
+            self.stage = Stage.ENDED
         if key is not None:
             self._record(key)
         if state in (zk.READY, zk.ABORTED):

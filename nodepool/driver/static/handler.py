@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodepool.driver.handler import NodeRequestHandler
+from nodepool.driver.request.handler import NodeRequestHandler
 
 
 class StaticNodeRequestHandler(NodeRequestHandler):

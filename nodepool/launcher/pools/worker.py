@@ -14,6 +14,7 @@ from typing import Any
 from nodepool.base import hostnames
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
+from nodepool.driver.request.state import How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import FORGET, Fullness
@@ -25,7 +26,7 @@ from nodepool.launcher.requests.tenants import tenant_shortage
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.components import PoolComponent
-from nodepool.zk.records import REQUESTED
+from nodepool.zk.records import REQUESTED, NodeRequest
 
 #: Seconds between two looks at handlers that no event announces.
 TICK = 1.0
@@ -60,6 +61,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._creation_queue: deque[Any] = deque()
         self._helpers = Helpers(f"{self.name}_helper", state.common_helpers)
         self._retry_queued = False
+        self._publishing = False
         self._publish_at: float | None = None
         self._logged: set[str] = set()
         self._leaving = False
@@ -99,10 +101,6 @@ class PoolWorker(threading.Thread, PoolRoom):
                 self._creation_queue.append(handler)
             return False
 
-    def withdraw_paused(self, handler: Any) -> None:
-        """The handler was not accepted yet, and the pool has paused."""
-        self.withdraw(handler, wait_for=because(Code.POOL_PAUSED).at(self.label), checked_by=self.launcher_id)
-
     def end_creation(self, handler: Any) -> None:
         """The new nodes are recorded, or will not be."""
         with self._creation_lock:
@@ -126,9 +124,12 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.assignment.wake()
 
     def _publish_soon(self) -> None:
-        if self._publish_at is None:
-            self._publish_at = time.monotonic() + PUBLISH_DELAY
-            self._tasks.put((self._nothing, ()))
+        if not self._publishing:
+            self._publishing = True
+            self._tasks.put((self._plan_publication, ()))
+
+    def _plan_publication(self) -> None:
+        self._publish_at = time.monotonic() + PUBLISH_DELAY
 
     def recorded(self, handler: Any, missing: list[str]) -> None:
         """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
@@ -157,28 +158,45 @@ class PoolWorker(threading.Thread, PoolRoom):
         """The request is open again while launches of this handler still run."""
         self.assignment.release(handler.request.id)
 
-    def finished(self, handler: Any, retry_after: float | None = None, reason: Reason | None = None) -> None:
-        """The handler has come to its end; ``retry_after``: the request was given back unserved, because of ``reason``, else
-        because there is nothing free.
-        """
+    def driver_works(self, request: NodeRequest) -> None:
+        self.nodepool.declines.driver_works(self, request)
+
+    def driver_failed(self, request: NodeRequest, error: BaseException) -> None:
+        self.nodepool.declines.driver_failed(self, request, error)
+
+    def decline(self, request: NodeRequest, reason: str) -> str | None:
+        """Note why it is declined; when every pool has declined it the result is why, in words."""
+        declines = self.nodepool.declines
+        declines.note(request, self.launcher_id, self.label, reason)
+        # Those of ours that are only being registered count, too.
+        pools = {pool.id for pool in self.getZK().getRegisteredPools()} | self.nodepool.workers_by_id().keys()
+        return declines.known(request) if pools <= set(request.declined_by) else None
+
+    def ended(self, handler: Any, outcome: Outcome) -> None:
+        """The handler has come to its end; what becomes of the request depends on how."""
         self.end_creation(handler)
         if handler in self.request_handlers:
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)
         self.nodepool.handler_finished(handler)
-        if retry_after is None:
-            self.assignment.release(handler.request.id)
-            self.assignment.wake()
-        elif retry_after > 0:
-            self.assignment.release(handler.request.id, retry_after=retry_after)
-            self._launches_ended()
-        else:
+        request_id, reason = handler.request.id, outcome.wait_for
+        if outcome.how is How.WITHDRAWN:
+            self.assignment.release(request_id, wait_for=reason, checked_by=self.launcher_id if outcome.checked else None,
+                                    refused_by=self.launcher_id)
+        elif outcome.how is How.REFUSED:
             if reason is None:
                 told = self._counts_labels(self.getProviderManager())
                 reason = because(Code.NOTHING_FREE if told else Code.NOTHING_FREE_NO_EVENT)
-            self.assignment.release(handler.request.id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
+            self.assignment.release(request_id, wait_for=reason, refused_by=self.launcher_id, full=handler.gives_way)
+        else:
+            self.assignment.release(request_id, retry_after=outcome.retry_after)
+            if not outcome.retry_after:
+                self.assignment.wake()
+        if outcome.retry_after or outcome.how in (How.WITHDRAWN, How.REFUSED):
             self._launches_ended()
-        self._promise_returned(handler)
+        if handler.promised:
+            # What the tenant was promised for this request may be what others of it wait for.
+            self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
 
     # -- what the assignment uses
 
@@ -228,7 +246,10 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.nodepool.handler_started(handler)
         self.request_handlers.append(handler)
         self._offered.discard(request_id)
-        self.post(handler, self._begin, handler, manager, check_only)
+        if handler.BLOCKING:
+            self.post(handler, self._begin, handler, manager, check_only)
+        else:  # we are on its thread
+            self._begin(handler, manager, check_only)
 
     def _begin(self, handler: Any, manager: Any, check_only: bool) -> None:
         """First step of a handler: only look while the pool is paused, else serve it."""
@@ -236,12 +257,12 @@ class PoolWorker(threading.Thread, PoolRoom):
             if isinstance(manager, QuotaSupport):
                 shortage = self._tenant_shortage(handler, manager)
                 if shortage is not None:
-                    self.withdraw(handler, wait_for=shortage)
+                    handler.end(Outcome(How.WITHDRAWN, wait_for=shortage))
                     return
             if check_only or self.paused:
                 reasons = handler.getDeclinedReasons()
                 if not reasons:
-                    self.withdraw(handler, wait_for=because(Code.POOL_PAUSED).at(self.label), checked_by=self.launcher_id)
+                    handler.end(Outcome(How.WITHDRAWN, wait_for=because(Code.POOL_PAUSED).at(self.label), checked=True))
                     return
                 handler.log.info("Declining node request because: %s", ", ".join(reasons))
                 handler.declined_because = "; ".join(reasons)
@@ -251,22 +272,6 @@ class PoolWorker(threading.Thread, PoolRoom):
             handler.trouble(error)
             return
         handler.run()
-
-    def withdraw(self, handler: Any, wait_for: Reason, checked_by: str | None = None) -> None:
-        """The handler has not accepted its request, which waits for a change now."""
-        handler.done = True
-        if handler in self.request_handlers:
-            self.request_handlers.remove(handler)
-        self.nodepool.handler_finished(handler)
-        self.assignment.release(
-            handler.request.id, wait_for=wait_for, checked_by=checked_by, refused_by=self.launcher_id)
-        self._launches_ended()
-        self._promise_returned(handler)
-
-    def _promise_returned(self, handler: Any) -> None:
-        """What the tenant was promised for this request may be what others of it wait for."""
-        if handler.promised:
-            self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
 
     def _tenant_shortage(self, handler: Any, manager: Any) -> Reason | None:
         request = handler.request
@@ -339,10 +344,8 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._tasks.put((self._publish, ()))
         self.capacity_changed()
 
-    def _nothing(self) -> None:
-        """Wakes the thread."""
-
     def _publish(self) -> None:
+        self._publishing = False
         self._publish_at = None
         provider, pool = self.getProviderConfig(), self.getPoolConfig()
         if self.component is None or provider is None or pool is None:
@@ -442,8 +445,10 @@ class PoolWorker(threading.Thread, PoolRoom):
         component, self.component = self.component, None
         if component is not None:
             component.unregister()
+        self._tasks.put((self._leave_when_idle, ()))
+
+    def _leave_when_idle(self) -> None:
         self._leaving = True
-        self._tasks.put((self._nothing, ()))
 
     def stop(self) -> None:
         self.running = False

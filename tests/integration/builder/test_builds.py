@@ -30,7 +30,7 @@ def test_start_and_stop(builders: BuilderBench) -> None:
     text = (builders.images_dir / "builder_id.txt").read_text()
     assert str(uuid.UUID(text, version=4)) == text
     again = builders.start(config)
-    assert again.builder_id == text
+    assert again.state.builder_id == text
     with pytest.raises(RuntimeError, match="already running"):
         again.start()
 
@@ -70,7 +70,7 @@ def test_build_and_upload(builders: BuilderBench) -> None:
         f"{build.id}.d", f"{build.id}.qcow2", f"{build.id}.qcow2.md5", f"{build.id}.qcow2.sha256"}
     assert builders.log_text("fake-image", build.id).endswith("Exit code: 0\n")
     assert (build.username, build.python_path, build.shell_type, build.formats) == ("zuul", "auto", None, ["qcow2"])
-    assert (build.builder, len(build.builder_id)) == (builders.builders[0].fqdn, 36)
+    assert (build.builder, len(build.builder_id)) == (builders.builders[0].state.fqdn, 36)
 
 
 def test_nothing_is_readable_for_strangers(builders: BuilderBench) -> None:

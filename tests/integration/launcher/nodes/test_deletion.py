@@ -225,7 +225,7 @@ def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeyp
     monkeypatch.setattr(pool.zk.kazoo_client, "_call", lambda request, reply: (
         sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"), call(request, reply))[1])
     clock = [1000.0]
-    worker = CleanupWorker(pool.state, pool.node_reconciler, now=lambda: clock[0])
+    worker = CleanupWorker(pool.state, pool.node_reconciler, lambda: 28800.0, now=lambda: clock[0])
     root = f"{pool.zk.kazoo_client.chroot}/nodepool/requests-lock"
     served = [bench.fulfilled("fake-label")[0] for _ in range(3)]
     bench.use_up(*served)

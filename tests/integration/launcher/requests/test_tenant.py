@@ -89,3 +89,18 @@ def test_a_raised_limit_lets_waiting_requests_go(bench: LauncherBench) -> None:
     limited["tenant-resource-limits"][0]["max-servers"] = 2
     bench.config(config(provider(), **limited))
     bench.wait_request(request_id, "fulfilled")
+
+
+@pytest.mark.spec("launcher.md 8.4: a node that another launcher gives to another tenant makes room")
+def test_a_node_goes_to_another_tenant(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 1}]}))
+    first, (node,) = bench.fulfilled("fake-label", tenant_name="tenant-1")
+    bench.zuul.cancel(first)
+    wait_for(lambda: bench.node(node.id).allocated_to is None)
+    second = bench.submit("fake-label", tenant_name="tenant-1")
+    waits(bench, pool, second)
+    other = bench.submit("fake-label", tenant_name="tenant-2", state="fulfilled", nodes=[node.id])
+    idle = bench.node(node.id)
+    idle.tenant_name, idle.allocated_to = "tenant-2", other
+    bench.zk.storeNode(idle)
+    bench.wait_request(second, "fulfilled")

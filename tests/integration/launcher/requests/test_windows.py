@@ -206,7 +206,7 @@ def test_a_late_answer(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) ->
     handler, request_id, answered = dropped_with_an_answer_to_come(bench, monkeypatch)
     finished: list[Any] = []
     bench.wait_request(request_id, "fulfilled")
-    monkeypatch.setattr(handler.pw, "finished", lambda *args, **_options: finished.append(args))
+    monkeypatch.setattr(handler.pw, "ended", lambda *args, **_options: finished.append(args))
     answered(None, TransactionFailed(0, BadVersionError(), paths.request(request_id)))
     passed = threading.Event()
     handler.pw.post(handler, passed.set)

@@ -17,7 +17,7 @@ POOL_WORKER = "PoolWorker.fake-provider-main"
 
 def wake_worker(pool: Any) -> None:
     (worker,) = pool.pool_workers()
-    worker._tasks.put((worker._nothing, ()))
+    worker._tasks.put((bool, ()))
 
 
 def wake_assignment(pool: Any) -> None:

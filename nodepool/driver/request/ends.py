@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +16,9 @@ from kazoo.exceptions import (
 )
 
 from nodepool.base.problems import LabelProblems
-from nodepool.driver.handler_base import HandlerBase
 from nodepool.driver.quota.support import LimitsPending
+from nodepool.driver.request.base import HandlerBase
+from nodepool.driver.request.state import Event, How, Outcome, State
 from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk import paths
@@ -35,9 +35,9 @@ class RequestEnds(HandlerBase):
 
     # -- transactions
 
-    def _submit(self, txn: Txn, then: Callable[..., None], *args: Any) -> None:
+    def _submit(self, state: State, txn: Txn, then: Callable[..., None], *args: Any) -> None:
         """Send a transaction; ``then(*args, results, error)`` is the next step of this handler."""
-        self._busy = True
+        self._to(state)
 
         def answered(results: list[Any] | None, error: BaseException | None) -> None:
             self.pw.post(self, self._answered, then, args, results, error)
@@ -46,7 +46,6 @@ class RequestEnds(HandlerBase):
 
     def _answered(self, then: Callable[..., None], args: tuple[Any, ...], results: list[Any] | None,
                   error: BaseException | None) -> None:
-        self._busy = False
         if self.done:
             # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper. The request may
             # be in other hands by now.
@@ -54,22 +53,25 @@ class RequestEnds(HandlerBase):
                 if isinstance(result, str) and "__lock__" in result:
                     self.zk.kazoo_client.abandoned.add(result)
             results, error = None, SessionExpiredError()
+        elif self.state is State.WRITING:
+            self._to(State.FILLING)
+        elif self.state is State.FULFILLING:
+            self._to(State.LAUNCHING)
         try:
             then(*args, results, error)
         except FOREIGN as error:
             self.trouble(error)
-        if self._hand_back_later and not self._busy:
-            self._hand_back_later = False
-            self.hand_back()
-        if self._poll_later and not self._busy:
-            self._poll_later = False
-            self.poll()
+        self._catch_up()
 
     def trouble(self, error: BaseException) -> None:
         """A step has failed: decline, unless only ZooKeeper was out of reach, or the pool is about to go."""
         if isinstance(error, CONNECTION_ERRORS):
             self.log.warning("ZooKeeper failed while working on the request: %r", error)
-            self._drop()
+            self.drop()
+            return
+        if self.state in (State.LEAVING, State.FREEING):
+            self.log.error("Error while giving up the request:", exc_info=error)
+            self.drop()
             return
         if isinstance(error, LimitsPending):
             self._wait_for_limits(error)
@@ -80,7 +82,7 @@ class RequestEnds(HandlerBase):
             return
         self.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
         self.declined_because = f"error: {error or repr(error)}"
-        self.pw.nodepool.declines.driver_failed(self.pw, self.request, error)
+        self.pw.driver_failed(self.request, error)
         self.declineRequest()
 
     def _wait_for_limits(self, error: LimitsPending) -> None:
@@ -88,31 +90,24 @@ class RequestEnds(HandlerBase):
         self.log.debug("Waiting: %s", error)
         if self.accepted:
             self.shortage = error.reason
+            self._to(State.WAITING)
             self._set_paused(True)
             self.poll()
         else:
-            self.pw.withdraw(self, wait_for=error.reason)
+            self.end(Outcome(How.WITHDRAWN, wait_for=error.reason))
         self.manager.when_limits_known(self.pw.limits_known)
-
-    def _set_paused(self, paused: bool) -> None:
-        if self.paused != paused:
-            self.paused = paused
-            self.paused_since = time.monotonic()
-            self.pw.pause_changed(self)
 
     # -- ends
 
     def poll(self) -> bool:
         """Look whether the nodes are complete and finish the request; True when it is done."""
-        if self.done:
-            return True
-        if self._busy or self._finishing:
-            self._poll_later = True
-            return False
-        if self._declined:
-            return self._poll_declined()
-        if self._more_to_fill:
-            return False
+        if not self._admits(Event.POLL):
+            return self.done
+        if self.state is State.FREEING:
+            if self.nodeset and self.launchesComplete():
+                self._sort_nodes()
+                self._release(None)
+            return self.done
         requests = self.zk.request_tree
         gone = self.accepted and requests.get(self.request.id) is None and requests.synced.is_set()
         if self.paused and not gone:
@@ -126,8 +121,7 @@ class RequestEnds(HandlerBase):
             return False
         self._sort_nodes()
         if gone:
-            self.log.info("Node request was removed by its owner; releasing its nodes")
-            self._release(None)
+            self._removed()
         elif self._failed_nodes and self.homeless:
             self._give_back()
         elif self._failed_nodes:
@@ -190,7 +184,6 @@ class RequestEnds(HandlerBase):
         return result
 
     def _fulfil(self) -> None:
-        self._finishing = True
         self.request.nodes = self._ordered_ids(
             [(entry["label"], entry["node_id"]) for entry in self._satisfied_types.data])
         self.request.state = zk.FULFILLED
@@ -198,7 +191,7 @@ class RequestEnds(HandlerBase):
         for node in self.nodeset:
             self._add_unlock(txn, node, write=node.unsaved)
         index = self._add_request_end(txn)
-        self._submit(txn, self._fulfilled, index)
+        self._submit(State.FULFILLING, txn, self._fulfilled, index)
 
     def _add_unlock(self, txn: Txn, node: zk.Node, write: bool) -> None:
         if write:
@@ -216,23 +209,21 @@ class RequestEnds(HandlerBase):
         return index
 
     def _fulfilled(self, _index: int, _results: list[Any] | None, error: BaseException | None) -> None:
-        self._finishing = False
         if error is None:
             self.log.info("Fulfilled node request with nodes %s", ",".join(self.request.nodes))
-            self.pw.nodepool.declines.driver_works(self.pw, self.request)
-            self._finish()
+            self.pw.driver_works(self.request)
+            self.end(Outcome(How.FULFILLED))
             return
         self.request.nodes = []
         if isinstance(error, TransactionFailed) and error.path == paths.request(self.request.id or ""):
             if isinstance(error.cause, NoNodeError):
-                self.log.info("Node request was removed by its owner; releasing its nodes")
-                self._release(None)
+                self._removed()
                 return
             self._reread_request()
             self.poll()
             return
         self.log.warning("Cannot write the result of the request: %r", error)
-        self._drop()
+        self.drop()
 
     def _reread_request(self) -> None:
         """Somebody wrote the request although we hold its lock: keep what is theirs."""
@@ -249,65 +240,50 @@ class RequestEnds(HandlerBase):
 
     def declineRequest(self) -> None:
         """Say that this pool cannot serve it; FAILED when every registered pool has said so."""
-        if self.done or self._declined:
+        if not self._admits(Event.DECLINE):
             return
         if self.zk is None:
             self.zk = self.pw.getZK()
-        self._declined = True
         self.pw.end_creation(self)
-        if self._busy:
-            self._poll_later = True
-        else:
-            self._write_decline()
+        self._outcome = Outcome(How.DECLINED)
+        self._write_decline()
 
     def _write_decline(self) -> None:
         self._set_paused(False)
         request = self.request
         if self.launcher_id not in request.declined_by:
             request.declined_by = [*request.declined_by, self.launcher_id]
-        self.pw.nodepool.declines.note(
-            request, self.launcher_id, self.pw.label, self.declined_because or "the driver has declined it")
-        # Those of ours that are only being registered count, too.
-        pools = {pool.id for pool in self.zk.getRegisteredPools()} | self.pw.nodepool.workers_by_id().keys()
-        if pools <= set(request.declined_by):
-            self.log.info("Failing declined node request: every pool has declined it (%s)",
-                          self.pw.nodepool.declines.known(request))
-            request.state = zk.FAILED
-        else:
-            request.state = zk.REQUESTED
+        by_all = self.pw.decline(request, self.declined_because or "the driver has declined it")
+        if by_all is not None:
+            self.log.info("Failing declined node request: every pool has declined it (%s)", by_all)
+        request.state = zk.REQUESTED if by_all is None else zk.FAILED
         self._release(request)
 
-    def _poll_declined(self) -> bool:
-        if not self._request_free:
-            self._write_decline()
-        elif self.nodeset and self.launchesComplete():
-            self._sort_nodes()
-            self._release(None)
-        return self.done
+    def _give_back(self, retry_after: float = 0.0, reason: Reason | None = None) -> None:
+        """Leave the request to the queue, as if we had never looked at it.
 
-    def _give_back(self, retry_after: float | None = None, reason: Reason | None = None) -> None:
-        """Leave the request to the queue, as if we had never looked at it."""
+        :param retry_after: seconds before it is looked at again.
+        :param reason: what one that was never accepted has to wait for; default: something that is free.
+        """
         if self.zk is None:
             self.zk = self.pw.getZK()
         self._set_paused(False)
         self.pw.end_creation(self)
         if self.accepted:
-            self._declined = True
-            self._retry_after = retry_after
+            self._outcome = Outcome(How.RETURNED, retry_after)
             self.request.state = zk.REQUESTED
             self.request.nodes = []
             self._release(self.request)
-            return
-        self.done = True
-        self.pw.finished(self, retry_after=retry_after if retry_after is not None else 0.0, reason=reason)
+        else:
+            self.end(Outcome(How.RETURNED if retry_after else How.REFUSED, retry_after, reason))
 
-    def move(self, retry_after: float | None = None, discard: bool = False) -> None:
+    def move(self, retry_after: float = 0.0, discard: bool = False) -> None:
         """The request waits for room here, and somebody else is to have it, or its nodes.
 
         :param retry_after: seconds before it is looked at again.
         :param discard: delete its nodes: what they occupy is wanted for another pool.
         """
-        if not self.paused or self.done or self._busy or self._declined or self._finishing:
+        if not self._admits(Event.MOVE):
             return  # it has gone on meanwhile
         self.pw.note_full(self._missing_labels(), self.shortage or because(Code.NO_ROOM, labels=",".join(self._missing_labels())))
         self._discard = discard
@@ -331,10 +307,16 @@ class RequestEnds(HandlerBase):
             self._add_request_end(txn)
         elif self.accepted:
             txn.delete(self.request.lock.path)
-        if not txn.operations:
+        if txn.operations:
+            self._submit(State.LEAVING, txn, self._released, free)
+        else:
+            self._to(State.LEAVING)
             self._released(free, None, None)
-            return
-        self._submit(txn, self._released, free)
+
+    def _removed(self) -> None:
+        self.log.info("Node request was removed by its owner; releasing its nodes")
+        self._outcome = Outcome(How.REMOVED)
+        self._release(None)
 
     def _released(self, free: list[zk.Node], _results: list[Any] | None, error: BaseException | None) -> None:
         if error is not None:
@@ -347,21 +329,20 @@ class RequestEnds(HandlerBase):
         self.request.lock = None
         if self.nodeset:
             # Launches under way: their nodes are freed when they end.
-            self._declined = self._request_free = True
+            self._to(State.FREEING)
             self.pw.request_released(self)
             self.poll()
         else:
-            self._finish()
+            self.end(self._outcome)
 
     def _release_refused(self, error: BaseException) -> None:
         self._conflicts += 1
         request_path = paths.request(self.request.id or "")
         if not isinstance(error, TransactionFailed) or self._conflicts > 10:
             self.log.warning("Cannot release the request: %r", error)
-            self._drop()
+            self.drop()
         elif error.path == paths.request_lock(self.request.id or ""):
             if isinstance(error.cause, NotEmptyError):
-                self._declined = False
                 self._give_back(retry_after=0.05)
             else:
                 self._lock_directory_exists = isinstance(error.cause, NodeExistsError)
@@ -373,11 +354,10 @@ class RequestEnds(HandlerBase):
                 self._reread_request()
                 self._write_decline()
             else:
-                self._declined = False
                 self._give_back()
         else:
             self.log.warning("Cannot release the nodes of the request: %r", error)
-            self._drop()
+            self.drop()
 
     def unlockNodeSet(self, clear_allocation: bool = False) -> None:
         """Unlock every node we hold; errors are logged."""
@@ -395,16 +375,12 @@ class RequestEnds(HandlerBase):
 
     def hand_back(self) -> None:
         """The pool goes away: return the request to the queue and free its nodes."""
-        if self.done or self._declined or self._finishing:
-            return
-        if self._busy:
-            self._hand_back_later = True  # when the answer has come
-            return
-        self._give_back()
+        if self._admits(Event.HAND_BACK):
+            self._give_back()
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """We may not write any more (lost session, lost lock): leave everything to the clean-up."""
-        if self.done:
+        if not self._admits(Event.DROP):
             return
         self.log.warning("Dropping the request; it is picked up again from ZooKeeper")
         self._set_paused(False)
@@ -415,11 +391,4 @@ class RequestEnds(HandlerBase):
             if abandoned is not None and isinstance(handle, LockHandle):
                 abandoned.add(handle.path)  # the session may live on
         self.launchesDropped()
-        self._finish()
-
-    drop = _drop
-
-    def _finish(self) -> None:
-        self._set_paused(False)
-        self.done = True
-        self.pw.finished(self, retry_after=self._retry_after)
+        self.end(Outcome(How.DROPPED))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import abc
 import logging
+import time
 from typing import Any
 
 from nodepool.driver.provider import NodeRequestHandlerNotifications
-from nodepool.driver.steps import LabelRecorder
+from nodepool.driver.request.host import RequestHost
+from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
+from nodepool.driver.request.step import LabelRecorder
 from nodepool.logconfig import get_annotated_logger
 from nodepool.reasons import Reason
 from nodepool.zk import zookeeper as zk
@@ -25,10 +28,12 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
     RESERVES = False
 
     def __init__(self, pw: Any, request: zk.NodeRequest) -> None:
-        self.pw = pw
+        #: Our pool.
+        self.pw: RequestHost = pw
         self.request = request
         self.nodeset: list[zk.Node] = []
-        self.done = False
+        self.state = State.OFFERED
+        #: Whether it waits for room; the pool takes on nothing more then.
         self.paused = False
         self.launcher_id: str = pw.launcher_id
         self._satisfied_types = LabelRecorder()
@@ -58,18 +63,14 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         #: When the other pools were last asked whether they could serve it, by launcher id (monotonic seconds).
         self.asked: dict[str, float] = {}
         # Our own books.
-        self._busy = False  # a transaction is under way
-        self._finishing = False
-        self._more_to_fill = False
-        self._declined = False  # to be handed back
-        self._request_free = False  # handed back; only waits for launches that are under way
+        #: What has to wait for an answer of ZooKeeper.
+        self._later: set[Event] = set()
+        #: What the pool is told when the request has been given up.
+        self._outcome = Outcome(How.DECLINED)
         self._conflicts = 0
         self._lock_directory_exists = False
         self._lock_directories: dict[str, bool] = {}  # of ready nodes: whether they exist, as ZooKeeper has told us
         self._held: set[str | None] = set()  # ready nodes that somebody holds, as ZooKeeper has told us
-        self._poll_later = False
-        self._hand_back_later = False
-        self._retry_after: float | None = None  # seconds before the request that is given back is looked at again
         self._discard = False  # the nodes that are given back are to be deleted: they keep what others wait for
 
     # -- for drivers
@@ -115,7 +116,60 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         """The locks of all nodes are gone: launches under way must end without a result (a hook of ours)."""
         return
 
+    # -- where it stands
+
+    def _to(self, state: State) -> None:
+        if state not in NEXT[self.state]:
+            # A defect of ours; what the pool and ZooKeeper know of the request stays right all the same.
+            self.log.error("Node request goes from %s to %s, which should not happen", self.state.value, state.value)
+        elif state is not self.state:
+            self.log.debug("Node request: %s -> %s", self.state.value, state.value)
+        self.state = state
+
+    def _admits(self, event: Event) -> bool:
+        """Whether to act now; what comes while ZooKeeper is being written is kept for the answer."""
+        admission = ADMISSION[self.state][event]
+        if admission is Admission.LATER:
+            self._later.add(event)
+        return admission is Admission.ACT
+
+    def _catch_up(self) -> None:
+        """An answer has come: take up what had to wait for it."""
+        for event, act in zip(CATCH_UP, (self.declineRequest, self.hand_back, self.poll), strict=True):
+            if event in self._later and self.state not in BUSY:
+                self._later.discard(event)
+                act()
+
+    def _set_paused(self, paused: bool) -> None:
+        if self.state in (State.LAUNCHING, State.WAITING):
+            self._to(State.WAITING if paused else State.LAUNCHING)
+        if self.paused != paused:
+            self.paused = paused
+            self.paused_since = time.monotonic()
+            self.pw.pause_changed(self)
+
+    def end(self, outcome: Outcome) -> None:
+        """The one way to end: the pool is told, once."""
+        if self.done:
+            return
+        self._set_paused(False)
+        self._to(State.ENDED)
+        self.pw.ended(self, outcome)
+
+    @abc.abstractmethod
+    def declineRequest(self) -> None: ...
+
+    @abc.abstractmethod
+    def hand_back(self) -> None: ...
+
+    @abc.abstractmethod
+    def poll(self) -> bool: ...
+
     # -- facts
+
+    @property
+    def done(self) -> bool:
+        return self.state is State.ENDED
 
     @property
     def failed_nodes(self) -> list[zk.Node]:

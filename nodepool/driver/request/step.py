@@ -36,7 +36,7 @@ class LabelRecorder:
 class Step:
     """What one pass of a handler wants to write, and where the answers will be."""
 
-    __slots__ = ("created", "fused", "lock_index", "request_index", "request_lock_index", "request_record", "reused",
+    __slots__ = ("created", "fused", "lock_index", "more", "request_index", "request_lock_index", "request_record", "reused",
                  "set_index", "short")
 
     def __init__(self) -> None:
@@ -44,6 +44,8 @@ class Step:
         self.created: list[tuple[str, zk.Node]] = []
         #: The label for which there is no quota.
         self.short: str | None = None
+        #: Further nodes are to be chosen when this has been written.
+        self.more = False
         #: Accepted and fulfilled in one transaction.
         self.fused = False
         self.request_index: int | None = None

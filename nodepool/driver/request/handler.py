@@ -2,7 +2,7 @@
 
 All steps of one handler run one after the other (``pw.post``), never two at once; ZooKeeper is written
 asynchronously, and the answer comes back as the next step.  This module fills the node set; how a request ends is
-in ``handler_ends``, what drivers see and implement in ``handler_base``.
+in ``ends``, what drivers see and implement in ``base``, what may happen when in ``state``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
 
-from nodepool.driver.handler_ends import RequestEnds
 from nodepool.driver.provider import NodeRequestHandlerNotifications
-from nodepool.driver.steps import Step, read_results
+from nodepool.driver.request.ends import RequestEnds
+from nodepool.driver.request.state import Event, How, Outcome, State
+from nodepool.driver.request.step import Step, read_results
 from nodepool.exceptions import FOREIGN
 from nodepool.reasons import Code, because
 from nodepool.zk import paths
@@ -36,7 +37,7 @@ class NodeRequestHandler(RequestEnds):
 
     def run(self) -> None:
         """Accept the request, or go on with a paused one."""
-        if self.done or self._busy or self._finishing or self._declined:
+        if not self._admits(Event.RUN):
             return
         try:
             self._refresh()
@@ -52,7 +53,6 @@ class NodeRequestHandler(RequestEnds):
 
     def _fill(self) -> None:
         step = Step()
-        self._more_to_fill = False
         # It counts recorded nodes: the next one is looked at when this one has been recorded, and in one request at a time.
         serial = not self.RESERVES and type(self).hasRemainingQuota is not NodeRequestHandler.hasRemainingQuota
         try:
@@ -62,7 +62,7 @@ class NodeRequestHandler(RequestEnds):
                     step.reused.append((label, node))
                     continue
                 if serial and step.created:
-                    self._more_to_fill = True
+                    step.more = True
                     break
                 if serial and not self.pw.begin_creation(self):
                     self._forget(step)
@@ -70,8 +70,7 @@ class NodeRequestHandler(RequestEnds):
                 if serial and not self.accepted and self.pw.paused:
                     # Another handler of the pool has paused while we waited for our turn.
                     self._forget(step)
-                    self.pw.end_creation(self)
-                    self.pw.withdraw_paused(self)
+                    self.end(Outcome(How.WITHDRAWN, wait_for=because(Code.POOL_PAUSED).at(self.pw.label), checked=True))
                     return
                 node = self._new_node(label)
                 if node is None:
@@ -212,7 +211,7 @@ class NodeRequestHandler(RequestEnds):
         for _label, node in step.created:
             step.set_index[id(node)] = txn.create(
                 f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.zk.node_tree, record=node.copy())
-        self._submit(txn, self._committed, step)
+        self._submit(State.WRITING, txn, self._committed, step)
 
     def _add_request(self, txn: Txn, step: Step) -> None:
         request = self.request
@@ -237,7 +236,7 @@ class NodeRequestHandler(RequestEnds):
 
     def _committed(self, step: Step, results: list[Any] | None, error: BaseException | None) -> None:
         self._forget(step)
-        if error is not None or not self._more_to_fill:
+        if error is not None or not step.more:
             self.pw.end_creation(self)
         if error is not None or results is None:
             if step.created:
@@ -258,8 +257,8 @@ class NodeRequestHandler(RequestEnds):
         if step.fused:
             self._ready_nodes = list(self.nodeset)
             self.log.info("Fulfilled node request with ready nodes %s", ",".join(self.request.nodes))
-            self.pw.nodepool.declines.driver_works(self.pw, self.request)
-            self._finish()
+            self.pw.driver_works(self.request)
+            self.end(Outcome(How.FULFILLED))
             return
         for _label, node in step.reused:
             self.nodeReusedNotification(node)
@@ -272,17 +271,17 @@ class NodeRequestHandler(RequestEnds):
         """A step was not written: look at the present state again."""
         if not isinstance(error, TransactionFailed):
             self.log.warning("ZooKeeper failed while working on the request: %r", error)
-            self._drop()
+            self.drop()
             return
         gone = paths.request(self.request.id or "")
         lock_directory = paths.request_lock(self.request.id or "")
         if self.accepted:
             if error.path == self.request.lock.path:
-                self._drop()  # our lock is gone, and so is our right to write
+                self.drop()  # our lock is gone, and so is our right to write
                 return
         else:
             if isinstance(error.cause, NoNodeError) and error.path == gone:
-                self._finish()
+                self.end(Outcome(How.REMOVED))
                 return
             if error.path == lock_directory:
                 if isinstance(error.cause, NotEmptyError):
@@ -317,12 +316,12 @@ class NodeRequestHandler(RequestEnds):
             step.lock_index[id(node)] = add_lock(txn, paths.node_lock(node.id or ""), False)
             step.set_index[id(node)] = txn.set(
                 paths.node(node.id or ""), node.serialize(), 0, tree=self.zk.node_tree, record=node.copy())
-        self._submit(txn, self._created, step)
+        self._submit(State.WRITING, txn, self._created, step)
 
     def _created(self, step: Step, results: list[Any] | None, error: BaseException | None) -> None:
         if error is not None or results is None:
             self.log.warning("Cannot lock new nodes %s: %r", [n.id for _, n in step.created], error)
-            self._drop()
+            self.drop()
             return
         for label, node in step.created:
             node.lock = step.handle(node, results, paths.node_lock(node.id or ""))
@@ -348,7 +347,8 @@ class NodeRequestHandler(RequestEnds):
             self.pw.make_room(self)
         else:
             self._set_paused(False)
-        if self._more_to_fill and not self.done and not self._declined:
+        if step.more:
             self.pw.post(self, self.run)
         else:
+            self._to(State.WAITING if self.paused else State.LAUNCHING)
             self.poll()
