@@ -10,7 +10,9 @@ author = "The Nodepool authors"
 copyright = "the Nodepool authors"
 release = version = "12.0.0"
 
-extensions = ["driver_options"]
+extensions = ["driver_options", "myst_parser"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]
 root_doc = "index"
 exclude_patterns = ["_build", "ext", "options", "examples", "release-notes/fragments"]
 highlight_language = "none"

@@ -1,4 +1,4 @@
-"""Exceptions that drivers raise and catch (driver-api.md section 9).
+"""Exceptions that drivers raise and catch (DRV-9).
 
 ``statsd_key`` names the launch result in metrics: ``nodepool.launch.<key>``.
 """

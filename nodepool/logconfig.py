@@ -1,4 +1,4 @@
-"""Logging set-up and message annotation (config.md section 15)."""
+"""Logging set-up and message annotation (CFG-15)."""
 
 from __future__ import annotations
 

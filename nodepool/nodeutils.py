@@ -1,4 +1,4 @@
-"""Small helpers that drivers import (driver-api.md section 10)."""
+"""Small helpers that drivers import (DRV-10)."""
 
 from __future__ import annotations
 

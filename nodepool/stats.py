@@ -1,4 +1,4 @@
-"""Launch statistics, under the name that drivers import (driver-api.md 13)."""
+"""Launch statistics, under the name that drivers import (DRV-13)."""
 
 from nodepool.metrics.launches import StatsClient, StatsReporter, get_client, normalize_statsd_name
 

@@ -1,4 +1,4 @@
-"""Version of the installed package (driver-api.md section 10)."""
+"""Version of the installed package (DRV-10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web server, under the name that test benches import (python-interface.md 1)."""
+"""The web server, under the name that test benches import (PY-1)."""
 
 from nodepool.web.server import WebApp
 

@@ -9,7 +9,7 @@ TLS_REQUIRED = ("A TLS ZooKeeper connection is required; please supply the zooke
 
 
 def split_hosts(hosts: str) -> tuple[str, str]:
-    """Host list and chroot of a connection string; the same chroot may stand on every entry (config.md 4.5).
+    """Host list and chroot of a connection string; the same chroot may stand on every entry (CFG-4.5).
 
     :raises ConfigurationError: entries with different chroots.
     """

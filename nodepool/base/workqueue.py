@@ -1,4 +1,4 @@
-"""A queue of keys with merging, delay, priority and per-key exclusion, and the worker loop around it (style.md).
+"""A queue of keys with merging, delay, priority and per-key exclusion, and the worker loop around it.
 
 Keys say only *what to look at*.  Adding a key that waits already merges; a key that is being worked on is handed
 out again afterwards, never to two workers at once.

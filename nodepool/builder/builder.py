@@ -1,4 +1,4 @@
-"""NodePoolBuilder: makes, connects and stops all parts of the builder (builder.md sections 1, 2, 16)."""
+"""NodePoolBuilder: makes, connects and stops all parts of the builder (BLD-1, BLD-2, BLD-16)."""
 
 from __future__ import annotations
 

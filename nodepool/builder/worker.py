@@ -1,4 +1,4 @@
-"""What the threads of the builder have in common (builder.md section 3)."""
+"""What the threads of the builder have in common (BLD-3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of errors of a cloud's API, and what the launcher calls them (driver-api.md section 9)."""
+"""Kinds of errors of a cloud's API, and what the launcher calls them (DRV-9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``nodepool-builder`` daemon (cli-web-metrics.md section 2, builder.md section 2)."""
+"""The ``nodepool-builder`` daemon (CLI-2, BLD-2)."""
 
 from __future__ import annotations
 

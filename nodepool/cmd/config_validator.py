@@ -1,4 +1,4 @@
-"""``nodepool config-validate``: every error of a configuration file in one run (config.md section 12)."""
+"""``nodepool config-validate``: every error of a configuration file in one run (CFG-12)."""
 
 from __future__ import annotations
 

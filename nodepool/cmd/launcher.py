@@ -1,4 +1,4 @@
-"""The ``nodepool-launcher`` daemon (cli-web-metrics.md section 2)."""
+"""The ``nodepool-launcher`` daemon (CLI-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``nodepool-nm`` command: client of a node manager's API (nodemanager.md C.1, C.5)."""
+"""The ``nodepool-nm`` command: client of a node manager's API (NM-C.1, NM-C.5)."""
 
 from __future__ import annotations
 

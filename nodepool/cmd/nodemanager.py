@@ -1,4 +1,4 @@
-"""The ``nodepool-nodemanager`` daemon (nodemanager.md A.2, C.1)."""
+"""The ``nodepool-nodemanager`` daemon (NM-A.2, NM-C.1)."""
 
 from __future__ import annotations
 

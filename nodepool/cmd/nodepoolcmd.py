@@ -1,4 +1,4 @@
-"""The ``nodepool`` command (cli-web-metrics.md sections 3 to 5)."""
+"""The ``nodepool`` command (CLI-3 to CLI-5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading, checking and modelling the configuration (config.md); section 9 lists the names others import."""
+"""Reading, checking and modelling the configuration (CFG); section 9 lists the names others import."""
 
 from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError, ProviderLoadError, ProviderUnavailable, UnknownName

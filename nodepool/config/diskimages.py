@@ -1,4 +1,4 @@
-"""Disk images and their inheritance (config.md section 5)."""
+"""Disk images and their inheritance (CFG-5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors in configuration: the message first, then the place (config.md sections 6 and 12)."""
+"""Errors in configuration: the message first, then the place (CFG-6 and CFG-12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load, secure file and freshness (config.md sections 3, 8 and 11)."""
+"""Load, secure file and freshness (CFG-3, CFG-8 and CFG-11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loaded configuration (config.md sections 4, 7 and 9)."""
+"""The loaded configuration (CFG-4, CFG-7 and CFG-9)."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class ProviderConfig(ConfigValue, metaclass=abc.ABCMeta):
 
 
 class Config(ConfigValue):
-    """The whole configuration, see config.md section 9.2 for the attributes.
+    """The whole configuration, see CFG-9.2 for the attributes.
 
     ``provider_errors``: providers left out because driver, library or cloud description is missing, with the reason.
     ``provider_failures``: providers that could not be started, with the reason.

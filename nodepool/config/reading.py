@@ -1,4 +1,4 @@
-"""From a file to YAML data (config.md section 2)."""
+"""From a file to YAML data (CFG-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema of the main file, and the check of data against a schema with every error (config.md section 12.1)."""
+"""Schema of the main file, and the check of data against a schema with every error (CFG-12.1)."""
 
 from __future__ import annotations
 

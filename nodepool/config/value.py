@@ -1,4 +1,4 @@
-"""Values of a configuration: compared by their content (driver-api.md section 3)."""
+"""Values of a configuration: compared by their content (DRV-3)."""
 
 from __future__ import annotations
 

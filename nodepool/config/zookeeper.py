@@ -1,4 +1,4 @@
-"""ZooKeeper servers: connection string, hosts and chroot (config.md section 4.5)."""
+"""ZooKeeper servers: connection string, hosts and chroot (CFG-4.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plug-in API (driver-api.md). Importing it loads no driver and no cloud library."""
+"""The plug-in API (DRV). Importing it loads no driver and no cloud library."""
 
 from nodepool.config.errors import DriverLoadError, UnknownDriver
 from nodepool.config.model import ConfigPool, DriverConfig, ProviderConfig

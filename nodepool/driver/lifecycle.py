@@ -1,4 +1,4 @@
-"""Starting, replacing and stopping the providers of a configuration (driver-api.md section 4)."""
+"""Starting, replacing and stopping the providers of a configuration (DRV-4)."""
 
 from __future__ import annotations
 

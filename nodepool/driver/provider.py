@@ -1,4 +1,4 @@
-"""Driver and Provider: what a plug-in implements (driver-api.md sections 2 and 4)."""
+"""Driver and Provider: what a plug-in implements (DRV-2 and DRV-4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds and loads drivers (driver-api.md section 1).
+"""Finds and loads drivers (DRV-1).
 
 Search order: directories given to :meth:`Drivers.load`, built-ins, entry points of the group
 ``nodepool.drivers``. Built-ins and entry points are imported at first use only, so that a library missing for one

@@ -1,4 +1,4 @@
-"""Helpers for drivers (driver-api.md section 6). The code lives in modules of its own; these are the public names."""
+"""Helpers for drivers (DRV-6). The code lives in modules of its own; these are the public names."""
 
 from __future__ import annotations
 

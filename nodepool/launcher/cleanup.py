@@ -1,4 +1,4 @@
-"""Periodic cleaning and what a crash has left (launcher.md section 12); tasks are isolated from each other."""
+"""Periodic cleaning and what a crash has left (LAU-12); tasks are isolated from each other."""
 
 from __future__ import annotations
 

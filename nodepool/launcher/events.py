@@ -1,4 +1,4 @@
-"""LauncherEvents: which part of the launcher a change in ZooKeeper wakes (launcher.md section 1).
+"""LauncherEvents: which part of the launcher a change in ZooKeeper wakes (LAU-1).
 
 All runs on the connection's thread: it only adds keys and sets events, and never waits.
 """

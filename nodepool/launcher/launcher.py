@@ -1,4 +1,4 @@
-"""NodePool: makes, connects and stops all parts of the launcher (launcher.md sections 1 and 15)."""
+"""NodePool: makes, connects and stops all parts of the launcher (LAU-1 and LAU-15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gauges (cli-web-metrics.md 7.3 - 7.5, launcher.md section 20)."""
+"""Gauges (CLI-7.3 to CLI-7.5, LAU-20)."""
 
 from __future__ import annotations
 

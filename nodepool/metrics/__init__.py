@@ -1,4 +1,4 @@
-"""Metrics: for Prometheus, and for statsd when asked (cli-web-metrics.md section 7).
+"""Metrics: for Prometheus, and for statsd when asked (CLI-7).
 
 Here are all that our own code records, each defined once; drivers of others may record any name.
 """

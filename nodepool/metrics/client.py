@@ -1,4 +1,4 @@
-"""What the daemons count: kept for Prometheus, sent to statsd when asked (cli-web-metrics.md section 7).
+"""What the daemons count: kept for Prometheus, sent to statsd when asked (CLI-7).
 
 Recording is cheap (a dictionary entry, a queue entry) and never fails or waits.
 """

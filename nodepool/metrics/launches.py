@@ -1,4 +1,4 @@
-"""Statistics client and launch statistics (driver-api.md section 10, cli-web-metrics.md 7.2)."""
+"""Statistics client and launch statistics (DRV-10, CLI-7.2)."""
 
 from __future__ import annotations
 

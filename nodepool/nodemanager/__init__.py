@@ -1,1 +1,1 @@
-"""The node manager: one machine, many isolated nodes (nodemanager.md)."""
+"""The node manager: one machine, many isolated nodes (NM)."""

@@ -1,4 +1,4 @@
-"""nodemanager.yaml: all options, with defaults that need no file at all (nodemanager.md C.1, C.4 to C.6)."""
+"""nodemanager.yaml: all options, with defaults that need no file at all (NM-C.1, NM-C.4 to NM-C.6)."""
 
 from __future__ import annotations
 

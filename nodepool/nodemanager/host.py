@@ -1,4 +1,4 @@
-"""The host as a whole: what it has, what fits, and the services of its backends (nodemanager.md C.3, C.8)."""
+"""The host as a whole: what it has, what fits, and the services of its backends (NM-C.3, NM-C.8)."""
 
 from __future__ import annotations
 

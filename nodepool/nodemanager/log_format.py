@@ -1,4 +1,4 @@
-"""The log in the form of the original: UTC time as of C's asctime, colon, message (nodemanager.md A.13)."""
+"""The log in the form of the original: UTC time as of C's asctime, colon, message (NM-A.13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NodeManager: makes, connects and stops all parts; what the API asks of the node (nodemanager.md A.2, C.5 to C.7)."""
+"""NodeManager: makes, connects and stops all parts; what the API asks of the node (NM-A.2, NM-C.5 to NM-C.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node manager as a program (nodemanager.md A.2, C.1)."""
+"""The node manager as a program (NM-A.2, NM-C.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for the ports of new nodes and collecting SSH host keys (driver-api.md 7.8, launcher.md 16)."""
+"""Waiting for the ports of new nodes and collecting SSH host keys (DRV-7.8, LAU-16)."""
 
 from __future__ import annotations
 

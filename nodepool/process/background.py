@@ -1,4 +1,4 @@
-"""Background operation: pid file, detaching, service manager messages (cli-web-metrics.md section 2.2)."""
+"""Background operation: pid file, detaching, service manager messages (CLI-2.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console programs share: options, logging, one-line errors (cli-web-metrics.md sections 1 and 2)."""
+"""What the console programs share: options, logging, one-line errors (CLI-1 and CLI-2)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 
 def setup_command_logging(debug: bool, logconfig: str | None) -> None:
-    """Logging of the ``nodepool`` command (config.md 15.1): ``debug`` makes ``-l`` void."""
+    """Logging of the ``nodepool`` command (CFG-15.1): ``debug`` makes ``-l`` void."""
     from nodepool.logconfig import LOG_FORMAT, load_config
 
     if logconfig and not debug:

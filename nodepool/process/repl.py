@@ -1,4 +1,4 @@
-"""``--repl``: a Python console inside the daemon, on the loopback interface (cli-web-metrics.md section 2.4).
+"""``--repl``: a Python console inside the daemon, on the loopback interface (CLI-2.4).
 
 There is no authentication: whoever can connect can do all that the daemon can.
 """

@@ -72,7 +72,7 @@ def session_file(prog: str, args: argparse.Namespace) -> str:
 
 
 def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> LoggingConfig:
-    """config.md 15.1: the file given, else standard output, or the log file in the background."""
+    """CFG-15.1: the file given, else standard output, or the log file in the background."""
     if args.logconfig:
         return load_config(args.logconfig)
     config = ServerLoggingConfig() if foreground else ServerLoggingConfig(server=server)

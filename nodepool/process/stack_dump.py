@@ -1,4 +1,4 @@
-"""SIGUSR2: log what every thread is doing, and profile when the tools are installed (cli-web-metrics.md section 8)."""
+"""SIGUSR2: log what every thread is doing, and profile when the tools are installed (CLI-8)."""
 
 from __future__ import annotations
 

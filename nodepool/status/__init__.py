@@ -1,6 +1,6 @@
 """What the command line and the web show: rows read from ZooKeeper and their representations.
 
-Titles, keys and their order are the contract (cli-web-metrics.md sections 4 to 6).  Nothing here writes.
+Titles, keys and their order are the contract (CLI-4 to CLI-6).  Nothing here writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows about images: builds, uploads, their progress, requests for builds (cli-web-metrics.md sections 5 and 6.5)."""
+"""Rows about images: builds, uploads, their progress, requests for builds (CLI-5 and CLI-6.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows and their representations (cli-web-metrics.md sections 4 and 6.3)."""
+"""Rows and their representations (CLI-4 and CLI-6.3)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""HTTP interface of the launcher (cli-web-metrics.md section 6)."""
+"""HTTP interface of the launcher (CLI-6)."""

@@ -1,4 +1,4 @@
-"""The launcher's web server (cli-web-metrics.md section 6)."""
+"""The launcher's web server (CLI-6)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 class _Dispatcher(ThreadedTaskDispatcher):
-    """Gives its threads a name that test benches know (driver-fake-test-example.md 4.5)."""
+    """Gives its threads a name that test benches know (FAK-4.5)."""
 
     def start_new_thread(self, target: Callable[[int], None], thread_no: int) -> None:
         threading.Thread(target=target, name=f"Thread-WebApp-{thread_no}", args=(thread_no,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Registry of launchers, their pools and builders (zookeeper-schema.md section 4)."""
+"""Registry of launchers, their pools and builders (ZK-4)."""
 
 from __future__ import annotations
 

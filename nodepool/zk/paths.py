@@ -1,4 +1,4 @@
-"""Where things are in ZooKeeper (zookeeper-schema.md section 3)."""
+"""Where things are in ZooKeeper (ZK-3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions: atomic, asynchronous, merged into few messages when many are under way (design.md 3.3)."""
+"""Transactions: atomic, asynchronous, merged into few messages when many are under way."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The ZooKeeper facade that drivers, tools and benches use, with the records and state names.
 
-Names: driver-api.md section 8 and python-interface.md sections 2 and 3.
+Names: DRV-8 and PY-2 and PY-3.
 """
 
 from __future__ import annotations

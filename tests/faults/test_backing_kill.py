@@ -1,4 +1,4 @@
-"""A launcher that is killed while it gets, fills or gives back backing nodes (nodemanager.md C.8, ``backing-label``)."""
+"""A launcher that is killed while it gets, fills or gives back backing nodes (NM-C.8, ``backing-label``)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ AFTER: dict[str, Callable[[LauncherBench, BackingHosts], Any]] = {
 }
 
 
-@pytest.mark.spec("nodemanager.md C.8: a launcher killed with SIGKILL at any point loses no backing node")
+@pytest.mark.spec("NM-C.8: a launcher killed with SIGKILL at any point loses no backing node")
 @pytest.mark.parametrize("moment", [*BEFORE, *AFTER])
 def test_killed(bench: LauncherBench, hosts: BackingHosts, tmp_path: pathlib.Path, moment: str) -> None:
     path = bench.chroot.config(hosts.config(), timeout=2.0)

@@ -19,7 +19,7 @@ IMAGES = ["i0", "i1", "i2"]
 NAMES = ["b0", "b1"]
 
 
-@pytest.mark.spec("builder.md 14: each build and each upload has one worker; killed builders lose and leave nothing")
+@pytest.mark.spec("BLD-14: each build and each upload has one worker; killed builders lose and leave nothing")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_kills(bench: BuilderBench, seed: int) -> None:
     chance = random.Random(seed)

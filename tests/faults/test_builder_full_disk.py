@@ -1,4 +1,4 @@
-"""File systems without room: for images, for build logs, before the start (builder.md sections 7, 8, 20)."""
+"""File systems without room: for images, for build logs, before the start (BLD-7, BLD-8, BLD-20)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small(bench: BuilderBench, name: str, options: str) -> pathlib.Path:
     return path
 
 
-@pytest.mark.spec("builder.md 7: a build that fills the file system fails with the reason; other images go on")
+@pytest.mark.spec("BLD-7: a build that fills the file system fails with the reason; other images go on")
 def test_images_dir_fills_up(bench: BuilderBench) -> None:
     images_dir = small(bench, "small-images", "size=4m")
     images = [bench.image("big", env={"CREATE_FILL": "1", "CREATE_MOUNTS": "1"}), bench.image("little")]
@@ -42,7 +42,7 @@ def test_images_dir_fills_up(bench: BuilderBench) -> None:
     bench.wait_served("big", "little")
 
 
-@pytest.mark.spec("builder.md 20: disk-space check before a build")
+@pytest.mark.spec("BLD-20: disk-space check before a build")
 def test_not_enough_space_before_the_start(bench: BuilderBench) -> None:
     images_dir = small(bench, "small-images", "size=4m")
     bench.config(images_dir=images_dir, top={"build-min-free": 100})
@@ -56,7 +56,7 @@ def test_not_enough_space_before_the_start(bench: BuilderBench) -> None:
     bench.wait_served()
 
 
-@pytest.mark.spec("builder.md 8: a log that cannot be made fails the build with a reason that names the place")
+@pytest.mark.spec("BLD-8: a log that cannot be made fails the build with a reason that names the place")
 def test_log_cannot_be_made(bench: BuilderBench) -> None:
     logs = small(bench, "small-logs", "size=64k,nr_inodes=2")
     (logs / "other").touch()
@@ -71,7 +71,7 @@ def test_log_cannot_be_made(bench: BuilderBench) -> None:
     bench.wait_served()
 
 
-@pytest.mark.spec("builder.md 8: a log that becomes full does not stop the build")
+@pytest.mark.spec("BLD-8: a log that becomes full does not stop the build")
 def test_log_becomes_full(bench: BuilderBench) -> None:
     logs = small(bench, "small-logs", "size=4k")
     (logs / "other").write_text("x" * 4096)

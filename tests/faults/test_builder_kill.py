@@ -1,4 +1,4 @@
-"""SIGKILL of a builder at each step of a build and of an upload, then a new start (builder.md sections 2, 7, 9, 10)."""
+"""SIGKILL of a builder at each step of a build and of an upload, then a new start (BLD-2, BLD-7, BLD-9, BLD-10)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def revived(bench: BuilderBench, crash_at: str) -> str:
     return ids[0] if ids else ""
 
 
-@pytest.mark.spec("builder.md 2: a killed builder's build is failed, its files, processes and trees go, the image is built again")
+@pytest.mark.spec("BLD-2: a killed builder's build is failed, its files, processes and trees go, the image is built again")
 @pytest.mark.parametrize("crash_at", ["build-record-before", "build-record-after", "process-before", "process-after",
                                       "result-before"])
 def test_during_a_build(bench: BuilderBench, crash_at: str) -> None:
@@ -43,7 +43,7 @@ def test_during_a_build(bench: BuilderBench, crash_at: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-@pytest.mark.spec("builder.md 10.C: files of abandoned builds go on the host that has them")
+@pytest.mark.spec("BLD-10.C: files of abandoned builds go on the host that has them")
 def test_while_the_command_runs(bench: BuilderBench, where: str) -> None:
     bench.config(images=[bench.image(env={"CREATE_MOUNTS": "1"})])
     hold = bench.hold(where)
@@ -64,7 +64,7 @@ def test_while_the_command_runs(bench: BuilderBench, where: str) -> None:
     assert len(bench.uploads()) == len(bench.cloud.images()) == 1
 
 
-@pytest.mark.spec("builder.md 7: a result that was stored is kept")
+@pytest.mark.spec("BLD-7: a result that was stored is kept")
 def test_after_the_result(bench: BuilderBench) -> None:
     hit = revived(bench, "result-after")
     assert [b.id for b in bench.builds(state=None)] == [hit]
@@ -72,7 +72,7 @@ def test_after_the_result(bench: BuilderBench) -> None:
     wait_for(lambda: (p := bench.progress(hit)) is not None and p.state == READY, DEADLINE, "progress says ready")
 
 
-@pytest.mark.spec("builder.md 6: a manual request outlives a killed builder")
+@pytest.mark.spec("BLD-6: a manual request outlives a killed builder")
 def test_manual_request_survives(bench: BuilderBench) -> None:
     builder = bench.start()
     bench.wait_served()
@@ -91,7 +91,7 @@ def test_manual_request_survives(bench: BuilderBench) -> None:
     assert len(bench.builds()) == 2
 
 
-@pytest.mark.spec("builder.md 10.B: an upload not in progress is dropped, its image too; it is made again")
+@pytest.mark.spec("BLD-10.B: an upload not in progress is dropped, its image too; it is made again")
 @pytest.mark.parametrize("crash_at", [
     "upload-record-before", "upload-record-after", "note-before", "note-after", "cloud-before", "cloud-after",
     "upload-result-before", "upload-result-after"])
@@ -102,7 +102,7 @@ def test_during_an_upload(bench: BuilderBench, crash_at: str) -> None:
     assert len(bench.cloud.calls("upload")) == uploads.get(crash_at, 1)
 
 
-@pytest.mark.spec("builder.md 9: an image that came into being in the cloud just before the kill does not stay")
+@pytest.mark.spec("BLD-9: an image that came into being in the cloud just before the kill does not stay")
 def test_killed_while_the_cloud_works(bench: BuilderBench) -> None:
     bench.config()
     bench.cloud.do("upload-blocks")
@@ -118,7 +118,7 @@ def test_killed_while_the_cloud_works(bench: BuilderBench) -> None:
     assert len(bench.cloud.images()) == 1
 
 
-@pytest.mark.spec("builder.md 14: another builder drops a killed builder's upload; its image goes when that is back")
+@pytest.mark.spec("BLD-14: another builder drops a killed builder's upload; its image goes when that is back")
 def test_other_builder_drops_the_record(bench: BuilderBench) -> None:
     bench.config("b0")
     bench.config("b1")
@@ -136,7 +136,7 @@ def test_other_builder_drops_the_record(bench: BuilderBench) -> None:
     assert len(bench.runs()) == len(bench.builds()) == 1
 
 
-@pytest.mark.spec("builder.md 10.D: deletion is repeated until it succeeds, over the end of the builder")
+@pytest.mark.spec("BLD-10.D: deletion is repeated until it succeeds, over the end of the builder")
 @pytest.mark.parametrize("crash_at", ["mark-before", "mark-after", "delete-before", "delete-after"])
 def test_during_a_deletion(bench: BuilderBench, crash_at: str) -> None:
     builder = bench.start()
@@ -152,7 +152,7 @@ def test_during_a_deletion(bench: BuilderBench, crash_at: str) -> None:
     assert len(bench.builds()) == 1
 
 
-@pytest.mark.spec("builder.md 14: record deleted while the builder is down: it deletes the files when it is back")
+@pytest.mark.spec("BLD-14: record deleted while the builder is down: it deletes the files when it is back")
 def test_record_deleted_meanwhile(bench: BuilderBench) -> None:
     images = [bench.image(formats=["qcow2"])]
     bench.config(images=images)
@@ -175,7 +175,7 @@ def test_record_deleted_meanwhile(bench: BuilderBench) -> None:
     bench.wait_clean()
 
 
-@pytest.mark.spec("builder.md 2: a builder killed again and again while it cleans up leaves nothing in the end")
+@pytest.mark.spec("BLD-2: a builder killed again and again while it cleans up leaves nothing in the end")
 def test_killed_again_and_again(bench: BuilderBench) -> None:
     bench.config(images=[bench.image(env={"CREATE_MOUNTS": "1"})])
     for pause in (0.2, 0.4, 0.6, 0.8, 1.0, 1.2):

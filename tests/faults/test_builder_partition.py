@@ -1,4 +1,4 @@
-"""Builders that stand still or lose ZooKeeper during a build or an upload (builder.md section 17, design.md section 5)."""
+"""Builders that stand still or lose ZooKeeper during a build or an upload (BLD-17, section 5)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def lose_session(bench: BuilderBench, cut: Cut, when: str) -> tuple[BuilderProce
     return builder, build, hold
 
 
-@pytest.mark.spec("builder.md 17: Suspended and back: result counts")
+@pytest.mark.spec("BLD-17: Suspended and back: result counts")
 def test_short_cut_during_a_build(bench: BuilderBench, cut: Cut) -> None:
     hold = bench.hold("before")
     cut.start()
@@ -100,7 +100,7 @@ def test_short_cut_during_a_build(bench: BuilderBench, cut: Cut) -> None:
     assert len(bench.runs()) == 1
 
 
-@pytest.mark.spec("design.md 5: a build over a lost session counts when nobody else built: the lock is taken again")
+@pytest.mark.spec("a build over a lost session counts when nobody else built: the lock is taken again")
 @pytest.mark.parametrize("when", ["the command still runs", "the command has ended"])
 def test_long_cut_during_a_build(bench: BuilderBench, cut: Cut, when: str) -> None:
     builder, build, hold = lose_session(bench, cut, when)
@@ -112,7 +112,7 @@ def test_long_cut_during_a_build(bench: BuilderBench, cut: Cut, when: str) -> No
     assert len(bench.runs()) == 1 and builder.alive()
 
 
-@pytest.mark.spec("builder.md 17: the session expired and others built: the build is failed, its local files are deleted")
+@pytest.mark.spec("BLD-17: the session expired and others built: the build is failed, its local files are deleted")
 @pytest.mark.parametrize("when", ["the command still runs", "the command has ended"])
 def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> None:
     first, lost, hold = lose_session(bench, cut, when)
@@ -133,7 +133,7 @@ def test_other_builder_takes_over(bench: BuilderBench, cut: Cut, when: str) -> N
     assert first.alive()
 
 
-@pytest.mark.spec("builder.md 17: one stands still while the other builds: one result counts, the loser's files go")
+@pytest.mark.spec("BLD-17: one stands still while the other builds: one result counts, the loser's files go")
 def test_both_build_at_once(bench: BuilderBench, cut: Cut) -> None:
     """The second builds still when the first comes back with its result."""
     slow = bench.hold("after", "i0")
@@ -158,7 +158,7 @@ def test_both_build_at_once(bench: BuilderBench, cut: Cut) -> None:
     assert len(bench.uploads()) == len(bench.cloud.images()) == 1
 
 
-@pytest.mark.spec("builder.md 17: same idea for uploads: the result of an upload over a lost session is not lost")
+@pytest.mark.spec("BLD-17: same idea for uploads: the result of an upload over a lost session is not lost")
 @pytest.mark.parametrize("seconds", [SHORT, None], ids=["short", "long"])
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "two builders"])
 def test_cut_during_an_upload(bench: BuilderBench, cut: Cut, seconds: float | None, others: bool) -> None:
@@ -186,7 +186,7 @@ def test_cut_during_an_upload(bench: BuilderBench, cut: Cut, seconds: float | No
         assert len(bench.cloud.calls("upload")) == 1
 
 
-@pytest.mark.spec("builder.md 2: connect (waits for ZooKeeper for ever, warning every 10 s); a signal ends it")
+@pytest.mark.spec("BLD-2: connect (waits for ZooKeeper for ever, warning every 10 s); a signal ends it")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
 def test_no_server_at_the_start(bench: BuilderBench, proxy: Proxy, number: signal.Signals) -> None:
     proxy.set("close")
@@ -198,7 +198,7 @@ def test_no_server_at_the_start(bench: BuilderBench, proxy: Proxy, number: signa
     assert builder.stop(number, 20) < 5
 
 
-@pytest.mark.spec("builder.md 2: the work begins when ZooKeeper appears")
+@pytest.mark.spec("BLD-2: the work begins when ZooKeeper appears")
 def test_server_appears(bench: BuilderBench, proxy: Proxy) -> None:
     proxy.set("close")
     bench.config(hosts=proxy.host)
@@ -209,7 +209,7 @@ def test_server_appears(bench: BuilderBench, proxy: Proxy) -> None:
     assert "Traceback" not in builder.text()
 
 
-@pytest.mark.spec("builder.md 2: a builder without ZooKeeper ends in seconds, and its build with it")
+@pytest.mark.spec("BLD-2: a builder without ZooKeeper ends in seconds, and its build with it")
 def test_stop_without_server(bench: BuilderBench, proxy: Proxy) -> None:
     hold = bench.hold("before")
     bench.config(hosts=proxy.host)

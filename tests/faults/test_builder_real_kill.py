@@ -67,7 +67,7 @@ def leader(bench: BuilderBench) -> int:
     return int(json.loads(entry.read_text())["pid"])
 
 
-@pytest.mark.spec("builder.md 2: a real build ends in seconds with its builder, without mounts, processes, trees")
+@pytest.mark.spec("BLD-2: a real build ends in seconds with its builder, without mounts, processes, trees")
 def test_stopped_in_the_root_phase(bench: BuilderBench, configure: Any) -> None:
     configure("tar")
     builder = bench.start(plain=True)
@@ -87,7 +87,7 @@ def test_stopped_in_the_root_phase(bench: BuilderBench, configure: Any) -> None:
         "Build terminated: the builder was told to stop")
 
 
-@pytest.mark.spec("builder.md 2: mounts, loop device, processes and trees of a killed real build go with the next start")
+@pytest.mark.spec("BLD-2: mounts, loop device, processes and trees of a killed real build go with the next start")
 def test_killed_with_mounts_and_loop_device(bench: BuilderBench, configure: Any) -> None:
     configure("raw")
     builder = bench.start(plain=True)

@@ -1,4 +1,4 @@
-"""Signals during a build: what ends at once, what is finished, what is left (builder.md section 2)."""
+"""Signals during a build: what ends at once, what is finished, what is left (BLD-2)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_failed(bench: BuilderBench, build_id: str) -> None:
     assert bench.processes() == [] and bench.mounts() == [] and list(bench.scratch.iterdir()) == []
 
 
-@pytest.mark.spec("builder.md 2: SIGINT/SIGTERM end the child's whole process group, mark the build failed, exit in seconds")
+@pytest.mark.spec("BLD-2: SIGINT/SIGTERM end the child's whole process group, mark the build failed, exit in seconds")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 def test_build_ends_with_the_builder(bench: BuilderBench, number: signal.Signals) -> None:
     builder, build_id = begin(bench, CREATE_MOUNTS="1")
@@ -60,7 +60,7 @@ def test_build_ends_with_the_builder(bench: BuilderBench, number: signal.Signals
     assert len(bench.runs()) == 1, "the command that was stopped never came to writing"
 
 
-@pytest.mark.spec("builder.md 2: TERM, then KILL after a grace period")
+@pytest.mark.spec("BLD-2: TERM, then KILL after a grace period")
 def test_command_ignores_term(bench: BuilderBench) -> None:
     builder, build_id = begin(bench, CREATE_DEAF="1")
     builder.stop(signal.SIGTERM, LIMIT)
@@ -68,7 +68,7 @@ def test_command_ignores_term(bench: BuilderBench) -> None:
     check_failed(bench, build_id)
 
 
-@pytest.mark.spec("builder.md 2: keep a way to ask for 'finish the current build, then exit'")
+@pytest.mark.spec("BLD-2: keep a way to ask for 'finish the current build, then exit'")
 @pytest.mark.parametrize(("options", "number"), [((), signal.SIGUSR1), (("--finish-builds",), signal.SIGTERM)],
                          ids=["SIGUSR1", "--finish-builds"])
 def test_build_is_finished(bench: BuilderBench, options: tuple[str, ...], number: signal.Signals) -> None:
@@ -88,7 +88,7 @@ def test_build_is_finished(bench: BuilderBench, options: tuple[str, ...], number
     assert [b.id for b in bench.builds()] == [build_id]
 
 
-@pytest.mark.spec("cli-web-metrics.md 2: a second signal ends the build that is waited for")
+@pytest.mark.spec("CLI-2: a second signal ends the build that is waited for")
 @pytest.mark.parametrize("second", [signal.SIGUSR1, signal.SIGTERM], ids=lambda n: n.name)
 def test_second_signal(bench: BuilderBench, second: signal.Signals) -> None:
     builder, build_id = begin(bench)
@@ -100,7 +100,7 @@ def test_second_signal(bench: BuilderBench, second: signal.Signals) -> None:
     check_failed(bench, build_id)
 
 
-@pytest.mark.spec("builder.md 2: upload workers are deliberately not waited for")
+@pytest.mark.spec("BLD-2: upload workers are deliberately not waited for")
 def test_stop_during_an_upload(bench: BuilderBench) -> None:
     bench.config()
     bench.cloud.do("upload-blocks")
@@ -114,7 +114,7 @@ def test_stop_during_an_upload(bench: BuilderBench) -> None:
     assert len(bench.runs()) == 1 and len(bench.cloud.calls("upload")) == 2
 
 
-@pytest.mark.spec("builder.md 2: start() and immediate stop works")
+@pytest.mark.spec("BLD-2: start() and immediate stop works")
 def test_stop_while_starting(bench: BuilderBench) -> None:
     bench.config()
     builder = bench.start("b0", plain=True, wait=False)

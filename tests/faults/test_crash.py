@@ -1,4 +1,4 @@
-"""SIGKILL at each step of a node's life, then a clean start (design.md section 5, issue "Done when").
+"""SIGKILL at each step of a node's life, then a clean start.
 
 The cases are independent and mostly wait, so several run at once; each test only fetches the outcome of its case.
 """

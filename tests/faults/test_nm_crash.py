@@ -1,4 +1,4 @@
-"""SIGKILL of the node manager before every step of making and of removing a sliver (nodemanager.md C.7, C.9.5)."""
+"""SIGKILL of the node manager before every step of making and of removing a sliver (NM-C.7, NM-C.9.5)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def quiet(nm: CrashingDaemon) -> bool:
 
 
 @pytest.mark.parametrize("what", ["create", "delete"])
-@pytest.mark.spec("nodemanager.md C.9.5: kill -9 at every step of create and delete")
+@pytest.mark.spec("NM-C.9.5: kill -9 at every step of create and delete")
 def test_every_step(tmp_path: pathlib.Path, what: str) -> None:
     nm = CrashingDaemon(tmp_path, 5)
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""The configuration file changes while requests are in flight (launcher.md section 15)."""
+"""The configuration file changes while requests are in flight (LAU-15)."""
 
 from __future__ import annotations
 

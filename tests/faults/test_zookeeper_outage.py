@@ -1,4 +1,4 @@
-"""ZooKeeper itself stops and comes back, or is not there at the start (design.md section 5)."""
+"""ZooKeeper itself stops and comes back, or is not there at the start."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ CLOUDS = {"clouds": {
                     "auth_url": "http://localhost/"}, **({"image_format": fmt} if fmt else {})}
     for name, fmt in (("fake", None), ("fake-vhd", "vhd"), ("fake-qcow2", "qcow2"), ("fake-raw", "raw"))}}
 
-#: What Zuul puts into a request when it submits it (zookeeper-schema.md section 5).
+#: What Zuul puts into a request when it submits it (ZK-5).
 ZUUL_SYSTEM = "0123456789abcdef0123456789abcdef"
 ENDED = ("fulfilled", "failed")
 

@@ -1,4 +1,4 @@
-"""The image-building command and its environment (builder.md 7.2, 7.3)."""
+"""The image-building command and its environment (BLD-7.2, BLD-7.3)."""
 
 from __future__ import annotations
 

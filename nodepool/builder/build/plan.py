@@ -1,4 +1,4 @@
-"""Which image to build next, and why: pure decisions on a snapshot (builder.md section 6)."""
+"""Which image to build next, and why: pure decisions on a snapshot (BLD-6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the image-building command and the upload hook (builder.md 7.4 to 7.7, 9)."""
+"""Running the image-building command and the upload hook (BLD-7.4 to BLD-7.7, BLD-9)."""
 
 from __future__ import annotations
 

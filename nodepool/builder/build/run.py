@@ -1,4 +1,4 @@
-"""One build of an image, from its record to its result (builder.md sections 7 and 17)."""
+"""One build of an image, from its record to its result (BLD-7 and BLD-17)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BuildWorker: takes the builds that are due, one after the other (builder.md sections 6 and 13)."""
+"""BuildWorker: takes the builds that are due, one after the other (BLD-6 and BLD-13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of builds that are gone, and formats that are no longer needed (builder.md 10.C, 10.E, 12)."""
+"""Files of builds that are gone, and formats that are no longer needed (BLD-10.C, BLD-10.E, BLD-12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removal of progress records that nobody writes or needs any more (zookeeper-schema.md section 11)."""
+"""Removal of progress records that nobody writes or needs any more (ZK-11)."""
 
 from __future__ import annotations
 

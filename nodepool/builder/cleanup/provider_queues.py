@@ -1,4 +1,4 @@
-"""Deletions in clouds: one after the other per provider, and no provider waits for another (builder.md 10.D)."""
+"""Deletions in clouds: one after the other per provider, and no provider waits for another (BLD-10.D)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removal of builds and uploads: records under their locks, images in the clouds (builder.md 10.B, 10.D).
+"""Removal of builds and uploads: records under their locks, images in the clouds (BLD-10.B, BLD-10.D).
 
 Decisions come from a mirror; every record is read again under its lock before it is changed, and writes never bring
 back a record that is gone.

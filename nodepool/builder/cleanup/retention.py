@@ -1,4 +1,4 @@
-"""What to upload and what to remove: decisions on a snapshot, without effects (builder.md sections 9 to 12)."""
+"""What to upload and what to remove: decisions on a snapshot, without effects (BLD-9 to BLD-12)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Candidate:
 
 
 def upload_candidates(data: ImageData, providers: Iterable[Any]) -> list[Candidate]:
-    """Pairs to upload, in file order: conditions 1, 2, 4 and 5 of builder.md 9, and nobody at it already."""
+    """Pairs to upload, in file order: conditions 1, 2, 4 and 5 of BLD-9, and nobody at it already."""
     ready: dict[str, list[ImageBuild]] = defaultdict(list)
     for build in data.builds:
         if build.state == READY:
@@ -139,7 +139,7 @@ class Snapshot:
         return sorted(self.data.names | set(self.builds) | {image for image, _ in self.data.empty_builds})
 
     def kept_uploads(self, image: str) -> set[UploadKey]:
-        """The recency table (builder.md 10.A): what stays of the ready uploads of ready builds."""
+        """The recency table (BLD-10.A): what stays of the ready uploads of ready builds."""
         by_provider: dict[str, list[ImageUpload]] = defaultdict(list)
         for build in self.builds[image].values():
             if build.state == READY:
@@ -149,7 +149,7 @@ class Snapshot:
         return {upload_key(u) for uploads in by_provider.values() for u in newest(uploads, KEPT_UPLOADS)}
 
     def kept_builds(self, image: str, rules: Rules) -> set[str]:
-        """The keep set (builder.md 10.B.1)."""
+        """The keep set (BLD-10.B.1)."""
         if image not in rules.images:
             return set()
         return {b.id or "" for b in newest((b for b in self.builds[image].values() if b.state == READY), KEPT_BUILDS)}
@@ -166,7 +166,7 @@ class Snapshot:
         return upload.state == UPLOADING and (key in self.data.upload_locks or key in rules.running_uploads)
 
     def plan(self, image: str, rules: Rules, everything: bool = True) -> list[BuildPlan]:
-        """What to do with the builds of an image (builder.md 10.B), those without work left out.
+        """What to do with the builds of an image (BLD-10.B), those without work left out.
 
         :param everything: also what failed or was abandoned; else only what people or the configuration removed, and
             what newer builds replaced.
@@ -219,7 +219,7 @@ class Snapshot:
 
 
 def surplus_formats(build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: Any, providers: Iterable[Any]) -> set[str]:
-    """Formats whose files ``delete-after-upload`` allows to delete now (builder.md 12).
+    """Formats whose files ``delete-after-upload`` allows to delete now (BLD-12).
 
     :param uploads: those of this build.
     :param diskimage: the image in this configuration, or None.

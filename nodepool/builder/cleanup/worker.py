@@ -1,4 +1,4 @@
-"""CleanupWorker: removes what retention does not keep (builder.md sections 10 to 12, 14, 15)."""
+"""CleanupWorker: removes what retention does not keep (BLD-10 to BLD-12, BLD-14, BLD-15)."""
 
 from __future__ import annotations
 

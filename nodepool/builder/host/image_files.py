@@ -1,4 +1,4 @@
-"""Files of a builder: images, checksums, manifests, logs and the builder id (builder.md 5, 8, 10.C, 10.E, 12)."""
+"""Files of a builder: images, checksums, manifests, logs and the builder id (BLD-5, BLD-8, BLD-10.C, BLD-10.E, BLD-12)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def split_image_id(text: str) -> tuple[str, str]:
 
 
 class DibImageFile:
-    """One image file in one format (builder.md 5)."""
+    """One image file in one format (BLD-5)."""
 
     def __init__(self, image_id: str, extension: str | None = None) -> None:
         self.image_id = image_id
@@ -276,7 +276,7 @@ def log_path(log_dir: str, image: str, build_id: str) -> str:
 
 
 def prune_logs(log_dir: str, image: str, retention: int, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
-    """Before a new log: keep the newest max(retention, 1) of this very image; negative: all (builder.md 8)."""
+    """Before a new log: keep the newest max(retention, 1) of this very image; negative: all (BLD-8)."""
     if retention < 0:
         return
     pattern = re.compile(rf"{re.escape(image)}-[0-9a-f]+\.log")
@@ -322,7 +322,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def builder_id(images_dir: str) -> str:
-    """The id that marks this builder's records; made on first use (builder.md 2).
+    """The id that marks this builder's records; made on first use (BLD-2).
 
     :raises ConfigurationError: images-dir cannot be used, or the file holds something else.
     """

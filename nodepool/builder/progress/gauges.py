@@ -1,4 +1,4 @@
-"""Gauges about requests and workers of the builder (cli-web-metrics.md 7.1)."""
+"""Gauges about requests and workers of the builder (CLI-7.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One upload of one build to one provider (builder.md section 9, "Doing the upload")."""
+"""One upload of one build to one provider (BLD-9, "Doing the upload")."""
 
 from __future__ import annotations
 

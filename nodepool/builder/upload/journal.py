@@ -1,6 +1,6 @@
 """Uploads that ended without a known result, and what they left in the cloud.
 
-The record in ZooKeeper names the image only when the upload worked (builder.md section 4).  So that neither a failed call
+The record in ZooKeeper names the image only when the upload worked (BLD-4).  So that neither a failed call
 nor a killed builder leaves an image behind, each call is noted beside the image files before it is made, in
 ``<images-dir>/.uploads``; what is still noted when nobody works on it is looked for in the cloud by its metadata, by the
 one builder that owns the directory.

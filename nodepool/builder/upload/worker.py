@@ -1,4 +1,4 @@
-"""Upload workers: bring the newest builds to the providers (builder.md section 9)."""
+"""Upload workers: bring the newest builds to the providers (BLD-9)."""
 
 from __future__ import annotations
 

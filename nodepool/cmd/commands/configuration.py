@@ -1,4 +1,4 @@
-"""``config-validate`` and ``config-schema`` (config.md section 12): neither ZooKeeper nor a cloud is asked."""
+"""``config-validate`` and ``config-schema`` (CFG-12): neither ZooKeeper nor a cloud is asked."""
 
 from __future__ import annotations
 

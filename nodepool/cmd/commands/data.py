@@ -1,4 +1,4 @@
-"""``export-image-data`` and ``import-image-data`` (builder.md section 18)."""
+"""``export-image-data`` and ``import-image-data`` (BLD-18)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is of the right type in a configuration and cannot work all the same (config.md section 12)."""
+"""What is of the right type in a configuration and cannot work all the same (CFG-12)."""
 
 from __future__ import annotations
 

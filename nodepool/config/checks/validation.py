@@ -1,4 +1,4 @@
-"""Finds everything wrong in a file without contacting anything (config.md section 12).
+"""Finds everything wrong in a file without contacting anything (CFG-12).
 
 ``config-validate`` and the daemons, when they load a file, do the same here. What 11.0.0 took and lived with is an error for
 ``config-validate`` at most; a daemon refuses only what would harm it.

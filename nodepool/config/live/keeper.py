@@ -1,4 +1,4 @@
-"""The configuration of a daemon: loads, validates, watches; keeps the last good one while the files are wrong (config.md 11)."""
+"""The configuration of a daemon: loads, validates, watches; keeps the last good one while the files are wrong (CFG-11)."""
 
 from __future__ import annotations
 

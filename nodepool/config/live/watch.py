@@ -1,4 +1,4 @@
-"""Notices changed configuration files within a second (config.md section 11)."""
+"""Notices changed configuration files within a second (CFG-11)."""
 
 from __future__ import annotations
 

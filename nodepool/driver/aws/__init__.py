@@ -1,4 +1,4 @@
-"""Driver for Amazon EC2 (driver-aws.md). boto3 is imported when the first provider is used."""
+"""Driver for Amazon EC2 (AWS). boto3 is imported when the first provider is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Amazon EC2 behind the state machine framework (driver-aws.md section 2)."""
+"""Amazon EC2 behind the state machine framework (AWS-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of an AWS provider (driver-aws.md section 1)."""
+"""Options of an AWS provider (AWS-1)."""
 
 from __future__ import annotations
 

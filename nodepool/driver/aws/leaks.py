@@ -1,4 +1,4 @@
-"""What of ours is in the account: the list for leak cleanup, and removing single things (driver-aws.md 2.9)."""
+"""What of ours is in the account: the list for leak cleanup, and removing single things (AWS-2.9)."""
 
 from __future__ import annotations
 

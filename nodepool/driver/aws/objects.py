@@ -1,4 +1,4 @@
-"""Instances and other resources as the launcher sees them (driver-aws.md 2.2)."""
+"""Instances and other resources as the launcher sees them (AWS-2.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What instances, hosts and volumes take of Amazon's service quotas (driver-aws.md 2.7)."""
+"""What instances, hosts and volumes take of Amazon's service quotas (AWS-2.7)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Nodes that carry other nodes: which slots are whose, asking for backing nodes, giving them back (driver-metastatic.md)."""
+"""Nodes that carry other nodes: which slots are whose, asking for backing nodes, giving them back (MST)."""

@@ -1,4 +1,4 @@
-"""Who is in which slot of which backing node: pure bookkeeping (driver-metastatic.md sections 3 and 4)."""
+"""Who is in which slot of which backing node: pure bookkeeping (MST-3 and MST-4)."""
 
 from __future__ import annotations
 

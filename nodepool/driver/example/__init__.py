@@ -1,4 +1,4 @@
-"""Template for authors of state machine drivers (driver-fake-test-example.md section 3). Copy it and fill it in.
+"""Template for authors of state machine drivers (FAK-3). Copy it and fill it in.
 
 The directory name is the driver's name; exactly one Driver class is defined in this file.
 """

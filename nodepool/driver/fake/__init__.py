@@ -1,4 +1,4 @@
-"""The OpenStack driver over a cloud in memory (driver-fake-test-example.md section 1)."""
+"""The OpenStack driver over a cloud in memory (FAK-1)."""
 
 from __future__ import annotations
 

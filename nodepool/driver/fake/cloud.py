@@ -1,4 +1,4 @@
-"""An OpenStack cloud in memory; quotas and faults are set while it runs (driver-fake-test-example.md 1.2, 1.3)."""
+"""An OpenStack cloud in memory; quotas and faults are set while it runs (FAK-1.2, FAK-1.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots on nodes of other drivers (driver-metastatic.md)."""
+"""Slots on nodes of other drivers (MST)."""
 
 from __future__ import annotations
 

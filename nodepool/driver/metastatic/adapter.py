@@ -1,4 +1,4 @@
-"""The driver's adapter: nodes are slots of backing nodes (driver-metastatic.md sections 5 and 6)."""
+"""The driver's adapter: nodes are slots of backing nodes (MST-5 and MST-6)."""
 
 from __future__ import annotations
 

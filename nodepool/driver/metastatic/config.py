@@ -1,4 +1,4 @@
-"""Configuration of the metastatic driver (driver-metastatic.md section 2)."""
+"""Configuration of the metastatic driver (MST-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the framework sees of a slot: instance, create machine, delete machine (driver-metastatic.md section 5)."""
+"""What the framework sees of a slot: instance, create machine, delete machine (MST-5)."""
 
 from __future__ import annotations
 

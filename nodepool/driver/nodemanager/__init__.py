@@ -1,4 +1,4 @@
-"""Slivers of node managers as nodes (nodemanager.md C.8)."""
+"""Slivers of node managers as nodes (NM-C.8)."""
 
 from __future__ import annotations
 

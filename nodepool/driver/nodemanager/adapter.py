@@ -1,4 +1,4 @@
-"""Node managers as the state machine framework needs them (nodemanager.md C.8)."""
+"""Node managers as the state machine framework needs them (NM-C.8)."""
 
 from __future__ import annotations
 

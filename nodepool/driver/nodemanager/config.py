@@ -1,4 +1,4 @@
-"""Options of the driver ``nodemanager`` (nodemanager.md C.8)."""
+"""Options of the driver ``nodemanager`` (NM-C.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hosts of a provider: calls that do not wait for each other, what is known of each, placement (nodemanager.md C.8).
+"""The hosts of a provider: calls that do not wait for each other, what is known of each, placement (NM-C.8).
 
 No host is ever waited for by who decides: what is known is asked for in the background, each host on threads of its own.
 """

@@ -1,4 +1,4 @@
-"""One sliver on its way to being ready, or gone (nodemanager.md C.8)."""
+"""One sliver on its way to being ready, or gone (NM-C.8)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST = 5.0
 GIVE_UP = 30.0
 #: Seconds between two attempts.
 RETRY = 1.0
-#: Faults of the API (nodemanager.md A.8).
+#: Faults of the API (NM-A.8).
 BAD_ARGUMENT, INTERNAL = 102, 104
 
 

@@ -1,4 +1,4 @@
-"""The OpenStack cloud behind the state machine framework (driver-openstack.md section 2)."""
+"""The OpenStack cloud behind the state machine framework (OST-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of an OpenStack provider (driver-openstack.md section 1)."""
+"""Options of an OpenStack provider (OST-1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left over: ports, floating IPs, volumes, images (driver-openstack.md 2.6)."""
+"""What is left over: ports, floating IPs, volumes, images (OST-2.6)."""
 
 from __future__ import annotations
 

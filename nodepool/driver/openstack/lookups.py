@@ -1,4 +1,4 @@
-"""What the cloud has: servers, images, flavors, networks, zones, limits (driver-openstack.md 2.2)."""
+"""What the cloud has: servers, images, flavors, networks, zones, limits (OST-2.2)."""
 
 from __future__ import annotations
 

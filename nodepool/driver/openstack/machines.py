@@ -1,4 +1,4 @@
-"""State machines for creating and deleting a server (driver-openstack.md 2.3 and 2.4).
+"""State machines for creating and deleting a server (OST-2.3 and OST-2.4).
 
 Every API call runs on the adapter's threads: a slow cloud delays no other machine. While a machine waits for a server,
 that server is asked for when a change is due.

@@ -1,4 +1,4 @@
-"""Servers as the API shows them, and what they use (driver-openstack.md 2.2 and 2.5)."""
+"""Servers as the API shows them, and what they use (OST-2.2 and OST-2.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quota arithmetic for providers that know their limits (driver-api.md 6.4, launcher.md section 8)."""
+"""Quota arithmetic for providers that know their limits (DRV-6.4, LAU-8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State and driver-facing part of the request handler (driver-api.md 5.1 - 5.4)."""
+"""State and driver-facing part of the request handler (DRV-5.1 to DRV-5.4)."""
 
 from __future__ import annotations
 

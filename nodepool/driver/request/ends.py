@@ -1,4 +1,4 @@
-"""How a request ends: fulfilled, declined, given back, dropped (driver-api.md 5.6, launcher.md section 7)."""
+"""How a request ends: fulfilled, declined, given back, dropped (DRV-5.6, LAU-7)."""
 
 from __future__ import annotations
 

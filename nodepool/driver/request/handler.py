@@ -1,4 +1,4 @@
-"""NodeRequestHandler: takes one request from acceptance to its end (driver-api.md section 5, launcher.md 5 - 7).
+"""NodeRequestHandler: takes one request from acceptance to its end (DRV-5, LAU-5 to LAU-7).
 
 All steps of one handler run one after the other (``pw.post``), never two at once; ZooKeeper is written
 asynchronously, and the answer comes back as the next step.  This module fills the node set; how a request ends is

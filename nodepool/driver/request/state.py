@@ -1,4 +1,4 @@
-"""The states of a request that is being served, what may happen in each, and how it can end (launcher.md 5 - 7)."""
+"""The states of a request that is being served, what may happen in each, and how it can end (LAU-5 to LAU-7)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from nodepool.zk.locks import LockHandle
 
 
 class LabelRecorder:
-    """Which node serves which label (driver-api.md 5.7)."""
+    """Which node serves which label (DRV-5.7)."""
 
     def __init__(self) -> None:
         self.data: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
 """State machine driver framework: cloud drivers supply an Adapter, the launches and deletions run here.
 
-Names and behaviour: driver-api.md section 7.
+Names and behaviour: DRV-7.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One node from ``deleting`` to gone (driver-api.md 7.7, launcher.md section 10)."""
+"""One node from ``deleting`` to gone (DRV-7.7, LAU-10)."""
 
 from __future__ import annotations
 

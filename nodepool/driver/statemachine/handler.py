@@ -1,4 +1,4 @@
-"""Request handler of state machine drivers (driver-api.md 7.7)."""
+"""Request handler of state machine drivers (DRV-7.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding cloud resources whose records are gone (launcher.md section 13)."""
+"""Finding cloud resources whose records are gone (LAU-13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that advances machines: when something happens, not at a fixed pace (design.md 3.5)."""
+"""The thread that advances machines: when something happens, not at a fixed pace."""
 
 from __future__ import annotations
 

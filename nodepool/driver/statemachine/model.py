@@ -1,4 +1,4 @@
-"""What a cloud driver implements: an adapter and its state machines (driver-api.md 7.1 - 7.5)."""
+"""What a cloud driver implements: an adapter and its state machines (DRV-7.1 to DRV-7.5)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StateMachine:
 
 
 class Instance:
-    """A virtual machine (or the like) as the launcher sees it (driver-api.md 7.4)."""
+    """A virtual machine (or the like) as the launcher sees it (DRV-7.4)."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -76,7 +76,7 @@ class Instance:
 
 
 class Resource:
-    """Anything in the cloud that may leak; ``metadata`` carries the nodepool keys (driver-api.md 7.5)."""
+    """Anything in the cloud that may leak; ``metadata`` carries the nodepool keys (DRV-7.5)."""
 
     def __init__(self, metadata: dict[str, Any] | None, type: str) -> None:
         self.type = type
@@ -92,7 +92,7 @@ class Resource:
 
 
 class Adapter:
-    """The cloud as the state machine framework needs it (driver-api.md 7.2)."""
+    """The cloud as the state machine framework needs it (DRV-7.2)."""
 
     def __init__(self, provider_config: ProviderConfig) -> None:
         pass

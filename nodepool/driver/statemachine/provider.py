@@ -1,4 +1,4 @@
-"""The provider of all state machine drivers (driver-api.md 7.6)."""
+"""The provider of all state machine drivers (DRV-7.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that exist already (driver-static.md)."""
+"""Machines that exist already (STA)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration of the static driver (driver-static.md section 1)."""
+"""Configuration of the static driver (STA-1)."""
 
 from __future__ import annotations
 

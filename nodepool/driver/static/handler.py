@@ -1,4 +1,4 @@
-"""Requests for static nodes (driver-static.md section 5)."""
+"""Requests for static nodes (STA-5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps a READY node registered for every slot of every configured host (driver-static.md sections 2 - 5)."""
+"""Keeps a READY node registered for every slot of every configured host (STA-2 to STA-5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images as the drivers list them: by ``_listImages`` of the adapter or provider (driver-api.md section 3)."""
+"""Images as the drivers list them: by ``_listImages`` of the adapter or provider (DRV-3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upload of a large image file in segments (driver-api.md 6.7)."""
+"""Upload of a large image file in segments (DRV-6.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spacing of calls to a service (driver-api.md 6.5)."""
+"""Spacing of calls to a service (DRV-6.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread per launch or delete, for drivers without state machines (driver-api.md 6.1, 6.2)."""
+"""One thread per launch or delete, for drivers without state machines (DRV-6.1, DRV-6.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A remembered answer that is renewed in the background (driver-api.md 6.6)."""
+"""A remembered answer that is renewed in the background (DRV-6.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks after one node at a time: deletion, deallocation, ages (launcher.md sections 11 and 12.4 - 12.6).
+"""Looks after one node at a time: deletion, deallocation, ages (LAU-11 and LAU-12.4 to LAU-12.6).
 
 Level-triggered: told only *which* node, it looks at the present record and does the one next step.
 """

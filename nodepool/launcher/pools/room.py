@@ -1,4 +1,4 @@
-"""PoolRoom: whether a pool can take a request, and if not, why (launcher.md sections 2 and 4)."""
+"""PoolRoom: whether a pool can take a request, and if not, why (LAU-2 and LAU-4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One provider pool: runs the handlers of its requests (launcher.md sections 5 - 7)."""
+"""One provider pool: runs the handlers of its requests (LAU-5 to LAU-7)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PUBLISH_DELAY = 0.05
 
 
 class PoolWorker(threading.Thread, PoolRoom):
-    """The thread of one pool.  Drivers see it as ``pw`` (driver-api.md 5.1)."""
+    """The thread of one pool.  Drivers see it as ``pw`` (DRV-5.1)."""
 
     def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:
         super().__init__(name=f"PoolWorker.{provider_name}-{pool_name}", daemon=True)

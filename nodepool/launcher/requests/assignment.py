@@ -1,4 +1,4 @@
-"""Which request next, and which of our pools takes it (launcher.md sections 2 - 4).
+"""Which request next, and which of our pools takes it (LAU-2 to LAU-4).
 
 Requests that are alike in all that matters (labels, provider wish, tenant, who declined) form a class, kept in
 serving order.  Only the head of a class is looked at; when it has to wait, the whole class waits, with the reason,

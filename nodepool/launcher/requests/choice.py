@@ -1,4 +1,4 @@
-"""Which of our pools takes a request: the pure decision (launcher.md sections 2 - 4)."""
+"""Which of our pools takes a request: the pure decision (LAU-2 to LAU-4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping min-ready nodes of each label (launcher.md section 14).
+"""Keeping min-ready nodes of each label (LAU-14).
 
 Several launchers together keep exactly the number: before any of them adds requests it takes a short-lived mark
 under the elections path, so that each sees what the other has just asked for.

@@ -1,4 +1,4 @@
-"""Requests that wait at a full pool: another pool may serve them, or they may keep each other waiting (launcher.md 6)."""
+"""Requests that wait at a full pool: another pool may serve them, or they may keep each other waiting (LAU-6)."""
 
 from __future__ import annotations
 

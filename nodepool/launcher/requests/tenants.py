@@ -1,4 +1,4 @@
-"""Tenant limits (launcher.md 8.4): over all providers, promises included."""
+"""Tenant limits (LAU-8.4): over all providers, promises included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client of the node manager's API over its Unix socket, loopback or TLS (nodemanager.md C.5)."""
+"""Client of the node manager's API over its Unix socket, loopback or TLS (NM-C.5)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RpcError(Exception):
 
 
 class RpcFault(Exception):
-    """The node manager refused; ``code`` as in nodemanager.md A.8."""
+    """The node manager refused; ``code`` as in NM-A.8."""
 
     def __init__(self, code: int, text: str) -> None:
         text = clean(text)

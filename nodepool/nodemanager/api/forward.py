@@ -1,6 +1,6 @@
 """``nodepool-nm-forward``: the login shell of delegates, and forced command of the account that they share.
 
-SSH has established who it is; this passes one request on to the node manager's socket (nodemanager.md A.9, C.5).
+SSH has established who it is; this passes one request on to the node manager's socket (NM-A.9, NM-C.5).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as the kernel tells it (nodemanager.md A.8, C.5)."""
+"""Who is at the other end of a connection, as the kernel tells it (NM-A.8, NM-C.5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods of the API: who may call them, with what, and the faults (nodemanager.md A.8, B.3, C.5)."""
+"""The methods of the API: who may call them, with what, and the faults (NM-A.8, NM-B.3, NM-C.5)."""
 
 from __future__ import annotations
 

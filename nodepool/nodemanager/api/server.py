@@ -1,4 +1,4 @@
-"""The API over Unix socket, loopback, slivers' own networks and TLS (nodemanager.md A.8, C.5)."""
+"""The API over Unix socket, loopback, slivers' own networks and TLS (NM-A.8, NM-C.5)."""
 
 from __future__ import annotations
 

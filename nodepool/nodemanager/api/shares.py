@@ -1,4 +1,4 @@
-"""What each caller of the API may take of it: connections, requests at one time, processor time (nodemanager.md C.5).
+"""What each caller of the API may take of it: connections, requests at one time, processor time (NM-C.5).
 
 Root and controllers are trusted.  Everybody else, slivers above all, is hostile: the daemon's processor time is not billed to
 them, and each shares one interpreter with the launchers that ask for this host's capacity.

@@ -1,4 +1,4 @@
-"""XML-RPC texts with whole numbers of 64 bits: rates and sizes do not fit into the 32 of the standard (nodemanager.md C.5).
+"""XML-RPC texts with whole numbers of 64 bits: rates and sizes do not fit into the 32 of the standard (NM-C.5).
 
 What XML cannot carry (control characters, as consoles print them) is replaced; None inside of values is ``<nil/>``.
 """

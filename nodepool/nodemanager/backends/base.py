@@ -1,4 +1,4 @@
-"""What a backend of slivers is asked to do, and what it answers with (nodemanager.md C.2)."""
+"""What a backend of slivers is asked to do, and what it answers with (NM-C.2)."""
 
 from __future__ import annotations
 

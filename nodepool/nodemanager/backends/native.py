@@ -1,4 +1,4 @@
-"""Slivers as root of the host: namespaces, id-mapped overlays, cgroups (nodemanager.md C.2)."""
+"""Slivers as root of the host: namespaces, id-mapped overlays, cgroups (NM-C.2)."""
 
 from __future__ import annotations
 

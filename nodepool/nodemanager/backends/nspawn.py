@@ -1,4 +1,4 @@
-"""Slivers with systemd inside, by systemd-nspawn under systemd of the host (nodemanager.md C.2).
+"""Slivers with systemd inside, by systemd-nspawn under systemd of the host (NM-C.2).
 
 What `check` says and the command lines are tested everywhere. Slivers themselves need a host whose process 1 is systemd and
 cgroup v2: tests/integration/nodemanager/backends/test_nspawn.py makes them in a virtual machine (tools/vm).
@@ -29,7 +29,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def properties(rspec: Mapping[str, Any], cores: int) -> list[str]:
-    """Limits of a unit of systemd (nodemanager.md C.3); per mille are of the whole host."""
+    """Limits of a unit of systemd (NM-C.3); per mille are of the whole host."""
     guaranteed = int(rspec.get("nm_cpu_guaranteed_share", 0))
     weight = guaranteed or int(rspec.get("nm_cpu_share", 32))
     found = [f"CPUWeight={max(1, min(10000, weight))}", f"TasksMax={int(rspec.get('nm_pids_max', 1024))}"]

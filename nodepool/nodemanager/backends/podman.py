@@ -1,4 +1,4 @@
-"""Slivers as containers of podman, also from OCI images (nodemanager.md C.2).
+"""Slivers as containers of podman, also from OCI images (NM-C.2).
 
 Podman makes the namespaces and process 1, and shows the slivers to its users (`podman ps`, `podman exec`). Root trees with
 disk quota, limits, networks and programs inside are those of backend `native`: the container is made without podman's own

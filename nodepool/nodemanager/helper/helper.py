@@ -3,7 +3,7 @@
 It is a server of workers: each request gets a forked worker that reads the request from a socket of its own, does the work
 (namespaces, mounts, process 1, a process inside a sliver) and answers there. So requests run side by side, a crash in
 one harms no other, and a worker that hangs ends itself by SIGALRM at the deadline. The helper ends when the daemon's
-end of its socket closes; slivers live on (nodemanager.md C.7).
+end of its socket closes; slivers live on (NM-C.7).
 
 Processes of slivers are adopted by the helper, which reaps them and sends their exit status to whoever spawned them.
 """

@@ -165,7 +165,7 @@ def ensure_account(name: str, owner: int = 0) -> Account:
 
 
 def write_keys(username: str, keys: str, owner: int = 0) -> None:
-    """authorized_keys of root and of the user: 0700 directory, 0600 file (nodemanager.md A.4). Raises OSError."""
+    """authorized_keys of root and of the user: 0700 directory, 0600 file (NM-A.4). Raises OSError."""
     text = "".join(f"{line.strip()}\n" for line in keys.splitlines() if line.strip())
     known = accounts()
     for name in (username,) if owner else dict.fromkeys(("root", username)):

@@ -1,4 +1,4 @@
-"""What crosses the wall of a sliver: bytes, carried by a small process outside (nodemanager.md C.2, C.4).
+"""What crosses the wall of a sliver: bytes, carried by a small process outside (NM-C.2, NM-C.4).
 
 Nothing that belongs to the host is ever open inside, since root inside may take any descriptor of its sessions for other
 ends: a socket of the host's network, above all, can be connected anew, in the host's network and in the name of its owner.

@@ -1,4 +1,4 @@
-"""How much each sliver may send in a day (nodemanager.md B.4, daily accounting). Pure: clock and storage are given.
+"""How much each sliver may send in a day (NM-B.4, daily accounting). Pure: clock and storage are given.
 
 Totals belong to the name of a sliver, not to its device: a sliver that is deleted and made again goes on where it was, until
 its period ends.

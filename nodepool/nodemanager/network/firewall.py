@@ -1,4 +1,4 @@
-"""What may pass between slivers, this host and the rest of the world: one nftables table in two families (nodemanager.md C.4).
+"""What may pass between slivers, this host and the rest of the world: one nftables table in two families (NM-C.4).
 
 No rule names a sliver, so the tables stay as they are while slivers come and go: the devices of all begin with "nm".
 """

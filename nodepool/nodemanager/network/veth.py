@@ -1,4 +1,4 @@
-"""Outbound network of slivers: a veth pair each, with address translation or on a bridge (nodemanager.md C.4).
+"""Outbound network of slivers: a veth pair each, with address translation or on a bridge (NM-C.4).
 
 Everything of a sliver hangs on its veth: the kernel removes that with the sliver's network namespace, and its alias tells the
 next daemon whose it is.

@@ -1,4 +1,4 @@
-"""The far end of ``backing-label``: the node manager on a machine that a launcher has for a while (nodemanager.md C.8).
+"""The far end of ``backing-label``: the node manager on a machine that a launcher has for a while (NM-C.8).
 
 A launcher logs in by SSH, stores the node manager as one zip file, and runs this module from it. What it writes and reads is
 one JSON object a line. Everything is below one directory, each daemon in a directory of its own (*place*) which goes with it.

@@ -1,4 +1,4 @@
-"""Running a pushed node manager: as a unit of systemd where that runs, else as a process of its own (nodemanager.md C.8)."""
+"""Running a pushed node manager: as a unit of systemd where that runs, else as a process of its own (NM-C.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of what is known of each living sliver, for the day when the database is lost (nodemanager.md A.11)."""
+"""A copy of what is known of each living sliver, for the day when the database is lost (NM-A.11)."""
 
 from __future__ import annotations
 

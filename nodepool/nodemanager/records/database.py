@@ -1,4 +1,4 @@
-"""What must survive: records of all sources and what this host adds to them (nodemanager.md A.11, C.6).
+"""What must survive: records of all sources and what this host adds to them (NM-A.11, NM-C.6).
 
 SQLite with a write-ahead log and full synchronisation: what a method has returned from is on disk.
 """

@@ -1,4 +1,4 @@
-"""Loans: parts of an RSpec given to other slivers of the host (nodemanager.md A.7, B.2).  Everything here is pure."""
+"""Loans: parts of an RSpec given to other slivers of the host (NM-A.7, NM-B.2).  Everything here is pure."""
 
 from __future__ import annotations
 

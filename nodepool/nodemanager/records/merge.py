@@ -1,4 +1,4 @@
-"""Taking over what authorities deliver, and dropping what they drop (nodemanager.md A.6 with its fixes, B.2, C.6).
+"""Taking over what authorities deliver, and dropping what they drop (NM-A.6 with its fixes, B.2, C.6).
 
 Every source has updates of its own with a rising serial number.  A complete update says what exists at that source;
 a partial one adds or changes.  Nothing of one source is swept by another.

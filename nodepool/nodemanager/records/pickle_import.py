@@ -1,4 +1,4 @@
-"""Taking over the pickle in which the original kept its database (nodemanager.md A.11, B.2, C.5).
+"""Taking over the pickle in which the original kept its database (NM-A.11, NM-B.2, NM-C.5).
 
 An explicit offline command only: the daemon never reads a pickle.  No class of the pickle is made, so that nothing in it
 can run.

@@ -1,4 +1,4 @@
-"""Records: what authorities say of slivers, delegates and the node (nodemanager.md A.5, B.2, C.6)."""
+"""Records: what authorities say of slivers, delegates and the node (NM-A.5, NM-B.2, NM-C.6)."""
 
 from __future__ import annotations
 

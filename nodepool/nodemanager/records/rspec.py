@@ -1,4 +1,4 @@
-"""Resources of a sliver: names, units, defaults, what may be lent (nodemanager.md A.1, B.2, C.3)."""
+"""Resources of a sliver: names, units, defaults, what may be lent (NM-A.1, NM-B.2, NM-C.3)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The root tree of the image `host`: the machine's own /usr under an /etc, /var, /root and /home built afresh.
 
 Only what is on the lists here is copied, only when everybody may read it, and never a line with credentials in an address
-(nodemanager.md C.2: never the host's shadow, keys, home directories or application data).
+(NM-C.2: never the host's shadow, keys, home directories or application data).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where root trees come from: templates shared read-only by all slivers of an image (nodemanager.md C.2).
+"""Where root trees come from: templates shared read-only by all slivers of an image (NM-C.2).
 
 Layout below the state directory (0700, root):
   templates/<key>/         a finished template; <key>.new while it is being built, removed by the next start

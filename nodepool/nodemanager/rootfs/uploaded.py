@@ -1,4 +1,4 @@
-"""Images that launchers have uploaded, and which root trees can be used (nodemanager.md C.2, C.8)."""
+"""Images that launchers have uploaded, and which root trees can be used (NM-C.2, NM-C.8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sliver may do beyond the least that jobs need: named, and asked for by each label (nodemanager.md C.2)."""
+"""What a sliver may do beyond the least that jobs need: named, and asked for by each label (NM-C.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The filter on system calls of slivers: an allow-list, built here as classic BPF (nodemanager.md C.2, isolation).
+"""The filter on system calls of slivers: an allow-list, built here as classic BPF (NM-C.2, isolation).
 
 Which calls, and why, is in :mod:`system_calls`; what more a label may ask for, in :mod:`privileges`.  Of some calls only certain
 arguments are let through: new namespaces only with the privilege (user namespaces never: they would give back the capabilities

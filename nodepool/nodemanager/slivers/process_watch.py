@@ -1,4 +1,4 @@
-"""Notices at once when the first process of a sliver, or another one that matters, has ended (nodemanager.md C.7)."""
+"""Notices at once when the first process of a sliver, or another one that matters, has ended (NM-C.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings slivers to what their records want: one small step after the other, right after any crash (nodemanager.md C.7).
+"""Brings slivers to what their records want: one small step after the other, right after any crash (NM-C.7).
 
 What is wanted is in the database (records, and what this host adds to them); what is, in the backend.  An event only says
 which sliver to look at.

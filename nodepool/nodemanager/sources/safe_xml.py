@@ -1,4 +1,4 @@
-"""XML of strangers: no entities, and where they are not needed no document type (nodemanager.md C.5).
+"""XML of strangers: no entities, and where they are not needed no document type (NM-C.5).
 
 Without declarations of entities a document is no larger than it looks, and names no other.
 """

@@ -1,4 +1,4 @@
-"""Reading slices.xml, the list of slices that an authority publishes (nodemanager.md A.10)."""
+"""Reading slices.xml, the list of slices that an authority publishes (NM-A.10)."""
 
 from __future__ import annotations
 

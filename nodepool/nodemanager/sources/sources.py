@@ -1,4 +1,4 @@
-"""Where records come from: slices.xml and ZooKeeper (nodemanager.md A.2, C.6).
+"""Where records come from: slices.xml and ZooKeeper (NM-A.2, NM-C.6).
 
 A source that cannot be reached changes nothing: only a complete, readable, authenticated update may remove a sliver.
 """

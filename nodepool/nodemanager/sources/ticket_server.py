@@ -1,4 +1,4 @@
-"""The ticket server of the original, as a demonstration: records in, a signed ticket out (nodemanager.md A.12, C.6).
+"""The ticket server of the original, as a demonstration: records in, a signed ticket out (NM-A.12, NM-C.6).
 
 It listens on a loopback address only and answers nobody but the user who started it, and root.
 """

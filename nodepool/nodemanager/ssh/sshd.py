@@ -1,4 +1,4 @@
-"""A real SSH server in each sliver that has an address of its own: ``ssh: {mode: sshd}`` (nodemanager.md C.4).
+"""A real SSH server in each sliver that has an address of its own: ``ssh: {mode: sshd}`` (NM-C.4).
 
 Nothing is written down about servers: after a restart of the daemon those that run are found among the sliver's processes.
 """

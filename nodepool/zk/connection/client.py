@@ -1,4 +1,4 @@
-"""Connection to ZooKeeper: TLS, chroot, session states (zookeeper-schema.md section 2)."""
+"""Connection to ZooKeeper: TLS, chroot, session states (ZK-2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade methods about images, builds and uploads (python-interface.md section 3)."""
+"""Facade methods about images, builds and uploads (PY-3)."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ class ImageMethods(FacadeBase):
         return self.progress.read_all()
 
     def exportImageData(self) -> dict[str, str]:
-        """Pause markers, builds and uploads: path -> text (zookeeper-schema.md section 11)."""
+        """Pause markers, builds and uploads: path -> text (ZK-11)."""
         result: dict[str, str] = {}
         data = self.readImages(cached=False)
         wanted = [f"{paths.image(i)}/pause" for i in sorted(data.paused)]

@@ -1,4 +1,4 @@
-"""Facade methods about nodes (driver-api.md section 8, python-interface.md section 3)."""
+"""Facade methods about nodes (DRV-8, PY-3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facade methods about node requests (python-interface.md section 3)."""
+"""Facade methods about node requests (PY-3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks on ZooKeeper records: kazoo's recipe on the wire (zookeeper-schema.md section 6)."""
+"""Locks on ZooKeeper records: kazoo's recipe on the wire (ZK-6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks that are held for hours, over lost sessions if need be (builder.md section 17)."""
+"""Locks that are held for hours, over lost sessions if need be (BLD-17)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mirrored images, builds and uploads (zookeeper-schema.md section 11)."""
+"""The mirrored images, builds and uploads (ZK-11)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ImageTree(Tree[Any]):
         self.build_contenders: dict[str, set[str]] = defaultdict(set)
         #: (image, build, provider) -> contenders for the upload lock.
         self.upload_contenders: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-        #: Znodes without data where a record should be; no such record (builder.md 4).
+        #: Znodes without data where a record should be; no such record (BLD-4).
         self.empty_builds: set[tuple[str, str]] = set()
         self.empty_uploads: set[UploadKey] = set()
         #: image -> (czxid, version) of its build request: tells one request from the next.

@@ -1,4 +1,4 @@
-"""The mirrored nodes and everything the launcher asks about them in O(1) (design.md 3.1)."""
+"""The mirrored nodes and everything the launcher asks about them in O(1)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What people see of builds and uploads while they run, and of those that failed.
 
-The records lie beside the tree of release 11.0.0 (zookeeper-schema.md section 11), never inside it: older builders and
+The records lie beside the tree of release 11.0.0 (ZK-11), never inside it: older builders and
 launchers walk ``/nodepool/images`` and meet nothing new there.
 
 ========================================================================== ============================================

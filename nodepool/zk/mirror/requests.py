@@ -1,4 +1,4 @@
-"""The mirrored node requests (zookeeper-schema.md section 5)."""
+"""The mirrored node requests (ZK-5)."""
 
 from __future__ import annotations
 

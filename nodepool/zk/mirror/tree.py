@@ -1,4 +1,4 @@
-"""A live copy of a part of the tree, fed by a persistent recursive watch (design.md 3.1).
+"""A live copy of a part of the tree, fed by a persistent recursive watch.
 
 Everything here runs on the connection thread, in the order in which the server did it; a watch event always
 comes before the answer to any later request.  What we wrote ourselves is taken over from the answer instead of

@@ -1,4 +1,4 @@
-"""Records kept in ZooKeeper and their JSON form (zookeeper-schema.md sections 1, 5, 7, 11)."""
+"""Records kept in ZooKeeper and their JSON form (ZK-1, ZK-5, ZK-7, ZK-11)."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class ImageBuildRequest:
 
 
 class NodeRequest(BaseModel):
-    """A request for nodes; the name is ``<priority>-<sequence>`` (zookeeper-schema.md section 5)."""
+    """A request for nodes; the name is ``<priority>-<sequence>`` (ZK-5)."""
 
     VALID_STATES = frozenset({REQUESTED, PENDING, FULFILLED, FAILED})
     KEYS = BaseModel.KEYS | {
@@ -225,7 +225,7 @@ class NodeRequest(BaseModel):
         return other
 
     def getSafeAttributes(self) -> Attributes:
-        """What drivers may use in templates (driver-api.md section 8)."""
+        """What drivers may use in templates (DRV-8)."""
         return Attributes(
             id=self._id, labels=self.node_types, requestor=self.requestor, requestor_data=self.requestor_data,
             relative_priority=self.relative_priority, event_id=self.event_id, created_time=self.created_time,
@@ -244,7 +244,7 @@ _NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "re
 
 
 class Node(BaseModel):
-    """A node (zookeeper-schema.md section 7).  ``lock_contenders`` is kept by the mirror."""
+    """A node (ZK-7).  ``lock_contenders`` is kept by the mirror."""
 
     VALID_STATES = frozenset(
         {INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED})

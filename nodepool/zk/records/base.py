@@ -1,4 +1,4 @@
-"""What all records in ZooKeeper have in common: states, checks of their fields, JSON (zookeeper-schema.md section 1)."""
+"""What all records in ZooKeeper have in common: states, checks of their fields, JSON (ZK-1)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.spec("driver-aws.md, issue 3: throttling slows the provider down, it recovers by itself")
+@pytest.mark.spec("AWS, issue 3: throttling slows the provider down, it recovers by itself")
 @pytest.mark.parametrize("action", [ec2_error("RequestLimitExceeded", 503), ec2_error("Throttling"), ec2_error("SlowDown", 503)],
                          ids=["limit", "throttling", "slowdown"])
 def test_throttling(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
@@ -58,7 +58,7 @@ def test_one_instance_whatever_happens_to_the_answer(bench: LauncherBench, aws: 
 
 @pytest.mark.parametrize("action", [html(502), drop(), cut_off(), ec2_error("RequestLimitExceeded", 503)],
                          ids=["html", "drop", "cut", "limit"])
-@pytest.mark.spec("driver-aws.md, issue 3: a failed look never harms a healthy launch")
+@pytest.mark.spec("AWS, issue 3: a failed look never harms a healthy launch")
 def test_failed_looks(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
     start(bench, aws, aws.label(), launch_retries=1)
     aws.proxy.fail(lambda r: r.operation == "DescribeInstances" and "Filter.1.Name" in r.params, action, times=4)
@@ -66,7 +66,7 @@ def test_failed_looks(bench: LauncherBench, aws: AwsCloud, action: Action) -> No
     bench.use_up(request_id)
 
 
-@pytest.mark.spec("driver-aws.md, issue 3: waiting for an instance asks for that instance, for all who wait at once")
+@pytest.mark.spec("AWS, issue 3: waiting for an instance asks for that instance, for all who wait at once")
 def test_waiting_asks_for_those_waited_for(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AwsAdapter, "LOOK_FLOOR", 0.5)
     aws.ec2.run_instances(ImageId=aws.ami, MinCount=3, MaxCount=3, InstanceType="t3.medium", SubnetId=aws.subnet)
@@ -90,7 +90,7 @@ def start_ids(request: Request) -> list[str]:
     return [value for key, value in request.params.items() if key.startswith("InstanceId.")]
 
 
-@pytest.mark.spec("driver-aws.md 2.5: up to 50 per call; 230 deletions are asked for within 5 s")
+@pytest.mark.spec("AWS-2.5: up to 50 per call; 230 deletions are asked for within 5 s")
 def test_many_deletions(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), rate=2)
     made = aws.ec2.run_instances(ImageId=aws.ami, MinCount=230, MaxCount=230, InstanceType="t3.medium", SubnetId=aws.subnet)
@@ -106,7 +106,7 @@ def test_many_deletions(bench: LauncherBench, aws: AwsCloud) -> None:
     all_gone(aws)
 
 
-@pytest.mark.spec("driver-aws.md 2.5: one bad id does not fail the batch; each is retried by itself")
+@pytest.mark.spec("AWS-2.5: one bad id does not fail the batch; each is retried by itself")
 def test_a_bad_id_in_a_batch(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label())
     made = aws.ec2.run_instances(ImageId=aws.ami, MinCount=3, MaxCount=3, InstanceType="t3.medium", SubnetId=aws.subnet)
@@ -121,7 +121,7 @@ def test_a_bad_id_in_a_batch(bench: LauncherBench, aws: AwsCloud) -> None:
     all_gone(aws)
 
 
-@pytest.mark.spec("driver-aws.md 2.5: absence is confirmed by a direct look before the record goes")
+@pytest.mark.spec("AWS-2.5: absence is confirmed by a direct look before the record goes")
 def test_absence_is_confirmed(bench: LauncherBench, aws: AwsCloud) -> None:
     """EC2 shows new instances late: 'not found' right after the launch is no proof."""
     start(bench, aws, aws.label())
@@ -138,7 +138,7 @@ def test_absence_is_confirmed(bench: LauncherBench, aws: AwsCloud) -> None:
     bench.wait_gone(node_id)
 
 
-@pytest.mark.spec("driver-aws.md 2.5: an old record's id (str) is read; what is gone is gone")
+@pytest.mark.spec("AWS-2.5: an old record's id (str) is read; what is gone is gone")
 @pytest.mark.parametrize("form", ["str", "dict"])
 def test_an_instance_that_never_was(bench: LauncherBench, aws: AwsCloud, form: str) -> None:
     start(bench, aws, aws.label())
@@ -149,7 +149,7 @@ def test_an_instance_that_never_was(bench: LauncherBench, aws: AwsCloud, form: s
     bench.wait_gone(node.id)
 
 
-@pytest.mark.spec("driver-aws.md, issue 3: deletions have their own lane: creations never wait behind them")
+@pytest.mark.spec("AWS, issue 3: deletions have their own lane: creations never wait behind them")
 def test_hanging_deletions(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AwsAdapter, "READ_TIMEOUT", 3)
     start(bench, aws, aws.label())
@@ -166,7 +166,7 @@ def test_hanging_deletions(bench: LauncherBench, aws: AwsCloud, monkeypatch: pyt
     bench.wait_gone(node_id)
 
 
-@pytest.mark.spec("driver-aws.md, issue bad input: wrong credentials: a clear error, and it recovers without restart")
+@pytest.mark.spec("AWS, issue bad input: wrong credentials: a clear error, and it recovers without restart")
 def test_wrong_credentials(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
     denied = aws.proxy.fail(lambda _r: True, ec2_error("AuthFailure", 401, "AWS was not able to validate the credentials"),
                             times=float("inf"))
@@ -211,7 +211,7 @@ def test_an_unreachable_api_harms_no_other_provider(bench: LauncherBench, aws: A
     gate.set()
 
 
-@pytest.mark.spec("driver-aws.md, issue 5: a ready node whose instance is gone, stopped or reclaimed is not handed out")
+@pytest.mark.spec("AWS, issue 5: a ready node whose instance is gone, stopped or reclaimed is not handed out")
 @pytest.mark.parametrize("action", ["stop_instances", "terminate_instances"])
 def test_ready_nodes_are_compared(bench: LauncherBench, aws: AwsCloud, action: str) -> None:
     pool = start(bench, aws, aws.label())
@@ -231,7 +231,7 @@ def test_ready_nodes_are_compared(bench: LauncherBench, aws: AwsCloud, action: s
 # -- the ladder
 
 
-@pytest.mark.spec("driver-aws.md, issue 2: an ordered fall-back ladder with a memory of what was sold out")
+@pytest.mark.spec("AWS, issue 2: an ordered fall-back ladder with a memory of what was sold out")
 def test_ladder(bench: LauncherBench, aws: AwsCloud) -> None:
     other = aws.new_subnet("10.0.2.0/24", "b")
     start(bench, aws, aws.label(use_spot=True, alternatives=[

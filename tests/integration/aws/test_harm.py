@@ -41,7 +41,7 @@ def console(text: str) -> Any:
         f"<instanceId>i</instanceId><output>{base64.b64encode(text.encode()).decode()}</output></GetConsoleOutputResponse>"))
 
 
-@pytest.mark.spec("driver-aws.md, issue bad input: an answer that is a well-formed page is no empty list")
+@pytest.mark.spec("AWS, issue bad input: an answer that is a well-formed page is no empty list")
 def test_a_page_is_no_empty_list(bench: LauncherBench, aws: AwsCloud) -> None:
     pool = start(bench, aws, aws.label())
     request_id, _ = one(bench)
@@ -57,7 +57,7 @@ def test_a_page_is_no_empty_list(bench: LauncherBench, aws: AwsCloud) -> None:
     all_gone(aws)
 
 
-@pytest.mark.spec("driver-api.md 7.7: reading a console log that hangs holds up no other launch")
+@pytest.mark.spec("DRV-7.7: reading a console log that hangs holds up no other launch")
 def test_console_log_holds_up_nobody(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     provider = aws.provider(aws.label(console_log=True), pool={"host-key-checking": True}, boot_timeout=1, launch_retries=1)
@@ -162,7 +162,7 @@ def test_waiting_for_templates_of_another(bench: LauncherBench, aws: AwsCloud, m
     first.result(10)
 
 
-@pytest.mark.spec("driver-aws.md 2.4: a template that somebody else has removed is made again")
+@pytest.mark.spec("AWS-2.4: a template that somebody else has removed is made again")
 def test_a_lost_template(bench: LauncherBench, aws: AwsCloud) -> None:
     """Equal settings share a template, so another provider may remove it with its own configuration."""
     start(bench, aws, aws.label(fleet={"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}), launch_retries=1)
@@ -173,7 +173,7 @@ def test_a_lost_template(bench: LauncherBench, aws: AwsCloud) -> None:
     assert len(aws.ec2.describe_launch_templates()["LaunchTemplates"]) == 1
 
 
-@pytest.mark.spec("driver-aws.md 2.2: an instance that comes after its launch was given up is terminated")
+@pytest.mark.spec("AWS-2.2: an instance that comes after its launch was given up is terminated")
 def test_an_instance_that_comes_too_late(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), launch_retries=2, launch_timeout=2)
     gate = threading.Event()
@@ -193,7 +193,7 @@ def labels_for(aws: AwsCloud) -> dict[str, tuple[dict[str, Any], str]]:
             "AllocateHosts": (aws.label(instance_type="c5.large", dedicated_host=True), "hosts")}
 
 
-@pytest.mark.spec("driver-aws.md 2.3: a call that is unclear to the end of its deadline makes no second instance")
+@pytest.mark.spec("AWS-2.3: a call that is unclear to the end of its deadline makes no second instance")
 @pytest.mark.parametrize("operation", ["RunInstances", "CreateFleet", "AllocateHosts"])
 def test_the_next_attempt_gets_what_the_unclear_one_made(
     bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, operation: str
@@ -213,7 +213,7 @@ def test_the_next_attempt_gets_what_the_unclear_one_made(
     assert len({params["ClientToken"] for params in run_params(aws, operation)}) == 3
 
 
-@pytest.mark.spec("driver-aws.md 2.9: an instance of an unclear attempt is removed although its node lives")
+@pytest.mark.spec("AWS-2.9: an instance of an unclear attempt is removed although its node lives")
 def test_a_second_instance_of_a_node(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label())
     request, node = one(bench)

@@ -1,4 +1,4 @@
-"""Images of the aws driver with a whole builder (driver-aws.md 2.8, 2.9, 3.14 to 3.18), against moto over HTTP."""
+"""Images of the aws driver with a whole builder (AWS-2.8, AWS-2.9, AWS-3.14 to AWS-3.18), against moto over HTTP."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_aliens(builders: BuilderBench, aws: AwsCloud, capsys: pytest.CaptureFix
     assert [row for row in rows if row[0] != "Provider"] == [["ec2-us", "|", "alien", "|", made["alien"]]]
 
 
-@pytest.mark.spec("driver-aws.md 3.14: snapshot import survives a resource-limit error; tags of both sources; no ImdsSupport")
+@pytest.mark.spec("AWS-3.14: snapshot import survives a resource-limit error; tags of both sources; no ImdsSupport")
 def test_snapshot_import(builders: BuilderBench, aws: AwsCloud) -> None:
     limit = aws.proxy.fail("ImportSnapshot", ec2_error("ResourceCountLimitExceeded"))
     upload = build(builders, aws, {"iops": 1000, "throughput": 100, "volume-size": 20}, image_import_timeout=60)
@@ -88,7 +88,7 @@ def test_snapshot_import(builders: BuilderBench, aws: AwsCloud) -> None:
     assert upload.external_name + ".raw" in put.path
 
 
-@pytest.mark.spec("driver-aws.md 3.14: ImdsSupport when asked; encrypted with a key")
+@pytest.mark.spec("AWS-3.14: ImdsSupport when asked; encrypted with a key")
 def test_snapshot_import_options(builders: BuilderBench, aws: AwsCloud) -> None:
     build(builders, aws, {"imds-support": "v2.0", "kms-key-id": "key-1"})
     assert aws.proxy.seen("RegisterImage")[0].params["ImdsSupport"] == "v2.0"
@@ -96,7 +96,7 @@ def test_snapshot_import_options(builders: BuilderBench, aws: AwsCloud) -> None:
     assert (params["Encrypted"], params["KmsKeyId"]) == ("true", "key-1")
 
 
-@pytest.mark.spec("driver-aws.md 2.8: a task that ends without a result is an error, the object is removed")
+@pytest.mark.spec("AWS-2.8: a task that ends without a result is an error, the object is removed")
 def test_import_that_fails(builders: BuilderBench, aws: AwsCloud) -> None:
     new_task = aws.like.new_task
 
@@ -140,7 +140,7 @@ def test_an_import_that_cannot_be_seen_at_all(aws: AwsCloud, bench: LauncherBenc
         aws.proxy.heal()
 
 
-@pytest.mark.spec("driver-aws.md 3.15: image import: AMI and snapshot tagged from both sources")
+@pytest.mark.spec("AWS-3.15: image import: AMI and snapshot tagged from both sources")
 def test_image_import(builders: BuilderBench, aws: AwsCloud) -> None:
     upload = build(builders, aws, {"import-method": "image"})
     (image,) = aws.images()
@@ -151,7 +151,7 @@ def test_image_import(builders: BuilderBench, aws: AwsCloud) -> None:
     assert aws.objects() == []
 
 
-@pytest.mark.spec("driver-aws.md 3.15: ebs-direct with IMDSv2; needs no object storage")
+@pytest.mark.spec("AWS-3.15: ebs-direct with IMDSv2; needs no object storage")
 def test_ebs_direct(builders: BuilderBench, aws: AwsCloud) -> None:
     image = builders.image(metadata={"diskimage_metadata": "diskimage"})
     options = provider(aws, {"import-method": "ebs-direct", "imds-support": "v2.0", "volume-size": 12})
@@ -169,7 +169,7 @@ def test_ebs_direct(builders: BuilderBench, aws: AwsCloud) -> None:
     assert all(len(r.body) == EBSSnapshotUploader.segment_size for r in puts)
 
 
-@pytest.mark.spec("driver-aws.md 2.8: blocks are retried; nothing stays behind after a failure")
+@pytest.mark.spec("AWS-2.8: blocks are retried; nothing stays behind after a failure")
 def test_ebs_blocks(aws: AwsCloud, tmp_path: Any, bench: LauncherBench) -> None:
     start(bench, aws)
     path = tmp_path / "image.raw"
@@ -193,7 +193,7 @@ def test_ebs_blocks(aws: AwsCloud, tmp_path: Any, bench: LauncherBench) -> None:
     assert aws.snapshots() == []
 
 
-@pytest.mark.spec("driver-aws.md 3.16: removing the image from the configuration deletes upload and build")
+@pytest.mark.spec("AWS-3.16: removing the image from the configuration deletes upload and build")
 @pytest.mark.parametrize("method", ["snapshot", "image", "ebs-direct"])
 def test_removal(builders: BuilderBench, aws: AwsCloud, method: str) -> None:
     upload = build(builders, aws, {"import-method": method})
@@ -205,7 +205,7 @@ def test_removal(builders: BuilderBench, aws: AwsCloud, method: str) -> None:
     assert aws.objects() == []
 
 
-@pytest.mark.spec("driver-aws.md 3.14: nodes use the disk image's user name; the label's iops and throughput reach the instance")
+@pytest.mark.spec("AWS-3.14: nodes use the disk image's user name; the label's iops and throughput reach the instance")
 def test_node_of_an_uploaded_image(builders: BuilderBench, bench: LauncherBench, aws: AwsCloud) -> None:
     upload = build(builders, aws)
     content = aws.config(
@@ -228,7 +228,7 @@ def nodepool_tags(**more: str) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in {"nodepool_provider_name": "ec2-us", **more}.items()]
 
 
-@pytest.mark.spec("driver-aws.md 3.17: leaked instance, volume and object are removed and counted")
+@pytest.mark.spec("AWS-3.17: leaked instance, volume and object are removed and counted")
 def test_leaks(bench: LauncherBench, aws: AwsCloud, statsd: Any) -> None:
     pool = start(bench, aws, object_storage={"bucket-name": "nodepool"})
     _, node = one(bench)
@@ -256,7 +256,7 @@ def test_leaks(bench: LauncherBench, aws: AwsCloud, statsd: Any) -> None:
     bench.stop(pool)
 
 
-@pytest.mark.spec("driver-aws.md 3.17: untagged import results are recognised; a live image of another build stays")
+@pytest.mark.spec("AWS-3.17: untagged import results are recognised; a live image of another build stays")
 @pytest.mark.parametrize("kind", ["snap", "ami"])
 def test_leaked_images(bench: LauncherBench, aws: AwsCloud, kind: str) -> None:
     live = bench.store_image("fake-image", "ec2-us")
@@ -281,7 +281,7 @@ def test_leaked_images(bench: LauncherBench, aws: AwsCloud, kind: str) -> None:
     assert now == looked, "foreign ones are remembered"
 
 
-@pytest.mark.spec("driver-aws.md 3.18: a missing import task is None")
+@pytest.mark.spec("AWS-3.18: a missing import task is None")
 def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws)
     assert adapter(bench)._getImportImageTask("test") is None

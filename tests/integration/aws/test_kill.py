@@ -111,7 +111,7 @@ def stop_in_time(daemon: Daemon) -> None:
     assert took <= STOP_LIMIT, f"{took:.1f} s"
 
 
-@pytest.mark.spec("cli-web-metrics.md 2: TERM is time-limited; issue: an instance whose creation is unclear is found")
+@pytest.mark.spec("CLI-2: TERM is time-limited; issue: an instance whose creation is unclear is found")
 def test_an_orderly_stop_while_amazon_hangs(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
     """Nothing answers: no launch ends, nor do the questions for quota and leaks. What comes later is removed."""
     config = bench.config({**aws.config(aws.provider()), "zookeeper-timeout": 2.0})
@@ -136,7 +136,7 @@ def test_an_orderly_stop_while_amazon_hangs(bench: LauncherBench, aws: AwsCloud,
         daemon.kill()
 
 
-@pytest.mark.spec("cli-web-metrics.md 2: TERM is time-limited")
+@pytest.mark.spec("CLI-2: TERM is time-limited")
 def test_an_orderly_stop_while_a_provider_starts(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path) -> None:
     fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}
     config = bench.config(aws.config(aws.provider(aws.label(fleet=fleet))))
@@ -151,7 +151,7 @@ def test_an_orderly_stop_while_a_provider_starts(bench: LauncherBench, aws: AwsC
         daemon.kill()
 
 
-@pytest.mark.spec("builder.md 2: uploads are not waited for; exit in seconds")
+@pytest.mark.spec("BLD-2: uploads are not waited for; exit in seconds")
 @pytest.mark.parametrize("method", ["snapshot", "ebs-direct"])
 def test_an_orderly_stop_of_the_builder_while_amazon_hangs(
     builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, method: str

@@ -1,4 +1,4 @@
-"""Nodes of the aws driver in a whole launcher (driver-aws.md 2 and 3), against moto over HTTP."""
+"""Nodes of the aws driver in a whole launcher (AWS-2 and AWS-3), against moto over HTTP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.fault_proxy import ec2_error, hang, lose_answer
 from tests.support.launcher import LauncherBench
 
 
-@pytest.mark.spec("driver-aws.md 3.7: fields of a node; deletion removes the instance")
+@pytest.mark.spec("AWS-3.7: fields of a node; deletion removes the instance")
 def test_node(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), pool={"node-attributes": {"key1": "value1"}})
     request_id, node = one(bench)
@@ -43,7 +43,7 @@ def test_node(bench: LauncherBench, aws: AwsCloud) -> None:
     assert instance(aws, node)["State"]["Name"] == "terminated"
 
 
-@pytest.mark.spec("driver-aws.md 3.2: four parallel requests succeed and are deleted")
+@pytest.mark.spec("AWS-3.2: four parallel requests succeed and are deleted")
 def test_four_at_once(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label())
     requests = [bench.submit("small") for _ in range(4)]
@@ -54,7 +54,7 @@ def test_four_at_once(bench: LauncherBench, aws: AwsCloud) -> None:
     all_gone(aws)
 
 
-@pytest.mark.spec("driver-aws.md 3.8: image filters in either capitalisation, the newest match")
+@pytest.mark.spec("AWS-3.8: image filters in either capitalisation, the newest match")
 def test_image_filters(bench: LauncherBench, aws: AwsCloud) -> None:
     newest = aws.ec2.register_image(Name="wanted", Architecture="x86_64", VirtualizationType="hvm")["ImageId"]
     start(bench, aws, aws.label("lower", cloud_image="lower"), aws.label("upper", cloud_image="upper"),
@@ -68,14 +68,14 @@ def test_image_filters(bench: LauncherBench, aws: AwsCloud) -> None:
     failed(bench, "none")
 
 
-@pytest.mark.spec("driver-aws.md 3.8: a bad AMI id fails the request")
+@pytest.mark.spec("AWS-3.8: a bad AMI id fails the request")
 def test_bad_image(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(cloud_image="bad"), launch_retries=2,
           cloud_images=[{"name": "bad", "username": "u", "image-id": "ami-00000000000000bad"}])
     failed(bench)
 
 
-@pytest.mark.spec("driver-aws.md 3.9: public-ip-address false gives a private address only, which is the interface address")
+@pytest.mark.spec("AWS-3.9: public-ip-address false gives a private address only, which is the interface address")
 @pytest.mark.parametrize("key", ["public-ip-address", "public-ipv4"])
 def test_private_address(bench: LauncherBench, aws: AwsCloud, key: str) -> None:
     start(bench, aws, aws.label(), pool={key: False})
@@ -85,7 +85,7 @@ def test_private_address(bench: LauncherBench, aws: AwsCloud, key: str) -> None:
     assert node.private_ipv4.startswith("10.0.1.")
 
 
-@pytest.mark.spec("driver-aws.md 3.10: IPv6 asks for one address")
+@pytest.mark.spec("AWS-3.10: IPv6 asks for one address")
 def test_ipv6(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), pool={"public-ipv6": True})
     one(bench)
@@ -99,7 +99,7 @@ def test_use_internal_ip(bench: LauncherBench, aws: AwsCloud) -> None:
     assert node.interface_ip == node.private_ipv4
 
 
-@pytest.mark.spec("driver-aws.md 3.11: tags; values as text, Name is the hostname, dynamic tags, tenant None for min-ready")
+@pytest.mark.spec("AWS-3.11: tags; values as text, Name is the hostname, dynamic tags, tenant None for min-ready")
 def test_tags(bench: LauncherBench, aws: AwsCloud) -> None:
     label = aws.label(
         tags={"has-tags": True, "number": 3, "Name": "ignored", "nodepool_node_id": "ignored"},
@@ -115,7 +115,7 @@ def test_tags(bench: LauncherBench, aws: AwsCloud) -> None:
     bench.use_up(request_id)
 
 
-@pytest.mark.spec("driver-aws.md 3.11: dynamic tags of min-ready nodes have tenant None")
+@pytest.mark.spec("AWS-3.11: dynamic tags of min-ready nodes have tenant None")
 def test_min_ready_tags(bench: LauncherBench, aws: AwsCloud) -> None:
     content = aws.config(aws.provider(aws.label(dynamic_tags={"dynamic-tenant": "Tenant is {request.tenant_name}"})))
     content["labels"] = [{"name": "small", "min-ready": 1}]
@@ -124,7 +124,7 @@ def test_min_ready_tags(bench: LauncherBench, aws: AwsCloud) -> None:
     assert tags(instance(aws, node))["dynamic-tenant"] == "Tenant is None"
 
 
-@pytest.mark.spec("driver-aws.md 3.12: IAM profile by name and by ARN, ebs-optimized, userdata, shell type, IMDSv2 required")
+@pytest.mark.spec("AWS-3.12: IAM profile by name and by ARN, ebs-optimized, userdata, shell type, IMDSv2 required")
 def test_label_options(bench: LauncherBench, aws: AwsCloud) -> None:
     profile = aws.iam.create_instance_profile(InstanceProfileName="profile")["InstanceProfile"]
     try:
@@ -164,7 +164,7 @@ def test_volume_groups_and_reservation(bench: LauncherBench, aws: AwsCloud) -> N
     assert params["CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"] == "cr-1"
 
 
-@pytest.mark.spec("driver-aws.md 3.13: an invalid instance type fails only requests for that label")
+@pytest.mark.spec("AWS-3.13: an invalid instance type fails only requests for that label")
 def test_invalid_instance_type(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label("bad", instance_type="nosuch.large"), aws.label())
     failed(bench, "bad")
@@ -172,7 +172,7 @@ def test_invalid_instance_type(bench: LauncherBench, aws: AwsCloud) -> None:
     assert bench.pools[0].getProviderManager("ec2-us").errorLabels() == {"bad"}
 
 
-@pytest.mark.spec("driver-aws.md 3.4, 3.19: spot instances; an instance type without known code is launched")
+@pytest.mark.spec("AWS-3.4, AWS-3.19: spot instances; an instance type without known code is launched")
 def test_spot(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label("spot", use_spot=True), aws.label("odd", instance_type="u-6tb1.56xlarge", use_spot=True))
     _, node = one(bench, "spot")
@@ -185,7 +185,7 @@ def test_spot(bench: LauncherBench, aws: AwsCloud) -> None:
     one(bench, "odd")
 
 
-@pytest.mark.spec("driver-aws.md 3.20: a dedicated host comes and goes with its instance; node list can be rendered")
+@pytest.mark.spec("AWS-3.20: a dedicated host comes and goes with its instance; node list can be rendered")
 def test_dedicated_host(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": f"{REGION}a"})
     request_id, node = one(bench)
@@ -203,7 +203,7 @@ def test_dedicated_host(bench: LauncherBench, aws: AwsCloud) -> None:
     all_gone(aws)
 
 
-@pytest.mark.spec("driver-aws.md 3.20: both gone after an instance failure or a failed allocation")
+@pytest.mark.spec("AWS-3.20: both gone after an instance failure or a failed allocation")
 @pytest.mark.parametrize("operation", ["RunInstances", "AllocateHosts"])
 def test_dedicated_host_failure(bench: LauncherBench, aws: AwsCloud, operation: str) -> None:
     start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": f"{REGION}a"},
@@ -262,7 +262,7 @@ def fleet(*types: str, strategy: str = "price-capacity-optimized") -> dict[str, 
     return {"instance-types": list(types), "allocation-strategy": strategy}
 
 
-@pytest.mark.spec("driver-aws.md 3.21: a template per settings; a restart keeps them; those of a former configuration go")
+@pytest.mark.spec("AWS-3.21: a template per settings; a restart keeps them; those of a former configuration go")
 def test_launch_templates(bench: LauncherBench, aws: AwsCloud) -> None:
     labels = [aws.label("one", fleet=fleet("t3.medium")), aws.label("two", fleet=fleet("t3.medium"), volume_size=40),
               aws.label("same", fleet=fleet("t3.large"))]
@@ -292,7 +292,7 @@ def reload(bench: LauncherBench, aws: AwsCloud, *labels: dict[str, Any]) -> None
     wait_for(lambda: adapter(bench) is not before, 10, "reloaded")
 
 
-@pytest.mark.spec("driver-aws.md 2.4: a reload does not take the templates of launches under way away")
+@pytest.mark.spec("AWS-2.4: a reload does not take the templates of launches under way away")
 @pytest.mark.parametrize("after", ["fleet", "none"])
 def test_templates_of_launches_under_way(bench: LauncherBench, aws: AwsCloud, after: str) -> None:
     start(bench, aws, aws.label(fleet=fleet("t3.medium")), launch_retries=2)
@@ -314,7 +314,7 @@ def test_templates_of_launches_under_way(bench: LauncherBench, aws: AwsCloud, af
     assert len(aws.proxy.seen("DeleteLaunchTemplate")) == 1
 
 
-@pytest.mark.spec("driver-aws.md 2.4: existing templates are reused")
+@pytest.mark.spec("AWS-2.4: existing templates are reused")
 def test_reloads_make_no_template_twice(bench: LauncherBench, aws: AwsCloud) -> None:
     labels = [aws.label(fleet=fleet("t3.medium")), aws.label(fleet=fleet("t3.medium"), volume_size=50)]
     start(bench, aws, labels[0])
@@ -330,7 +330,7 @@ def test_reloads_make_no_template_twice(bench: LauncherBench, aws: AwsCloud) -> 
     assert 2 <= len(made) <= 3
 
 
-@pytest.mark.spec("driver-aws.md 3.22: what fleet calls carry; use is counted after the launch")
+@pytest.mark.spec("AWS-3.22: what fleet calls carry; use is counted after the launch")
 @pytest.mark.parametrize("spot", [False, True])
 def test_fleet(bench: LauncherBench, aws: AwsCloud, spot: bool) -> None:
     start(bench, aws, aws.label(fleet=fleet("t3.large", "t3.medium", strategy="prioritized"), use_spot=spot))

@@ -1,4 +1,4 @@
-"""Quota of the aws driver (driver-aws.md 2.7 and 3.3 to 3.6)."""
+"""Quota of the aws driver (AWS-2.7 and AWS-3.3 to AWS-3.6)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def waits(bench: LauncherBench, label: str, **fields: object) -> str:
     return request_id
 
 
-@pytest.mark.spec("driver-aws.md 3.3: high-memory quota exhausted: the second waits, is served when the first is freed")
+@pytest.mark.spec("AWS-3.3: high-memory quota exhausted: the second waits, is served when the first is freed")
 def test_high_memory(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 100, "L-43DA4232": 224}
     start(bench, aws, aws.label("high", instance_type="u-6tb1.56xlarge"), aws.label())
@@ -32,7 +32,7 @@ def test_high_memory(bench: LauncherBench, aws: AwsCloud) -> None:
     assert len(aws.instances()) == 1
 
 
-@pytest.mark.spec("driver-aws.md 3.3: a standard request is served although the high-memory quota is used up")
+@pytest.mark.spec("AWS-3.3: a standard request is served although the high-memory quota is used up")
 def test_high_memory_used_up(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 100, "L-43DA4232": 224}
     start(bench, aws, aws.label("high", instance_type="u-6tb1.56xlarge"), aws.label())
@@ -41,7 +41,7 @@ def test_high_memory_used_up(bench: LauncherBench, aws: AwsCloud) -> None:
     assert len(aws.instances()) == 2
 
 
-@pytest.mark.spec("driver-aws.md 3.4: spot and on-demand quotas are separate")
+@pytest.mark.spec("AWS-3.4: spot and on-demand quotas are separate")
 def test_spot_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 2, "L-34B43A08": 2}
     start(bench, aws, aws.label("normal"), aws.label("spot", use_spot=True))
@@ -52,7 +52,7 @@ def test_spot_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("driver-aws.md 3.5: pool max-resources pauses")
+@pytest.mark.spec("AWS-3.5: pool max-resources pauses")
 def test_pool_limit(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), pool={"max-resources": {"L-1216C47A": 2}})
     first, _ = one(bench)
@@ -61,7 +61,7 @@ def test_pool_limit(bench: LauncherBench, aws: AwsCloud) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("driver-aws.md 3.5: tenant limits with a quota code defer that tenant's matching requests only")
+@pytest.mark.spec("AWS-3.5: tenant limits with a quota code defer that tenant's matching requests only")
 def test_tenant_limit(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), aws.label("spot", use_spot=True),
           top={"tenant-resource-limits": [{"tenant-name": "tenant-1", "L-1216C47A": 2}]})
@@ -74,7 +74,7 @@ def test_tenant_limit(bench: LauncherBench, aws: AwsCloud) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("driver-aws.md 3.6: volume storage (TB limit, GB use) pauses gp2 while gp3 still works")
+@pytest.mark.spec("AWS-3.6: volume storage (TB limit, GB use) pauses gp2 while gp3 still works")
 def test_volume_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ebs"] = {"L-D18FCD1D": 1, "L-7A658B76": 1}
     start(bench, aws, aws.label("gp2", volume_type="gp2", volume_size=600), aws.label("gp3", volume_type="gp3", volume_size=600))
@@ -85,7 +85,7 @@ def test_volume_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("driver-aws.md 3.6: gp3 still works when gp2 is full")
+@pytest.mark.spec("AWS-3.6: gp3 still works when gp2 is full")
 def test_volume_quota_of_another_type(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ebs"] = {"L-D18FCD1D": 1, "L-7A658B76": 1}
     start(bench, aws, aws.label("gp2", volume_type="gp2", volume_size=600), aws.label("gp3", volume_type="gp3", volume_size=600))
@@ -93,7 +93,7 @@ def test_volume_quota_of_another_type(bench: LauncherBench, aws: AwsCloud) -> No
     one(bench, "gp3")
 
 
-@pytest.mark.spec("driver-aws.md 2.7: foreign instances use quota too")
+@pytest.mark.spec("AWS-2.7: foreign instances use quota too")
 def test_foreign_instances(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 4}
     aws.ec2.run_instances(ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium", SubnetId=aws.subnet)
@@ -133,7 +133,7 @@ def test_deleted_nodes_are_not_what_others_use(
     assert unmanaged(bench) == 0
 
 
-@pytest.mark.spec("driver-aws.md 2.6: quota errors of the launch abort the node and pause the request")
+@pytest.mark.spec("AWS-2.6: quota errors of the launch abort the node and pause the request")
 @pytest.mark.parametrize("code", ["VolumeLimitExceeded", "VcpuLimitExceeded"])
 def test_quota_error(bench: LauncherBench, aws: AwsCloud, code: str) -> None:
     start(bench, aws, aws.label())
@@ -143,7 +143,7 @@ def test_quota_error(bench: LauncherBench, aws: AwsCloud, code: str) -> None:
     wait_for(lambda: len(bench.nodes()) == 1, 15, "the aborted node is removed")
 
 
-@pytest.mark.spec("driver-aws.md 2.6: capacity errors are failed attempts")
+@pytest.mark.spec("AWS-2.6: capacity errors are failed attempts")
 def test_capacity_error(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label(), launch_retries=2)
     aws.proxy.fail("RunInstances", ec2_error("InsufficientInstanceCapacity", 500), times=2)
@@ -151,7 +151,7 @@ def test_capacity_error(bench: LauncherBench, aws: AwsCloud) -> None:
     one(bench)
 
 
-@pytest.mark.spec("driver-aws.md 2.6: no quota for dedicated hosts pauses")
+@pytest.mark.spec("AWS-2.6: no quota for dedicated hosts pauses")
 def test_host_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-81657574": 1}
     start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": "us-east-1a"})
@@ -162,7 +162,7 @@ def test_host_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("driver-aws.md 3.4: an instance type of a family without known code is launched, with a warning")
+@pytest.mark.spec("AWS-3.4: an instance type of a family without known code is launched, with a warning")
 def test_unknown_family(
     bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,7 +176,7 @@ def test_unknown_family(
     assert "Unknown quota code for instance type: t3.medium" in caplog.text
 
 
-@pytest.mark.spec("driver-aws.md 3.22: use of a fleet's instance counts against the quota after the launch")
+@pytest.mark.spec("AWS-3.22: use of a fleet's instance counts against the quota after the launch")
 def test_fleet_quota(bench: LauncherBench, aws: AwsCloud) -> None:
     aws.like.quotas["ec2"] = {"L-1216C47A": 2}
     fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}

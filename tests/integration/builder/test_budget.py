@@ -1,4 +1,4 @@
-"""What a builder costs at rest, and how soon it reacts (design.md: builder)."""
+"""What a builder costs at rest, and how soon it reacts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def requests_sent(builder: Any) -> int:
     return int(builder.state.client.client._connection._xid)
 
 
-@pytest.mark.spec("design.md: a builder at rest needs under 60 ZooKeeper operations a minute, under 1 % of a core")
+@pytest.mark.spec("a builder at rest needs under 60 ZooKeeper operations a minute, under 1 % of a core")
 def test_at_rest(builders: BuilderBench) -> None:
     builder = start(builders, IMAGES, PROVIDERS, num_builders=2)
 
@@ -75,7 +75,7 @@ def test_at_rest(builders: BuilderBench) -> None:
     assert share + cleaning_cpu / 60 < CPU_SHARE
 
 
-@pytest.mark.spec("design.md: a request is being built within 0.2 s, a ready build is being uploaded within 0.2 s")
+@pytest.mark.spec("a request is being built within 0.2 s, a ready build is being uploaded within 0.2 s")
 def test_reaction(builders: BuilderBench) -> None:
     """By the clock of the server; the median, since a loaded machine delays some."""
     start(builders, IMAGES[:1], PROVIDERS[:1])

@@ -1,4 +1,4 @@
-"""Builds by a whole builder with a stand-in for disk-image-create (builder.md sections 2, 6, 7, 13, 21)."""
+"""Builds by a whole builder with a stand-in for disk-image-create (BLD-2, BLD-6, BLD-7, BLD-13, BLD-21)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.launcher import StatsdReceiver
 Env = dict[str, Any]
 
 
-@pytest.mark.spec("builder.md 21: Start and immediate stop works; builder_id.txt then holds a canonical version-4 UUID")
+@pytest.mark.spec("BLD-21: Start and immediate stop works; builder_id.txt then holds a canonical version-4 UUID")
 def test_start_and_stop(builders: BuilderBench) -> None:
     config = builders.config([builders.image()])
     builder = builders.start(config)
@@ -35,7 +35,7 @@ def test_start_and_stop(builders: BuilderBench) -> None:
         again.start()
 
 
-@pytest.mark.spec("builder.md 2: fail when there are no ZooKeeper servers or no images-dir")
+@pytest.mark.spec("BLD-2: fail when there are no ZooKeeper servers or no images-dir")
 def test_configuration_that_cannot_work(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     config = builders.config([builders.image()], **{"images-dir": None})
     with pytest.raises(RuntimeError, match="No images-dir specified in config"):
@@ -49,7 +49,7 @@ def test_configuration_that_cannot_work(builders: BuilderBench, tmp_path: pathli
     builders.builders.clear()
 
 
-@pytest.mark.spec("builder.md 2: component record with state running, removed at the stop")
+@pytest.mark.spec("BLD-2: component record with state running, removed at the stop")
 def test_component(builders: BuilderBench) -> None:
     builder = builders.start(builders.config([]))
     path = "/nodepool/components/builder"
@@ -60,7 +60,7 @@ def test_component(builders: BuilderBench) -> None:
     assert kazoo.get_children(path) == []
 
 
-@pytest.mark.spec("builder.md 21: Start with one provider and one image: build, file, log and upload appear without any request")
+@pytest.mark.spec("BLD-21: Start with one provider and one image: build, file, log and upload appear without any request")
 def test_build_and_upload(builders: BuilderBench) -> None:
     builders.start(builders.config([builders.image()], [builders.provider()]))
     upload = builders.wait_upload()
@@ -152,8 +152,8 @@ def test_strangers_read_nothing_during_a_build(builders: BuilderBench, temporary
         assert (builders.images_dir / f"fake-image-{build.id}.raw").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.spec("builder.md 7: the exact command line and environment")
-@pytest.mark.spec("builder.md 21: Inherited abstract images reach the command with elements in order and merged environment; "
+@pytest.mark.spec("BLD-7: the exact command line and environment")
+@pytest.mark.spec("BLD-21: Inherited abstract images reach the command with elements in order and merged environment; "
                   "DIB_RELEASE is the text 21 for an integer 21")
 def test_command(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     record = tmp_path / "calls"
@@ -190,7 +190,7 @@ def test_private_temporary_directory(builders: BuilderBench, tmp_path: pathlib.P
     wait_for(lambda: not directory.exists(), what="temporary directory gone")
 
 
-@pytest.mark.spec("builder.md 21: Image only in formats: [tar], no provider: build with formats exactly tar, rc 0, size gauge, "
+@pytest.mark.spec("BLD-21: Image only in formats: [tar], no provider: build with formats exactly tar, rc 0, size gauge, "
                   "last_build and duration reported")
 def test_formats_without_provider(builders: BuilderBench, statsd: StatsdReceiver) -> None:
     builders.start(builders.config([builders.image(formats=["tar"])]))
@@ -204,8 +204,8 @@ def test_formats_without_provider(builders: BuilderBench, statsd: StatsdReceiver
     assert statsd.last(f"{name}.status.duration") is not None
 
 
-@pytest.mark.spec("builder.md 21: Default cloud -> formats qcow2; vhd cloud -> vhd; size gauges per format")
-@pytest.mark.spec("builder.md 21: Provider with a format different from the default builds and uploads that format")
+@pytest.mark.spec("BLD-21: Default cloud -> formats qcow2; vhd cloud -> vhd; size gauges per format")
+@pytest.mark.spec("BLD-21: Provider with a format different from the default builds and uploads that format")
 @pytest.mark.parametrize("clouds,formats", [
     (["fake"], ["qcow2"]), (["fake-vhd"], ["vhd"]), (["fake-vhd", "fake"], ["qcow2", "vhd"])])
 def test_formats_of_providers(builders: BuilderBench, statsd: StatsdReceiver, clouds: list[str], formats: list[str]) -> None:
@@ -220,7 +220,7 @@ def test_formats_of_providers(builders: BuilderBench, statsd: StatsdReceiver, cl
         wait_for(lambda: statsd.last(f"nodepool.dib_image_build.fake-image.{fmt}.size"))  # noqa: B023
 
 
-@pytest.mark.spec("builder.md 7.9: a format for which the tool makes no file (docker) is no failure")
+@pytest.mark.spec("BLD-7.9: a format for which the tool makes no file (docker) is no failure")
 def test_docker_makes_no_file(builders: BuilderBench) -> None:
     builders.start(builders.config([builders.image(formats=["docker"])]))
     assert builders.wait_build().formats == ["docker"]
@@ -229,7 +229,7 @@ def test_docker_makes_no_file(builders: BuilderBench) -> None:
 # -- failures
 
 
-@pytest.mark.spec("builder.md 21: Build exceeding build-timeout ends failed, also when nothing is printed")
+@pytest.mark.spec("BLD-21: Build exceeding build-timeout ends failed, also when nothing is printed")
 @pytest.mark.parametrize("how", [{"CREATE_SLEEP": "3600"}, {"CREATE_CHATTER": "1"}, {"CREATE_SLEEP": "3600", "CREATE_DEAF": "1"}])
 def test_timeout(builders: BuilderBench, tmp_path: pathlib.Path, how: Env, statsd: StatsdReceiver) -> None:
     children = tmp_path / "children"
@@ -260,7 +260,7 @@ def test_command_that_writes_nothing(builders: BuilderBench) -> None:
     assert "exit status 0, but wrote no file for qcow2" in progress.reason
 
 
-@pytest.mark.spec("builder.md 7.10: cannot start the command -> record failed, like created")
+@pytest.mark.spec("BLD-7.10: cannot start the command -> record failed, like created")
 def test_command_that_is_missing(builders: BuilderBench) -> None:
     broken = builders.image("broken", formats=["tar"], **{"dib-cmd": "/does/not/exist -v"})
     builders.start(builders.config([broken, builders.image(formats=["tar"])]), cleanup_interval=0)
@@ -271,7 +271,7 @@ def test_command_that_is_missing(builders: BuilderBench) -> None:
     builders.wait_build()
 
 
-@pytest.mark.spec("builder.md 21: A failing image (exit status 127) gives a failed record; after the configuration is repaired "
+@pytest.mark.spec("BLD-21: A failing image (exit status 127) gives a failed record; after the configuration is repaired "
                   "the image builds and the failed record goes; rc gauge reported 127")
 def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver) -> None:
     image = builders.image()
@@ -307,7 +307,7 @@ def test_growing_delay(builders: BuilderBench) -> None:
     builders.wait_builds(count + 2, state=FAILED)
 
 
-@pytest.mark.spec("builder.md 21: Storing the result fails (session lost): all local files of that build are removed even "
+@pytest.mark.spec("BLD-21: Storing the result fails (session lost): all local files of that build are removed even "
                   "without a cleanup worker")
 def test_result_that_cannot_be_stored(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     block = tmp_path / "block"
@@ -327,7 +327,7 @@ def test_result_that_cannot_be_stored(builders: BuilderBench, tmp_path: pathlib.
     builders.monkeypatch.undo()
 
 
-@pytest.mark.spec("builder.md 21: While the build command is blocked, the record is building and carries the formats")
+@pytest.mark.spec("BLD-21: While the build command is blocked, the record is building and carries the formats")
 def test_record_while_building(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     block = tmp_path / "block"
     block.touch()
@@ -368,9 +368,9 @@ def test_not_enough_disk_space(builders: BuilderBench) -> None:
 # -- rotation, requests, pauses
 
 
-@pytest.mark.spec("builder.md 21: Newest build older than rebuild-age -> a new build; then exactly two ready builds; both logs "
+@pytest.mark.spec("BLD-21: Newest build older than rebuild-age -> a new build; then exactly two ready builds; both logs "
                   "exist (retention 1)")
-@pytest.mark.spec("builder.md 21: A third one -> the oldest build's record, uploads, files and log are gone; two ready builds "
+@pytest.mark.spec("BLD-21: A third one -> the oldest build's record, uploads, files and log are gone; two ready builds "
                   "remain; the third is uploaded")
 def test_rotation(builders: BuilderBench) -> None:
     builder = builders.start(builders.config([builders.image()], [builders.provider()]))
@@ -395,7 +395,7 @@ def test_rotation(builders: BuilderBench) -> None:
     assert {u.build_id for u in builders.uploads()} == {second.id, third.id}
 
 
-@pytest.mark.spec("builder.md 21: Manual request: second build appears, two ready builds, request gone; status shows it pending "
+@pytest.mark.spec("BLD-21: Manual request: second build appears, two ready builds, request gone; status shows it pending "
                   "before and building while the lock is held")
 def test_manual_request(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     from nodepool import status
@@ -436,7 +436,7 @@ def test_manual_requests_go_first(builders: BuilderBench, tmp_path: pathlib.Path
     assert c.stat.ctime < b.stat.ctime
 
 
-@pytest.mark.spec("builder.md 21: pause: true: no build; other images go on. Provider-level pause: built, not uploaded")
+@pytest.mark.spec("BLD-21: pause: true: no build; other images go on. Provider-level pause: built, not uploaded")
 def test_pause(builders: BuilderBench) -> None:
     paused, other = builders.image("paused", pause=True), builders.image("other")
     provider = builders.provider(images=["paused", {"name": "other", "pause": True}])
@@ -469,7 +469,7 @@ def test_two_builders_share_the_work(builders: BuilderBench, tmp_path: pathlib.P
     assert {b.builder_id for b in every} == {first.state.builder_id, second.state.builder_id}
 
 
-@pytest.mark.spec("builder.md 16: values are reloaded without restart; a bad file leaves the last good in force")
+@pytest.mark.spec("BLD-16: values are reloaded without restart; a bad file leaves the last good in force")
 def test_reload(builders: BuilderBench) -> None:
     path = pathlib.Path(builders.config([builders.image(formats=["tar"])]))
     builder = builders.start(str(path))

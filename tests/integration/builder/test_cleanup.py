@@ -1,4 +1,4 @@
-"""What the cleanup worker removes, and when (builder.md sections 10 to 12, 14, 15, 21)."""
+"""What the cleanup worker removes, and when (BLD-10 to BLD-12, BLD-14, BLD-15, BLD-21)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def cloud(tmp_path: pathlib.Path) -> BalkyCloud:
 # -- configuration
 
 
-@pytest.mark.spec("builder.md 21: diskimages: [] for provider 2: its uploads vanish, provider 1's record stays unchanged")
+@pytest.mark.spec("BLD-21: diskimages: [] for provider 2: its uploads vanish, provider 1's record stays unchanged")
 def test_provider_without_images(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     one, two = BalkyCloud(tmp_path, "one"), BalkyCloud(tmp_path, "two")
     builders.start(config(builders, [one.provider(), two.provider()]))
@@ -87,7 +87,7 @@ def test_provider_without_images(builders: BuilderBench, tmp_path: pathlib.Path)
     assert after == before and after.stat.mzxid == before.stat.mzxid
 
 
-@pytest.mark.spec("builder.md 21: Adding an image builds and uploads it; removing an image everywhere deletes upload, files and "
+@pytest.mark.spec("BLD-21: Adding an image builds and uploads it; removing an image everywhere deletes upload, files and "
                   "build record")
 def test_image_added_and_removed(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builders.start(config(builders, [cloud.provider()]))
@@ -104,7 +104,7 @@ def test_image_added_and_removed(builders: BuilderBench, cloud: BalkyCloud) -> N
     wait_for(lambda: builders.progress(second.build_id) is None, what="progress forgotten")
 
 
-@pytest.mark.spec("builder.md 10: the image's znode and its pause stay when the image is configured")
+@pytest.mark.spec("BLD-10: the image's znode and its pause stay when the image is configured")
 def test_pause_of_a_configured_image_stays(builders: BuilderBench) -> None:
     builders.zk.kazoo_client.ensure_path("/nodepool/images/unknown/builds/lock")
     builders.zk.setImagePaused("forgotten", True)
@@ -118,9 +118,9 @@ def test_pause_of_a_configured_image_stays(builders: BuilderBench) -> None:
 # -- clouds
 
 
-@pytest.mark.spec("builder.md 21: Cloud refuses to delete: files on disk vanish first, record in state deleting stays; when the "
+@pytest.mark.spec("BLD-21: Cloud refuses to delete: files on disk vanish first, record in state deleting stays; when the "
                   "cloud works again, upload and build records vanish")
-@pytest.mark.spec("builder.md 21: Deletion of an upload is repeated (at least five times in the test) until it succeeds")
+@pytest.mark.spec("BLD-21: Deletion of an upload is repeated (at least five times in the test) until it succeeds")
 def test_cloud_refuses(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builders.start(config(builders, [cloud.provider()]))
     upload = builders.wait_upload(provider="balky")
@@ -179,8 +179,8 @@ def test_builder_stops_while_a_cloud_hangs(builders: BuilderBench, cloud: BalkyC
     assert cloud.images() == []
 
 
-@pytest.mark.spec("builder.md 10.D: deletion by external name and external id; no external id: nothing to delete in the cloud")
-@pytest.mark.spec("builder.md 21: Upload record without external name and id: the build is still removed and rotation goes on")
+@pytest.mark.spec("BLD-10.D: deletion by external name and external id; no external id: nothing to delete in the cloud")
+@pytest.mark.spec("BLD-21: Upload record without external name and id: the build is still removed and rotation goes on")
 def test_upload_without_external_id(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builds = [store_build(builders, age=100.0 - n) for n in range(3)]
     for build_id in builds:
@@ -191,8 +191,8 @@ def test_upload_without_external_id(builders: BuilderBench, cloud: BalkyCloud) -
     assert cloud.calls("delete") == []
 
 
-@pytest.mark.spec("builder.md 14: every builder cleans records and cloud images of all it knows, files only its own")
-@pytest.mark.spec("builder.md 21: Builder 2, not serving builder 1's provider, does not delete builder 1's ready but not yet "
+@pytest.mark.spec("BLD-14: every builder cleans records and cloud images of all it knows, files only its own")
+@pytest.mark.spec("BLD-21: Builder 2, not serving builder 1's provider, does not delete builder 1's ready but not yet "
                   "uploaded build")
 def test_two_builders(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     one, two = BalkyCloud(tmp_path, "one"), BalkyCloud(tmp_path, "two")
@@ -215,7 +215,7 @@ def test_two_builders(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
 # -- records
 
 
-@pytest.mark.spec("builder.md 21: A record uploading without lock, next to a good upload of a kept build, is dropped")
+@pytest.mark.spec("BLD-21: A record uploading without lock, next to a good upload of a kept build, is dropped")
 def test_abandoned_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builder = builders.start(config(builders, [cloud.provider()]))
     good = builders.wait_upload(provider="balky")
@@ -228,7 +228,7 @@ def test_abandoned_upload(builders: BuilderBench, cloud: BalkyCloud) -> None:
     assert cloud.calls("delete") == []
 
 
-@pytest.mark.spec("builder.md 11: Failed and abandoned builds disappear on the next pass; files of abandoned builds with them")
+@pytest.mark.spec("BLD-11: Failed and abandoned builds disappear on the next pass; files of abandoned builds with them")
 def test_abandoned_build(builders: BuilderBench) -> None:
     failed = store_build(builders, state=FAILED)
     abandoned = store_build(builders, state=BUILDING)
@@ -243,7 +243,7 @@ def test_abandoned_build(builders: BuilderBench) -> None:
     builders.wait_gone("other", running)
 
 
-@pytest.mark.spec("builder.md 11: failed and abandoned records go with the next pass; what is marked deleting goes at once")
+@pytest.mark.spec("BLD-11: failed and abandoned records go with the next pass; what is marked deleting goes at once")
 def test_events_do_not_hide_failures(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builder = builders.start(config(builders, [cloud.provider([paused()])], [builders.image(pause=True)]), cleanup_interval=3600)
     wait_for(lambda: builder._janitor._next_whole > 0, what="first pass")
@@ -284,7 +284,7 @@ def test_unreadable_records(builders: BuilderBench, cloud: BalkyCloud, caplog: p
     builders.wait_gone(IMAGE, bad)
 
 
-@pytest.mark.spec("builder.md 4: a record with no data must be treated as absent everywhere and be removed by cleanup")
+@pytest.mark.spec("BLD-4: a record with no data must be treated as absent everywhere and be removed by cleanup")
 def test_empty_znodes(builders: BuilderBench, cloud: BalkyCloud) -> None:
     kazoo = builders.zk.kazoo_client
     kept = store_build(builders)
@@ -314,7 +314,7 @@ def test_upload_of_a_build_that_is_gone(builders: BuilderBench, cloud: BalkyClou
 # -- files
 
 
-@pytest.mark.spec("builder.md 10.C, 10.E: files without record, stray manifests and checksums go; others stay")
+@pytest.mark.spec("BLD-10.C, BLD-10.E: files without record, stray manifests and checksums go; others stay")
 def test_orphan_files(builders: BuilderBench) -> None:
     kept = store_build(builders)
     store_files(builders, IMAGE, "e" * 32)
@@ -329,7 +329,7 @@ def test_orphan_files(builders: BuilderBench) -> None:
     assert (builders.images_dir / "notes.txt").exists() and (builders.images_dir / "builder_id.txt").exists()
 
 
-@pytest.mark.spec("builder.md 21: dib-image-delete: record, files gone; works without manifest directory")
+@pytest.mark.spec("BLD-21: dib-image-delete: record, files gone; works without manifest directory")
 @pytest.mark.parametrize("manifest", [True, False])
 def test_build_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud, manifest: bool) -> None:
     builders.start(config(builders, [cloud.provider()]), cleanup_interval=3600)
@@ -349,7 +349,7 @@ def test_build_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud, manife
     assert cloud.images() == []
 
 
-@pytest.mark.spec("builder.md 21: with the owning builder offline another builder removes the record and the owner removes the "
+@pytest.mark.spec("BLD-21: with the owning builder offline another builder removes the record and the owner removes the "
                   "files after its restart")
 def test_owner_is_offline(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     path = config(builders, [], [builders.image(formats=["tar"])])
@@ -368,7 +368,7 @@ def test_owner_is_offline(builders: BuilderBench, tmp_path: pathlib.Path) -> Non
     wait_for(lambda: not builders.files(IMAGE, build.id), what="files gone")
 
 
-@pytest.mark.spec("builder.md 21: image-delete: the upload record goes")
+@pytest.mark.spec("BLD-21: image-delete: the upload record goes")
 def test_upload_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builders.start(config(builders, [cloud.provider()]), cleanup_interval=3600)
     upload = builders.wait_upload(provider="balky")
@@ -381,7 +381,7 @@ def test_upload_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud) -> No
     assert [image["id"] for image in cloud.images()] == [again.external_id]
 
 
-@pytest.mark.spec("builder.md 21: qcow2+raw+vhd with delete-after-upload and keep-formats: [qcow2], vhd provider failing: while "
+@pytest.mark.spec("BLD-21: qcow2+raw+vhd with delete-after-upload and keep-formats: [qcow2], vhd provider failing: while "
                   "building, a cleanup pass deletes nothing; afterwards qcow2 and vhd remain, raw is gone")
 def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     block = tmp_path / "block"
@@ -411,7 +411,7 @@ def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> 
     assert f"{build.id}.d" in builders.files(IMAGE, build.id)
 
 
-@pytest.mark.spec("builder.md 12: delete a format only after at least one upload of it")
+@pytest.mark.spec("BLD-12: delete a format only after at least one upload of it")
 def test_delete_after_upload_without_provider(builders: BuilderBench) -> None:
     builder = builders.start(config(builders, [], [builders.image(formats=["tar"], **{"delete-after-upload": True})]))
     build = builders.wait_build()
@@ -459,7 +459,7 @@ def test_progress_records(builders: BuilderBench, tmp_path: pathlib.Path) -> Non
 # -- statistics, cost
 
 
-@pytest.mark.spec("cli-web-metrics.md 7.1: request, worker and state gauges after each pass")
+@pytest.mark.spec("CLI-7.1: request, worker and state gauges after each pass")
 def test_gauges(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path, statsd: StatsdReceiver) -> None:
     block = tmp_path / "block"
     cloud.do("upload-blocks")

@@ -152,7 +152,7 @@ def test_deaf_command(builders: BuilderBench, program: Program) -> None:
     builders.wait_build(timeout=40)
 
 
-@pytest.mark.spec("config.md 4.3: images-dir must exist; issue 3: missing or not writable is one clear error")
+@pytest.mark.spec("CFG-4.3: images-dir must exist; issue 3: missing or not writable is one clear error")
 def test_images_dir(builders: BuilderBench, program: Program, tmp_path: pathlib.Path) -> None:
     def refusal(*prefix: str, **top: Any) -> str:
         program.log.unlink(missing_ok=True)
@@ -201,7 +201,7 @@ def test_no_temporary_directory(builders: BuilderBench, program: Program, tmp_pa
     assert "internal" not in reason and "Traceback" not in program.text()
 
 
-@pytest.mark.spec("config.md 5.3: parent cycle: one clear error; a running builder keeps the last good configuration")
+@pytest.mark.spec("CFG-5.3: parent cycle: one clear error; a running builder keeps the last good configuration")
 def test_parent_cycle(builders: BuilderBench, program: Program) -> None:
     cycle = [builders.image("a", formats=["tar"], parent="b"), builders.image("b", parent="a"), builders.image(formats=["tar"])]
     config = builders.config(cycle)
@@ -250,7 +250,7 @@ def test_broken_records(builders: BuilderBench, program: Program) -> None:
         assert IMAGE in program.command(config, command)
 
 
-@pytest.mark.spec("schema 11: corrupt records read as none: what everybody sorts by must be a time")
+@pytest.mark.spec("ZK-11: corrupt records read as none: what everybody sorts by must be a time")
 @pytest.mark.parametrize("record", [ImageBuild, ImageUpload, Node, NodeRequest])
 def test_state_time_is_a_time(record: Any) -> None:
     for good in (None, 0, 1.5, 1_800_000_000):
@@ -279,11 +279,11 @@ def test_provider_gone_during_upload(
 # -- commands beside a running builder
 
 
-@pytest.mark.spec("builder.md 21: Pausing via command shows paused for the image's builds; unpausing likewise")
-@pytest.mark.spec("cli-web-metrics.md 9: image-build of a normal image makes a second ready build; of one paused in the "
+@pytest.mark.spec("BLD-21: Pausing via command shows paused for the image's builds; unpausing likewise")
+@pytest.mark.spec("CLI-9: image-build of a normal image makes a second ready build; of one paused in the "
                   "configuration it refuses and leaves no build")
-@pytest.mark.spec("cli-web-metrics.md 9: image-delete with a real upload: its record disappears while a builder runs")
-@pytest.mark.spec("cli-web-metrics.md 9: dib-image-delete removes record and files, also without the manifest directory")
+@pytest.mark.spec("CLI-9: image-delete with a real upload: its record disappears while a builder runs")
+@pytest.mark.spec("CLI-9: dib-image-delete removes record and files, also without the manifest directory")
 def test_commands(builders: BuilderBench, program: Program) -> None:
     images = [builders.image(), builders.image("asleep", pause=True)]
     config = builders.config(images, [builders.provider(images=[IMAGE, "asleep"])])
@@ -318,7 +318,7 @@ def test_commands(builders: BuilderBench, program: Program) -> None:
     assert '"ready"' in program.command(config, "dib-image-list", "--format", "json")
 
 
-@pytest.mark.spec("builder.md 21: Export, wipe, import: identical tree; later uploads and builds get fresh ids")
+@pytest.mark.spec("BLD-21: Export, wipe, import: identical tree; later uploads and builds get fresh ids")
 def test_export_wipe_import(builders: BuilderBench, program: Program, tmp_path: pathlib.Path) -> None:
     config = builders.config([builders.image()], [builders.provider()])
     program.start(config)
@@ -353,7 +353,7 @@ def test_export_wipe_import(builders: BuilderBench, program: Program, tmp_path: 
 # -- with other parts
 
 
-@pytest.mark.spec("config.md 17: An env-var given only in the secure file appears in that image's env_vars, and the image still "
+@pytest.mark.spec("CFG-17: An env-var given only in the secure file appears in that image's env_vars, and the image still "
                   "builds and uploads with user zuul")
 def test_secure_env_var(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     secure, record = tmp_path / "secure.conf", tmp_path / "calls"
@@ -365,7 +365,7 @@ def test_secure_env_var(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     assert call["environment"]["REG_PASSWORD"] == "secret"
 
 
-@pytest.mark.spec("driver-api.md 14.27: Removing an image from a provider's configuration deletes its uploads there and then the "
+@pytest.mark.spec("DRV-14.27: Removing an image from a provider's configuration deletes its uploads there and then the "
                   "build")
 def test_image_leaves_a_provider(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     cloud = BalkyCloud(tmp_path)
@@ -380,7 +380,7 @@ def test_image_leaves_a_provider(builders: BuilderBench, tmp_path: pathlib.Path)
     assert builders.uploads("other", "balky", state=READY)
 
 
-@pytest.mark.spec("driver-api.md 14.3: the builder uploads only to the one with image management, and does not touch the former")
+@pytest.mark.spec("DRV-14.3: the builder uploads only to the one with image management, and does not touch the former")
 def test_driver_without_images_is_not_touched(builders: BuilderBench) -> None:
     static = {"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": []}]}
     builder = builders.start(builders.config([builders.image()], [static, builders.provider()]))
@@ -389,7 +389,7 @@ def test_driver_without_images_is_not_touched(builders: BuilderBench) -> None:
     assert "static" not in builder._config.provider_managers
 
 
-@pytest.mark.spec("builder.md 21: With a driver whose uploads always fail for one provider, nodes still come from the other")
+@pytest.mark.spec("BLD-21: With a driver whose uploads always fail for one provider, nodes still come from the other")
 def test_nodes_while_uploads_fail(builders: BuilderBench, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
     broken = BalkyCloud(tmp_path, "broken")
     broken.do("upload-fails")
@@ -415,7 +415,7 @@ def test_nodes_while_uploads_fail(builders: BuilderBench, tmp_path: pathlib.Path
     assert not builders.uploads(provider="broken", state=DELETING)
 
 
-@pytest.mark.spec("cli-web-metrics.md 7.1: values of duration (ms) and last_build (UNIX time); 9: builder states 0 at rest")
+@pytest.mark.spec("CLI-7.1: values of duration (ms) and last_build (UNIX time); 9: builder states 0 at rest")
 def test_metrics_at_rest(builders: BuilderBench, statsd: StatsdReceiver) -> None:
     started = time.time()
     builder = builders.start(builders.config([builders.image()], [builders.provider()]))
@@ -431,7 +431,7 @@ def test_metrics_at_rest(builders: BuilderBench, statsd: StatsdReceiver) -> None
     assert kind == "ms" and 0 < float(duration) < (time.time() - started) * 1000
 
 
-@pytest.mark.spec("builder.md 1: names and defaults that tools rely on")
+@pytest.mark.spec("BLD-1: names and defaults that tools rely on")
 def test_names() -> None:
     from nodepool import builder as module
 

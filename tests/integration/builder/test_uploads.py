@@ -1,4 +1,4 @@
-"""Uploads by whole builders (builder.md sections 9, 17, 21)."""
+"""Uploads by whole builders (BLD-9, BLD-17, BLD-21)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hook_script(tmp: pathlib.Path, text: str) -> str:
 # -- what is uploaded, and how
 
 
-@pytest.mark.spec("builder.md 9: external name from image_name_format; metadata; checksums; record ready with id, name, format, "
+@pytest.mark.spec("BLD-9: external name from image_name_format; metadata; checksums; record ready with id, name, format, "
                   "connection data; first number 0000000001")
 def test_what_arrives(builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdReceiver) -> None:
     image = builders.image(metadata={"key": "image", "own": "image"}, username="ubuntu", **{"python-path": "/usr/bin/python3"})
@@ -69,7 +69,7 @@ def test_what_arrives(builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdR
     assert any(line.startswith("nodepool.image_update.fake-image.balky:") and line.endswith("|ms") for line in statsd.lines)
 
 
-@pytest.mark.spec("builder.md 9: external name with timestamp; two providers that share a bucket do not share a name")
+@pytest.mark.spec("BLD-9: external name with timestamp; two providers that share a bucket do not share a name")
 def test_names_of_the_same_second(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     clouds = [BalkyCloud(tmp_path, name) for name in ("one", "two", "three")]
     builders.start(config(builders, *(cloud.provider() for cloud in clouds)))
@@ -80,7 +80,7 @@ def test_names_of_the_same_second(builders: BuilderBench, tmp_path: pathlib.Path
     assert all(name.startswith(f"{IMAGE}-") and abs(int(name.rpartition("-")[2]) - time.time()) < 30 for name in names)
 
 
-@pytest.mark.spec("builder.md 9: record while uploading: external id and name and format null, connection data of the build")
+@pytest.mark.spec("BLD-9: record while uploading: external id and name and format null, connection data of the build")
 def test_record_and_progress_while_uploading(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))
@@ -132,7 +132,7 @@ def test_upload_starts_at_once(builders: BuilderBench, cloud: BalkyCloud) -> Non
     assert cloud.calls("upload")[0]["time"] - build.state_time < 0.2
 
 
-@pytest.mark.spec("builder.md 21: Adding a second provider to the running builder's file: the existing build is uploaded there")
+@pytest.mark.spec("BLD-21: Adding a second provider to the running builder's file: the existing build is uploaded there")
 def test_second_provider(builders: BuilderBench) -> None:
     builders.start(builders.config([builders.image()], [builders.provider("fake-one")]))
     upload = builders.wait_upload(provider="fake-one")
@@ -141,7 +141,7 @@ def test_second_provider(builders: BuilderBench) -> None:
     assert len(builders.builds(state=None)) == 1
 
 
-@pytest.mark.spec("builder.md 21: Mixed drivers in one file: those without image management are skipped by the builder")
+@pytest.mark.spec("BLD-21: Mixed drivers in one file: those without image management are skipped by the builder")
 def test_mixed_drivers(builders: BuilderBench) -> None:
     static = {"name": "static", "driver": "static", "pools": []}
     builder = builders.start(builders.config([builders.image()], [static, builders.provider()]))
@@ -152,7 +152,7 @@ def test_mixed_drivers(builders: BuilderBench) -> None:
 # -- failures
 
 
-@pytest.mark.spec("builder.md 21: First upload to provider A fails once while B works: A ends with exactly one failed and one "
+@pytest.mark.spec("BLD-21: First upload to provider A fails once while B works: A ends with exactly one failed and one "
                   "ready record (cleanup off), B with none failed; B became ready before A's retry")
 def test_one_failure(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     bad, good = BalkyCloud(tmp_path, "bad"), BalkyCloud(tmp_path, "good")
@@ -169,7 +169,7 @@ def test_one_failure(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     wait_for(lambda: failure(builders, "bad") is None, what="failure forgotten")
 
 
-@pytest.mark.spec("builder.md 9: growing delay per pair, forgotten on success, on a new build or on change of configuration")
+@pytest.mark.spec("BLD-9: growing delay per pair, forgotten on success, on a new build or on change of configuration")
 def test_growing_delay(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-fails")
     builder = builders.start(config(builders, cloud.provider()), cleanup_interval=0)
@@ -196,7 +196,7 @@ def test_growing_delay(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builders.wait_upload(provider="balky")
 
 
-@pytest.mark.spec("builder.md 9: no file of that format -> failed with that reason")
+@pytest.mark.spec("BLD-9: no file of that format -> failed with that reason")
 def test_file_is_missing(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     vhd, qcow2 = BalkyCloud(tmp_path, "vhd"), BalkyCloud(tmp_path, "qcow2")
     paused = [{"name": IMAGE, "pause": True}]
@@ -327,7 +327,7 @@ def test_a_directory_in_use_is_refused(builders: BuilderBench, cloud: BalkyCloud
 # -- hook
 
 
-@pytest.mark.spec("builder.md 21: Upload hook runs with the local file name as third argument before the image counts as ready")
+@pytest.mark.spec("BLD-21: Upload hook runs with the local file name as third argument before the image counts as ready")
 def test_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
     record, go = tmp_path / "record", tmp_path / "go"
     hook = hook_script(tmp_path, f'echo "$1 $2 $3" > {record}.new\nmv {record}.new {record}\n'
@@ -344,7 +344,7 @@ def test_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path)
     builders.wait_upload(provider="balky")
 
 
-@pytest.mark.spec("builder.md 9: failing hook: log status and outputs, delete the image from the cloud, record failed")
+@pytest.mark.spec("BLD-9: failing hook: log status and outputs, delete the image from the cloud, record failed")
 @pytest.mark.parametrize("text", ["echo to-out; echo to-err >&2; exit 3", None])
 def test_failing_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path, text: str | None,
                       caplog: pytest.LogCaptureFixture) -> None:
@@ -391,7 +391,7 @@ def test_provider_vanishes_meanwhile(builders: BuilderBench, tmp_path: pathlib.P
     wait_for(lambda: (builder.upload_claims.running() == set()), what="end of the upload")
 
 
-@pytest.mark.spec("builder.md 9: An upload whose build is deleted meanwhile: stored all the same; cleanup deals with it")
+@pytest.mark.spec("BLD-9: An upload whose build is deleted meanwhile: stored all the same; cleanup deals with it")
 def test_build_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     image = builders.image(**{"rebuild-age": 3600})
@@ -423,7 +423,7 @@ def test_image_vanishes_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> 
     wait_for(lambda: not builder.upload_claims.running() and notes(builders) == [], what="end of the upload")
 
 
-@pytest.mark.spec("builder.md 17: a lost session does not lose the upload when the lock can be taken again")
+@pytest.mark.spec("BLD-17: a lost session does not lose the upload when the lock can be taken again")
 @pytest.mark.parametrize("dropped", [False, True])
 def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud, dropped: bool) -> None:
     cloud.do("upload-blocks")
@@ -447,7 +447,7 @@ def test_session_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud, dropp
         pass
 
 
-@pytest.mark.spec("builder.md 17: not taken again, because another builder is at it: the image is deleted again")
+@pytest.mark.spec("BLD-17: not taken again, because another builder is at it: the image is deleted again")
 def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     builder = builders.start(config(builders, cloud.provider()))
@@ -465,7 +465,7 @@ def test_lock_lost_meanwhile(builders: BuilderBench, cloud: BalkyCloud) -> None:
     wait_for(lambda: "lock cannot be taken again" in getattr(failure(builders, "balky"), "reason", ""), what="reason shown")
 
 
-@pytest.mark.spec("builder.md 14: Locks give each upload to one worker; only the builder with the files can upload a build")
+@pytest.mark.spec("BLD-14: Locks give each upload to one worker; only the builder with the files can upload a build")
 def test_two_builders_upload_once(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
     (tmp_path / "images2").mkdir()
     names = [f"image{n}" for n in range(5)]
@@ -513,7 +513,7 @@ def test_no_upload_is_done_twice_at_once(builders: BuilderBench, cloud: BalkyClo
     assert len(cloud.calls("upload")) == 2
 
 
-@pytest.mark.spec("cli-web-metrics.md 7.1: periodic gauges are sent without a cleanup worker, too")
+@pytest.mark.spec("CLI-7.1: periodic gauges are sent without a cleanup worker, too")
 def test_gauges_without_cleanup_worker(builders: BuilderBench, statsd: StatsdReceiver) -> None:
     builder = builders.start(builders.config([builders.image(pause=True)], []), cleanup_interval=0)
     assert builder._janitor is None

@@ -146,7 +146,7 @@ def set_state(plain, request_id, state, **values):
 # -- common
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: no subcommand: main() returns 1")
+@pytest.mark.spec("CLI-9: no subcommand: main() returns 1")
 def test_no_subcommand(config, capsys, monkeypatch):
     assert nodepoolcmd.main(["-c", config]) == 1
     assert "usage: nodepool" in capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_no_subcommand(config, capsys, monkeypatch):
     assert nodepoolcmd.main() == 1
 
 
-@pytest.mark.spec("cli-web-metrics.md 1: --version prints on standard output, status 0; wrong command line 2")
+@pytest.mark.spec("CLI-1: --version prints on standard output, status 0; wrong command line 2")
 def test_version_and_usage(console):
     reply = console("--version")
     assert (reply.returncode, reply.stdout[:18]) == (0, "Nodepool version: ")
@@ -162,7 +162,7 @@ def test_version_and_usage(console):
     assert reply.returncode == 2 and "usage:" in reply.stderr
 
 
-@pytest.mark.spec("cli-web-metrics.md 1: one clear line on standard error, traceback only with --debug")
+@pytest.mark.spec("CLI-1: one clear line on standard error, traceback only with --debug")
 def test_errors_are_one_line(console, zk_chroot):
     reply = console("image-build", "no-such-image")
     assert reply.returncode == 1 and reply.stdout == ""
@@ -183,7 +183,7 @@ def test_zookeeper_is_not_there(console, zk_chroot):
     assert reply.stderr.splitlines()[-1].startswith("nodepool: error: No ZooKeeper server answers at 127.0.0.1:9")
 
 
-@pytest.mark.spec("cli-web-metrics.md 5: listings never write, and create no lock znodes")
+@pytest.mark.spec("CLI-5: listings never write, and create no lock znodes")
 def test_listings_do_not_write(run, plain):
     make_node(plain)
     plain.lockNode(make_node(plain))
@@ -198,7 +198,7 @@ def test_listings_do_not_write(run, plain):
     assert snapshot(plain.kazoo_client) == before
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: image-list of an empty cluster: no rows")
+@pytest.mark.spec("CLI-9: image-list of an empty cluster: no rows")
 def test_listings_of_an_empty_tree(run, plain):
     for command in ("list", "image-list", "dib-image-list", "image-status", "request-list", "alien-image-list"):
         assert run(command).count("\n") == 4
@@ -210,7 +210,7 @@ def test_listings_of_an_empty_tree(run, plain):
 # -- nodes
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: list: 9 cells per row, --detail 21; state is cell 6 (from 0), id cell 0")
+@pytest.mark.spec("CLI-9: list: 9 cells per row, --detail 21; state is cell 6 (from 0), id cell 0")
 def test_list(run, rows, plain):
     first, second = make_node(plain, public_ipv4="192.0.2.1"), make_node(plain, state="building")
     plain.lockNode(second)
@@ -226,7 +226,7 @@ def test_list(run, rows, plain):
     plain.unlockNode(second)
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: hold shows hold")
+@pytest.mark.spec("CLI-9: hold shows hold")
 def test_hold(rows, run, plain):
     node = make_node(plain)
     assert [(row[0], row[6], row[8]) for row in rows("hold", node.id)] == [(node.id, "hold", "unlocked")]
@@ -235,7 +235,7 @@ def test_hold(rows, run, plain):
     assert plain.getNodes() == [node.id]
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: hold of a node locked by somebody raises the timeout exception after 5 s")
+@pytest.mark.spec("CLI-9: hold of a node locked by somebody raises the timeout exception after 5 s")
 @pytest.mark.parametrize("command", ["hold", "delete"])
 def test_locked_node(config, plain, command, monkeypatch):
     from nodepool.cmd.commands import nodes
@@ -319,7 +319,7 @@ def provider_config(name, **values):
     return SimpleNamespace(name=name, manage_images=True, diskimages={"fake-image": None}, **values)
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: delete and delete --now make the node disappear")
+@pytest.mark.spec("CLI-9: delete and delete --now make the node disappear")
 def test_delete_now(run, rows, plain, managers, providers):
     node = make_node(plain)
     assert run("delete", "--now", node.id) == f"Provider p for node {node.id} not defined on this launcher\n"
@@ -334,7 +334,7 @@ def test_delete_now(run, rows, plain, managers, providers):
 # -- images
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: image-list cells 3, 6; dib-image-list cells 0, 1, 4; image-status cell 0")
+@pytest.mark.spec("CLI-9: image-list cells 3, 6; dib-image-list cells 0, 1, 4; image-status cell 0")
 def test_image_listings(rows, plain):
     build = make_build(plain)
     number = make_upload(plain, build)
@@ -345,7 +345,7 @@ def test_image_listings(rows, plain):
     assert [row[0] for row in rows("image-status")] == ["fake-image"]
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: pause shows paused; double pause and unpause are quiet; then ready again")
+@pytest.mark.spec("CLI-9: pause shows paused; double pause and unpause are quiet; then ready again")
 def test_pause(run, rows, plain, config):
     make_build(plain)
     for _ in range(2):
@@ -362,7 +362,7 @@ def test_pause(run, rows, plain, config):
     assert plain.getImageNames() == ["fake-image", "paused-image"]
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: image-build of an image paused in the configuration raises")
+@pytest.mark.spec("CLI-9: image-build of an image paused in the configuration raises")
 def test_image_build(run, plain, config):
     for name, text in (
         ("paused-image", "Skipping build request for image paused-image; paused"),
@@ -378,7 +378,7 @@ def test_image_build(run, plain, config):
     assert plain.hasBuildRequest("fake-image")
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: image-status lists the image while a request is pending")
+@pytest.mark.spec("CLI-9: image-status lists the image while a request is pending")
 def test_image_status(run, plain):
     run("image-build", "fake-image")
 
@@ -395,7 +395,7 @@ def test_image_status(run, plain):
     assert state() == "pending"
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: image-delete with nonsense arguments ends quietly")
+@pytest.mark.spec("CLI-9: image-delete with nonsense arguments ends quietly")
 def test_image_delete(run, plain):
     def delete(build, number):
         return run("image-delete", "--provider", "p", "--image", "fake-image", "--build-id", build,
@@ -426,7 +426,7 @@ def image(number, **properties):
     return SimpleNamespace(id=f"ext-{number}", name=f"name-{number}", properties=properties)
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: alien-image-list prints no row when everything is accounted for")
+@pytest.mark.spec("CLI-9: alien-image-list prints no row when everything is accounted for")
 def test_alien_image_list(run, rows, plain, managers, providers, caplog):
     make_upload(plain, make_build(plain))
     snapshot = image(3, nodepool_build_id="x", base_image_ref="ext-1")
@@ -446,7 +446,7 @@ def test_alien_image_list(run, rows, plain, managers, providers, caplog):
 # -- providers
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: info P lists image, build id, upload ids, nodes; erase P --force")
+@pytest.mark.spec("CLI-9: info P lists image, build id, upload ids, nodes; erase P --force")
 def test_info_and_erase(run, rows, plain):
     build = make_build(plain)
     uploads = [make_upload(plain, build), make_upload(plain, build)]
@@ -483,7 +483,7 @@ def test_erase_asks(console, plain, answer, erased):
 # -- export and import
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: export/import, builder.md 18")
+@pytest.mark.spec("CLI-9: export/import, BLD-18")
 def test_export_import(run, plain, tmp_path):
     build = make_build(plain)
     with plain.imageUploadLock("fake-image", build, "p", blocking=False):
@@ -691,7 +691,7 @@ def test_accept_of_what_is_not_fulfilled(run, config, plain):
     assert plain.getNodeRequests() == [request_id]
 
 
-@pytest.mark.spec("zookeeper-schema.md 8.7: any failure unlocks what was taken; the request is deleted")
+@pytest.mark.spec("ZK-8.7: any failure unlocks what was taken; the request is deleted")
 def test_accept_of_nodes_taken_away(config, plain):
     request_id, nodes = make_fulfilled(plain)
     second = plain.getNode(nodes[1])
@@ -715,7 +715,7 @@ def test_large_lists_are_read_in_parallel(run, plain):
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: config-validate on the good sample file works without ZooKeeper")
+@pytest.mark.spec("CLI-9: config-validate on the good sample file works without ZooKeeper")
 def test_config_validate(tmp_path):
     sample = str(REPOSITORY / "etc" / "nodepool.yaml")
     with open(sample, encoding="utf-8") as stream:

@@ -101,7 +101,7 @@ def launcher(tmp_path):
     return Launcher(tmp_path)
 
 
-@pytest.mark.spec("cli-web-metrics.md 2.3: INT: orderly stop, status 0; USR1 as INT; TERM within seconds")
+@pytest.mark.spec("CLI-2.3: INT: orderly stop, status 0; USR1 as INT; TERM within seconds")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_foreground(launcher, number):
     with launcher.start("-f") as process:
@@ -113,7 +113,7 @@ def test_foreground(launcher, number):
     assert "INFO nodepool.daemon: Stopped" in out and "WARNING" not in out
 
 
-@pytest.mark.spec("cli-web-metrics.md 8: active in any mode, always visible")
+@pytest.mark.spec("CLI-8: active in any mode, always visible")
 @pytest.mark.parametrize("option", ["-f", "-d"])
 def test_stack_dump(launcher, option):
     with launcher.start(option) as process:
@@ -136,7 +136,7 @@ def test_stop_is_time_limited(launcher):
     assert "Not everything has ended within 1 s: " in out and "NodePool" in out
 
 
-@pytest.mark.spec("cli-web-metrics.md 2: an orderly stop takes about a second")
+@pytest.mark.spec("CLI-2: an orderly stop takes about a second")
 def test_threads_that_wait_for_answers_end_with_the_process(launcher):
     with launcher.start("-f", ANSWER="1", LIMIT="60") as process:
         wait_for(launcher.ready)
@@ -156,7 +156,7 @@ def test_second_signal_exits_at_once(launcher):
     assert process.returncode == 0 and "Not everything" not in out
 
 
-@pytest.mark.spec("cli-web-metrics.md 2.2: background: pid file, log file; pid file removed on orderly exit")
+@pytest.mark.spec("CLI-2.2: background: pid file, log file; pid file removed on orderly exit")
 def test_background(launcher):
     reply = launcher.run()
     assert (reply.returncode, reply.stdout, reply.stderr) == (0, "", "")
@@ -175,7 +175,7 @@ def test_background(launcher):
     assert f"is running, process {pid}" in log and "Stopped" in log
 
 
-@pytest.mark.spec("cli-web-metrics.md 1: one clear line on standard error, status 1")
+@pytest.mark.spec("CLI-1: one clear line on standard error, status 1")
 @pytest.mark.parametrize("options", [("-f",), ()])
 def test_broken_configuration(launcher, options):
     launcher.config.unlink()

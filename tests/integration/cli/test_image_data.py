@@ -142,7 +142,7 @@ def test_log_into_head(config, plain, log_file):  # noqa: F811
 # -- export and import
 
 
-@pytest.mark.spec("builder.md 18: export: mode 0600, JSON object of path -> text")
+@pytest.mark.spec("BLD-18: export: mode 0600, JSON object of path -> text")
 def test_export_to_a_new_and_to_an_empty_file(run, plain, tmp_path):  # noqa: F811
     build = make_build(plain)
     number = make_upload(plain, build)
@@ -207,7 +207,7 @@ def test_export_leaves_out_what_is_no_record(run, plain, tmp_path, caplog):  # n
     assert run("import-image-data", str(path)) == ""
 
 
-@pytest.mark.spec("builder.md 18: import overwrites existing nodes, leaves others alone")
+@pytest.mark.spec("BLD-18: import overwrites existing nodes, leaves others alone")
 def test_import_tells_what_it_did(run, plain, tmp_path):  # noqa: F811
     build = make_build(plain)
     path = tmp_path / "export.json"
@@ -231,7 +231,7 @@ def test_import_of_no_text(console, plain, tmp_path, content):  # noqa: F811
     assert snapshot(plain.kazoo_client) == {}
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: after erase P --force nothing of P is left")
+@pytest.mark.spec("CLI-9: after erase P --force nothing of P is left")
 def test_erase_takes_failed_uploads_along(run, plain):  # noqa: F811
     for provider in ("p", "q"):
         plain.progress.write_failure(UploadFailure(IMAGE, provider, reason="quota"))

@@ -138,7 +138,7 @@ def progress(build="b" * 32, **values):
 # -- listings
 
 
-@pytest.mark.spec("cli-web-metrics.md 5: dib-image-list; columns may be added only behind an option")
+@pytest.mark.spec("CLI-5: dib-image-list; columns may be added only behind an option")
 def test_dib_image_list_detail(run, rows, plain):  # noqa: F811
     build = make_build(plain, state="building")
     plain.progress.write_build(progress(build, phase="install", expected=120.0, last_line="Unpacking", log="/l/x.log"))
@@ -210,7 +210,7 @@ def test_acting_commands_tell_what_they_did(run, plain, form):  # noqa: F811
     assert plain.getBuild(IMAGE, build).state == "deleting"
 
 
-@pytest.mark.spec("cli-web-metrics.md 5: image-delete of a running upload: Cannot delete because image upload in progress")
+@pytest.mark.spec("CLI-5: image-delete of a running upload: Cannot delete because image upload in progress")
 def test_a_running_upload_is_not_deleted(run, plain):  # noqa: F811
     build = make_build(plain)
     number = make_upload(plain, build, state="uploading")
@@ -220,7 +220,7 @@ def test_a_running_upload_is_not_deleted(run, plain):  # noqa: F811
     assert plain.getImageUpload(IMAGE, build, "p", number).state == "uploading"
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: image-delete with nonsense arguments ends quietly")
+@pytest.mark.spec("CLI-9: image-delete with nonsense arguments ends quietly")
 @pytest.mark.parametrize("bad", ["", "a/b", "..", "\x00", "nothing"])
 def test_nonsense_is_not_found(run, plain, bad):  # noqa: F811
     build = make_build(plain)
@@ -269,7 +269,7 @@ def test_deleting_goes_on_after_a_harmless_change(run, plain, monkeypatch):  # n
     assert original(plain, IMAGE, build).state == "deleting"
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: double pause and double unpause are quiet; after unpause the state is ready again")
+@pytest.mark.spec("CLI-9: double pause and double unpause are quiet; after unpause the state is ready again")
 def test_pause(run, rows, plain):  # noqa: F811
     make_build(plain)
     for _ in range(2):
@@ -280,7 +280,7 @@ def test_pause(run, rows, plain):  # noqa: F811
         assert [row[4] for row in rows("dib-image-list")] == ["ready"]
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: image-status lists the image while a request is pending")
+@pytest.mark.spec("CLI-9: image-status lists the image while a request is pending")
 def test_image_status_follows_the_build(run, plain, builder):  # noqa: F811
     run("image-build", IMAGE)
 
@@ -481,7 +481,7 @@ def test_time_out_without_wait(console, plain):  # noqa: F811
     assert snapshot(plain.kazoo_client) == {}
 
 
-@pytest.mark.spec("cli-web-metrics.md 5: image-build of an image paused in the configuration: error, status 1")
+@pytest.mark.spec("CLI-5: image-build of an image paused in the configuration: error, status 1")
 def test_wait_refuses_as_before(console, plain):  # noqa: F811
     result = console("image-build", "paused-image", "--wait")
     assert result.returncode == 1 and "Skipping build request for image paused-image; paused" in result.stderr

@@ -1,4 +1,4 @@
-"""Drivers from elsewhere, written to the 11.0.0 interface, served by a whole launcher (driver-api.md)."""
+"""Drivers from elsewhere, written to the 11.0.0 interface, served by a whole launcher (DRV)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def directory(monkeypatch: pytest.MonkeyPatch) -> str:
     return str(DRIVERS)
 
 
-@pytest.mark.spec("driver-api.md 1 - 6: a classic driver written for 11.0.0 runs without a changed line")
+@pytest.mark.spec("DRV-1 to DRV-6: a classic driver written for 11.0.0 runs without a changed line")
 def test_classic_driver(bench: LauncherBench, statsd: StatsdReceiver, directory: str) -> None:
     pool = bench.start({**config(bakery(), labels={"bread": {"min-ready": 1}}), "drivers-path": directory})
     (idle,) = bench.wait_nodes(1, state="ready", type=["bread"], allocated_to=None)
@@ -80,7 +80,7 @@ def test_classic_driver(bench: LauncherBench, statsd: StatsdReceiver, directory:
     assert manager.calls[-2:] == ["stop", "join"]
 
 
-@pytest.mark.spec("driver-api.md 6.1, 14.8, 14.11: NodeLauncher of a classic driver: retries, FAILED, quota errors pause")
+@pytest.mark.spec("DRV-6.1, DRV-14.8, DRV-14.11: NodeLauncher of a classic driver: retries, FAILED, quota errors pause")
 def test_classic_driver_failures(bench: LauncherBench, statsd: StatsdReceiver, directory: str) -> None:
     pool = bench.start({**config(bakery()), "drivers-path": directory})
     manager = pool.getProviderManager("baker")
@@ -100,7 +100,7 @@ def test_classic_driver_failures(bench: LauncherBench, statsd: StatsdReceiver, d
     assert manager.loaves == {}
 
 
-@pytest.mark.spec("driver-api.md 5.5: an exception in launch() declines the request; nothing of it stays behind")
+@pytest.mark.spec("DRV-5.5: an exception in launch() declines the request; nothing of it stays behind")
 def test_classic_launch_raises(bench: LauncherBench, directory: str) -> None:
     pool = bench.start({**config(bakery()), "drivers-path": directory})
     manager = pool.getProviderManager("baker")
@@ -133,7 +133,7 @@ def most_nodes(bench: LauncherBench, provider_name: str) -> list[int]:
     return most
 
 
-@pytest.mark.spec("driver-api.md 5.5, 12: one node after the other: a driver that counts records never exceeds its limit")
+@pytest.mark.spec("DRV-5.5, DRV-12: one node after the other: a driver that counts records never exceeds its limit")
 @pytest.mark.parametrize("labels", [1, 2])
 def test_classic_driver_that_counts(bench: LauncherBench, labels: int) -> None:
     most = most_nodes(bench, "corner")
@@ -148,7 +148,7 @@ def test_classic_driver_that_counts(bench: LauncherBench, labels: int) -> None:
     assert most[0] == 3
 
 
-@pytest.mark.spec("driver-api.md 5.5, launcher.md 21 failed_provider: what a driver raises concerns that request only")
+@pytest.mark.spec("DRV-5.5, LAU-21.73: what a driver raises concerns that request only")
 @pytest.mark.parametrize("hook", ["imagesAvailable", "hasProviderQuota", "hasRemainingQuota", "setNodeMetadata"])
 def test_hooks_that_raise(bench: LauncherBench, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start({**config(kiosk(3)), "drivers-path": str(DRIVERS)})
@@ -163,7 +163,7 @@ def test_hooks_that_raise(bench: LauncherBench, hook: str, monkeypatch: pytest.M
     assert len(bench.zk.getNodes()) == 2
 
 
-@pytest.mark.spec("driver-api.md 4: exceptions of cleanupLeakedResources are logged per provider")
+@pytest.mark.spec("DRV-4: exceptions of cleanupLeakedResources are logged per provider")
 def test_leak_search_that_raises(bench: LauncherBench, directory: str, caplog: pytest.LogCaptureFixture) -> None:
     pool = bench.make({**config(kiosk(3), bakery()), "drivers-path": directory}, cleanup_interval=0.2)
     pool.start()
@@ -175,7 +175,7 @@ def test_leak_search_that_raises(bench: LauncherBench, directory: str, caplog: p
     wait_for(lambda: baker.calls[before:].count("cleanupLeakedResources") >= 2, what="the other's search")
 
 
-@pytest.mark.spec("launcher.md 8.4, driver-api.md 4: tenant limits concern providers with QuotaSupport only")
+@pytest.mark.spec("LAU-8.4, DRV-4: tenant limits concern providers with QuotaSupport only")
 def test_tenant_limit_and_a_driver_without_quota(bench: LauncherBench) -> None:
     content = config(kiosk(1), **{"tenant-resource-limits": [{"tenant-name": "acme", "max-servers": 1}]})
     bench.start({**content, "drivers-path": str(DRIVERS)})
@@ -186,7 +186,7 @@ def test_tenant_limit_and_a_driver_without_quota(bench: LauncherBench) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("driver-api.md 7; issue 2: a state machine driver written for 11.0.0 runs without a changed line")
+@pytest.mark.spec("DRV-7; issue 2: a state machine driver written for 11.0.0 runs without a changed line")
 def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     pool = bench.start({**config(foundry()), "drivers-path": [str(DRIVERS)]})
     adapter = bench.adapter("founder")
@@ -222,7 +222,7 @@ def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> N
     wait_for(lambda: adapter.stopped, what="stop() of the adapter")
 
 
-@pytest.mark.spec("driver-api.md 14.4, 1.7; issue 2: a broken driver never disables another")
+@pytest.mark.spec("DRV-14.4, DRV-1.7; issue 2: a broken driver never disables another")
 def test_broken_driver_beside_good_ones(
     bench: LauncherBench, directory: str, caplog: pytest.LogCaptureFixture, tmp_path: pathlib.Path
 ) -> None:
@@ -244,7 +244,7 @@ def test_broken_driver_beside_good_ones(
     assert "providers[shards]" in caplog.text
 
 
-@pytest.mark.spec("driver-api.md 2: reset() of every driver in the registry at each load; one instance per process")
+@pytest.mark.spec("DRV-2: reset() of every driver in the registry at each load; one instance per process")
 def test_reset(bench: LauncherBench, directory: str) -> None:
     pool = bench.start({**config(bakery()), "drivers-path": directory})
     driver = Drivers.get("bakery")
@@ -258,7 +258,7 @@ def test_reset(bench: LauncherBench, directory: str) -> None:
     assert pool.getProviderManager("baker") is manager
 
 
-@pytest.mark.spec("driver-api.md 4, 14.23: idle() of the replaced provider before start() of its successor, stop() after")
+@pytest.mark.spec("DRV-4, DRV-14.23: idle() of the replaced provider before start() of its successor, stop() after")
 def test_replacement_order(bench: LauncherBench, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, Any]] = []
     pool = bench.start({**config(bakery()), "drivers-path": directory})
@@ -280,7 +280,7 @@ def test_replacement_order(bench: LauncherBench, directory: str, monkeypatch: py
     assert len(new.loaves) == 1 and not old.loaves
 
 
-@pytest.mark.spec("driver-api.md 1: Drivers.load(paths) by code, Drivers.drivers is a mapping, get() of a default")
+@pytest.mark.spec("DRV-1: Drivers.load(paths) by code, Drivers.drivers is a mapping, get() of a default")
 def test_load_by_code(bench: LauncherBench, directory: str) -> None:
     Drivers.load([directory])
     assert Drivers.drivers_paths == [directory]
@@ -295,7 +295,7 @@ def test_load_by_code(bench: LauncherBench, directory: str) -> None:
     bench.fulfilled("bread")
 
 
-@pytest.mark.spec("driver-api.md 1.8; issue 2: drivers of the entry-point group nodepool.drivers")
+@pytest.mark.spec("DRV-1.8; issue 2: drivers of the entry-point group nodepool.drivers")
 def test_entry_point(bench: LauncherBench, directory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     package = tmp_path / "site"
     shutil.copytree(DRIVERS / "foundry", package / "foundry_distribution")
@@ -348,7 +348,7 @@ def test_documented_example(bench: LauncherBench, tmp_path: pathlib.Path, monkey
     wait_for(lambda: len(machines) == 1)
 
 
-@pytest.mark.spec("driver-fake-test-example.md 3: the example driver launches and deletes")
+@pytest.mark.spec("FAK-3: the example driver launches and deletes")
 def test_example_driver(bench: LauncherBench) -> None:
     from nodepool.driver.example import adapter as example
 
@@ -363,7 +363,7 @@ def test_example_driver(bench: LauncherBench) -> None:
     wait_for(lambda: not list(bench.adapter("sample").listInstances()))
 
 
-@pytest.mark.spec("driver-fake-test-example.md 4.1; driver-api.md 14.3: test and fake drivers side by side")
+@pytest.mark.spec("FAK-4.1; DRV-14.3: test and fake drivers side by side")
 def test_mixed_drivers(bench: LauncherBench) -> None:
     entry = {"name": "plain", "driver": "test", "pools": [{"name": "main", "labels": ["t"]}]}
     pool = bench.start(config(entry, provider()))

@@ -1,4 +1,4 @@
-"""Rules between Zuul and us, knobs and names that benches use: zookeeper-schema.md 10, driver-fake-test-example.md 4."""
+"""Rules between Zuul and us, knobs and names that benches use: ZK-10, FAK-4."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nodepool.zk import zookeeper as zk
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
-#: zookeeper-schema.md section 7.
+#: ZK-7.
 _KEYS = """state state_time cloud provider pool type allocated_to az region public_ipv4 private_ipv4 public_ipv6
     host_id interface_ip connection_port ssh_port image_id launcher created_time external_id hostname comment user_data
     hold_job host_keys username connection_type shell_type hold_expiration resources slot attributes python_path
@@ -50,7 +50,7 @@ def snapshot(kazoo: Any, path: str) -> tuple[Any, int]:
 # -- rules
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.6: no children under a request, never recreated, never bumped back")
+@pytest.mark.spec("ZK-10.6: no children under a request, never recreated, never bumped back")
 def test_requests_are_left_alone(bench: LauncherBench) -> None:
     pool = bench.start(config(provider()))
     kazoo = bench.zuul.client
@@ -76,7 +76,7 @@ def test_requests_are_left_alone(bench: LauncherBench) -> None:
     assert failed["state"] == "failed"
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.9, 10.11: keys and types of node records of every driver")
+@pytest.mark.spec("ZK-10.9, ZK-10.11: keys and types of node records of every driver")
 def test_node_keys(bench: LauncherBench) -> None:
     meta = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
         {"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 2}]}]}  # fmt: skip
@@ -99,7 +99,7 @@ def test_node_keys(bench: LauncherBench) -> None:
     assert bench.zuul.request(request_id)["state"] == "fulfilled"
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.13: in-use is never written by the launcher but for metastatic backing nodes")
+@pytest.mark.spec("ZK-10.13: in-use is never written by the launcher but for metastatic backing nodes")
 def test_in_use_is_not_ours(bench: LauncherBench) -> None:
     meta = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
         {"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 1, "grace-time": 0}]}]}
@@ -123,7 +123,7 @@ def test_in_use_is_not_ours(bench: LauncherBench) -> None:
     assert set(owned) == {"NodePool:metastatic:meta"}
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.15: pool records list what they can serve; others are declined to failed quickly")
+@pytest.mark.spec("ZK-10.15: pool records list what they can serve; others are declined to failed quickly")
 def test_offered_labels(bench: LauncherBench, web: Any) -> None:
     content = config(provider("fake-one", labels=["a", "b"]), provider("fake-two", labels=["b", "c"]),
                      labels={"unserved": {}})
@@ -138,7 +138,7 @@ def test_offered_labels(bench: LauncherBench, web: Any) -> None:
     assert sorted(row["label"] for row in get("/label-list")) == ["a", "b", "c"]
 
 
-@pytest.mark.spec("zookeeper-schema.md 14: the cache never goes back to an older version, nor replaces a locked object")
+@pytest.mark.spec("ZK-14: the cache never goes back to an older version, nor replaces a locked object")
 def test_cache_never_goes_back(zk: Any, zk_chroot: Any) -> None:
     from nodepool.zk import zookeeper
 
@@ -181,7 +181,7 @@ def test_cache_never_goes_back(zk: Any, zk_chroot: Any) -> None:
 # -- knobs and names
 
 
-@pytest.mark.spec("driver-fake-test-example.md 4.2: a provider named fake-... without driver runs the fake driver")
+@pytest.mark.spec("FAK-4.2: a provider named fake-... without driver runs the fake driver")
 def test_fake_by_name(bench: LauncherBench) -> None:
     entry = provider("fake-without-driver")
     assert "driver" not in entry
@@ -190,7 +190,7 @@ def test_fake_by_name(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("driver-fake-test-example.md 4.3, 4.4: knobs take effect while the service runs, within fractions of a second")
+@pytest.mark.spec("FAK-4.3, FAK-4.4: knobs take effect while the service runs, within fractions of a second")
 def test_knobs_of_the_fake_cloud(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
     bench.start(config(provider(pool={"availability-zones": ["az1"]}, **{"launch-retries": 1})))
     adapter, cloud = bench.adapter("fake-provider"), bench.cloud("fake-provider")
@@ -229,7 +229,7 @@ def test_knobs_of_the_fake_cloud(bench: LauncherBench, caplog: pytest.LogCapture
     wait_for(lambda: not worker.request_handlers and not worker.paused_handlers)
 
 
-@pytest.mark.spec("driver-fake-test-example.md 4.6: test knobs outside the drivers")
+@pytest.mark.spec("FAK-4.6: test knobs outside the drivers")
 def test_other_knobs(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     import nodepool.launcher
     from nodepool import nodeutils
@@ -263,14 +263,14 @@ def test_other_knobs(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> N
     wait_for(lambda: request_id not in bench.zk.getNodeRequestLockIDs(), what="LOCK_CLEANUP is read at each use")
 
 
-#: driver-fake-test-example.md 4.5: threads that a bench lets live while it waits for quiet.
+#: FAK-4.5: threads that a bench lets live while it waits for quiet.
 ALLOWED = re.compile(
     r"(Thread-|worker |UploadWorker|BuildWorker|CleanupWorker|PoolWorker|ThreadPoolExecutor|openstack-api|aws-api|"
     r"keyscan-|start-)"
     r"|(MainThread|NodePool|NodePool Builder|DeletedNodeWorker|StatsWorker)$")
 
 
-@pytest.mark.spec("driver-fake-test-example.md 4.5: long-lived threads have names that test benches know")
+@pytest.mark.spec("FAK-4.5: long-lived threads have names that test benches know")
 def test_thread_names(bench: LauncherBench, statsd: StatsdReceiver, web: Any) -> None:
     before = set(threading.enumerate())
     meta = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
@@ -328,7 +328,7 @@ def run(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: delete and delete --now: the node disappears, a min-ready replacement has a new id")
+@pytest.mark.spec("CLI-9: delete and delete --now: the node disappears, a min-ready replacement has a new id")
 @pytest.mark.parametrize("options", [(), ("--now",)])
 def test_delete(bench: LauncherBench, run: Any, options: tuple[str, ...]) -> None:
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
@@ -340,7 +340,7 @@ def test_delete(bench: LauncherBench, run: Any, options: tuple[str, ...]) -> Non
     wait_for(lambda: [server.id for server in bench.servers("fake-provider")] == [other.external_id], what="one server")
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: a held node is not assigned: another is built if the quota allows")
+@pytest.mark.spec("CLI-9: a held node is not assigned: another is built if the quota allows")
 def test_hold_builds_another(bench: LauncherBench, run: Any) -> None:
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     (node,) = bench.wait_nodes(1, state="ready", allocated_to=None)
@@ -350,7 +350,7 @@ def test_hold_builds_another(bench: LauncherBench, run: Any) -> None:
     assert bench.node(node.id).state == "hold"
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: a held static node: the request stays open; after delete service is normal")
+@pytest.mark.spec("CLI-9: a held static node: the request stays open; after delete service is normal")
 def test_hold_of_a_static_node(bench: LauncherBench, run: Any) -> None:
     bench.start(with_static({"name": "fake-host", "labels": "shelf"}))
     (node,) = bench.wait_nodes(1, state="ready")
@@ -364,7 +364,7 @@ def test_hold_of_a_static_node(bench: LauncherBench, run: Any) -> None:
     assert record["nodes"] != [node.id]
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: web: ready, lists; changes made by a builder started later show up")
+@pytest.mark.spec("CLI-9: web: ready, lists; changes made by a builder started later show up")
 def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None:
     pool = bench.make({**config(provider()), "diskimages": [{"name": "fake-image-disk", "elements": ["vm"]}]})
     get = web(pool)
@@ -403,7 +403,7 @@ def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None
     assert (build["id"], build["formats"], build["state"]) == (f"fake-image-disk-{upload.build_id}", ["qcow2"], "ready")
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: request-list shows the event id generated when absent; id is cell 0")
+@pytest.mark.spec("CLI-9: request-list shows the event id generated when absent; id is cell 0")
 def test_generated_event_id(bench: LauncherBench, web: Any, run: Any) -> None:
     pool = bench.start(config(provider()))
     get = web(pool)

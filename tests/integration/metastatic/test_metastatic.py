@@ -1,4 +1,4 @@
-"""The metastatic driver in a whole launcher (driver-metastatic.md section 8, launcher.md 21 test_driver_metastatic)."""
+"""The metastatic driver in a whole launcher (MST-8, LAU-21.186)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def records(bench: LauncherBench, label: str = "user-label") -> list[Any]:
     return list(bench.adapter("meta-provider").backing_node_records.get(label, []))
 
 
-@pytest.mark.spec("launcher.md 21 metastatic; driver-metastatic.md 8.1 - 8.4")
+@pytest.mark.spec("LAU-21.186; MST-8.1 to MST-8.4")
 def test_life(bench: LauncherBench) -> None:
     bench.start(
         setup(
@@ -92,7 +92,7 @@ def test_life(bench: LauncherBench) -> None:
     bench.wait_gone(other.id)
 
 
-@pytest.mark.spec("launcher.md 21 metastatic_startup: after restart slots and backing nodes are recovered")
+@pytest.mark.spec("LAU-21.187: after restart slots and backing nodes are recovered")
 def test_restart(bench: LauncherBench) -> None:
     pool = bench.start(setup())
     first = get(bench)
@@ -107,7 +107,7 @@ def test_restart(bench: LauncherBench) -> None:
     bench.wait_gone(backing.id)
 
 
-@pytest.mark.spec("launcher.md 21 metastatic_config_change: backing node of a removed label is released when empty")
+@pytest.mark.spec("LAU-21.188: backing node of a removed label is released when empty")
 def test_label_removed(bench: LauncherBench) -> None:
     bench.start(setup(slot(**{"grace-time": 1000})))
     node = get(bench)
@@ -122,7 +122,7 @@ def test_label_removed(bench: LauncherBench) -> None:
     assert bench.node(new.driver_data["backing_node"]).state == "in-use"
 
 
-@pytest.mark.spec("launcher.md 21 metastatic_nodescan; driver-metastatic.md 8.7")
+@pytest.mark.spec("LAU-21.189; MST-8.7")
 def test_scan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(setup(slot(**{"host-key-checking": True, "max-parallel-jobs": 4})))
     first = get(bench)
@@ -151,7 +151,7 @@ def test_scan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> 
     bench.wait_gone(bad.id)
 
 
-@pytest.mark.spec("launcher.md 21 metastatic_min_retention: empty backing node is kept until retention passed")
+@pytest.mark.spec("LAU-21.190: empty backing node is kept until retention passed")
 def test_min_retention(bench: LauncherBench) -> None:
     bench.start(setup(slot(**{"min-retention-time": 300})), cleanup_interval=0.2)
     node = get(bench)
@@ -163,7 +163,7 @@ def test_min_retention(bench: LauncherBench) -> None:
     bench.wait_gone(backing.id)
 
 
-@pytest.mark.spec("launcher.md 21 metastatic_max_age: too old backing node gets no further nodes")
+@pytest.mark.spec("LAU-21.191: too old backing node gets no further nodes")
 def test_max_age(bench: LauncherBench) -> None:
     bench.start(setup(slot(**{"max-age": 300})))
     first = get(bench)
@@ -174,7 +174,7 @@ def test_max_age(bench: LauncherBench) -> None:
     bench.wait_gone(first.driver_data["backing_node"])
 
 
-@pytest.mark.spec("launcher.md 21 metastatic_invalid_node_state: backing node deleted behind our back")
+@pytest.mark.spec("LAU-21.192: backing node deleted behind our back")
 def test_backing_node_deleted(bench: LauncherBench) -> None:
     bench.start(setup())
     node = get(bench)

@@ -147,7 +147,7 @@ def make(zk_chroot: Chroot) -> Iterator[Callable[..., Bench]]:
         each.adapter.stop()
 
 
-@pytest.mark.spec("driver-metastatic.md 3: data in ZooKeeper")
+@pytest.mark.spec("MST-3: data in ZooKeeper")
 def test_first_slot(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
@@ -176,7 +176,7 @@ def test_first_slot(make: Callable[..., Bench]) -> None:
     assert bench.requests() == []
 
 
-@pytest.mark.spec("driver-metastatic.md 8.3: second shares, third gets a new one, a freed slot is reused")
+@pytest.mark.spec("MST-8.3: second shares, third gets a new one, a freed slot is reused")
 def test_sharing(make: Callable[..., Bench]) -> None:
     bench = make()
     first, second, third = bench.machine(), bench.machine(), bench.machine()
@@ -193,7 +193,7 @@ def test_sharing(make: Callable[..., Bench]) -> None:
     assert (instance.driver_data["backing_node"], instance.slot) == (one.id, 0)
 
 
-@pytest.mark.spec("driver-metastatic.md 6.6: two launchers with the same provider never fill one slot twice")
+@pytest.mark.spec("MST-6.6: two launchers with the same provider never fill one slot twice")
 def test_two_launchers_share_backing_nodes(make: Callable[..., Bench]) -> None:
     one, two = make(**{"max-parallel-jobs": 40}), make(**{"max-parallel-jobs": 40})
     two.adapter.slots.initialize()
@@ -223,7 +223,7 @@ def test_two_launchers_share_backing_nodes(make: Callable[..., Bench]) -> None:
     assert two.finish(two.machine()).slot == slots[gone]
 
 
-@pytest.mark.spec("driver-metastatic.md 8.3: a freed slot is used before a newer backing node")
+@pytest.mark.spec("MST-8.3: a freed slot is used before a newer backing node")
 def test_who_waits_takes_a_slot_that_becomes_free(make: Callable[..., Bench]) -> None:
     """Not only the backing node that was asked for: it may take long to come, or never."""
     bench = make()
@@ -312,8 +312,8 @@ def test_release_and_allocation_exclude_each_other(make: Callable[..., Bench]) -
     assert two.finish(fresh).driver_data["backing_node"] != backing.id
 
 
-@pytest.mark.spec("driver-metastatic.md 8.4: empty and past grace-time: used, unlocked, record dropped")
-@pytest.mark.spec("driver-metastatic.md 8.8: min-retention-time keeps an idle backing node in-use")
+@pytest.mark.spec("MST-8.4: empty and past grace-time: used, unlocked, record dropped")
+@pytest.mark.spec("MST-8.8: min-retention-time keeps an idle backing node in-use")
 def test_release(make: Callable[..., Bench]) -> None:
     bench = make(**{"min-retention-time": 1000})
     machine = bench.machine()
@@ -336,7 +336,7 @@ def test_release(make: Callable[..., Bench]) -> None:
     assert bench.records() == []
 
 
-@pytest.mark.spec("driver-metastatic.md 8.9: an over-age backing node gets no new nodes although a slot is free")
+@pytest.mark.spec("MST-8.9: an over-age backing node gets no new nodes although a slot is free")
 def test_max_age(make: Callable[..., Bench]) -> None:
     bench = make(**{"max-age": 600})
     machine = bench.machine()
@@ -356,7 +356,7 @@ def test_max_age(make: Callable[..., Bench]) -> None:
     assert [record.node_id for record in bench.records()] == [new.id]
 
 
-@pytest.mark.spec("driver-metastatic.md 8.7: scan failure of a new slot")
+@pytest.mark.spec("MST-8.7: scan failure of a new slot")
 def test_scan_failure(make: Callable[..., Bench]) -> None:
     bench = make()
     first, second = bench.machine(), bench.machine()
@@ -380,8 +380,8 @@ def test_scan_failure(make: Callable[..., Bench]) -> None:
     assert bench.zk.getNode(bad.id or "").state == USED  # type: ignore[union-attr]
 
 
-@pytest.mark.spec("driver-metastatic.md 8.5: after a restart the records are rebuilt")
-@pytest.mark.spec("driver-metastatic.md 8.6: a backing node of a label that no longer exists is released when empty")
+@pytest.mark.spec("MST-8.5: after a restart the records are rebuilt")
+@pytest.mark.spec("MST-8.6: a backing node of a label that no longer exists is released when empty")
 def test_restart(make: Callable[..., Bench]) -> None:
     before = make()
     machine, broken = before.machine(), before.machine()
@@ -457,7 +457,7 @@ def test_recovery_reads_what_release_11_wrote(make: Callable[..., Bench], zk: Zo
     assert bench.finish(bench.machine()).slot == 2
 
 
-@pytest.mark.spec("driver-metastatic.md 6.4: FAILED backing requests are deleted")
+@pytest.mark.spec("MST-6.4: FAILED backing requests are deleted")
 def test_failed_request(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
@@ -472,7 +472,7 @@ def test_failed_request(make: Callable[..., Bench]) -> None:
     assert bench.records() == []
 
 
-@pytest.mark.spec("driver-metastatic.md 6.1: a backing request that vanishes is treated as failed")
+@pytest.mark.spec("MST-6.1: a backing request that vanishes is treated as failed")
 def test_lost_request(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
@@ -488,8 +488,8 @@ def test_lost_request(make: Callable[..., Bench]) -> None:
     bench.finish(retry)
 
 
-@pytest.mark.spec("driver-metastatic.md 6.2: a backing node that vanishes gets no more slots; take another")
-@pytest.mark.spec("driver-metastatic.md 8.10: the record survives until its requested nodes are gone")
+@pytest.mark.spec("MST-6.2: a backing node that vanishes gets no more slots; take another")
+@pytest.mark.spec("MST-8.10: the record survives until its requested nodes are gone")
 def test_lost_backing_node(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
@@ -541,7 +541,7 @@ def test_waiting_for_the_lock_of_a_backing_node(make: Callable[..., Bench], zk: 
     assert bench.finish(machine).driver_data["backing_node"] == node.id
 
 
-@pytest.mark.spec("driver-metastatic.md 6.3: whose only user gave up before fulfilment: cancel the request")
+@pytest.mark.spec("MST-6.3: whose only user gave up before fulfilment: cancel the request")
 def test_request_that_nobody_waits_for(make: Callable[..., Bench]) -> None:
     bench = make()
     machine = bench.machine()
@@ -561,7 +561,7 @@ def test_request_that_nobody_waits_for(make: Callable[..., Bench]) -> None:
     assert bench.finish(bench.machine()).driver_data["backing_node"] == backing.id
 
 
-@pytest.mark.spec("driver-metastatic.md 6.5: what the replaced provider acquires later is known to the new one")
+@pytest.mark.spec("MST-6.5: what the replaced provider acquires later is known to the new one")
 def test_reload(make: Callable[..., Bench]) -> None:
     old = make()
     machine = old.machine()

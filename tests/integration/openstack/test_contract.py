@@ -1,4 +1,4 @@
-"""Lines of driver-openstack.md section 3 that other modules leave to the fake cloud, held by a real OpenStack."""
+"""Lines of OST-3 that other modules leave to the fake cloud, held by a real OpenStack."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def application_credential(openstack_cloud: OpenStackCloud) -> Iterator[dict[str
         sdk.identity.delete_application_credential(user, made)
 
 
-@pytest.mark.spec("driver-openstack.md 3.2: after changing clouds.yaml and the provider, the new client has the new data")
+@pytest.mark.spec("OST-3.2: after changing clouds.yaml and the provider, the new client has the new data")
 @pytest.mark.parametrize("kind", ["other_user", "application_credential"])
 def test_changed_credentials(
         bench: LauncherBench, openstack_cloud: OpenStackCloud, request: pytest.FixtureRequest, kind: str) -> None:
@@ -94,7 +94,7 @@ def in_build(_request: ProxiedRequest, forward: Forward) -> Reply:
 # -- 3.7 images
 
 
-@pytest.mark.spec("driver-openstack.md 3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT")
+@pytest.mark.spec("OST-3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT")
 def test_image_appears_later(
         bench: LauncherBench, openstack_cloud: OpenStackCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as it is active: not while it is still without content."""
@@ -132,7 +132,7 @@ def zone(openstack_cloud: OpenStackCloud) -> Iterator[Zone]:
         made.remove()
 
 
-@pytest.mark.spec("driver-openstack.md 3.18: zones changed in the cloud: one request fails, the next uses the new zones")
+@pytest.mark.spec("OST-3.18: zones changed in the cloud: one request fails, the next uses the new zones")
 def test_zones_change(zone: Zone, bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     pool = start(bench, openstack_cloud)
     request_id, node = one(bench)
@@ -150,7 +150,7 @@ def test_zones_change(zone: Zone, bench: LauncherBench, openstack_cloud: OpenSta
 # -- 3.20, 3.21 servers after their deletion
 
 
-@pytest.mark.spec("driver-openstack.md 3.20: a server that the API still lists as DELETED counts as gone")
+@pytest.mark.spec("OST-3.20: a server that the API still lists as DELETED counts as gone")
 def test_listed_as_deleted(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     start(bench, openstack_cloud)
     request_id, node = one(bench)
@@ -195,7 +195,7 @@ class FailingDeletion:
         return Reply(204)
 
 
-@pytest.mark.spec("driver-openstack.md 3.21: a server in ERROR after its delete stays listed, counts, and is retried as a leak")
+@pytest.mark.spec("OST-3.21: a server in ERROR after its delete stays listed, counts, and is retried as a leak")
 def test_error_after_delete(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     start(bench, openstack_cloud)
     request_id, node = one(bench)
@@ -214,7 +214,7 @@ def test_error_after_delete(bench: LauncherBench, openstack_cloud: OpenStackClou
     statsd.wait("nodepool.provider.cloud-1.leaked.instances", "1|c")
 
 
-@pytest.mark.spec("driver-openstack.md 3.21: a deletion that failed in the cloud is repeated; the record stays until it worked")
+@pytest.mark.spec("OST-3.21: a deletion that failed in the cloud is repeated; the record stays until it worked")
 def test_deletion_is_repeated(
         bench: LauncherBench, openstack_cloud: OpenStackCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.driver.openstack.machines.DELETE_AGAIN", 0.5)
@@ -231,7 +231,7 @@ def test_deletion_is_repeated(
 # -- 3.24 uploads
 
 
-@pytest.mark.spec("driver-openstack.md 3.24: an upload failure in one provider stops neither the other provider nor the launcher")
+@pytest.mark.spec("OST-3.24: an upload failure in one provider stops neither the other provider nor the launcher")
 def test_upload_refused_by_one_cloud(
         bench: LauncherBench, builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
     names = {"good": openstack_cloud.image.url, "bad": ""}
@@ -270,7 +270,7 @@ def test_upload_refused_by_one_cloud(
 # -- 3.26 the console
 
 
-@pytest.mark.spec("driver-openstack.md 3.26: console log lines appear once per failed scan")
+@pytest.mark.spec("OST-3.26: console log lines appear once per failed scan")
 def test_console_log(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody answers at the addresses of this cloud."""
     caplog.set_level(logging.INFO, "nodepool")

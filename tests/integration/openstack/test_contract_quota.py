@@ -1,4 +1,4 @@
-"""Limits, refusals and failures of creations in a real OpenStack (driver-openstack.md 3.11 - 3.17)."""
+"""Limits, refusals and failures of creations in a real OpenStack (OST-3.11 to OST-3.17)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def two_then_two(bench: LauncherBench, cloud: OpenStackCloud) -> None:
     wait_for(lambda: not worker.paused_handlers, 60, "the pool goes on")
 
 
-@pytest.mark.spec("driver-openstack.md 3.11: limits of the pool for cores, servers, RAM, volumes, volume GB, node by node")
+@pytest.mark.spec("OST-3.11: limits of the pool for cores, servers, RAM, volumes, volume GB, node by node")
 @pytest.mark.parametrize(("limit", "options"), [
     ({"max-cores": 2}, {}), ({"max-servers": 2}, {}), ({"max-ram": 1024}, {}), ({"max-volumes": 2}, VOLUME),
     ({"max-volume-gb": 4}, VOLUME)], ids=["cores", "servers", "ram", "volumes", "gigabytes"])  # fmt: skip
@@ -68,7 +68,7 @@ def test_pool_limits(
     two_then_two(bench, openstack_cloud)
 
 
-@pytest.mark.spec("driver-openstack.md 3.12: limits of the cloud, two nodes at a time")
+@pytest.mark.spec("OST-3.12: limits of the cloud, two nodes at a time")
 @pytest.mark.parametrize(("limit", "options"), [
     ({"cores": 2}, {}), ({"instances": 2}, {}), ({"ram": 1024}, {}), ({"volumes": 2}, VOLUME), ({"gigabytes": 4}, VOLUME)],
     ids=["cores", "instances", "ram", "volumes", "gigabytes"])  # fmt: skip
@@ -79,7 +79,7 @@ def test_cloud_limits(
         two_then_two(bench, openstack_cloud)
 
 
-@pytest.mark.spec("driver-openstack.md 3.13: tenant limits for cores, instances, ram, volumes, volume-gb defer only that tenant")
+@pytest.mark.spec("OST-3.13: tenant limits for cores, instances, ram, volumes, volume-gb defer only that tenant")
 @pytest.mark.parametrize(("limit", "options", "gauge"), [
     ({"max-cores": 2}, {}, "cores:2"), ({"max-servers": 2}, {}, "instances:2"), ({"max-ram": 1024}, {}, "ram:1024"),
     ({"max-volumes": 2}, VOLUME, "volumes:2"), ({"max-volume-gb": 4}, VOLUME, "volume-gb:4")],
@@ -108,7 +108,7 @@ def test_tenant_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, st
     bench.wait_request(second, "fulfilled", timeout=90)
 
 
-@pytest.mark.spec("driver-openstack.md 3.15: a server that fails for the quota of volumes is no failed attempt; the quota is"
+@pytest.mark.spec("OST-3.15: a server that fails for the quota of volumes is no failed attempt; the quota is"
                   " asked for again")
 @pytest.mark.parametrize("limit", [{"gigabytes": 3}, {"volumes": 1}], ids=["gigabytes", "volumes"])
 def test_quota_of_volumes_met_by_the_server(
@@ -146,7 +146,7 @@ def in_error(message: str) -> Callable[[ProxiedRequest, Forward], Reply]:
     return act
 
 
-@pytest.mark.spec("driver-openstack.md 3.15: a creation that fails at once with a fault about quota pauses the pool")
+@pytest.mark.spec("OST-3.15: a creation that fails at once with a fault about quota pauses the pool")
 @pytest.mark.parametrize("message", ["Quota exceeded for cores: Requested 4, but already used 8 of 8 cores",
                                      "Claim exceeds available quota", "Maximum number of ports exceeded"])  # fmt: skip
 def test_quota_fault(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver,
@@ -166,7 +166,7 @@ def test_quota_fault(bench: LauncherBench, openstack_cloud: OpenStackCloud, stat
     wait_for(lambda: len(openstack_cloud.servers()) == 1, 90, "the failed servers are gone")
 
 
-@pytest.mark.spec("driver-openstack.md 3.16: two failing creations with launch-retries 2 fail the request, not the next one")
+@pytest.mark.spec("OST-3.16: two failing creations with launch-retries 2 fail the request, not the next one")
 @pytest.mark.parametrize("fault", [
     reply(500, '{"computeFault": {"code": 500, "message": "Unexpected API Error."}}', "application/json"), html(503),
     reply(400, '{"badRequest": {"code": 400, "message": "made up"}}', "application/json")], ids=["500", "503", "400"])
@@ -181,7 +181,7 @@ def test_failing_creations(bench: LauncherBench, openstack_cloud: OpenStackCloud
     one(bench)
 
 
-@pytest.mark.spec("driver-openstack.md 3.16: failures after the server got an id are cleaned up, the next request is served")
+@pytest.mark.spec("OST-3.16: failures after the server got an id are cleaned up, the next request is served")
 def test_failures_with_an_id(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     start(bench, openstack_cloud, provider(launch_retries=2), delete_interval=1000)
     broken = openstack_cloud.compute.fail(is_call("GET /servers/{id}"), in_error("made up"), times=float("inf"))
@@ -195,7 +195,7 @@ def test_failures_with_an_id(bench: LauncherBench, openstack_cloud: OpenStackClo
     assert statsd.last("nodepool.launch.error.status")
 
 
-@pytest.mark.spec("driver-openstack.md 3.17: servers stuck in BUILD beyond launch-timeout fail the request")
+@pytest.mark.spec("OST-3.17: servers stuck in BUILD beyond launch-timeout fail the request")
 def test_stuck_in_build(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     """The hypervisor does nothing for a while."""
     start(bench, openstack_cloud, provider(launch_retries=1, launch_timeout=4))

@@ -1,4 +1,4 @@
-"""Images go up to a real glance and away again (driver-openstack.md 2.7, builder.md 9 and 10)."""
+"""Images go up to a real glance and away again (OST-2.7, BLD-9 and BLD-10)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def builder_config(builders: BuilderBench, cloud: OpenStackCloud, *images: str, 
     return builders.config(entries, providers)
 
 
-@pytest.mark.spec("driver-openstack.md 3.25, builder.md 9: metadata of both levels arrive; the upload is removed with its image")
+@pytest.mark.spec("OST-3.25, BLD-9: metadata of both levels arrive; the upload is removed with its image")
 def test_builder(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
     builders.start(builder_config(builders, openstack_cloud, "fake-image"))
     upload = builders.wait_upload(provider="cloud-qcow2", timeout=60)
@@ -55,7 +55,7 @@ def test_builder(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> Non
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.23: vhd image format, two clouds with different formats each getting the right file")
+@pytest.mark.spec("OST-3.23: vhd image format, two clouds with different formats each getting the right file")
 def test_formats(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
     config = builder_config(builders, openstack_cloud, "fake-image", formats={"qcow2": "", "vhd": "", "raw": ""})
     builders.start(config)
@@ -103,7 +103,7 @@ def test_content_and_listing(adapter: Any, openstack_cloud: OpenStackCloud, imag
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 2.6: images of ours without a READY record are listed by alien-image-list")
+@pytest.mark.spec("OST-2.6: images of ours without a READY record are listed by alien-image-list")
 def test_aliens(builders: BuilderBench, openstack_cloud: OpenStackCloud, capsys: pytest.CaptureFixture[str]) -> None:
     config = builder_config(builders, openstack_cloud, "fake-image")
     builders.start(config)

@@ -1,4 +1,4 @@
-"""Nodes of the openstack driver in a whole launcher, against a real OpenStack (driver-openstack.md)."""
+"""Nodes of the openstack driver in a whole launcher, against a real OpenStack (OST)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.openstack.scene import failed, label, one, provider, start, u
 pytestmark = pytest.mark.openstack
 
 
-@pytest.mark.spec("driver-openstack.md 3.4, 3.5: cloud metadata and the fields of a node")
+@pytest.mark.spec("OST-3.4, OST-3.5: cloud metadata and the fields of a node")
 def test_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud)
     request_id, node = one(bench)
@@ -37,7 +37,7 @@ slow = pytest.mark.slow
 
 
 def test_calls(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
-    """A node's life costs at most half of the calls of 11.0.0 (driver-openstack.md 2.9 lists ten and more)."""
+    """A node's life costs at most half of the calls of 11.0.0 (OST-2.9 lists ten and more)."""
     start(bench, openstack_cloud)
     for _ in range(4):
         # What is asked once (flavors, networks, zones, limits), and how long this cloud takes.
@@ -68,7 +68,7 @@ def requests_of(cloud: OpenStackCloud, shape: str = "POST /servers") -> list[dic
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.9: auto-floating-ip gives the interface address; it goes with the node")
+@pytest.mark.spec("OST-3.9: auto-floating-ip gives the interface address; it goes with the node")
 def test_floating_ip(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}))
     request_id, node = one(bench)
@@ -82,7 +82,7 @@ def test_floating_ip(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> N
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.9: auto-floating-ip false leaves public_ipv4 empty and the private address")
+@pytest.mark.spec("OST-3.9: auto-floating-ip false leaves public_ipv4 empty and the private address")
 def test_no_floating_ip(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud)
     _, node = one(bench)
@@ -99,7 +99,7 @@ def test_use_internal_ip(bench: LauncherBench, openstack_cloud: OpenStackCloud) 
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.8: label networks replace pool networks; an IPv6 network gives public_ipv6")
+@pytest.mark.spec("OST-3.8: label networks replace pool networks; an IPv6 network gives public_ipv6")
 def test_networks(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     openstack_cloud.entry["force_ipv4"] = False
     start(bench, openstack_cloud, provider(label(), label("dual", networks=["dual"]),
@@ -114,7 +114,7 @@ def test_networks(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 1.4: networks that clouds.yaml names as default are used when the pool has none")
+@pytest.mark.spec("OST-1.4: networks that clouds.yaml names as default are used when the pool has none")
 def test_default_network(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     openstack_cloud.entry["networks"] = [{"name": "private", "default_interface": True}]
     start(bench, openstack_cloud, provider(pool={"networks": []}))
@@ -124,7 +124,7 @@ def test_default_network(bench: LauncherBench, openstack_cloud: OpenStackCloud) 
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.4, 3.10, 2.3: properties, groups, key, userdata, config drive arrive")
+@pytest.mark.spec("OST-3.4, OST-3.10, OST-2.3: properties, groups, key, userdata, config drive arrive")
 def test_options(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     group = openstack_cloud.sdk.network.create_security_group(name="label-group")
     try:
@@ -151,7 +151,7 @@ def test_options(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.23: boot from volume, of a type; the volume is gone with the node")
+@pytest.mark.spec("OST-3.23: boot from volume, of a type; the volume is gone with the node")
 def test_boot_from_volume(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     volumes = openstack_cloud.admin.block_storage
     kind = volumes.find_type("fast") or volumes.create_type(name="fast")
@@ -186,7 +186,7 @@ def test_server_group_and_hints(bench: LauncherBench, openstack_cloud: OpenStack
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.6: cloud images by name, by image-name, by image-id; winrm ports")
+@pytest.mark.spec("OST-3.6: cloud images by name, by image-name, by image-id; winrm ports")
 def test_cloud_images(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     image = openstack_cloud.sdk.image.find_image("base")
     start(bench, openstack_cloud, provider(
@@ -200,7 +200,7 @@ def test_cloud_images(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> 
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.19: availability-zones is honoured, of pool and label")
+@pytest.mark.spec("OST-3.19: availability-zones is honoured, of pool and label")
 def test_zones(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud, provider(
         label("pool-zone"), label("own-zone", availability_zones=["nova"]), label("bad-zone", availability_zones=["moon"]),
@@ -213,7 +213,7 @@ def test_zones(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 2.2: flavors by min-ram and part of the name")
+@pytest.mark.spec("OST-2.2: flavors by min-ram and part of the name")
 def test_flavors(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud, provider(
         label("ram", min_ram=1000), label("both", min_ram=100, flavor_name="medi"), label("name", flavor_name="large")))

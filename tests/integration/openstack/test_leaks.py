@@ -1,4 +1,4 @@
-"""What is left over in a real OpenStack is found and removed (driver-openstack.md 2.6)."""
+"""What is left over in a real OpenStack is found and removed (OST-2.6)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def server(cloud: OpenStackCloud, **metadata: str) -> Any:
     return server_id
 
 
-@pytest.mark.spec("driver-openstack.md 3.22: a leaked server is removed at the second sighting and counted")
+@pytest.mark.spec("OST-3.22: a leaked server is removed at the second sighting and counted")
 def test_servers(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     start(bench, openstack_cloud)
     _, node = one(bench)
@@ -57,7 +57,7 @@ def test_floating_ips(bench: LauncherBench, openstack_cloud: OpenStackCloud, sta
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 2.6: clean-floating-ips removes all unattached floating IPs of the project")
+@pytest.mark.spec("OST-2.6: clean-floating-ips removes all unattached floating IPs of the project")
 def test_clean_floating_ips(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}, clean_floating_ips=True))
     _, node = one(bench)
@@ -69,7 +69,7 @@ def test_clean_floating_ips(bench: LauncherBench, openstack_cloud: OpenStackClou
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.22: DOWN ports are removed after two sightings and the interval")
+@pytest.mark.spec("OST-3.22: DOWN ports are removed after two sightings and the interval")
 def test_ports(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     start(bench, openstack_cloud, provider(port_cleanup_interval=1))
     one(bench)

@@ -1,4 +1,4 @@
-"""Quotas and room of a real OpenStack (driver-openstack.md 2.5 and 3.11 - 3.15)."""
+"""Quotas and room of a real OpenStack (OST-2.5 and OST-3.11 to OST-3.15)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wait_paused(bench: LauncherBench) -> None:
     wait_for(lambda: worker.paused_handlers, 20, "the pool is paused")
 
 
-@pytest.mark.spec("driver-openstack.md 3.12: limits of the cloud make a request wait, node by node")
+@pytest.mark.spec("OST-3.12: limits of the cloud make a request wait, node by node")
 @pytest.mark.parametrize("limits", [
     {"instances": 1}, pytest.param({"cores": 1}, marks=slow), pytest.param({"ram": 1000}, marks=slow)])
 def test_cloud_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, limits: dict[str, int]) -> None:
@@ -43,7 +43,7 @@ def test_cloud_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, lim
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.12: limits of the cloud for volumes")
+@pytest.mark.spec("OST-3.12: limits of the cloud for volumes")
 @pytest.mark.parametrize("limits", [{"volumes": 1}, {"gigabytes": 3}])
 def test_volume_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, limits: dict[str, int]) -> None:
     with openstack_cloud.quota(**limits):
@@ -56,7 +56,7 @@ def test_volume_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, li
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.12: -1 means unlimited")
+@pytest.mark.spec("OST-3.12: -1 means unlimited")
 def test_unlimited(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     with openstack_cloud.quota(instances=-1, cores=-1, ram=-1):
         start(bench, openstack_cloud)
@@ -66,7 +66,7 @@ def test_unlimited(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> Non
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 3.14: an over-quota error aborts, pauses, retries, also with ignore-provider-quota")
+@pytest.mark.spec("OST-3.14: an over-quota error aborts, pauses, retries, also with ignore-provider-quota")
 def test_over_quota(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     with openstack_cloud.quota(instances=1):
         start(bench, openstack_cloud, provider(pool={"ignore-provider-quota": True}))
@@ -79,7 +79,7 @@ def test_over_quota(bench: LauncherBench, openstack_cloud: OpenStackCloud, stats
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 2.3.2: number of ports exceeded is a matter of quota")
+@pytest.mark.spec("OST-2.3.2: number of ports exceeded is a matter of quota")
 def test_ports(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     admin, project = openstack_cloud.admin.network, openstack_cloud.sdk.session.get_project_id()
     start(bench, openstack_cloud)
@@ -105,7 +105,7 @@ def test_quota_zero(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> No
 
 
 @slow
-@pytest.mark.spec("driver-openstack.md 2.5: a server of a deleted flavor counts as far as it is known")
+@pytest.mark.spec("OST-2.5: a server of a deleted flavor counts as far as it is known")
 def test_foreign_server_of_deleted_flavor(
         bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
     admin, sdk = openstack_cloud.admin, openstack_cloud.sdk

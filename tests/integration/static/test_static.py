@@ -1,4 +1,4 @@
-"""The static driver in a whole launcher (driver-static.md section 6, launcher.md 21 test_driver_static)."""
+"""The static driver in a whole launcher (STA-6, LAU-21)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def config(*hosts: dict[str, Any], **pool: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.spec("launcher.md 21 static_basic: every field of a registered node as in 17, attributes from the pool")
-@pytest.mark.spec("driver-static.md 6.2: registration sets all fields of section 2")
+@pytest.mark.spec("LAU-21.160: every field of a registered node as in 17, attributes from the pool")
+@pytest.mark.spec("STA-6.2: registration sets all fields of section 2")
 def test_registration(bench: DriverBench) -> None:
     bench.start(config(host(username="zuul", **{"connection-port": 22022}), **{"node-attributes": {"k": "v"}}))
     (node,) = bench.wait_nodes("a")
@@ -78,10 +78,10 @@ def test_configured_keys_must_be_among_those_offered(bench: DriverBench, sshd: S
     bench.wait_nodes("b", 0)
 
 
-@pytest.mark.spec("launcher.md 21 static_reuse: a used node is re-registered at once, without the cleanup worker")
-@pytest.mark.spec("launcher.md 21 static_python_path, static_shell_type: kept over re-registration")
-@pytest.mark.spec("launcher.md 21 static_request_handled: the request gets the existing node; after use it is back")
-@pytest.mark.spec("driver-static.md 6.3: registered again without the periodic cleanup, same slot, path and shell type")
+@pytest.mark.spec("LAU-21.161: a used node is re-registered at once, without the cleanup worker")
+@pytest.mark.spec("LAU-21.162, LAU-21.183: kept over re-registration")
+@pytest.mark.spec("LAU-21.179: the request gets the existing node; after use it is back")
+@pytest.mark.spec("STA-6.3: registered again without the periodic cleanup, same slot, path and shell type")
 def test_reuse(bench: DriverBench) -> None:
     bench.start(config(host(**{"python-path": "/usr/bin/py", "shell-type": "cmd"})), cleanup_interval=60)
     (before,) = bench.wait_nodes("a")
@@ -94,8 +94,8 @@ def test_reuse(bench: DriverBench) -> None:
     assert (after.slot, after.python_path, after.shell_type) == (0, "/usr/bin/py", "cmd")
 
 
-@pytest.mark.spec("launcher.md 21 static_multiname: same host with different users are independent nodes")
-@pytest.mark.spec("driver-static.md 6.4: same host under two user names = two hosts")
+@pytest.mark.spec("LAU-21.163: same host with different users are independent nodes")
+@pytest.mark.spec("STA-6.4: same host under two user names = two hosts")
 def test_two_users(bench: DriverBench) -> None:
     bench.start(config(host(), host(labels="b", username="zuul-2")))
     bench.wait_nodes("a")
@@ -109,8 +109,8 @@ def test_two_users(bench: DriverBench) -> None:
     bench.wait_nodes("a")
 
 
-@pytest.mark.spec("launcher.md 21 static_unresolvable: does not prevent others from registering")
-@pytest.mark.spec("driver-static.md 6.5: an unresolvable host does not prevent others")
+@pytest.mark.spec("LAU-21.164: does not prevent others from registering")
+@pytest.mark.spec("STA-6.5: an unresolvable host does not prevent others")
 def test_unresolvable_and_unreachable(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
     real = nodeutils.nodescan
 
@@ -127,9 +127,9 @@ def test_unresolvable_and_unreachable(bench: DriverBench, monkeypatch: pytest.Mo
     assert bench.nodes("d") == []
 
 
-@pytest.mark.spec("launcher.md 21 static_node_increase, static_node_decrease")
-@pytest.mark.spec("launcher.md 21 static_parallel_increase, static_parallel_decrease")
-@pytest.mark.spec("driver-static.md 6.6: adding, removing, raising, lowering")
+@pytest.mark.spec("LAU-21.165, LAU-21.166")
+@pytest.mark.spec("LAU-21.167, LAU-21.168")
+@pytest.mark.spec("STA-6.6: adding, removing, raising, lowering")
 def test_hosts_and_slots_follow_the_configuration(bench: DriverBench) -> None:
     bench.start(config(host()))
     (first,) = bench.wait_nodes("a")
@@ -161,8 +161,8 @@ def test_surplus_slot_in_use_is_left_to_run_out(bench: DriverBench) -> None:
     assert [node.slot for node in bench.nodes("a")] == [0]
 
 
-@pytest.mark.spec("launcher.md 21 static_node_update: labels, user, port, type changed in config arrive in the node")
-@pytest.mark.spec("driver-static.md 6.7: changing labels in place keeps the node id")
+@pytest.mark.spec("LAU-21.169: labels, user, port, type changed in config arrive in the node")
+@pytest.mark.spec("STA-6.7: changing labels in place keeps the node id")
 def test_update_in_place(bench: DriverBench) -> None:
     bench.start(config(host()))
     (before,) = bench.wait_nodes("a")
@@ -178,8 +178,8 @@ def test_update_in_place(bench: DriverBench) -> None:
     bench.wait_gone(before.id)
 
 
-@pytest.mark.spec("launcher.md 21 static_node_update_startup: changes made while down are applied in place, same id")
-@pytest.mark.spec("driver-static.md 6.7: changes across a restart keep the node id")
+@pytest.mark.spec("LAU-21.170: changes made while down are applied in place, same id")
+@pytest.mark.spec("STA-6.7: changes across a restart keep the node id")
 def test_update_at_start(bench: DriverBench) -> None:
     old = Node()
     old.state = READY
@@ -193,12 +193,12 @@ def test_update_at_start(bench: DriverBench) -> None:
     assert node.host_keys == ["ssh-rsa FAKEKEY"]
 
 
-@pytest.mark.spec("launcher.md 21 static_multilabel: node lists all its labels")
-@pytest.mark.spec("launcher.md 21 label_quota: accepting a node takes all its labels off the label quota in one pass")
-@pytest.mark.spec("launcher.md 21 static_waiting_handler: waits requested and undeclined while others are served")
-@pytest.mark.spec("driver-static.md 6.10: label quota is reduced for all labels of a taken node")
-@pytest.mark.spec("driver-static.md 6.9: a waiting request stays REQUESTED, undeclined, and is served")
-@pytest.mark.spec("driver-static.md 6.8: multi-label nodes carry all labels")
+@pytest.mark.spec("LAU-21.171: node lists all its labels")
+@pytest.mark.spec("LAU-21.174: accepting a node takes all its labels off the label quota in one pass")
+@pytest.mark.spec("LAU-21.173: waits requested and undeclined while others are served")
+@pytest.mark.spec("STA-6.10: label quota is reduced for all labels of a taken node")
+@pytest.mark.spec("STA-6.9: a waiting request stays REQUESTED, undeclined, and is served")
+@pytest.mark.spec("STA-6.8: multi-label nodes carry all labels")
 def test_multi_label_and_waiting(bench: DriverBench) -> None:
     bench.start(config(host(labels=["a", "b"]), host("fake-host-2", "c")))
     (node,) = bench.wait_nodes("a")
@@ -215,7 +215,7 @@ def test_multi_label_and_waiting(bench: DriverBench) -> None:
     bench.give_back(again, other)
 
 
-@pytest.mark.spec("launcher.md 21 static_handler: max-parallel-jobs 2 gives two nodes; used node deleted and back")
+@pytest.mark.spec("LAU-21.172: max-parallel-jobs 2 gives two nodes; used node deleted and back")
 def test_two_slots(bench: DriverBench) -> None:
     bench.start(config(host(**{"max-parallel-jobs": 2})))
     bench.wait_nodes("a", 2)
@@ -226,8 +226,8 @@ def test_two_slots(bench: DriverBench) -> None:
     assert sorted(n.slot for n in bench.wait_nodes("a", 2) if n.slot is not None) == [0, 1]
 
 
-@pytest.mark.spec("launcher.md 21 static_ignore_assigned_ready_nodes")
-@pytest.mark.spec("driver-static.md 6.11: an allocated READY node is left alone by the cleanup")
+@pytest.mark.spec("LAU-21.175")
+@pytest.mark.spec("STA-6.11: an allocated READY node is left alone by the cleanup")
 def test_allocated_ready_nodes_are_left_alone(bench: DriverBench) -> None:
     bench.start(config(host()), cleanup_interval=0.2, delete_interval=0.2)
     bench.wait_nodes("a")
@@ -242,8 +242,8 @@ def test_allocated_ready_nodes_are_left_alone(bench: DriverBench) -> None:
     assert len(bench.nodes(state=None)) == 1
 
 
-@pytest.mark.spec("launcher.md 21 static_waiting_handler_order: waiting requests are served by priority, then sequence")
-@pytest.mark.spec("driver-static.md 6.12: by priority, then order of submission")
+@pytest.mark.spec("LAU-21.176: waiting requests are served by priority, then sequence")
+@pytest.mark.spec("STA-6.12: by priority, then order of submission")
 def test_order(bench: DriverBench) -> None:
     bench.start(config(host()))
     bench.wait_nodes("a")
@@ -258,8 +258,8 @@ def test_order(bench: DriverBench) -> None:
         (node,) = bench.accept(expected)
 
 
-@pytest.mark.spec("launcher.md 21 static_multinode_handler: request over two labels fulfilled with two nodes")
-@pytest.mark.spec("driver-static.md 6.13: a two-label request gets two nodes")
+@pytest.mark.spec("LAU-21.177: request over two labels fulfilled with two nodes")
+@pytest.mark.spec("STA-6.13: a two-label request gets two nodes")
 def test_two_labels_in_one_request(bench: DriverBench) -> None:
     bench.start(config(host(), host("fake-host-2", "b")))
     bench.wait_nodes("a")
@@ -270,8 +270,8 @@ def test_two_labels_in_one_request(bench: DriverBench) -> None:
     bench.wait_nodes("a")
 
 
-@pytest.mark.spec("launcher.md 21 static_multiprovider_handler: static and cloud providers work side by side")
-@pytest.mark.spec("driver-static.md 6.13: static and cloud providers side by side")
+@pytest.mark.spec("LAU-21.178: static and cloud providers work side by side")
+@pytest.mark.spec("STA-6.13: static and cloud providers side by side")
 def test_beside_another_provider(bench: DriverBench) -> None:
     content = config(host())
     content["labels"].append({"name": "cloudy"})
@@ -286,8 +286,8 @@ def test_beside_another_provider(bench: DriverBench) -> None:
     bench.wait_nodes("a")
 
 
-@pytest.mark.spec("driver-static.md 6.14: failing its liveness check it is removed; a new node serves the request")
-@pytest.mark.spec("launcher.md 21 liveness_check, liveness_two_node")
+@pytest.mark.spec("STA-6.14: failing its liveness check it is removed; a new node serves the request")
+@pytest.mark.spec("LAU-21.180, LAU-21.181")
 def test_liveness(bench: DriverBench, sshd: SSHServer) -> None:
     with ssh_server(kinds=["ed25519"]) as flaky:
         bench.start(
@@ -313,8 +313,8 @@ def test_liveness(bench: DriverBench, sshd: SSHServer) -> None:
         bench.give_back(node, other)
 
 
-@pytest.mark.spec("launcher.md 21 host_key_checking_toggle: off -> no scan at all")
-@pytest.mark.spec("driver-static.md 6.15: with host-key-checking off no scan is ever made")
+@pytest.mark.spec("LAU-21.182: off -> no scan at all")
+@pytest.mark.spec("STA-6.15: with host-key-checking off no scan is ever made")
 def test_no_checking_no_scan(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
     scans: list[str] = []
 
@@ -336,8 +336,8 @@ def test_no_checking_no_scan(bench: DriverBench, monkeypatch: pytest.MonkeyPatch
     assert scans
 
 
-@pytest.mark.spec("launcher.md 21 missing_static_node: record deleted behind our back is registered again")
-@pytest.mark.spec("driver-static.md 6.16: a znode that disappears is registered again by the cleanup")
+@pytest.mark.spec("LAU-21.184: record deleted behind our back is registered again")
+@pytest.mark.spec("STA-6.16: a znode that disappears is registered again by the cleanup")
 def test_vanished_record(bench: DriverBench) -> None:
     bench.start(config(host(**{"max-parallel-jobs": 2})), cleanup_interval=0.5)
     one, _two = bench.wait_nodes("a", 2)
@@ -346,7 +346,7 @@ def test_vanished_record(bench: DriverBench) -> None:
     assert sorted(node.slot for node in bench.wait_nodes("a", 2) if node.slot is not None) == [0, 1]
 
 
-@pytest.mark.spec("driver-static.md 4: a dead host must not delay the others")
+@pytest.mark.spec("STA-4: a dead host must not delay the others")
 def test_dead_hosts_do_not_delay_others(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
     real = nodeutils.nodescan
 

@@ -72,19 +72,19 @@ def upload(zk, other):
     return build, number
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: browser-like Accept, and text/plain: Content-Type, body contains the image name")
+@pytest.mark.spec("CLI-9: browser-like Accept, and text/plain: Content-Type, body contains the image name")
 @pytest.mark.parametrize("accept", [BROWSER, "text/plain"])
 def test_text(get, upload, accept):
     for path in ("/image-list", "/dib-image-list"):
         assert IMAGE in get(path, accept)
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: fields=id,image,state on /image-list")
+@pytest.mark.spec("CLI-9: fields=id,image,state on /image-list")
 def test_fields(get, upload):
     assert f"| {upload[0]} | {IMAGE} | ready |" in get("/image-list?fields=id,image,state", "text/plain")
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: JSON of /image-list and /dib-image-list")
+@pytest.mark.spec("CLI-9: JSON of /image-list and /dib-image-list")
 def test_json(get, upload):
     build, number = upload
     row = get("/image-list")[0]
@@ -95,7 +95,7 @@ def test_json(get, upload):
     assert list(row)[:6] == BUILD_KEYS and isinstance(row["age"], int)
 
 
-@pytest.mark.spec("cli-web-metrics.md 6.5: state in /dib-image-list is paused for builds of a paused image")
+@pytest.mark.spec("CLI-6.5: state in /dib-image-list is paused for builds of a paused image")
 def test_paused(get, zk, other, upload):
     other.setImagePaused(IMAGE, True)
     wait_for(lambda: zk.image_tree.paused, what="the pause in the mirror")
@@ -105,7 +105,7 @@ def test_paused(get, zk, other, upload):
     assert get("/dib-image-list")[0]["state"] == "ready"
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: /image-status: null, after a request pending, while the build lock is held building")
+@pytest.mark.spec("CLI-9: /image-status: null, after a request pending, while the build lock is held building")
 def test_image_status(get, zk, other, upload):
     def shown():
         row = get("/image-status")[0]
@@ -123,14 +123,14 @@ def test_image_status(get, zk, other, upload):
     wait_for(lambda: shown() == (False, None), what="the end of the request")
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: changes made by a builder started after the launcher show up")
+@pytest.mark.spec("CLI-9: changes made by a builder started after the launcher show up")
 def test_a_later_builder_shows_up(get, other):
     assert get("/dib-image-list") == [] == get("/image-list") == get("/image-progress")
     build = make_build(other)
     wait_for(lambda: [r["id"] for r in get("/dib-image-list")] == [f"{IMAGE}-{build}"], what="the build")
 
 
-@pytest.mark.spec("cli-web-metrics.md 6.5: new keys may be added; tables stay as they are")
+@pytest.mark.spec("CLI-6.5: new keys may be added; tables stay as they are")
 def test_progress_of_a_build(get, zk, other):
     build = make_build(other, state="building")
     other.progress.write_build(BuildProgress(

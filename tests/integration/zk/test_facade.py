@@ -1,4 +1,4 @@
-"""The ZooKeeper facade on a real server: requests, nodes, components (launcher.md 21 test_zk)."""
+"""The ZooKeeper facade on a real server: requests, nodes, components (LAU-21)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nodepool.zk.components import PoolComponent
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
 
-SPEC = "launcher.md 21 test_zk: "
+SPEC = "LAU-21: "
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_reading_requests(zk: Any) -> None:
     assert read.stat.version == 0
 
 
-@pytest.mark.spec(SPEC + "storeNodeRequest, storeNodeRequest_update, deleteNodeRequest; driver-api.md 8")
+@pytest.mark.spec(SPEC + "storeNodeRequest, storeNodeRequest_update, deleteNodeRequest; DRV-8")
 def test_storing_requests(zk: Any, other: Any) -> None:
     record = request(node_types=["b", "a"], requestor="zuul", requestor_data={"x": 1})
     zk.storeNodeRequest(record)
@@ -161,7 +161,7 @@ def test_node_locks(zk: Any, other: Any) -> None:
         zk.unlockNode(record)
 
 
-@pytest.mark.spec("schema 6 rules 2, 4, 6: read again after locking; no empty record is left by a late locker")
+@pytest.mark.spec("ZK-6 rules 2, 4, 6: read again after locking; no empty record is left by a late locker")
 def test_locking_refreshes_or_refuses(zk: Any, other: Any) -> None:
     record = node()
     zk.storeNode(record)
@@ -177,7 +177,7 @@ def test_locking_refreshes_or_refuses(zk: Any, other: Any) -> None:
     assert zk.getNodes() == []
 
 
-@pytest.mark.spec("schema 6: a waiter gets the lock when the one before it goes; kazoo's recipe on the other side")
+@pytest.mark.spec("ZK-6: a waiter gets the lock when the one before it goes; kazoo's recipe on the other side")
 def test_waiting_for_a_node(zk: Any, zk_chroot: Chroot) -> None:
     record = node()
     zk.storeNode(record)
@@ -199,7 +199,7 @@ def test_waiting_for_a_node(zk: Any, zk_chroot: Chroot) -> None:
     foreign.release()
 
 
-@pytest.mark.spec(SPEC + "forceUnlockNode; schema 6 rule 7; driver-api.md 8: lock that outlives the process")
+@pytest.mark.spec(SPEC + "forceUnlockNode; ZK-6.7; DRV-8: lock that outlives the process")
 def test_force_unlock(zk: Any, zk_chroot: Chroot) -> None:
     record = node()
     zk.storeNode(record)
@@ -235,7 +235,7 @@ def test_ready_nodes(zk: Any, other: Any, cached: bool) -> None:
         "a": {nodes["a"].id, nodes["ab"].id}, "b": {nodes["ab"].id}}
 
 
-@pytest.mark.spec(SPEC + "nodeIterator; python-interface.md 3: without a mirror iterators read through")
+@pytest.mark.spec(SPEC + "nodeIterator; PY-3: without a mirror iterators read through")
 def test_node_iterator(zk: Any, other: Any) -> None:
     ids = []
     for _ in range(3):
@@ -251,7 +251,7 @@ def test_node_iterator(zk: Any, other: Any) -> None:
     assert [n.id for n in zk.getProviderNodes("p")] == [n.id for n in other.getProviderNodes("p")] == ids
 
 
-@pytest.mark.spec("launcher.md 5.2: the oldest idle node of the pool, none while one of it is being deleted")
+@pytest.mark.spec("LAU-5.4: the oldest idle node of the pool, none while one of it is being deleted")
 def test_delete_oldest_unused_node(zk: Any) -> None:
     now = time.time()
     old = node(state_time=now - 100)
@@ -265,7 +265,7 @@ def test_delete_oldest_unused_node(zk: Any) -> None:
     assert not zk.deleteOldestUnusedNode("q", "main")
 
 
-@pytest.mark.spec("driver-api.md 8: watchNode(node, callback)")
+@pytest.mark.spec("DRV-8: watchNode(node, callback)")
 def test_watch_node(zk: Any, other: Any) -> None:
     record = node()
     zk.storeNode(record)
@@ -280,7 +280,7 @@ def test_watch_node(zk: Any, other: Any) -> None:
     assert not [x for x in zk.node_tree.listeners if x.__name__ == "changed"]
 
 
-@pytest.mark.spec("schema 2, 8: a node locked by us is written only while the lock stands")
+@pytest.mark.spec("ZK-2, 8: a node locked by us is written only while the lock stands")
 def test_no_write_without_the_lock(zk: Any, other: Any) -> None:
     record = node()
     zk.storeNode(record)
@@ -295,7 +295,7 @@ def test_no_write_without_the_lock(zk: Any, other: Any) -> None:
 # -- the rest
 
 
-@pytest.mark.spec(SPEC + "pool_component; schema 4, 15")
+@pytest.mark.spec(SPEC + "pool_component; ZK-4, 15")
 def test_pool_component(zk: Any, zk_chroot: Chroot) -> None:
     client = zk_chroot.connect()
     component = PoolComponent(client, "np01", "11.0.0")

@@ -1,4 +1,4 @@
-"""The ZooKeeper facade on a real server: images, builds, uploads and their locks (launcher.md 21 test_zk)."""
+"""The ZooKeeper facade on a real server: images, builds, uploads and their locks (LAU-21)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodepool.zk import zookeeper as zkm
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
 
-SPEC = "launcher.md 21 test_zk: "
+SPEC = "LAU-21: "
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_deleting_an_upload_under_its_lock(zk: Any) -> None:
     assert zk.kazoo_client.get_children(path) == []
 
 
-@pytest.mark.spec(SPEC + "imageUploadNumberLock_orphan, buildLock_orphan; schema 6 rule 2")
+@pytest.mark.spec(SPEC + "imageUploadNumberLock_orphan, buildLock_orphan; ZK-6.2")
 def test_orphans_read_as_none(zk: Any) -> None:
     build_id = zk.storeBuild("image", build())
     number = zk.storeImageUpload("image", build_id, "prov", upload())
@@ -226,14 +226,14 @@ def test_deleting_builds(zk: Any) -> None:
     assert zk.getBuildIds("image") == [] and zk.deleteBuild("image", build_id)
 
 
-@pytest.mark.spec("schema 11: corrupt or empty records read as none")
+@pytest.mark.spec("ZK-11: corrupt or empty records read as none")
 def test_broken_images(zk: Any) -> None:
     for data in (b"", b"{", b'{"state": "odd"}'):
         zk.kazoo_client.create(f"/nodepool/images/image/builds/{data.hex()}x", data, makepath=True)
     assert len(zk.getBuildIds("image")) == 3 and zk.getBuilds("image") == []
 
 
-@pytest.mark.spec("schema 11: export and import; later upload numbers do not collide")
+@pytest.mark.spec("ZK-11: export and import; later upload numbers do not collide")
 def test_export_and_import(zk: Any) -> None:
     build_id = zk.storeBuild("image", build())
     for _ in range(3):
@@ -249,7 +249,7 @@ def test_export_and_import(zk: Any) -> None:
     assert zk.storeImageUpload("image", build_id, "prov", upload()) > number
 
 
-@pytest.mark.spec(SPEC + "tree_cache_parsing; schema 14: which path is what")
+@pytest.mark.spec(SPEC + "tree_cache_parsing; ZK-14: which path is what")
 def test_what_the_mirror_takes_for_what(zk: Any, zk_chroot: Chroot) -> None:
     kazoo = zk_chroot.connect().client
     record, root = b'{"state": "ready", "state_time": 1.0}', "/nodepool/images/image"

@@ -26,7 +26,7 @@ def make_node(**values: Any) -> zk_module.Node:
     return node
 
 
-@pytest.mark.spec("launcher.md 21 test_zk: node_caching, tree_cache")
+@pytest.mark.spec("LAU-21: node_caching, tree_cache")
 def test_own_and_foreign_changes_are_followed(zk: Any, zk_chroot: Chroot) -> None:
     other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     node = make_node()
@@ -49,7 +49,7 @@ def test_own_and_foreign_changes_are_followed(zk: Any, zk_chroot: Chroot) -> Non
     assert zk.getNodes() == [node.id]
 
 
-@pytest.mark.spec("launcher.md 21 test_zk: node_cache_lock_handling")
+@pytest.mark.spec("LAU-21: node_cache_lock_handling")
 def test_contenders_follow_locks(zk: Any, zk_chroot: Chroot) -> None:
     other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     node = make_node()
@@ -65,7 +65,7 @@ def test_contenders_follow_locks(zk: Any, zk_chroot: Chroot) -> None:
     wait_for(lambda: [*zk.node_tree.iter_free("p", "main", "label")] == [node.id])
 
 
-@pytest.mark.spec("zookeeper-schema.md 14: after suspension or loss the cache is re-synchronised completely")
+@pytest.mark.spec("ZK-14: after suspension or loss the cache is re-synchronised completely")
 def test_changes_missed_during_a_lost_session_are_repaired(zk: Any, zk_chroot: Chroot) -> None:
     other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     keep, change, remove = make_node(), make_node(), make_node()

@@ -41,7 +41,7 @@ def test_our_classes_are_in_use(client: Any) -> None:
     assert type(client._connection).__module__ == "nodepool.zk.connection.protocol"
 
 
-@pytest.mark.spec("zookeeper-schema.md 2: persistent recursive watches")
+@pytest.mark.spec("ZK-2: persistent recursive watches")
 def test_persistent_watch_events(client: Any, zk_chroot: Chroot) -> None:
     other = zk_chroot.connect().client
     other.ensure_path("/watched/old")
@@ -107,7 +107,7 @@ def test_an_error_in_a_callback_does_not_end_the_connection(client: Any) -> None
     assert client.connected
 
 
-@pytest.mark.spec("design.md 3.1: an event comes before the answer to any later request")
+@pytest.mark.spec("an event comes before the answer to any later request")
 def test_events_come_before_later_answers(client: Any, zk_chroot: Chroot) -> None:
     other = zk_chroot.connect().client
     client.ensure_path("/w")
@@ -323,7 +323,7 @@ def test_the_mirror_arms_its_watches_again(zk: Any, zk_chroot: Chroot) -> None:
         assert len(zk.node_tree.nodes) == number + 1
 
 
-@pytest.mark.spec("launcher.md 21 test_zk tree_cache_root")
+@pytest.mark.spec("LAU-21.154")
 def test_a_tree_at_the_root(zk_chroot: Chroot) -> None:
     """The mirror's base works for any root, also ``/``."""
     client = zk_chroot.connect()

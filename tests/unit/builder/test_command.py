@@ -22,7 +22,7 @@ def image(**options: Any) -> DiskImage:
     return value
 
 
-@pytest.mark.spec("builder.md 7.2: <dib-cmd words> -x -t <formats> --checksum --no-tmpfs [...] -o <output> <elements>")
+@pytest.mark.spec("BLD-7.2: <dib-cmd words> -x -t <formats> --checksum --no-tmpfs [...] -o <output> <elements>")
 def test_command() -> None:
     assert build_command(image(formats=["vhd", "qcow2", "raw"], elements=["b", "a"]), "/images", "debian-0123") == [
         "disk-image-create", "-x", "-t", "qcow2,raw,vhd", "--checksum", "--no-tmpfs", "--qemu-img-options", "compat=0.10",
@@ -30,14 +30,14 @@ def test_command() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.spec("builder.md 7.2: --qemu-img-options exactly when the formats contain qcow2; no elements: nothing after")
+@pytest.mark.spec("BLD-7.2: --qemu-img-options exactly when the formats contain qcow2; no elements: nothing after")
 def test_command_without_qcow2_and_elements() -> None:
     assert build_command(image(), "/images/", "debian-0123") == [
         "disk-image-create", "-x", "-t", "raw", "--checksum", "--no-tmpfs", "-o", "/images/debian-0123",
     ]  # fmt: skip
 
 
-@pytest.mark.spec("builder.md 7.2: dib-cmd is split like a shell would; %p is replaced by the installed package's directory")
+@pytest.mark.spec("BLD-7.2: dib-cmd is split like a shell would; %p is replaced by the installed package's directory")
 def test_own_command() -> None:
     text = """%p/../tests/fake-dib --name "two words" 'a;b' $HOME"""
     command = build_command(image(**{"dib-cmd": text}), "/my images", "debian-1")
@@ -51,7 +51,7 @@ def test_bad_command(text: str, message: str) -> None:
         build_command(image(**{"dib-cmd": text}), "/images", "debian-1")
 
 
-@pytest.mark.spec("builder.md 7.3: the daemon's environment, then DIB_* and ELEMENTS_PATH, then env-vars override anything")
+@pytest.mark.spec("BLD-7.3: the daemon's environment, then DIB_* and ELEMENTS_PATH, then env-vars override anything")
 def test_environment() -> None:
     base = {"PATH": "/usr/bin", "HOME": "/root", "DIB_RELEASE": "from outside", "KEPT": "1"}
     environment = build_environment(image(release=21), "/images/debian-1", "/elements", base, "/tmp/private")
@@ -66,7 +66,7 @@ def test_environment() -> None:
     assert base["KEPT"] == "1"
 
 
-@pytest.mark.spec("builder.md 7.3: ELEMENTS_PATH only if set; DIB_RELEASE may be empty")
+@pytest.mark.spec("BLD-7.3: ELEMENTS_PATH only if set; DIB_RELEASE may be empty")
 def test_environment_without_elements() -> None:
     environment = build_environment(image(), "/images/debian-1", None, {}, None)
     assert environment["DIB_RELEASE"] == ""

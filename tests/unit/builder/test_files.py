@@ -50,7 +50,7 @@ def immutable(path: pathlib.Path) -> Iterator[None]:
         subprocess.run(["chattr", "-i", str(path)], check=True)
 
 
-@pytest.mark.spec("builder.md: looking up id myid1234 with myid1234.qcow2 finds one file, with also .raw two")
+@pytest.mark.spec("BLD: looking up id myid1234 with myid1234.qcow2 finds one file, with also .raw two")
 def test_image_files_of_an_id(tmp_path: pathlib.Path) -> None:
     touch(tmp_path, "myid1234.qcow2")
     (found,) = DibImageFile.from_image_id(str(tmp_path), "myid1234")
@@ -61,7 +61,7 @@ def test_image_files_of_an_id(tmp_path: pathlib.Path) -> None:
     assert DibImageFile.from_image_id(str(tmp_path / "missing"), "myid1234") == []
 
 
-@pytest.mark.spec("builder.md: path building ignores a trailing slash")
+@pytest.mark.spec("BLD: path building ignores a trailing slash")
 def test_path(tmp_path: pathlib.Path) -> None:
     image_file = DibImageFile("myid1234", ".qcow2")
     assert image_file.extension == "qcow2"
@@ -71,7 +71,7 @@ def test_path(tmp_path: pathlib.Path) -> None:
         DibImageFile("myid1234").to_path(str(tmp_path))
 
 
-@pytest.mark.spec("builder.md: only the first 32 / 64 characters of the checksum files count; either may be missing")
+@pytest.mark.spec("BLD: only the first 32 / 64 characters of the checksum files count; either may be missing")
 def test_checksums(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "i-1.raw"
     path.write_bytes(b"image")
@@ -91,7 +91,7 @@ def test_checksums(tmp_path: pathlib.Path) -> None:
     assert image_file.sha256
 
 
-@pytest.mark.spec("builder.md: split a file name or a dib-image id at the last dash")
+@pytest.mark.spec("BLD: split a file name or a dib-image id at the last dash")
 def test_split() -> None:
     assert image_files.split_image_id("ubuntu-jammy-0000000001") == ("ubuntu-jammy", "0000000001")
     for text in ("ubuntu", "-1", "ubuntu-", ""):
@@ -104,7 +104,7 @@ def test_split_undoes_join(image: str, build_id: str) -> None:
     assert image_files.split_image_id(image_files.image_id(image, build_id)) == (image, build_id)
 
 
-@pytest.mark.spec("builder.md: each distinct <image>-<id> among the entries that match <anything>-<hex digits>.<word>")
+@pytest.mark.spec("BLD: each distinct <image>-<id> among the entries that match <anything>-<hex digits>.<word>")
 def test_local_builds(tmp_path: pathlib.Path) -> None:
     touch(
         tmp_path, "builder_id.txt", "ubuntu-jammy-0000000001.raw", f"debian.12-{HEX}.qcow2.sha256", f"a-{HEX}.vhd-intermediate",
@@ -118,7 +118,7 @@ def test_local_builds(tmp_path: pathlib.Path) -> None:
     assert image_files.local_builds(str(tmp_path / "missing")) == set()
 
 
-@pytest.mark.spec("builder.md: deleting local files: images, checksums, then the manifest directory in every case; idempotent")
+@pytest.mark.spec("BLD: deleting local files: images, checksums, then the manifest directory in every case; idempotent")
 def test_delete_local_build(tmp_path: pathlib.Path) -> None:
     mine = [f"i-{HEX}.{rest}" for rest in
             ("raw", "raw.md5", "raw.sha256", "qcow2-new", "vhd-intermediate", "vhd-intermediate.bak", "squash")]  # fmt: skip
@@ -145,7 +145,7 @@ def test_what_cannot_be_deleted_is_named_and_the_rest_goes(tmp_path: pathlib.Pat
     assert image_files.delete_local_build(str(tmp_path), "i", "1", log)
 
 
-@pytest.mark.spec("builder.md 12: delete every other image file with its checksums; the manifest directory stays")
+@pytest.mark.spec("BLD-12: delete every other image file with its checksums; the manifest directory stays")
 def test_delete_format(tmp_path: pathlib.Path) -> None:
     touch(tmp_path, "i-1.raw", "i-1.raw.md5", "i-1.raw.sha256", "i-1.qcow2", "i-1.qcow2.md5")
     (tmp_path / "i-1.d").mkdir()
@@ -154,7 +154,7 @@ def test_delete_format(tmp_path: pathlib.Path) -> None:
     assert names(tmp_path) == {"i-1.qcow2", "i-1.qcow2.md5", "i-1.d"}
 
 
-@pytest.mark.spec("builder.md: size gauge 4096 for a one-block file")
+@pytest.mark.spec("BLD: size gauge 4096 for a one-block file")
 def test_sizes_are_those_on_disk(tmp_path: pathlib.Path) -> None:
     (tmp_path / "i-1.tar").write_bytes(b"x" * 100)
     with open(tmp_path / "i-1.raw", "wb") as sparse:
@@ -163,7 +163,7 @@ def test_sizes_are_those_on_disk(tmp_path: pathlib.Path) -> None:
     assert image_files.sizes(str(tmp_path), "i-1") == {"tar": 4096, "raw": 0}
 
 
-@pytest.mark.spec("builder.md 20: images are not open to everybody")
+@pytest.mark.spec("BLD-20: images are not open to everybody")
 def test_make_private(tmp_path: pathlib.Path) -> None:
     touch(tmp_path, "i-1.raw", "i-1.raw.md5", "i-2.raw")
     inner = tmp_path / "i-1.d" / "dib-manifests"
@@ -212,7 +212,7 @@ def aged_logs(directory: pathlib.Path, *logs: str) -> None:
         os.utime(directory / name, (10**9 - age, 10**9 - age))
 
 
-@pytest.mark.spec("builder.md 8: pruning selects exactly <image>-<id>.log; keep the newest max(retention, 1); negative: none")
+@pytest.mark.spec("BLD-8: pruning selects exactly <image>-<id>.log; keep the newest max(retention, 1); negative: none")
 def test_prune_logs(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     others = ["ubuntu-jammy-0000000001.log", "ubuntu-01.log.gz", "ubuntu.log", "my-ubuntu-01.log"]
     touch(tmp_path, *others)
@@ -225,7 +225,7 @@ def test_prune_logs(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records
 
 
-@pytest.mark.spec("builder.md 8: a log file that cannot be deleted must not fail the build")
+@pytest.mark.spec("BLD-8: a log file that cannot be deleted must not fail the build")
 def test_log_that_stays(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     aged_logs(tmp_path, "i-03.log", "i-02.log", "i-01.log")
     (tmp_path / "i-02.log").unlink()
@@ -236,7 +236,7 @@ def test_log_that_stays(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
     assert f"Cannot remove old log {tmp_path}/i-02.log" in caplog.text
 
 
-@pytest.mark.spec("builder.md 8: <build-log-dir>/<image>-<build id>.log, directory created on demand")
+@pytest.mark.spec("BLD-8: <build-log-dir>/<image>-<build id>.log, directory created on demand")
 def test_open_log(tmp_path: pathlib.Path) -> None:
     path = image_files.log_path(str(tmp_path / "a" / "b"), "ubuntu-jammy", HEX)
     assert path == f"{tmp_path}/a/b/ubuntu-jammy-{HEX}.log"
@@ -253,7 +253,7 @@ def test_open_log(tmp_path: pathlib.Path) -> None:
 # Builder id
 
 
-@pytest.mark.spec("builder.md: builder_id.txt holds a canonical version-4 UUID, no newline; existing content is used, stripped")
+@pytest.mark.spec("BLD: builder_id.txt holds a canonical version-4 UUID, no newline; existing content is used, stripped")
 def test_builder_id(tmp_path: pathlib.Path) -> None:
     first = image_files.builder_id(str(tmp_path))
     path = tmp_path / "builder_id.txt"
@@ -294,7 +294,7 @@ def test_expected_bytes_is_the_largest_earlier_build(tmp_path: pathlib.Path) -> 
     assert image_files.expected_bytes(str(tmp_path / "missing"), "i") == 0
 
 
-@pytest.mark.spec("builder.md 20: disk-space check before a build")
+@pytest.mark.spec("BLD-20: disk-space check before a build")
 def test_check_space(tmp_path: pathlib.Path) -> None:
     assert image_files.check_space(str(tmp_path), "/tmp", 1) is None
     state = os.statvfs(tmp_path)

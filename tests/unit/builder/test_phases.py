@@ -23,7 +23,7 @@ COMMON = ["starting", "root", "extra-data", "pre-install", "install", "post-inst
           "converting"]  # fmt: skip
 
 
-@pytest.mark.spec("builder.md 20: progress: current phase")
+@pytest.mark.spec("BLD-20: progress: current phase")
 def test_phases_of_a_tar() -> None:
     tracker, phases = follow("dib-tar.log")
     assert phases == COMMON
@@ -31,7 +31,7 @@ def test_phases_of_a_tar() -> None:
     assert tracker.last_line == "Build completed successfully"
 
 
-@pytest.mark.spec("builder.md 20: progress: current phase")
+@pytest.mark.spec("BLD-20: progress: current phase")
 def test_phases_of_qcow2_and_raw() -> None:
     tracker, phases = follow("dib-qcow2.log")
     assert phases == [*COMMON, "checksums", "converting", "checksums"]

@@ -1,4 +1,4 @@
-"""Which image is built next, and delays after failures (builder.md section 6)."""
+"""Which image is built next, and delays after failures (BLD-6)."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def built(images: list[DiskImage], data: ImageData, **options: Any) -> str | Non
     return wanted.image if wanted else None
 
 
-@pytest.mark.spec("builder.md 6: build when the image has no record in state ready")
+@pytest.mark.spec("BLD-6: build when the image has no record in state ready")
 def test_no_ready_build() -> None:
     data = ImageData(builds=[build("a", "1", state=FAILED), build("a", "2", state=BUILDING)])
     assert built([image("a")], data) == "a"
 
 
-@pytest.mark.spec("builder.md 6: build when the newest ready build is as old as rebuild-age")
+@pytest.mark.spec("BLD-6: build when the newest ready build is as old as rebuild-age")
 def test_age() -> None:
     one = image("a", rebuild_age=100)
     assert built([one], ImageData(builds=[build("a", "1", 100)])) == "a"
@@ -55,14 +55,14 @@ def test_age() -> None:
     assert young.build is None and young.wait == pytest.approx(1)
 
 
-@pytest.mark.spec("builder.md 6: build when the newest ready build's formats do not include every format wanted now")
+@pytest.mark.spec("BLD-6: build when the newest ready build's formats do not include every format wanted now")
 def test_formats() -> None:
     data = ImageData(builds=[build("a", "1", formats=("raw", "tar"))])
     assert built([image("a", ("raw",))], data) is None
     assert built([image("a", ("raw", "qcow2"))], data) == "a"
 
 
-@pytest.mark.spec("builder.md 6: paused images and images without a format are not considered at all")
+@pytest.mark.spec("BLD-6: paused images and images without a format are not considered at all")
 def test_left_alone() -> None:
     data = ImageData(paused={"flag"}, request_marks=dict.fromkeys(("flag", "pause", "none"), (1, 0)))
     assert built([image("flag"), image("pause", pause=True), image("none", ())], data) is None

@@ -76,7 +76,7 @@ def no_descriptor_survives() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-@pytest.mark.spec("builder.md 7.4, 7.5: output and error together into the log, in binary; then the line Exit code: N")
+@pytest.mark.spec("BLD-7.4, BLD-7.5: output and error together into the log, in binary; then the line Exit code: N")
 def test_output_and_status(bench: Bench) -> None:
     ending = bench.run(r"printf 'one\xff\n'; echo two >&2; printf three; exit 7")
     assert (ending.returncode, ending.timed_out, ending.terminated) == (7, False, None)
@@ -85,7 +85,7 @@ def test_output_and_status(bench: Bench) -> None:
     assert bench.lines == ["one\N{REPLACEMENT CHARACTER}", "two", "three"]
 
 
-@pytest.mark.spec("builder.md 7.4: output is flushed as it comes; standard input is the null device")
+@pytest.mark.spec("BLD-7.4: output is flushed as it comes; standard input is the null device")
 def test_output_is_there_while_it_runs(bench: Bench) -> None:
     process = bench.make("cat; umask; readlink /proc/$$/fd/0; ps -o sid= -p $$ | tr -d ' '; printf waiting; "
                          "while ! test -e $D/go; do sleep 0.01; done")  # fmt: skip
@@ -101,7 +101,7 @@ def test_output_is_there_while_it_runs(bench: Bench) -> None:
     assert bench.lines[:3] == ["0022", "/dev/null", str(process.pid)]
 
 
-@pytest.mark.spec("builder.md 7.6: exact timer, whole process group, a last log line saying so; no line Exit code")
+@pytest.mark.spec("BLD-7.6: exact timer, whole process group, a last log line saying so; no line Exit code")
 def test_timeout(bench: Bench) -> None:
     started = time.monotonic()
     ending = bench.run("echo begun; sleep 1000 & wait", timeout=1.0)
@@ -125,7 +125,7 @@ def test_timeout(bench: Bench) -> None:
     ],
     ids=["prints for ever", "ignores TERM", "both", "child in a session of its own", "double fork", "forks on and on", "stopped"],
 )
-@pytest.mark.spec("builder.md 7.6: nothing of a command survives its time-out")
+@pytest.mark.spec("BLD-7.6: nothing of a command survives its time-out")
 def test_hostile_commands_end(bench: Bench, script: str) -> None:
     started = time.monotonic()
     ending = bench.run(script, timeout=1.0)
@@ -137,7 +137,7 @@ def test_hostile_commands_end(bench: Bench, script: str) -> None:
     assert bench.log.endswith(b"\nBuild timeout of 1 seconds exceeded\n") or bench.log.startswith(b"Build timeout")
 
 
-@pytest.mark.spec("builder.md 7.7: exit of the command ends the build, though a background child keeps the pipe open")
+@pytest.mark.spec("BLD-7.7: exit of the command ends the build, though a background child keeps the pipe open")
 def test_background_child(bench: Bench) -> None:
     process = bench.make("sleep 1000 & setsid sleep 1000 & echo done; exit 3")
     process.drain = 0.3
@@ -156,7 +156,7 @@ def test_filter_may_write_after_the_end(bench: Bench) -> None:
     assert bench.log == b"last words\nExit code: 0\n"
 
 
-@pytest.mark.spec("builder.md 2: terminate the child's whole process group (TERM, then KILL after a grace period)")
+@pytest.mark.spec("BLD-2: terminate the child's whole process group (TERM, then KILL after a grace period)")
 def test_terminate(bench: Bench) -> None:
     process = bench.make("trap 'echo cleaning; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
     process.start()
@@ -200,7 +200,7 @@ def test_terminate_before_start_and_by_descriptor(bench: Bench) -> None:
     bench.log_file.close()
 
 
-@pytest.mark.spec("builder.md 7.10: a command that cannot be started is an error of the system")
+@pytest.mark.spec("BLD-7.10: a command that cannot be started is an error of the system")
 def test_cannot_be_started(bench: Bench) -> None:
     (bench.directory / "text").write_text("text")
     with image_files.open_log(str(bench.log_path)) as log_file:
@@ -261,7 +261,7 @@ def test_long_lines_are_cut_for_the_listener_only(bench: Bench) -> None:
     assert len(bench.log) == 3000000 + 1 + len("a\rb\r\nc\nExit code: 0\n")
 
 
-@pytest.mark.spec("builder.md 20: no secrets in logs")
+@pytest.mark.spec("BLD-20: no secrets in logs")
 def test_secrets_are_not_shown(bench: Bench) -> None:
     values = ["hunter22", "it's \"my\" $ecret", "line one\nline two", "no", "", "true"]
     script = (
@@ -310,7 +310,7 @@ def test_lines_do_not_depend_on_chunks(data: bytes, size: int) -> None:
 # The hook
 
 
-@pytest.mark.spec("builder.md 9: post-upload hook: arguments, no shell, inherited environment, output captured")
+@pytest.mark.spec("BLD-9: post-upload hook: arguments, no shell, inherited environment, output captured")
 def test_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "yes")
     code = 'printf "%s|" "$@" $INHERITED; echo problem >&2; exit 5'

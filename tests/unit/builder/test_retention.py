@@ -1,4 +1,4 @@
-"""What to upload and what to remove, on snapshots (builder.md 9 to 12)."""
+"""What to upload and what to remove, on snapshots (BLD-9 to BLD-12)."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def pairs(*arguments: Any) -> list[tuple[str, str, str | None]]:
 # -- uploads
 
 
-@pytest.mark.spec("builder.md 9: providers in file order, images in order; only the newest ready build")
+@pytest.mark.spec("BLD-9: providers in file order, images in order; only the newest ready build")
 def test_candidates_in_file_order() -> None:
     builds = [build("a1", 1), build("a2", 2), build("a3", 3, FAILED), build("b1", 1, image="other")]
     providers = [provider("z", ("other", IMAGE)), provider("y", (IMAGE,))]
     assert pairs(data(builds, []), providers) == [("other", "z", "b1"), (IMAGE, "z", "a2"), (IMAGE, "y", "a2")]
 
 
-@pytest.mark.spec("builder.md 9.1, 9.4, 9.5: not paused, no ready upload there, format among the build's formats")
+@pytest.mark.spec("BLD-9.1, BLD-9.4, BLD-9.5: not paused, no ready upload there, format among the build's formats")
 def test_candidates_that_fail_a_condition() -> None:
     builds = [build("a1", 1), build("a2", 2)]
     assert pairs(data(builds, []), [provider("p", pause=True)]) == []
@@ -84,14 +84,14 @@ def removed(snapshot: Snapshot, the_rules: Rules, everything: bool = True) -> tu
             {short(u) for p in plans for u in p.drop})
 
 
-@pytest.mark.spec("builder.md 11: Two newest ready builds are kept with whatever uploads they have; older ones go")
+@pytest.mark.spec("BLD-11: Two newest ready builds are kept with whatever uploads they have; older ones go")
 def test_rotation() -> None:
     builds = [build(f"b{n}", n) for n in range(1, 5)]
     uploads = [upload(f"b{n}", "p", 1, n) for n in range(1, 5)]
     assert removed(Snapshot(data(builds, uploads)), rules({"p": {IMAGE}})) == ({"b1", "b2"}, {"b1/p/1", "b2/p/1"}, set())
 
 
-@pytest.mark.spec("builder.md 11: a provider whose uploads of new builds keep failing does not lose its working images")
+@pytest.mark.spec("BLD-11: a provider whose uploads of new builds keep failing does not lose its working images")
 def test_working_images_stay() -> None:
     builds = [build(f"b{n}", n) for n in range(1, 6)]
     uploads = [upload(f"b{n}", "good", 1, n) for n in range(1, 6)]
@@ -103,7 +103,7 @@ def test_working_images_stay() -> None:
     assert dropped == set()
 
 
-@pytest.mark.spec("builder.md 11: older builds stay while an upload belongs to a provider this builder does not know")
+@pytest.mark.spec("BLD-11: older builds stay while an upload belongs to a provider this builder does not know")
 def test_uploads_of_unknown_providers() -> None:
     builds = [build(f"b{n}", n) for n in range(1, 5)]
     uploads = [upload("b1", "theirs", 1, 1), upload("b1", "p", 1, 1)]
@@ -112,21 +112,21 @@ def test_uploads_of_unknown_providers() -> None:
     assert removed(Snapshot(data(builds, [uploads[0]])), rules({"p": {IMAGE}}))[0] == {"b1", "b2"}
 
 
-@pytest.mark.spec("builder.md 10.B.2.a: no longer in the provider's diskimages: all its uploads go, those of others stay")
+@pytest.mark.spec("BLD-10.B.2.a: no longer in the provider's diskimages: all its uploads go, those of others stay")
 def test_image_dropped_from_a_provider() -> None:
     builds = [build("b1", 1), build("b2", 2)]
     uploads = [upload(b, p, 1, 1) for b in ("b1", "b2") for p in ("p", "q")]
     assert removed(Snapshot(data(builds, uploads)), rules({"p": {IMAGE}, "q": set()})) == (set(), {"b1/q/1", "b2/q/1"}, set())
 
 
-@pytest.mark.spec("builder.md 10.B.1: keep set empty if the image is not in this builder's configuration")
+@pytest.mark.spec("BLD-10.B.1: keep set empty if the image is not in this builder's configuration")
 def test_image_removed_everywhere() -> None:
     builds = [build("b1", 1), build("b2", 2)]
     snapshot = Snapshot(data(builds, [upload("b2", "p", 1, 2)]))
     assert removed(snapshot, rules({"p": set()}, set())) == ({"b1", "b2"}, {"b2/p/1"}, set())
 
 
-@pytest.mark.spec("builder.md 10.B.2.a: abandoned uploads of kept builds are dropped; failed ones deleted; running ones left")
+@pytest.mark.spec("BLD-10.B.2.a: abandoned uploads of kept builds are dropped; failed ones deleted; running ones left")
 def test_tidying_of_kept_builds() -> None:
     builds = [build("b1", 1)]
     uploads = [upload("b1", "p", 1, 1), upload("b1", "p", 2, 2, UPLOADING), upload("b1", "p", 3, 2, FAILED),
@@ -140,7 +140,7 @@ def test_tidying_of_kept_builds() -> None:
     assert removed(Snapshot(data(builds, uploads)), ours)[2] == set()
 
 
-@pytest.mark.spec("builder.md 11: Failed and abandoned builds disappear on the next pass; one in progress stays")
+@pytest.mark.spec("BLD-11: Failed and abandoned builds disappear on the next pass; one in progress stays")
 def test_failed_and_abandoned_builds() -> None:
     builds = [build("b1", 1), build("b2", 2, FAILED), build("b3", 3, BUILDING), build("b4", 4, DELETING)]
     assert removed(Snapshot(data(builds, [])), rules({}))[0] == {"b2", "b3", "b4"}
@@ -149,7 +149,7 @@ def test_failed_and_abandoned_builds() -> None:
     assert removed(Snapshot(data(builds, [])), rules({}, running_builds={(IMAGE, "b3")}))[0] == {"b2", "b4"}
 
 
-@pytest.mark.spec("builder.md 4: a record with no data must be treated as absent and be removed by cleanup")
+@pytest.mark.spec("BLD-4: a record with no data must be treated as absent and be removed by cleanup")
 def test_empty_znodes() -> None:
     snapshot = Snapshot(data([build("b1", 1)], [upload("e1", "p", 1, 5)], empty_builds={(IMAGE, "e1"), (IMAGE, "e2")}))
     assert removed(snapshot, rules({"p": {IMAGE}})) == ({"e1", "e2"}, {"e1/p/1"}, set())
@@ -184,7 +184,7 @@ def snapshots(draw: Any) -> tuple[ImageData, Rules]:
 
 @settings(max_examples=600, deadline=None)
 @given(snapshots(), st.booleans())
-@pytest.mark.spec("builder.md 10, 11: what a pass may and may not remove, for any records")
+@pytest.mark.spec("BLD-10, BLD-11: what a pass may and may not remove, for any records")
 def test_what_a_pass_never_removes(case: tuple[ImageData, Rules], everything: bool) -> None:
     found, the_rules = case
     snapshot = Snapshot(found)
@@ -221,7 +221,7 @@ def test_what_a_pass_never_removes(case: tuple[ImageData, Rules], everything: bo
 
 @settings(max_examples=200, deadline=None)
 @given(snapshots())
-@pytest.mark.spec("builder.md 10: repeated passes come to an end")
+@pytest.mark.spec("BLD-10: repeated passes come to an end")
 def test_passes_come_to_rest(case: tuple[ImageData, Rules]) -> None:
     found, the_rules = case
     found.upload_locks = set()
@@ -247,7 +247,7 @@ def image(delete: bool = True, keep: tuple[str, ...] = ()) -> Any:
     return SimpleNamespace(delete_after_upload=delete, keep_image_types=set(keep))
 
 
-@pytest.mark.spec("builder.md 12: keep-formats and formats of providers without a ready upload stay; only what was uploaded goes")
+@pytest.mark.spec("BLD-12: keep-formats and formats of providers without a ready upload stay; only what was uploaded goes")
 def test_surplus_formats() -> None:
     record = build("b1", 1, formats=("qcow2", "raw", "vhd"))
     providers = [provider("q", fmt="qcow2"), provider("r", fmt="raw"), provider("v", fmt="vhd"), provider("x", ("other",), "vhd")]

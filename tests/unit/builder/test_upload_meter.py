@@ -1,4 +1,4 @@
-"""How far uploads are (builder.md 20: progress)."""
+"""How far uploads are (BLD-20: progress)."""
 
 from __future__ import annotations
 

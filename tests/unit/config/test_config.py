@@ -1,4 +1,4 @@
-"""Reading and modelling the configuration: config.md."""
+"""Reading and modelling the configuration: CFG."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ def complete():
 
 
 class TestReading:
-    @pytest.mark.spec("config.md 2.1: each NODEPOOL_ variable replaces %(NAME); others and undefined ones stay")
+    @pytest.mark.spec("CFG-2.1: each NODEPOOL_ variable replaces %(NAME); others and undefined ones stay")
     def test_substitution(self):
         env = {"NODEPOOL_A": "1", "NODEPOOL_B": "%(NODEPOOL_A)", "OTHER": "x"}
         text = "%(NODEPOOL_A) '%(NODEPOOL_B)' %(OTHER) %(NODEPOOL_C) %(NODEPOOL_A)s"
         assert npconfig.substitute_env_vars(text, env) == "1 '%(NODEPOOL_A)' %(OTHER) %(NODEPOOL_C) 1s"
 
-    @pytest.mark.spec("config.md 2.1: the YAML type is decided after substitution")
+    @pytest.mark.spec("CFG-2.1: the YAML type is decided after substitution")
     def test_type_after_substitution(self, write):
         assert npconfig.openConfig(write("port: %(NODEPOOL_PORT)"), ENV) == {"port": 8005}
 
-    @pytest.mark.spec("config.md 2.3: a missing file is tried again, three attempts in all")
+    @pytest.mark.spec("CFG-2.3: a missing file is tried again, three attempts in all")
     def test_missing_file_is_retried(self, write, tmp_path, monkeypatch):
         monkeypatch.setattr(reading, "READ_RETRY_INTERVAL", 0.05)
         with pytest.raises(FileNotFoundError, match=r"absent\.yaml"):
@@ -77,12 +77,12 @@ class TestReading:
         monkeypatch.setattr(os, "stat", flaky_stat)
         assert "a" in npconfig.loadConfig(path, ENV).labels
 
-    @pytest.mark.spec("config.md 2.5: unknown top-level keys are ignored, with a warning")
+    @pytest.mark.spec("CFG-2.5: unknown top-level keys are ignored, with a warning")
     def test_unknown_key(self, write, caplog):
         load(write, "some-new-key: 1\nlabels: [{name: a}]")
         assert "some-new-key" in caplog.text
 
-    @pytest.mark.spec("config.md 2.6: an empty main file is a readable error")
+    @pytest.mark.spec("CFG-2.6: an empty main file is a readable error")
     @pytest.mark.parametrize("text", ["", "# nothing\n", "- a list\n"])
     def test_empty(self, write, text):
         with pytest.raises(ConfigurationError, match="the configuration"):
@@ -92,7 +92,7 @@ class TestReading:
         with pytest.raises(yaml.YAMLError, match=r"nodepool\.yaml:3"):
             load(write, "labels:\n  - [")
 
-    @pytest.mark.spec("config.md 9.1: as_list")
+    @pytest.mark.spec("CFG-9.1: as_list")
     def test_as_list(self):
         assert npconfig.as_list(None) == []
         assert npconfig.as_list([1]) == [1]
@@ -108,19 +108,19 @@ class TestReading:
 
 
 class TestTopLevel:
-    @pytest.mark.spec("config.md 17: webapp section with port 8080 and address 127.0.0.1 is read back as such")
+    @pytest.mark.spec("CFG-17: webapp section with port 8080 and address 127.0.0.1 is read back as such")
     def test_webapp(self, write):
         config = load(write, "webapp: {port: 8080, listen_address: 127.0.0.1}")
         assert config.webapp == {"port": 8080, "listen_address": "127.0.0.1"}
         assert npconfig.Config().webapp == {"port": 8005, "listen_address": "0.0.0.0"}
 
-    @pytest.mark.spec("config.md 4.9: max-hold-age absent, 0 or negative means unlimited")
+    @pytest.mark.spec("CFG-4.9: max-hold-age absent, 0 or negative means unlimited")
     @pytest.mark.parametrize(("text", "age"), [("{}", math.inf), ("max-hold-age: 0", math.inf),
                                                ("max-hold-age: -1", math.inf), ("max-hold-age: 5", 5)])  # fmt: skip
     def test_max_hold_age(self, write, text, age):
         assert load(write, text).max_hold_age == age
 
-    @pytest.mark.spec("config.md 7: stored names of tenant limits")
+    @pytest.mark.spec("CFG-7: stored names of tenant limits")
     def test_tenant_limits(self):
         assert complete().tenant_resource_limits == {
             "tenant-1": {"instances": math.inf, "cores": 10, "ram": math.inf, "volumes": 5, "L-NOT-A-REAL-CODE": 7}
@@ -154,7 +154,7 @@ class TestTopLevel:
 
 
 class TestZooKeeper:
-    @pytest.mark.spec("config.md 17: One host, several hosts (order kept), IPv6 literal in brackets, chroot appended")
+    @pytest.mark.spec("CFG-17: One host, several hosts (order kept), IPv6 literal in brackets, chroot appended")
     def test_connection_string(self):
         server = npconfig.ZooKeeperConnectionConfig
         build = npconfig.buildZooKeeperHosts
@@ -169,13 +169,13 @@ class TestZooKeeper:
         assert server("a") == server("a")
         assert server("a") != server("b")
 
-    @pytest.mark.spec("config.md 4.5: default port 2281; hosts and the one chroot")
+    @pytest.mark.spec("CFG-4.5: default port 2281; hosts and the one chroot")
     def test_hosts_and_chroot(self):
         config = complete()
         assert config.zookeeper_servers == "zk1.example.com:2281,[::1]:2281/test"
         assert split_hosts(config.zookeeper_servers) == ("zk1.example.com:2281,[::1]:2281", "/test")
 
-    @pytest.mark.spec("config.md 4.5: the same chroot on every entry is accepted, differing ones are an error")
+    @pytest.mark.spec("CFG-4.5: the same chroot on every entry is accepted, differing ones are an error")
     def test_chroots(self, write, caplog):
         config = load(write, "zookeeper-servers: [{host: a, chroot: /x}, {host: b, chroot: /x}]")
         assert split_hosts(config.zookeeper_servers) == ("a:2281,b:2281", "/x")
@@ -210,7 +210,7 @@ diskimages:
 
 
 class TestDiskImages:
-    @pytest.mark.spec("config.md 17: Two abstract levels plus a leaf")
+    @pytest.mark.spec("CFG-17: Two abstract levels plus a leaf")
     def test_levels(self, write):
         config = load(write, IMAGES)
         assert list(config.diskimages) == ["leaf", "other"]
@@ -218,7 +218,7 @@ class TestDiskImages:
         assert leaf.elements == "a b c d"
         assert leaf.env_vars == {"A": "y", "B": "bar", "C": "moo", "D": "zoo"}
 
-    @pytest.mark.spec("config.md 17: Child with parent: own dib-cmd wins, integer release arrives as a string")
+    @pytest.mark.spec("CFG-17: Child with parent: own dib-cmd wins, integer release arrives as a string")
     def test_child(self, write):
         images = load(write, IMAGES).diskimages
         assert images["leaf"].dib_cmd == "parent"
@@ -229,7 +229,7 @@ class TestDiskImages:
         assert images["other"].build_timeout == 10
         assert images["leaf"].build_timeout == npconfig.DiskImage.BUILD_TIMEOUT
 
-    @pytest.mark.spec("config.md 17: delete-after-upload and keep-formats set on a parent are effective for its child")
+    @pytest.mark.spec("CFG-17: delete-after-upload and keep-formats set on a parent are effective for its child")
     def test_flags(self, write):
         images = load(write, IMAGES).diskimages
         assert images["leaf"].delete_after_upload is True
@@ -239,14 +239,14 @@ class TestDiskImages:
         assert images["leaf"].pause is False
         assert images["leaf"].meta == {"x": 1, "y": 2}
 
-    @pytest.mark.spec("config.md 5.3: unknown parent and cycle are clear errors")
+    @pytest.mark.spec("CFG-5.3: unknown parent and cycle are clear errors")
     def test_bad_parents(self, write):
         with pytest.raises(KeyError, match=r"diskimage a has non-existant parent: b \(.*nodepool.yaml:1"):
             load(write, "diskimages: [{name: a, parent: b}]")
         with pytest.raises(ConfigurationError, match="cycle: a -> b -> a"):
             load(write, "diskimages: [{name: a, parent: b}, {name: b, parent: a}]")
 
-    @pytest.mark.spec("config.md 5.1: numbers and booleans in env-vars become strings")
+    @pytest.mark.spec("CFG-5.1: numbers and booleans in env-vars become strings")
     def test_env_vars(self, write, caplog):
         config = load(write, "diskimages: [{name: a, env-vars: {N: 5, B: true}}]")
         assert config.diskimages["a"].env_vars == {"N": "5", "B": "true"}
@@ -257,8 +257,8 @@ class TestDiskImages:
         assert (image.username, image.python_path, image.shell_type) == ("zuul", "auto", None)
         assert (image.rebuild_age, image.build_timeout, image.dib_cmd) == (86400, 28800, "disk-image-create")
 
-    @pytest.mark.spec("config.md 17: Built formats are the union of `formats` and the formats of the providers")
-    @pytest.mark.spec("driver-api.md 3.4: image types of managed images")
+    @pytest.mark.spec("CFG-17: Built formats are the union of `formats` and the formats of the providers")
+    @pytest.mark.spec("DRV-3.4: image types of managed images")
     def test_formats(self, write):
         text = """
 diskimages: [{name: only, formats: [raw]}, {name: both, formats: [raw]}]
@@ -278,8 +278,8 @@ zookeeper-tls: {cert: a, key: b, ca: c}
 diskimages: [{name: image, env-vars: {A: a, B: b}}]
 """
 
-    @pytest.mark.spec("config.md 17: Servers given only in the secure file are used; host:port + chroot")
-    @pytest.mark.spec("config.md 17: An env-var given only in the secure file appears in env_vars; user zuul")
+    @pytest.mark.spec("CFG-17: Servers given only in the secure file are used; host:port + chroot")
+    @pytest.mark.spec("CFG-17: An env-var given only in the secure file appears in env_vars; user zuul")
     def test_replaces(self, write):
         config = load(write, self.MAIN)
         secure = write(
@@ -293,14 +293,14 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
         assert config.diskimages["image"].env_vars == {"A": "a", "B": "8005", "S": "secret"}
         assert config.diskimages["image"].username == "zuul"
 
-    @pytest.mark.spec("config.md 8: unknown diskimage fails with its name")
+    @pytest.mark.spec("CFG-8: unknown diskimage fails with its name")
     def test_unknown_image(self, write):
         config = load(write, self.MAIN)
         secure = write("diskimages: [{name: nope, env-vars: {}}]", "secure.yaml")
         with pytest.raises(ConfigurationError, match=r"secure\.yaml: unknown diskimage nope"):
             npconfig.loadSecureConfig(config, secure, ENV)
 
-    @pytest.mark.spec("config.md 8: an empty secure file is fine and its modification time recorded")
+    @pytest.mark.spec("CFG-8: an empty secure file is fine and its modification time recorded")
     def test_empty(self, write):
         config = load(write, self.MAIN)
         main, secure = write(self.MAIN), write("# nothing\n", "secure.yaml")
@@ -318,7 +318,7 @@ diskimages: [{name: image, env-vars: {A: a, B: b}}]
 
 
 class TestFreshness:
-    @pytest.mark.spec("config.md 9.1: checkRecentConfig compares modification times for equality")
+    @pytest.mark.spec("CFG-9.1: checkRecentConfig compares modification times for equality")
     def test_recent(self, write):
         path = write("labels: []")
         config = npconfig.loadConfig(path, ENV)
@@ -378,7 +378,7 @@ class OtherPool(ConcretePool):
 
 
 class TestEquality:
-    @pytest.mark.spec("config.md 17: Two fresh Config, Label, DiskImage, DriverConfig, concrete ConfigPool are equal")
+    @pytest.mark.spec("CFG-17: Two fresh Config, Label, DiskImage, DriverConfig, concrete ConfigPool are equal")
     @pytest.mark.parametrize(
         ("make", "attribute"),
         [
@@ -399,13 +399,13 @@ class TestEquality:
         setattr(two, attribute, "changed")
         assert one != two
 
-    @pytest.mark.spec("config.md 17: Pools of different classes are never equal")
+    @pytest.mark.spec("CFG-17: Pools of different classes are never equal")
     def test_classes(self):
         assert ConcretePool() != OtherPool()
         assert OtherPool() != ConcretePool()
         assert npconfig.Label() != npconfig.DiskImage("x")
 
-    @pytest.mark.spec("driver-api.md 14.31: Two equal configuration loads give equal objects")
+    @pytest.mark.spec("DRV-14.31: Two equal configuration loads give equal objects")
     def test_loads(self):
         one, two = complete(), complete()
         assert one == two
@@ -414,7 +414,7 @@ class TestEquality:
         assert one.providers["cloud-1"] != two.providers["cloud-1"]
         assert one != two
 
-    @pytest.mark.spec("config.md 10: editing the elements of an image does not change the providers")
+    @pytest.mark.spec("CFG-10: editing the elements of an image does not change the providers")
     def test_only_what_matters(self, write):
         text = (CONFIGURATIONS / "complete.yaml").read_text()
         changed = npconfig.loadConfig(write(text.replace("elements: [nodepool]", "elements: [other]")), ENV)
@@ -426,14 +426,14 @@ class TestEquality:
 
 
 class TestProviders:
-    @pytest.mark.spec("config.md 6: A provider whose name starts with `fake` always gets the driver `fake`")
+    @pytest.mark.spec("CFG-6: A provider whose name starts with `fake` always gets the driver `fake`")
     def test_fake_by_name(self, write, caplog):
         config = load(write, "providers: [{name: fake-1, cloud: fake}, {name: fakeish, driver: static, cloud: fake}]")
         assert config.providers["fake-1"].driver.name == "fake"
         assert config.providers["fakeish"].driver.name == "fake"
         assert "fakeish" in caplog.text
 
-    @pytest.mark.spec("driver-api.md 1: get_provider_config sets driver to openstack when absent")
+    @pytest.mark.spec("DRV-1: get_provider_config sets driver to openstack when absent")
     def test_default_driver(self):
         entry = {"name": "foo"}
         assert type(npconfig.get_provider_config(entry)).__name__ == "OpenStackProviderConfig"
@@ -444,7 +444,7 @@ class TestProviders:
         assert list(config.providers) == ["fake-1"]
         assert "nope: unknown driver" in config.provider_errors["a"]
 
-    @pytest.mark.spec("config.md 17: one provider with a broken set-up does not prevent others")
+    @pytest.mark.spec("CFG-17: one provider with a broken set-up does not prevent others")
     def test_missing_library_leaves_the_others(self, write, monkeypatch):
         Drivers.load([])
 
@@ -470,7 +470,7 @@ providers:
         assert "clouds.yaml" in config.provider_errors["real-bad"]
         assert config.labels["l"].pools == []
 
-    @pytest.mark.spec("config.md 6: the error of a broken provider names provider, pool and label")
+    @pytest.mark.spec("CFG-6: the error of a broken provider names provider, pool and label")
     @pytest.mark.parametrize(
         ("options", "expected"),
         [
@@ -481,7 +481,7 @@ providers:
             ("diskimages: [{name: other}]", ["other", "fake-1", "yaml:4"]),
         ],
     )
-    @pytest.mark.spec("driver-api.md 3.4: unknown label -> load fails")
+    @pytest.mark.spec("DRV-3.4: unknown label -> load fails")
     def test_broken_provider(self, write, options, expected):
         text = "labels: [{name: l}]\ndiskimages: [{name: i}]\nproviders:\n"
         text += f"  - {{name: fake-1, cloud: fake, {options}}}"
@@ -498,7 +498,7 @@ providers:
         assert "nodepool.yaml:8" in str(error.value)
         assert "providers[t].pools[main].labels" in str(error.value)
 
-    @pytest.mark.spec("driver-api.md 1.8: an added search path option of the configuration")
+    @pytest.mark.spec("DRV-1.8: an added search path option of the configuration")
     def test_drivers_path(self, write, tmp_path):
         (tmp_path / "drivers" / "mine").mkdir(parents=True)
         (tmp_path / "drivers" / "mine" / "__init__.py").write_text(
@@ -510,7 +510,7 @@ providers:
         finally:
             Drivers.load([])
 
-    @pytest.mark.spec("config.md 6: provider name twice: the later one replaces the earlier, in the labels too")
+    @pytest.mark.spec("CFG-6: provider name twice: the later one replaces the earlier, in the labels too")
     def test_twice(self, write, caplog):
         text = "labels: [{name: l}]\nproviders:\n"
         text += "  - {name: t, driver: test, pools: [{name: one, labels: [l]}]}\n"

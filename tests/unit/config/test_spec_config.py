@@ -1,4 +1,4 @@
-"""What holds for the configuration of every driver: config.md 17, driver-api.md 3 and 14.31."""
+"""What holds for the configuration of every driver: CFG-17, DRV-3 and DRV-14.31."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def objects(value: Any, seen: dict[int, Any]) -> list[ConfigValue]:
     return [value, *[found for item in counted for found in objects(item, seen)]]
 
 
-@pytest.mark.spec("driver-api.md 14.31: two equal loads are equal; unequal when one attribute (own or inherited) differs")
+@pytest.mark.spec("DRV-14.31: two equal loads are equal; unequal when one attribute (own or inherited) differs")
 @pytest.mark.parametrize("driver", [name for name in PROVIDERS if name != "test"])
 def test_every_attribute_counts(tmp_path: pathlib.Path, driver: str) -> None:
     drivers = ("fake", driver) if driver == "metastatic" else (driver,)
@@ -109,7 +109,7 @@ def test_every_attribute_counts(tmp_path: pathlib.Path, driver: str) -> None:
     assert one == load(tmp_path, *drivers).providers[name]
 
 
-@pytest.mark.spec("driver-fake-test-example.md 2: TestConfig: equality by name only")
+@pytest.mark.spec("FAK-2: TestConfig: equality by name only")
 def test_test_driver_equality(tmp_path: pathlib.Path) -> None:
     one, two = (load(tmp_path, "test").providers["simple"] for _ in range(2))
     assert one == two
@@ -117,7 +117,7 @@ def test_test_driver_equality(tmp_path: pathlib.Path) -> None:
     assert one != two
 
 
-@pytest.mark.spec("config.md 17: every fixture configuration used by other tests validates before use")
+@pytest.mark.spec("CFG-17: every fixture configuration used by other tests validates before use")
 @pytest.mark.parametrize("drivers", [*[("fake", name) for name in PROVIDERS if name != "fake"], tuple(PROVIDERS)])
 def test_what_loads_is_valid(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, drivers: tuple[str, ...]) -> None:
     config = load(tmp_path, *drivers)
@@ -127,7 +127,7 @@ def test_what_loads_is_valid(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFi
         assert ConfigValidator(str(tmp_path / "nodepool.yaml")).validate(ENV) == 0, caplog.text
 
 
-@pytest.mark.spec("driver-api.md 3.4: the schema is applied by config-validate only, extra keys are refused")
+@pytest.mark.spec("DRV-3.4: the schema is applied by config-validate only, extra keys are refused")
 @pytest.mark.parametrize("driver", PROVIDERS)
 def test_extra_keys(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, driver: str) -> None:
     values = content("fake", driver) if driver != "fake" else content("fake")
@@ -138,7 +138,7 @@ def test_extra_keys(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, dr
     assert "no-such-option" in caplog.text
 
 
-@pytest.mark.spec("driver-api.md 3.4: duties of load: pools of labels, back reference of pools, supported labels")
+@pytest.mark.spec("DRV-3.4: duties of load: pools of labels, back reference of pools, supported labels")
 @pytest.mark.parametrize("driver", PROVIDERS)
 def test_duties_of_load(tmp_path: pathlib.Path, driver: str) -> None:
     config = load(tmp_path, *({"fake", driver} if driver != "fake" else {"fake"}))
@@ -158,7 +158,7 @@ def test_duties_of_load(tmp_path: pathlib.Path, driver: str) -> None:
         assert provider.diskimages["disk"].name == "disk"
 
 
-@pytest.mark.spec("driver-api.md 3.1: objects of different classes are never equal")
+@pytest.mark.spec("DRV-3.1: objects of different classes are never equal")
 def test_different_classes(tmp_path: pathlib.Path) -> None:
     config = load(tmp_path, *PROVIDERS)
     providers = list(config.providers.values())

@@ -1,4 +1,4 @@
-"""``nodepool config-validate``: config.md section 12."""
+"""``nodepool config-validate``: CFG-12."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def has(messages, *words):
     return any(all(word in message for word in words) for message in messages)
 
 
-@pytest.mark.spec("config.md 17: a file with `port: %(NODEPOOL_PORT)` validates and the validator holds the integer 8005")
+@pytest.mark.spec("CFG-17: a file with `port: %(NODEPOOL_PORT)` validates and the validator holds the integer 8005")
 def test_complete():
     validator = ConfigValidator(str(CONFIGURATIONS / "complete.yaml"))
     assert validator.validate(ENV) == 0
@@ -60,7 +60,7 @@ def test_good(validate):
     assert validate(GOOD)[0] == 0
 
 
-@pytest.mark.spec("config.md 17: Bad YAML -> 1")
+@pytest.mark.spec("CFG-17: Bad YAML -> 1")
 def test_bad_yaml(validate, tmp_path):
     status, messages = validate("labels: [")
     assert status == 1
@@ -75,7 +75,7 @@ def test_unset_variable(validate):
     assert has(messages, "not set in the environment: NODEPOOL_NOT_SET (line 2); not valid YAML")
 
 
-@pytest.mark.spec("config.md 17: unknown top-level key -> 1; diskimage without name -> 1; duplicate diskimage -> 1; parent missing -> 1")  # noqa: E501
+@pytest.mark.spec("CFG-17: unknown top-level key -> 1; diskimage without name -> 1; duplicate diskimage -> 1; parent missing -> 1")  # noqa: E501
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -119,7 +119,7 @@ def test_errors(validate, change, words):
     assert has(messages, *words), messages
 
 
-@pytest.mark.spec("config.md 12: every error in one run, with provider name and line number")
+@pytest.mark.spec("CFG-12: every error in one run, with provider name and line number")
 def test_all_errors_in_one_run(validate):
     text = """wrong: 1
 labels:
@@ -155,7 +155,7 @@ providers:
     assert not any("Traceback" in message for message in messages)
 
 
-@pytest.mark.spec("config.md 12.2: zookeeper-timeout int, shell-type and empty lists are accepted")
+@pytest.mark.spec("CFG-12.2: zookeeper-timeout int, shell-type and empty lists are accepted")
 @pytest.mark.parametrize("extra", ["zookeeper-timeout: 10", "zookeeper-timeout: 10.5", "providers:", "labels:",
                                    "diskimages: [{name: x, shell-type: csh, release: 9, env-vars: {A: 1}}]",
                                    "tenant-resource-limits:", "zookeeper-insecure: true"])  # fmt: skip
@@ -163,7 +163,7 @@ def test_accepted(validate, extra):
     assert validate(extra)[0] == 0
 
 
-@pytest.mark.spec("config.md 12: wanted extras that are warnings")
+@pytest.mark.spec("CFG-12: wanted extras that are warnings")
 @pytest.mark.parametrize(
     ("text", "words"),
     [

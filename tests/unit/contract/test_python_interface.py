@@ -1,4 +1,4 @@
-"""Names that scripts, plug-ins and test benches import: python-interface.md, driver-api.md 5 - 10."""
+"""Names that scripts, plug-ins and test benches import: PY, DRV-5 to DRV-10."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(path: str, expected: str) -> None:
     assert all(default is not EMPTY for name, default in have.items() if name not in wanted), path
 
 
-@pytest.mark.spec("python-interface.md 1: daemon objects")
+@pytest.mark.spec("PY-1: daemon objects")
 @pytest.mark.parametrize(("path", "expected"), [
     ("nodepool.launcher:NodePool", "securefile, configfile, watermark_sleep=1"),
     ("nodepool.webapp:WebApp", "nodepool, port=8005, listen_address='0.0.0.0', cache_expiry=1"),
@@ -62,7 +62,7 @@ def test_daemon_signatures(path: str, expected: str) -> None:
     check(path, expected)
 
 
-@pytest.mark.spec("python-interface.md 1, 4: settable attributes of NodePool; LOCK_CLEANUP; connect, disconnect")
+@pytest.mark.spec("PY-1, PY-4: settable attributes of NodePool; LOCK_CLEANUP; connect, disconnect")
 def test_daemon_attributes() -> None:
     import os
 
@@ -94,7 +94,7 @@ def test_daemon_attributes() -> None:
         assert hasattr(component, name), name
 
 
-@pytest.mark.spec("python-interface.md 1: iterate_timeout counts from 1 and raises exc('Timeout waiting for <purpose>')")
+@pytest.mark.spec("PY-1: iterate_timeout counts from 1 and raises exc('Timeout waiting for <purpose>')")
 def test_iterate_timeout() -> None:
     from nodepool.exceptions import ServerDeleteTimeoutException
     from nodepool.nodeutils import ITERATE_INTERVAL, iterate_timeout
@@ -106,7 +106,7 @@ def test_iterate_timeout() -> None:
         list(counts)
 
 
-@pytest.mark.spec("python-interface.md 2: state constants; constructors; attributes and their defaults")
+@pytest.mark.spec("PY-2: state constants; constructors; attributes and their defaults")
 def test_records() -> None:
     from nodepool.zk import zookeeper as zk
 
@@ -199,7 +199,7 @@ FACADE = {
     "getReadyNodesOfTypes": "labels",
     "countPoolNodes": "provider_name, pool_name",
     "getRegisteredPools": "",
-    # driver-api.md 8
+    # DRV-8
     "getNodeLockContenders": "node",
     "updateNode": "node",
     "watchNode": "node, callback",
@@ -212,7 +212,7 @@ FACADE = {
 }
 
 
-@pytest.mark.spec("python-interface.md 3: methods of the facade; driver-api.md 8: methods drivers call")
+@pytest.mark.spec("PY-3: methods of the facade; DRV-8: methods drivers call")
 @pytest.mark.parametrize("name", FACADE)
 def test_facade(name: str) -> None:
     positional = {"deleteOldestUnusedNode": 2, "_nodePath": 1, "_requestLockPath": 1}
@@ -222,7 +222,7 @@ def test_facade(name: str) -> None:
         check(f"nodepool.zk.zookeeper:ZooKeeper.{name}", FACADE[name])
 
 
-@pytest.mark.spec("python-interface.md 3; driver-api.md 8: client, kazoo_client, connected, suspended, lost")
+@pytest.mark.spec("PY-3; DRV-8: client, kazoo_client, connected, suspended, lost")
 def test_facade_properties() -> None:
     from nodepool.zk import ZooKeeperClient
     from nodepool.zk.zookeeper import ZooKeeper
@@ -235,7 +235,7 @@ def test_facade_properties() -> None:
     assert isinstance(facade.suspended, bool) and isinstance(facade.lost, bool)
 
 
-@pytest.mark.spec("python-interface.md 4: names of the state machine provider and of pool workers")
+@pytest.mark.spec("PY-4: names of the state machine provider and of pool workers")
 def test_provider_names() -> None:
     from nodepool.driver.statemachine import StateMachineProvider
     from nodepool.launcher import PoolWorker
@@ -248,7 +248,7 @@ def test_provider_names() -> None:
         assert callable(getattr(PoolWorker, name)), name
 
 
-@pytest.mark.spec("python-interface.md 5: names of nodepool.config")
+@pytest.mark.spec("PY-5: names of nodepool.config")
 def test_config_names() -> None:
     from nodepool import config as npconfig
 
@@ -277,7 +277,7 @@ def test_config_names() -> None:
     check("nodepool.provider_manager:ProviderManager.reconfigure", "old_config, new_config, zk_conn, only_image_manager=False")
 
 
-@pytest.mark.spec("python-interface.md 5: value equality; constructing must not parse or connect")
+@pytest.mark.spec("PY-5: value equality; constructing must not parse or connect")
 @pytest.mark.parametrize(("path", "arguments", "attribute"), [
     ("nodepool.config:Config", (), "images_dir"),
     ("nodepool.config:Label", (), "name"),
@@ -300,7 +300,7 @@ def test_value_equality(path: str, arguments: tuple[Any, ...], attribute: str) -
     assert one != two
 
 
-@pytest.mark.spec("python-interface.md 5: pools of different classes differ; ConfigPool is abstract")
+@pytest.mark.spec("PY-5: pools of different classes differ; ConfigPool is abstract")
 def test_pools_of_different_classes() -> None:
     from nodepool.driver import ConfigPool
     from nodepool.driver.openstack.config import ProviderPool
@@ -391,7 +391,7 @@ DRIVER_SIGNATURES = {
 }
 
 
-@pytest.mark.spec("python-interface.md 6; driver-api.md 1 - 10: signatures of the plug-in API")
+@pytest.mark.spec("PY-6; DRV-1 to DRV-10: signatures of the plug-in API")
 @pytest.mark.parametrize("path", DRIVER_SIGNATURES)
 def test_driver_signatures(path: str) -> None:
     check(path, DRIVER_SIGNATURES[path])
@@ -439,13 +439,13 @@ NAMES = """
 """
 
 
-@pytest.mark.spec("driver-api.md 1 - 10: names of the plug-in API; driver-fake-test-example.md 1, 2, 3")
+@pytest.mark.spec("DRV-1 to DRV-10: names of the plug-in API; FAK-1, FAK-2, FAK-3")
 @pytest.mark.parametrize("path", NAMES.split())
 def test_driver_names(path: str) -> None:
     find(path)
 
 
-@pytest.mark.spec("driver-api.md 7.2: getCreateStateMachine is called with seven positional arguments")
+@pytest.mark.spec("DRV-7.2: getCreateStateMachine is called with seven positional arguments")
 def test_create_state_machine_arguments() -> None:
     from nodepool.driver.statemachine import Adapter
 
@@ -460,7 +460,7 @@ def test_create_state_machine_arguments() -> None:
     adapter.stop()
 
 
-@pytest.mark.spec("driver-api.md 9: exceptions, their bases and statsd keys")
+@pytest.mark.spec("DRV-9: exceptions, their bases and statsd keys")
 @pytest.mark.parametrize(("name", "base", "key"), [
     ("LaunchNodepoolException", "Exception", "error.nodepool"),
     ("LaunchStatusException", "Exception", "error.status"),
@@ -490,7 +490,7 @@ def test_exceptions(name: str, base: str, key: str | None) -> None:
     assert getattr(found, "statsd_key", None) == key
 
 
-@pytest.mark.spec("driver-api.md 3.1: private bookkeeping; hashes of equal objects are equal and stay; repr")
+@pytest.mark.spec("DRV-3.1: private bookkeeping; hashes of equal objects are equal and stay; repr")
 def test_config_value() -> None:
     from nodepool.driver import ConfigValue
 
@@ -515,7 +515,7 @@ def test_config_value() -> None:
     assert repr(one) == "<Value n>"
 
 
-@pytest.mark.spec("driver-api.md 3.2: defaults of ConfigPool and of load")
+@pytest.mark.spec("DRV-3.2: defaults of ConfigPool and of load")
 def test_config_pool() -> None:
     from nodepool.driver import ConfigPool
 
@@ -537,7 +537,7 @@ def test_config_pool() -> None:
     assert ConfigPool.getCommonSchemaDict() == {"max-servers": int, "node-attributes": dict, "priority": int}
 
 
-@pytest.mark.spec("driver-api.md 5.7: LabelRecorder")
+@pytest.mark.spec("DRV-5.7: LabelRecorder")
 def test_label_recorder() -> None:
     from nodepool.driver import LabelRecorder
 
@@ -552,7 +552,7 @@ def test_label_recorder() -> None:
     assert recorder.labels() == ["a"]
 
 
-@pytest.mark.spec("driver-api.md 7.3, 7.4, 7.5: what StateMachine, Instance and Resource start with")
+@pytest.mark.spec("DRV-7.3, DRV-7.4, DRV-7.5: what StateMachine, Instance and Resource start with")
 def test_state_machine_objects() -> None:
     from nodepool.driver.statemachine import Instance, Resource, StateMachine
 
@@ -575,7 +575,7 @@ def test_state_machine_objects() -> None:
     assert (resource.type, resource.plural_metric_name, resource.metadata) == ("volume", "volumes", {"a": "b"})
 
 
-@pytest.mark.spec("driver-api.md 10: cachetools is a declared dependency; 'import *' and old style imports of helpers")
+@pytest.mark.spec("DRV-10: cachetools is a declared dependency; 'import *' and old style imports of helpers")
 def test_third_party_imports() -> None:
     import configparser
 
@@ -601,7 +601,7 @@ def test_third_party_imports() -> None:
     assert namespace["MAX_QUOTA_AGE"] == 300
 
 
-@pytest.mark.spec("driver-api.md 8: getSafeAttributes for templates; priority of a request")
+@pytest.mark.spec("DRV-8: getSafeAttributes for templates; priority of a request")
 def test_request_attributes() -> None:
     from nodepool.zk.zookeeper import NodeRequest
 

@@ -1,4 +1,4 @@
-"""Finding and loading drivers: driver-api.md section 1."""
+"""Finding and loading drivers: DRV-1."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reload(paths):
     Drivers.load(paths)
 
 
-@pytest.mark.spec("driver-api.md 1: unknown name -> RuntimeError('<name>: unknown driver')")
+@pytest.mark.spec("DRV-1: unknown name -> RuntimeError('<name>: unknown driver')")
 def test_unknown():
     with pytest.raises(RuntimeError, match=r"^nope: unknown driver"):
         Drivers.get("nope")
@@ -57,7 +57,7 @@ def test_unknown():
         Drivers.get("nope")
 
 
-@pytest.mark.spec("driver-api.md 1.1: called again with an equal list: nothing; a different list rebuilds")
+@pytest.mark.spec("DRV-1.1: called again with an equal list: nothing; a different list rebuilds")
 def test_load_again(directory):
     Drivers.load([])
     one = Drivers.get("test")
@@ -70,21 +70,21 @@ def test_load_again(directory):
     assert Drivers.get("test") is not one
 
 
-@pytest.mark.spec("driver-api.md 1: loads with no extra path if the registry is empty")
+@pytest.mark.spec("DRV-1: loads with no extra path if the registry is empty")
 def test_empty_registry(monkeypatch):
     monkeypatch.setattr(Drivers, "drivers", {})
     monkeypatch.setattr(Drivers, "drivers_paths", None)
     assert type(Drivers.get("fake")).__name__ == "FakeDriver"
 
 
-@pytest.mark.spec("driver-api.md 14.1: a path list that repeats the built-in directory works; built-ins stay usable")
+@pytest.mark.spec("DRV-14.1: a path list that repeats the built-in directory works; built-ins stay usable")
 def test_builtin_directory_repeated(caplog):
     reload([BUILTIN])
     assert type(Drivers.get("test")).__name__ == "TestDriver"
     assert type(Drivers.get("openstack")).__name__ == "OpenStackDriver"
 
 
-@pytest.mark.spec("driver-api.md 1.2: an external directory may replace a built-in driver; the duplicate is warned about")
+@pytest.mark.spec("DRV-1.2: an external directory may replace a built-in driver; the duplicate is warned about")
 def test_replaces_builtin(directory, caplog):
     reload([directory("test", DRIVER.format(name="Mine"))])
     assert type(Drivers.get("test")).__name__ == "Mine"
@@ -99,7 +99,7 @@ def test_first_directory_wins(directory, tmp_path, caplog):
     assert "mine" in caplog.text
 
 
-@pytest.mark.spec("driver-api.md 1.4: the module has the bare name and shadows no library; relative imports work")
+@pytest.mark.spec("DRV-1.4: the module has the bare name and shadows no library; relative imports work")
 def test_module_name(directory):
     text = "from . import helper\nfrom .helper import VALUE\n" + DRIVER.format(name="json")
     reload([directory("json", text, helper="VALUE = 7\n")])
@@ -110,7 +110,7 @@ def test_module_name(directory):
     assert json.dumps(1) == "1"
 
 
-@pytest.mark.spec("driver-api.md 1.5: none or more than one class -> error logged, directory skipped, loading goes on")
+@pytest.mark.spec("DRV-1.5: none or more than one class -> error logged, directory skipped, loading goes on")
 def test_class_count(directory, caplog):
     path = directory("none", "from nodepool.driver.test import TestDriver\n")
     directory("two", DRIVER.format(name="One") + DRIVER.format(name="Two"))
@@ -123,7 +123,7 @@ def test_class_count(directory, caplog):
             Drivers.get(name)
 
 
-@pytest.mark.spec("driver-api.md 1.7: a failure concerns that driver only and is raised clearly by get")
+@pytest.mark.spec("DRV-1.7: a failure concerns that driver only and is raised clearly by get")
 def test_failure_is_isolated(directory):
     path = directory("broken", "import libcloudy_missing\n")
     dies = "    def __init__(self):\n        1 / 0\n    name ="
@@ -144,7 +144,7 @@ def test_missing_directory(caplog):
     assert Drivers.get("test")
 
 
-@pytest.mark.spec("driver-api.md 1.7: a built-in is imported on first use; the registry still looks like a mapping")
+@pytest.mark.spec("DRV-1.7: a built-in is imported on first use; the registry still looks like a mapping")
 def test_lazy():
     code = (
         "import sys; from nodepool.driver import Drivers; Drivers.load([]); print(len(Drivers.loaded()));"
@@ -163,7 +163,7 @@ def test_mapping():
         assert Drivers.get(name) is instance
 
 
-@pytest.mark.spec("driver-api.md 1.8: an entry-point group is consulted as an extra")
+@pytest.mark.spec("DRV-1.8: an entry-point group is consulted as an extra")
 def test_entry_points(monkeypatch, tmp_path, caplog):
     (tmp_path / "some_driver_package.py").write_text(DRIVER.format(name="Pointed"))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -187,7 +187,7 @@ def test_driver_is_abstract():
         driver.Driver()  # type: ignore[abstract]
 
 
-@pytest.mark.spec("driver-api.md 4: a provider that omits methods still works")
+@pytest.mark.spec("DRV-4: a provider that omits methods still works")
 def test_provider_defaults():
     class Lazy(driver.Provider):
         pass
@@ -225,7 +225,7 @@ def test_common_schema():
         Config({})
 
 
-@pytest.mark.spec("driver-fake-test-example.md 2: the test driver: ready at once, external id test-<request id>")
+@pytest.mark.spec("FAK-2: the test driver: ready at once, external id test-<request id>")
 def test_test_driver():
     import types
 

@@ -55,7 +55,7 @@ def run_launcher(error: Exception | None) -> tuple[Node, Facade, list[str]]:
     return node, facade, keys
 
 
-@pytest.mark.spec("driver-api.md 6.1: how NodeLauncher maps exceptions")
+@pytest.mark.spec("DRV-6.1: how NodeLauncher maps exceptions")
 @pytest.mark.parametrize(
     ("error", "state", "stored", "key"),
     [
@@ -101,7 +101,7 @@ def run_deleter(manager: Manager, node_id: str | None = "0000000001", external_i
     return facade
 
 
-@pytest.mark.spec("driver-api.md 6.2: DELETING stored, resource deleted, znode deleted, provider told")
+@pytest.mark.spec("DRV-6.2: DELETING stored, resource deleted, znode deleted, provider told")
 def test_deleter() -> None:
     manager = Manager()
     facade = run_deleter(manager)
@@ -116,13 +116,13 @@ def test_deleter_without_external_id() -> None:
     assert manager.calls == [("notify", "0000000001")]
 
 
-@pytest.mark.spec("driver-api.md 4: NotFound means already gone: success for every deletion path")
+@pytest.mark.spec("DRV-4: NotFound means already gone: success for every deletion path")
 def test_deleter_not_found() -> None:
     facade = run_deleter(Manager(exceptions.NotFound()))
     assert ("delete", "0000000001") in facade.calls
 
 
-@pytest.mark.spec("driver-api.md 14.24: a deletion error leaves the node DELETING, unlocked and in ZooKeeper")
+@pytest.mark.spec("DRV-14.24: a deletion error leaves the node DELETING, unlocked and in ZooKeeper")
 def test_deleter_error() -> None:
     manager = Manager(ValueError("cloud down"))
     facade = run_deleter(manager)
@@ -130,7 +130,7 @@ def test_deleter_error() -> None:
     assert ("notify", "0000000001") not in manager.calls
 
 
-@pytest.mark.spec("driver-api.md 6.2: a node without id means no znode")
+@pytest.mark.spec("DRV-6.2: a node without id means no znode")
 def test_deleter_without_record() -> None:
     for error in (None, ValueError("cloud down")):
         assert run_deleter(Manager(error), node_id=None).calls == []

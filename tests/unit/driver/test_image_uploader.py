@@ -60,7 +60,7 @@ def test_all_segments_arrive(image: Path) -> None:
     assert [uploader.received[i][0] for i in range(10)] == list(range(0, 100, 10))
 
 
-@pytest.mark.spec("launcher.md 19: segments, 10 in flight at most 20 queued")
+@pytest.mark.spec("LAU-19: segments, 10 in flight at most 20 queued")
 def test_reading_does_not_run_ahead(image: Path) -> None:
     gate = threading.Semaphore(0)
     created: list[int] = []
@@ -103,7 +103,7 @@ def test_segment_errors_are_retried(image: Path) -> None:
     assert len(uploader.received) == 10
 
 
-@pytest.mark.spec("launcher.md 19: any error aborts")
+@pytest.mark.spec("LAU-19: any error aborts")
 def test_error_aborts_and_is_raised(image: Path) -> None:
     tries: list[int] = []
 

@@ -26,7 +26,7 @@ def test_none_is_replaced_by_default() -> None:
     assert str(quota) == str(quota.quota)
 
 
-@pytest.mark.spec("driver-api.md 14.28: add and subtract treat missing keys with each side's own default")
+@pytest.mark.spec("DRV-14.28: add and subtract treat missing keys with each side's own default")
 def test_missing_keys_take_each_sides_default() -> None:
     limits = QuotaInformation(cores=8, instances=20, default=math.inf)
     limits.subtract(QuotaInformation(cores=2, instances=1, ram=8192, default=0, volumes=1))

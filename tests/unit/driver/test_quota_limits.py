@@ -1,4 +1,4 @@
-"""Limits of a provider: how long they count, and how they are renewed (driver-api.md 6.4, launcher.md 8.1)."""
+"""Limits of a provider: how long they count, and how they are renewed (DRV-6.4, LAU-8.1)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def left(provider: Provider) -> float:
     return provider.estimatedNodepoolQuota().get_resources()["instances"]
 
 
-@pytest.mark.spec("driver-api.md 6.4: if fetching limits fails and an older value exists, use that")
+@pytest.mark.spec("DRV-6.4: if fetching limits fails and an older value exists, use that")
 def test_older_limits_do_when_the_cloud_does_not_tell(provider: Provider, caplog: pytest.LogCaptureFixture) -> None:
     assert (left(provider), provider.asked) == (4, 1)
     provider.instances = 3

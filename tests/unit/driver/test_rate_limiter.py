@@ -27,7 +27,7 @@ def make(rate: float | None) -> tuple[RateLimiter, Clock]:
     return RateLimiter("test", rate, clock=clock, wait=lambda _condition, seconds: clock.sleep(seconds)), clock
 
 
-@pytest.mark.spec("launcher.md 19: at least 1/rate seconds between entries, no burst")
+@pytest.mark.spec("LAU-19: at least 1/rate seconds between entries, no burst")
 def test_entries_are_spaced() -> None:
     limiter, clock = make(2)
     entries = []
@@ -42,7 +42,7 @@ def test_entries_are_spaced() -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 0])
-@pytest.mark.spec("launcher.md 19: no limit when rate is empty")
+@pytest.mark.spec("LAU-19: no limit when rate is empty")
 def test_no_limit(rate: float | None) -> None:
     limiter, clock = make(rate)
     for _ in range(100):

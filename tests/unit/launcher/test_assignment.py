@@ -1,4 +1,4 @@
-"""Which request next, and for which pool: the pure decision and the queue of classes (launcher.md 2 - 4)."""
+"""Which request next, and for which pool: the pure decision and the queue of classes (LAU-2 to LAU-4)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def requests(labels: str = "a", provider: str | None = None, declined: str = "")
     return RequestClass(tuple(labels.split()), provider, None, frozenset(declined.split()))
 
 
-@pytest.mark.spec("launcher.md 2.3, 2.14: an eligible pool takes it; the less busy one of equals")
+@pytest.mark.spec("LAU-2.3: an eligible pool takes it; the less busy one of equals")
 def test_eligible() -> None:
     worker = Worker("one")
     assert choose(requests(), [pool("one")], {"one": worker}, 0).worker is worker
@@ -71,7 +71,7 @@ def test_eligible() -> None:
     assert choose(requests(), [pool("one"), pool("two")], {"one": busy, "two": idle}, 0).worker is idle
 
 
-@pytest.mark.spec("launcher.md 2.4: the wished provider, unless it cannot")
+@pytest.mark.spec("LAU-2.4: the wished provider, unless it cannot")
 def test_provider_wish() -> None:
     one, two = Worker("one"), Worker("two")
     workers, pools = {"one": one, "two": two}, [pool("one"), pool("two")]
@@ -81,7 +81,7 @@ def test_provider_wish() -> None:
     assert choose(requests(provider="unknown"), pools, workers, 0).worker is not None
 
 
-@pytest.mark.spec("launcher.md 2.5, 4: yield to a better pool that is not paused")
+@pytest.mark.spec("LAU-2.5, LAU-4: yield to a better pool that is not paused")
 def test_pool_priority() -> None:
     low, high = Worker("low"), Worker("high")
     pools = [pool("low", priority=50), pool("high", priority=10)]
@@ -94,7 +94,7 @@ def test_pool_priority() -> None:
     assert choose(requests(), pools, workers, 0).worker is None  # it merely defers
 
 
-@pytest.mark.spec("launcher.md 2.10, 6: a paused pool only looks whether it has to decline, once per state of affairs")
+@pytest.mark.spec("LAU-2.9, LAU-6: a paused pool only looks whether it has to decline, once per state of affairs")
 def test_paused_pools_only_check() -> None:
     worker = Worker("one", paused=True)
     cls = requests()
@@ -108,7 +108,7 @@ def test_paused_pools_only_check() -> None:
     assert choose(cls, [pool("one"), pool("two", priority=200)], {"one": worker, "two": other}, 7).worker is other
 
 
-@pytest.mark.spec("launcher.md 2.6, 3: declined only when nobody is eligible, by all of ours; the last one fails it")
+@pytest.mark.spec("LAU-2.6, LAU-3: declined only when nobody is eligible, by all of ours; the last one fails it")
 def test_declines() -> None:
     pools = [pool("one"), pool("two", "b"), pool("theirs", "c")]
     workers = {"one": Worker("one"), "two": Worker("two")}
@@ -195,7 +195,7 @@ RECORDS = st.lists(st.tuples(
     st.sampled_from([None, "p-one", "elsewhere"])), max_size=80)
 
 
-@pytest.mark.spec("launcher.md 2: served by (priority string, relative priority, sequence); schema 5")
+@pytest.mark.spec("LAU-2: served by (priority string, relative priority, sequence); ZK-5")
 @given(RECORDS)
 def test_serving_order(records: list[tuple[str, int, tuple[str, ...], str | None, str | None]]) -> None:
     tree = Tree()
@@ -238,7 +238,7 @@ CHANGES = st.lists(st.one_of(
 
 @example([("add", "100", 0, "a"), ("add", "100", 0, "b"), ("room", 1), ("cancel", 0), ("room", 1),
           ("add", "100", 0, "b")])
-@pytest.mark.spec("launcher.md 2: at each moment the best of those that wait; issue: an urgent one overtakes")
+@pytest.mark.spec("LAU-2: at each moment the best of those that wait; issue: an urgent one overtakes")
 @given(CHANGES)
 def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> None:
     tree, worker = Tree(), Room()
@@ -305,7 +305,7 @@ def tenant_limit(tenant: str) -> Reason:
     return because(Code.TENANT_LIMIT, tenant=tenant, limit=3, resource="cores", used=3)
 
 
-@pytest.mark.spec("launcher.md 2: what happened while a pool looked at the request is not missed")
+@pytest.mark.spec("LAU-2: what happened while a pool looked at the request is not missed")
 def test_a_change_while_it_was_handed_out_is_not_lost() -> None:
     tree, worker = Tree(), Room(room=1)
     assignment = make(tree, worker)
@@ -331,7 +331,7 @@ def test_a_change_while_it_was_handed_out_is_not_lost() -> None:
     assert len(worker.log) == 3
 
 
-@pytest.mark.spec("launcher.md 2.12: left alone for a moment")
+@pytest.mark.spec("LAU-2.10: left alone for a moment")
 def test_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("nodepool.launcher.requests.assignment.time.monotonic", lambda: now[0])

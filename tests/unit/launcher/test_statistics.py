@@ -10,7 +10,7 @@ import pytest
 from nodepool.launcher.statistics import QUEUE_WARNING, WARNING_INTERVAL, StatsWorker
 
 
-@pytest.mark.spec("launcher.md 21 test_zk tree_cache_qsize_warning: threshold 1024, once per 60 s per queue")
+@pytest.mark.spec("LAU-21.155: threshold 1024, once per 60 s per queue")
 def test_long_queues_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None)
 

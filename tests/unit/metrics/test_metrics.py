@@ -47,7 +47,7 @@ def scrape(client):
     }
 
 
-@pytest.mark.spec("cli-web-metrics.md 7: gauge name:value|g, counter name:1|c, timer name:12.000000|ms")
+@pytest.mark.spec("CLI-7: gauge name:value|g, counter name:1|c, timer name:12.000000|ms")
 def test_wire_format(client, server):
     client.gauge("nodepool.nodes.ready", 1)
     client.incr("nodepool.launch.ready")

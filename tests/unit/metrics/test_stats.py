@@ -16,7 +16,7 @@ class Reporter(launches.StatsReporter):
         self.handler = SimpleNamespace(request=SimpleNamespace(requestor=requestor))
 
 
-@pytest.mark.spec("cli-web-metrics.md 7.2: launches, each name as timer and counter")
+@pytest.mark.spec("CLI-7.2: launches, each name as timer and counter")
 def test_launch_statistics():
     client = metrics.Metrics()
     Reporter(client, az="az1", requestor="NodePool:min-ready").recordLaunchStats("error.quota", 12.5)

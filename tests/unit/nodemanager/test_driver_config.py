@@ -1,4 +1,4 @@
-"""Options of the driver nodemanager (nodemanager.md C.8)."""
+"""Options of the driver nodemanager (NM-C.8)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def schema(**options: Any) -> None:
     config.getSchema()({key: value for key, value in entry.items() if key not in ("name", "driver")})
 
 
-@pytest.mark.spec("nodemanager.md C.8: discover: hosts from ZooKeeper, and/or hosts")
+@pytest.mark.spec("NM-C.8: discover: hosts from ZooKeeper, and/or hosts")
 def test_hosts_or_discover() -> None:
     assert load(hosts=[HOST]).hosts["h1"].url == HOST["url"]
     assert load(discover=True).discover and not load(discover=True).hosts
@@ -52,7 +52,7 @@ def test_hosts_or_discover() -> None:
 BACKING = {"backing-label": "big", "backing-ssh-key": "/etc/nodepool/key"}
 
 
-@pytest.mark.spec("nodemanager.md C.8: option backing-label: L instead of hosts")
+@pytest.mark.spec("NM-C.8: option backing-label: L instead of hosts")
 def test_backing_label() -> None:
     loaded = load(**BACKING)
     assert loaded.backing is not None and not loaded.manage_images and not loaded.hosts

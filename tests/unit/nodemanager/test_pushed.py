@@ -1,4 +1,4 @@
-"""The node manager as one file, and what runs it on a backing node (nodemanager.md C.8)."""
+"""The node manager as one file, and what runs it on a backing node (NM-C.8)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_all_modules_can_be_imported_without_any_package(tmp_path: pathlib.Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")
-@pytest.mark.spec("nodemanager.md C.8: pushed as one zipapp: nothing but Python, the OpenSSH server and util-linux there")
+@pytest.mark.spec("NM-C.8: pushed as one zipapp: nothing but Python, the OpenSSH server and util-linux there")
 def test_life_of_a_pushed_daemon(base: pathlib.Path) -> None:
     job = {"owner": "0000000001", "since": 10.5, "place": "p1", "address": "127.0.0.1", "idle": 3600,
            "config": {"id-base": 1_900_000_000, "max-slivers": 4}}
@@ -164,7 +164,7 @@ def test_life_of_a_pushed_daemon(base: pathlib.Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")
-@pytest.mark.spec("nodemanager.md C.6: a host cut off for good cleans itself")
+@pytest.mark.spec("NM-C.6: a host cut off for good cleans itself")
 def test_lonely_daemon(base: pathlib.Path) -> None:
     remote = Remote(base, owner="1", place="p1", address="127.0.0.1", config={"id-base": 1_900_000_000}, idle=1)
     remote.load()

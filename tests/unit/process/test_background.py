@@ -14,7 +14,7 @@ from tests import REPOSITORY
 from tests.conftest import wait_for
 
 
-@pytest.mark.spec("cli-web-metrics.md 2.2: pid file: decimal process id and a newline")
+@pytest.mark.spec("CLI-2.2: pid file: decimal process id and a newline")
 def test_pid_file(tmp_path):
     path = tmp_path / "x.pid"
     with background.PidFile(str(path)):
@@ -23,7 +23,7 @@ def test_pid_file(tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.spec("cli-web-metrics.md 2.2: pid file of a process that is gone is taken over")
+@pytest.mark.spec("CLI-2.2: pid file of a process that is gone is taken over")
 @pytest.mark.parametrize("longer", ["", "000000000"])
 def test_stale_pid_file(tmp_path, longer):
     process = subprocess.Popen(["true"])

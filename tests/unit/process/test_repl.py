@@ -45,7 +45,7 @@ class Console:
         self.socket.close()
 
 
-@pytest.mark.spec("cli-web-metrics.md 2.4: greets with Console: and >>>; service object is self.server.app")
+@pytest.mark.spec("CLI-2.4: greets with Console: and >>>; service object is self.server.app")
 def test_console(capsys):
     with running() as server:
         first, second = Console(server), Console(server)

@@ -33,7 +33,7 @@ def sleeper():
     thread.join()
 
 
-@pytest.mark.spec("cli-web-metrics.md 8: records, in order; thread lines")
+@pytest.mark.spec("CLI-8: records, in order; thread lines")
 def test_dump(caplog, without_tools, sleeper):
     caplog.set_level(logging.INFO)
     stack_dump.StackDumper().dump()
@@ -89,7 +89,7 @@ def test_second_signal_during_a_dump_is_ignored(caplog, monkeypatch):
     assert calls == [1]
 
 
-@pytest.mark.spec("cli-web-metrics.md 8: yappi alternates, objgraph growth; a failure in one part is logged")
+@pytest.mark.spec("CLI-8: yappi alternates, objgraph growth; a failure in one part is logged")
 def test_tools(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     calls = []

@@ -66,14 +66,14 @@ class FakeZK:
         return self.pools
 
 
-@pytest.mark.spec("cli-web-metrics.md 4: age DD:HH:MM:SS, days may grow")
+@pytest.mark.spec("CLI-4: age DD:HH:MM:SS, days may grow")
 def test_format_age():
     assert status.format_age(469) == "00:00:07:49"
     assert status.format_age(123 * 86400 + 3600) == "123:01:00:00"
     assert status.format_age(-5) == "00:00:00:00"
 
 
-@pytest.mark.spec("cli-web-metrics.md 4: tables as PrettyTable draws them, left-aligned")
+@pytest.mark.spec("CLI-4: tables as PrettyTable draws them, left-aligned")
 def test_node_table():
     zk = FakeZK([make_node(2, contenders={"x"}), make_node(1, external_id="srv-1")])
     text = status.output(status.node_list(zk, detail=False, clock=clock), "pretty", clock=clock)
@@ -87,7 +87,7 @@ def test_node_table():
     ]
 
 
-@pytest.mark.spec("cli-web-metrics.md 4: an empty table prints border, header, border, border")
+@pytest.mark.spec("CLI-4: an empty table prints border, header, border, border")
 def test_empty_table():
     assert status.output(status.request_list(FakeZK()), "pretty").splitlines()[0::2] == [
         "+------------+----------+-------+-----------+------------+-------+-------------+----------+"
@@ -95,7 +95,7 @@ def test_empty_table():
     assert len(status.output(status.label_list(FakeZK()), "pretty").splitlines()) == 4
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: list: 9 cells per row, --detail 21; state is cell 6, id cell 0")
+@pytest.mark.spec("CLI-9: list: 9 cells per row, --detail 21; state is cell 6, id cell 0")
 @pytest.mark.parametrize(("detail", "cells"), [(False, 9), (True, 21)])
 def test_rows_go_through_add_row(detail, cells, monkeypatch):
     import prettytable
@@ -107,7 +107,7 @@ def test_rows_go_through_add_row(detail, cells, monkeypatch):
     assert rows[0][0] == "0000000001" and rows[0][6] == "ready"
 
 
-@pytest.mark.spec("cli-web-metrics.md 6.5: /node-list keys, in order")
+@pytest.mark.spec("CLI-6.5: /node-list keys, in order")
 def test_node_json_keys():
     row = json.loads(status.output(status.node_list(FakeZK([make_node(1)])), "json"))[0]
     keys = (
@@ -119,7 +119,7 @@ def test_node_json_keys():
     assert row["pool"] is None and row["locked"] == "unlocked"
 
 
-@pytest.mark.spec("cli-web-metrics.md 5: Port: anything but an integer is replaced by redacted")
+@pytest.mark.spec("CLI-5: Port: anything but an integer is replaced by redacted")
 @pytest.mark.parametrize(
     ("port", "shown"),
     [(22, 22), ("22", "22"), ({"token": "secret"}, "redacted"), ("abc", "redacted"), (None, "redacted"),
@@ -160,7 +160,7 @@ def test_image_list():
     assert f"| {'b' * 32} | noble | ready |" in text
 
 
-@pytest.mark.spec("cli-web-metrics.md 5: dib-image-list shows paused for every build of a paused image")
+@pytest.mark.spec("CLI-5: dib-image-list shows paused for every build of a paused image")
 def test_dib_image_list():
     zk = FakeZK(builds=[make_build("noble", "b2"), make_build("noble", "b1"), make_build("jammy", "b3")],
                 paused={"noble"})  # fmt: skip
@@ -172,7 +172,7 @@ def test_dib_image_list():
     assert rows[0]["formats"] == ["qcow2"] and isinstance(rows[0]["age"], int)
 
 
-@pytest.mark.spec("cli-web-metrics.md 5: image-status pending and building")
+@pytest.mark.spec("CLI-5: image-status pending and building")
 @pytest.mark.parametrize(
     ("builds", "lock", "expected"),
     [
@@ -232,7 +232,7 @@ def test_request_list():
     assert "| a,b        |" in status.output(results, "pretty")
 
 
-@pytest.mark.spec('cli-web-metrics.md 9: /label-list equals [{"label": "fake-label"}] for one label')
+@pytest.mark.spec('CLI-9: /label-list equals [{"label": "fake-label"}] for one label')
 def test_label_list():
     pools = [SimpleNamespace(supported_labels=["b", "a"]), SimpleNamespace(supported_labels=["b"]),
              SimpleNamespace(supported_labels=None)]  # fmt: skip

@@ -68,7 +68,7 @@ def get(webapp):
     return get
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: browser-like Accept, and text/plain: Content-Type text/plain; charset=UTF-8")
+@pytest.mark.spec("CLI-9: browser-like Accept, and text/plain: Content-Type text/plain; charset=UTF-8")
 @pytest.mark.parametrize("accept", [BROWSER, "text/plain", "*/*", "text/*", "application/json, text/plain, */*", ""])
 def test_text(get, accept):
     reply = get("/dib-image-list", Accept=accept)
@@ -76,7 +76,7 @@ def test_text(get, accept):
     assert "fake-image" in reply.body and not reply.body.endswith("\n")
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: Accept application/json: Content-Type equals application/json")
+@pytest.mark.spec("CLI-9: Accept application/json: Content-Type equals application/json")
 @pytest.mark.parametrize("accept", ["application/json", "application/*", "text/plain;q=0.5, application/json"])
 def test_json(get, accept):
     reply = get("/dib-image-list", Accept=accept)
@@ -99,7 +99,7 @@ def test_nothing_acceptable(get):
     assert get("/image-list", Accept="image/png").status == 406
 
 
-@pytest.mark.spec("cli-web-metrics.md 6.2: fields shows only those columns in the table's order")
+@pytest.mark.spec("CLI-6.2: fields shows only those columns in the table's order")
 def test_fields(get):
     reply = get("/dib-image-list?fields=state,id,nonsense,image")
     assert "| fake-image-b1 | fake-image | ready |" in reply.body
@@ -107,7 +107,7 @@ def test_fields(get):
     assert "state" in json.loads(reply.body)[0]
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: /node-list")
+@pytest.mark.spec("CLI-9: /node-list")
 def test_node_list(get):
     rows = json.loads(get("/node-list", Accept="application/json").body)
     assert rows[0]["id"] == "0000000000" and rows[0]["connection_port"] == 22 and rows[0]["ipv6"] == ""
@@ -118,12 +118,12 @@ def test_node_list(get):
     assert "| Driver Data |" in get("/node-list").body
 
 
-@pytest.mark.spec("cli-web-metrics.md 9: /label-list")
+@pytest.mark.spec("CLI-9: /label-list")
 def test_label_list(get):
     assert json.loads(get("/label-list", Accept="application/json").body) == [{"label": "fake-label"}]
 
 
-@pytest.mark.spec("cli-web-metrics.md 6.2: /ready: 503, then OK; never from the cache")
+@pytest.mark.spec("CLI-6.2: /ready: 503, then OK; never from the cache")
 def test_ready(get, nodepool):
     assert get("/ready").status == 503
     nodepool.ready = True
@@ -152,7 +152,7 @@ def test_bad_parameters(get, query):
     assert get(f"/node-list?{query}").status == 400
 
 
-@pytest.mark.spec("cli-web-metrics.md 6.4: headers")
+@pytest.mark.spec("CLI-6.4: headers")
 def test_headers_and_conditional_requests(get):
     reply = get("/image-list")
     assert reply.headers["Access-Control-Allow-Origin"] == "*"

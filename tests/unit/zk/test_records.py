@@ -1,4 +1,4 @@
-"""Records: what is stored, what absence means, what is refused (zookeeper-schema.md 1, 5, 7, 11)."""
+"""Records: what is stored, what absence means, what is refused (ZK-1, ZK-5, ZK-7, ZK-11)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.records import RecordError, parse_object
 
-SPEC = "launcher.md 21 test_zk: "
+SPEC = "LAU-21: "
 
 
 def stored(record: Any) -> dict[str, Any]:
     return dict(json.loads(record.serialize().decode("utf8")))
 
 
-@pytest.mark.spec("python-interface.md 2, driver-api.md 8: state constants")
+@pytest.mark.spec("PY-2, DRV-8: state constants")
 def test_state_names() -> None:
     for name in ("BUILDING", "UPLOADING", "READY", "DELETING", "FAILED", "REQUESTED", "FULFILLED", "PENDING", "TESTING",
                  "USED", "HOLD", "INIT", "ABORTED", "DELETED"):
@@ -41,7 +41,7 @@ def test_base_model(model: Any) -> None:
     assert "id" not in record.toDict() and set(record.toDict()) >= {"state", "state_time"}
 
 
-@pytest.mark.spec("zookeeper-schema.md 1: assigning a state stamps the time, reading does not")
+@pytest.mark.spec("ZK-1: assigning a state stamps the time, reading does not")
 def test_state_time() -> None:
     node = zk.Node()
     assert (node.state, node.state_time) == (None, None)
@@ -51,7 +51,7 @@ def test_state_time() -> None:
     assert zk.Node.fromDict({"state": "ready", "state_time": 5.5}, "1").state_time == 5.5
 
 
-@pytest.mark.spec("zookeeper-schema.md 1: legal states")
+@pytest.mark.spec("ZK-1: legal states")
 def test_legal_states() -> None:
     assert {"requested", "pending", "fulfilled", "failed"} == zk.NodeRequest.VALID_STATES
     assert set(zk.Node.VALID_STATES) == {"init", "building", "testing", "ready", "in-use", "used", "hold", "deleting",
@@ -60,7 +60,7 @@ def test_legal_states() -> None:
     assert set(zk.ImageUpload.VALID_STATES) == {"uploading", "ready", "deleting", "failed"}
 
 
-@pytest.mark.spec(SPEC + "ImageBuild_toDict, ImageBuild_fromDict; schema 11")
+@pytest.mark.spec(SPEC + "ImageBuild_toDict, ImageBuild_fromDict; ZK-11")
 def test_image_build() -> None:
     build = zk.ImageBuild("image", "0" * 32)
     assert set(stored(build)) == {"state", "state_time", "username", "python_path", "shell_type"}
@@ -79,7 +79,7 @@ def test_image_build() -> None:
     assert (null.username, null.python_path) == (None, None)
 
 
-@pytest.mark.spec(SPEC + "ImageUpload_toDict, ImageUpload_fromDict; schema 11")
+@pytest.mark.spec(SPEC + "ImageUpload_toDict, ImageUpload_fromDict; ZK-11")
 def test_image_upload() -> None:
     upload = zk.ImageUpload("b" * 32, "provider", "image", "0000000001", "u", "/p", "cmd")
     upload.state, upload.external_id, upload.external_name, upload.format = zk.READY, "ext", "image-1", "raw"
@@ -105,7 +105,7 @@ REQUEST = st.fixed_dictionaries({
     "created_time": st.none() | st.floats(0, 2e9), "tenant_name": NULLABLE})
 
 
-@pytest.mark.spec(SPEC + "NodeRequest_toDict, NodeRequest_fromDict; schema 5")
+@pytest.mark.spec(SPEC + "NodeRequest_toDict, NodeRequest_fromDict; ZK-5")
 @given(REQUEST)
 def test_node_request_round_trip(values: dict[str, Any]) -> None:
     record = zk.NodeRequest.fromDict(values, "200-0000000001")
@@ -115,7 +115,7 @@ def test_node_request_round_trip(values: dict[str, Any]) -> None:
     assert record != zk.NodeRequest.fromDict(values, "200-0000000002")
 
 
-@pytest.mark.spec("schema 5: absent keys; driver-api.md 8: priority, getSafeAttributes")
+@pytest.mark.spec("ZK-5: absent keys; DRV-8: priority, getSafeAttributes")
 def test_node_request_defaults() -> None:
     record = zk.NodeRequest.fromDict({"state": "requested"}, "199-0000000042")
     assert (record.declined_by, record.node_types, record.nodes, record.reuse) == ([], [], [], True)
@@ -162,7 +162,7 @@ NODE = st.fixed_dictionaries({
     "node_properties": st.dictionaries(TEXT, ANY, max_size=2), **dict.fromkeys(PLAIN, NULLABLE)})
 
 
-@pytest.mark.spec(SPEC + "Node_toDict, Node_fromDict; schema 7; driver-api.md 8: fields")
+@pytest.mark.spec(SPEC + "Node_toDict, Node_fromDict; ZK-7; DRV-8: fields")
 @given(NODE)
 def test_node_round_trip(values: dict[str, Any]) -> None:
     node = zk.Node.fromDict(values, "0000000001")
@@ -172,7 +172,7 @@ def test_node_round_trip(values: dict[str, Any]) -> None:
     assert node.copy() == node and node.copy() is not node
 
 
-@pytest.mark.spec("schema 7, driver-api.md 8: absent keys")
+@pytest.mark.spec("ZK-7, DRV-8: absent keys")
 def test_node_defaults() -> None:
     node = zk.Node.fromDict({"state": "ready"}, "1")
     for name in PLAIN:
@@ -184,7 +184,7 @@ def test_node_defaults() -> None:
     assert (fresh.lock, fresh.lock_contenders) == (None, set())
 
 
-@pytest.mark.spec(SPEC + "custom_connection_port; schema 7: ssh_port mirrors it for old readers")
+@pytest.mark.spec(SPEC + "custom_connection_port; ZK-7: ssh_port mirrors it for old readers")
 def test_connection_port() -> None:
     assert zk.Node.fromDict({"ssh_port": 2222}, "1").connection_port == 2222
     assert zk.Node.fromDict({"ssh_port": 2222, "connection_port": 5986}, "1").connection_port == 5986
@@ -224,7 +224,7 @@ def test_no_data() -> None:
     assert parse_object(b"") is None and parse_object(None) is None
 
 
-@pytest.mark.spec("zookeeper-schema.md 7: credentials are kept out of texts")
+@pytest.mark.spec("ZK-7: credentials are kept out of texts")
 def test_secrets_are_not_shown() -> None:
     node = zk.Node("1")
     node.connection_port = {"token": "s3cret"}
@@ -232,7 +232,7 @@ def test_secrets_are_not_shown() -> None:
     assert "s3cret" not in repr(node)
 
 
-@pytest.mark.spec("python-interface.md 2: NodeRequestLockStats, ImageBuildRequest")
+@pytest.mark.spec("PY-2: NodeRequestLockStats, ImageBuildRequest")
 def test_small_records() -> None:
     assert zk.NodeRequestLockStats("a") == zk.NodeRequestLockStats("a") != zk.NodeRequestLockStats("b")
     assert zk.NodeRequestLockStats().lock_id is None

@@ -18,7 +18,7 @@ OPERATIONS = st.lists(st.one_of(
     st.tuples(st.just("release"), st.integers(0, 7))), max_size=40)
 
 
-@pytest.mark.spec("launcher.md 8.4, 8.6: accepted but unrecorded nodes count")
+@pytest.mark.spec("LAU-8.4, LAU-8.6: accepted but unrecorded nodes count")
 @given(OPERATIONS)
 def test_sums(operations: list[tuple[Any, ...]]) -> None:
     reservations, model = Reservations(), dict[Any, tuple[Any, ...]]()

@@ -1,6 +1,6 @@
 """``request-list`` and ``request create|wait|show|list|accept|return|cancel``.
 
-A person's or a script's way to nodes, on the protocol that Zuul speaks (zookeeper-schema.md sections 5 and 8).
+A person's or a script's way to nodes, on the protocol that Zuul speaks (ZK-5 and ZK-8).
 """
 
 from __future__ import annotations

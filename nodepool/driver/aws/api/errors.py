@@ -1,4 +1,4 @@
-"""Kinds of errors of AWS (driver-aws.md 2.6)."""
+"""Kinds of errors of AWS (AWS-2.6)."""
 
 from __future__ import annotations
 

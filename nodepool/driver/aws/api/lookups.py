@@ -1,4 +1,4 @@
-"""What is asked of AWS and remembered for a while (driver-aws.md 2.1)."""
+"""What is asked of AWS and remembered for a while (AWS-2.1)."""
 
 from __future__ import annotations
 

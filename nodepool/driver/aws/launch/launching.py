@@ -1,4 +1,4 @@
-"""Launching one instance: image, ladder of ways, fleet (driver-aws.md 2.2 to 2.4). Runs on threads of the lane "write"."""
+"""Launching one instance: image, ladder of ways, fleet (AWS-2.2 to AWS-2.4). Runs on threads of the lane "write"."""
 
 from __future__ import annotations
 

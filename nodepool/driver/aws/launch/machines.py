@@ -1,4 +1,4 @@
-"""State machines for creating and deleting an instance and its dedicated host (driver-aws.md 2.2 and 2.5).
+"""State machines for creating and deleting an instance and its dedicated host (AWS-2.2 and AWS-2.5).
 
 Nothing blocks here: calls run on the adapter's threads, and an object is looked at together with all others waited for.
 """

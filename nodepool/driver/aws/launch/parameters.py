@@ -1,4 +1,4 @@
-"""Arguments of the calls that launch (driver-aws.md 2.2 to 2.4). Nothing is called here."""
+"""Arguments of the calls that launch (AWS-2.2 to AWS-2.4). Nothing is called here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launch templates of fleet labels: made when missing, removed when no label needs them (driver-aws.md 2.4)."""
+"""Launch templates of fleet labels: made when missing, removed when no label needs them (AWS-2.4)."""
 
 from __future__ import annotations
 

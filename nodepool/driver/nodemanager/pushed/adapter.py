@@ -1,4 +1,4 @@
-"""Node managers on nodes of another provider, pushed there over SSH (nodemanager.md C.8, ``backing-label``)."""
+"""Node managers on nodes of another provider, pushed there over SSH (NM-C.8, ``backing-label``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sliver on a backing node, on its way to being ready, or gone (nodemanager.md C.8, ``backing-label``)."""
+"""One sliver on a backing node, on its way to being ready, or gone (NM-C.8, ``backing-label``)."""
 
 from __future__ import annotations
 

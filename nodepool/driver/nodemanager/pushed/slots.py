@@ -1,6 +1,6 @@
 """Which slivers are on which backing node: metastatic's bookkeeping, with the room that node managers really have.
 
-Records, locks and writes are those of driver-metastatic.md section 3. ``label`` in ``user_data`` is the backing label, as all
+Records, locks and writes are those of MST-3. ``label`` in ``user_data`` is the backing label, as all
 labels of the provider share a backing node, and ``slots`` is the number of slivers that its node manager admits; a slot is
 reserved there before the sliver is made, so that of two launchers none gives back what the other is about to use.
 """

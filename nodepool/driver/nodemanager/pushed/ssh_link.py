@@ -1,4 +1,4 @@
-"""One SSH connection to a backing node: pushes the node manager, keeps it running, and brings its API here (nodemanager.md C.8).
+"""One SSH connection to a backing node: pushes the node manager, keeps it running, and brings its API here (NM-C.8).
 
 OpenSSH's client does it: its multiplexing gives the Unix socket of the API a place in a directory that only we can read, so
 that the API of the other machine is open to who may log in there, and to nobody else.

@@ -1,4 +1,4 @@
-"""Images that we bring into the cloud (driver-openstack.md 2.7)."""
+"""Images that we bring into the cloud (OST-2.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a cloud's networks are what, and a server's addresses (driver-openstack.md 2.3).
+"""Which of a cloud's networks are what, and a server's addresses (OST-2.3).
 
 The choice is that of the SDK's ``add_server_interfaces``, with two differences: it costs no calls, and of several public
 addresses the floating one is taken instead of trying which answers on port 22.

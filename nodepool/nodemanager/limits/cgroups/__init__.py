@@ -1,4 +1,4 @@
-"""The cgroups of slivers: each controller is used where this host has it (nodemanager.md B.4, C.3).
+"""The cgroups of slivers: each controller is used where this host has it (NM-B.4, NM-C.3).
 
 Our tree, in every hierarchy that holds a controller we need::
 

@@ -1,4 +1,4 @@
-"""Where this host has each cgroup controller: version 1, version 2, or some here and some there (nodemanager.md C.3)."""
+"""Where this host has each cgroup controller: version 1, version 2, or some here and some there (NM-C.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who used little CPU of late goes before those who use all they can get (nodemanager.md B.4).
+"""Who used little CPU of late goes before those who use all they can get (NM-B.4).
 
 Weights alone say who gets how much in the long run; how long one waits for a turn is another matter.  With the scheduler of
 Linux a sliver that forks without end keeps others of the same weight from running for seconds (6.18, two processors), and one

@@ -1,4 +1,4 @@
-"""max-ready-age, max-hold-age and hold_expiration (launcher.md 12.4, 12.5)."""
+"""max-ready-age, max-hold-age and hold_expiration (LAU-12.4, LAU-12.5)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
-SPEC = "launcher.md 21 test_launcher "
+SPEC = "LAU-21: "
 
 
 def held(bench: LauncherBench, **values: Any) -> str:
@@ -38,7 +38,7 @@ def test_max_ready_age(bench: LauncherBench) -> None:
         stays(bench, node.id, "ready")
 
 
-@pytest.mark.spec("launcher.md 12.4: several labels, the first limit that hits")
+@pytest.mark.spec("LAU-12.4: several labels, the first limit that hits")
 def test_max_ready_age_of_several_labels(bench: LauncherBench) -> None:
     bench.start(config(provider(labels=["a", "b"]), labels={"a": {"max-ready-age": 5000}, "b": {"max-ready-age": 100}}))
     node = bench.ready_node("fake-provider", "main", "a", type=["a", "b"], state_time=time.time() - 200)
@@ -86,7 +86,7 @@ def test_the_smaller_limit_wins(bench: LauncherBench) -> None:
     bench.wait_gone(control)
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.12: a locked held node, and one within its time, are left alone")
+@pytest.mark.spec("ZK-10.12: a locked held node, and one within its time, are left alone")
 def test_held_nodes_are_kept(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     request_id = bench.submit("fake-label")

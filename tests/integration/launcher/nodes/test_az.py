@@ -1,4 +1,4 @@
-"""Availability zones: one per request, configured or the cloud's, refreshed when they change (launcher.md 5)."""
+"""Availability zones: one per request, configured or the cloud's, refreshed when they change (LAU-5)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.launcher import LauncherBench, config, provider
 pytestmark = pytest.mark.filterwarnings("ignore:The 'http_status' parameter")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_az; driver-openstack.md 3.19")
+@pytest.mark.spec("LAU-21.42; OST-3.19")
 def test_the_configured_zone_is_used(bench: LauncherBench) -> None:
     bench.start(config(provider(pool={"availability-zones": ["az2"]})))
     _id, nodes = bench.fulfilled("fake-label", "fake-label")
@@ -19,7 +19,7 @@ def test_the_configured_zone_is_used(bench: LauncherBench) -> None:
     assert server["OS-EXT-AZ:availability_zone"] == "az2"
 
 
-@pytest.mark.spec("launcher.md 5.3, driver-openstack.md 3.19: all nodes of a request share a zone")
+@pytest.mark.spec("LAU-5.3, OST-3.19: all nodes of a request share a zone")
 def test_one_zone_per_request(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     ids = [bench.submit(*["fake-label"] * 3) for _ in range(6)]
@@ -31,7 +31,7 @@ def test_one_zone_per_request(bench: LauncherBench) -> None:
     assert set(zones) <= {"az1", "az2"}
 
 
-@pytest.mark.spec("launcher.md 5.1: the zone of the first reused node binds the others")
+@pytest.mark.spec("LAU-5.3: the zone of the first reused node binds the others")
 def test_reused_nodes_bind_the_zone(bench: LauncherBench) -> None:
     bench.start(config(provider(labels=["a", "b"])))
     first = bench.ready_node("fake-provider", "main", "a", az="az2")
@@ -42,7 +42,7 @@ def test_reused_nodes_bind_the_zone(bench: LauncherBench) -> None:
     assert used[0] == first.id and used[1] != other.id
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher az_change_recover; driver-openstack.md 3.18")
+@pytest.mark.spec("LAU-21.23; OST-3.18")
 def test_changed_zones_are_noticed(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(**{"launch-retries": 1})))
     bench.cloud("fake-provider")._azs = ["az1"]

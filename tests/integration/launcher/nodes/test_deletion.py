@@ -1,4 +1,4 @@
-"""Deletion of nodes and leaked resources (launcher.md 10, 11, 13)."""
+"""Deletion of nodes and leaked resources (LAU-10, LAU-11, LAU-13)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nodepool.launcher.cleanup import CleanupWorker
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
-SPEC = "launcher.md 21 test_launcher "
+SPEC = "LAU-21: "
 
 
 @pytest.mark.spec(SPEC + "node_delete_success")
@@ -26,7 +26,7 @@ def test_an_externally_deleted_node_is_replaced(bench: LauncherBench) -> None:
     assert [s.id for s in bench.servers("fake-provider")] == [new.external_id]
 
 
-@pytest.mark.spec("launcher.md 11; schema 8.11: every deletable state, also what a dead launcher or executor left")
+@pytest.mark.spec("LAU-11; ZK-8.11: every deletable state, also what a dead launcher or executor left")
 @pytest.mark.parametrize("state", ["used", "in-use", "building", "failed", "deleting", "deleted", "aborted"])
 def test_deletable_states(bench: LauncherBench, state: str) -> None:
     bench.start(config(provider()))
@@ -45,7 +45,7 @@ def test_deletable_states(bench: LauncherBench, state: str) -> None:
     bench.wait_gone(locked.id)
 
 
-@pytest.mark.spec(SPEC + "node_delete_DELETED_success; driver-openstack.md 3.20")
+@pytest.mark.spec(SPEC + "node_delete_DELETED_success; OST-3.20")
 def test_a_server_listed_as_deleted_counts_as_gone(bench: LauncherBench) -> None:
     pool = bench.start(config(provider()))
     request_id, nodes = bench.fulfilled("fake-label")
@@ -59,7 +59,7 @@ def test_a_server_listed_as_deleted_counts_as_gone(bench: LauncherBench) -> None
     assert not list(pool.getProviderManager("fake-provider").listNodes())
 
 
-@pytest.mark.spec(SPEC + "node_delete_failure; driver-api.md 14.24")
+@pytest.mark.spec(SPEC + "node_delete_failure; DRV-14.24")
 def test_a_failing_delete(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     node = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
@@ -81,7 +81,7 @@ def test_a_failing_delete(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch)
     bench.wait_gone(node.id)
 
 
-@pytest.mark.spec(SPEC + "node_delete_error; driver-openstack.md 3.21")
+@pytest.mark.spec(SPEC + "node_delete_error; OST-3.21")
 def test_a_server_in_error_after_its_delete_stays_visible(
         bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()))
@@ -105,7 +105,7 @@ def test_a_server_in_error_after_its_delete_stays_visible(
     wait_for(lambda: manager.possibly_leaked_nodes)
 
 
-@pytest.mark.spec(SPEC + "leaked_node; driver-api.md 14.25; driver-openstack.md 3.22")
+@pytest.mark.spec(SPEC + "leaked_node; DRV-14.25; OST-3.22")
 def test_leaked_node(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
     node = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
@@ -121,7 +121,7 @@ def test_leaked_node(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     assert statsd.lines.count("nodepool.provider.fake-provider.leaked.instances:1|c") == 1
 
 
-@pytest.mark.spec(SPEC + "leaked_port_cleanup; driver-openstack.md 3.22")
+@pytest.mark.spec(SPEC + "leaked_port_cleanup; OST-3.22")
 def test_leaked_ports(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     bench.start(config(provider(**{"port-cleanup-interval": 600})), cleanup_interval=0.3)
     cloud = bench.cloud("fake-provider")
@@ -136,7 +136,7 @@ def test_leaked_ports(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     statsd.wait("nodepool.provider.fake-provider.leaked.ports", "2|c")
 
 
-@pytest.mark.spec("driver-api.md 14.26: equal upload numbers of different builds do not collide")
+@pytest.mark.spec("DRV-14.26: equal upload numbers of different builds do not collide")
 def test_leaked_uploads_are_told_apart_by_build(bench: LauncherBench) -> None:
     from nodepool.driver.openstack.adapter import OpenStackResource
 
@@ -159,7 +159,7 @@ def test_leaked_uploads_are_told_apart_by_build(bench: LauncherBench) -> None:
     assert deleted == ["f" * 32]
 
 
-@pytest.mark.spec(SPEC + "empty_node_deleted; schema 6 rule 2")
+@pytest.mark.spec(SPEC + "empty_node_deleted; ZK-6.2")
 def test_an_empty_znode_is_removed(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     path = bench.zuul.client.create("/nodepool/nodes/", b"", sequence=True)
@@ -174,7 +174,7 @@ def test_an_empty_znode_is_removed(bench: LauncherBench) -> None:
     bench.wait_gone("0000009999")
 
 
-@pytest.mark.spec(SPEC + "deleteRawNode_exception; schema 6 rule 3")
+@pytest.mark.spec(SPEC + "deleteRawNode_exception; ZK-6.3")
 def test_a_half_removed_node(bench: LauncherBench) -> None:
     """A launcher died between ``deleted`` and the removal; or Zuul's lock came in between."""
     node = bench.ready_node("fake-provider", "main", "fake-label", state="deleted")
@@ -183,7 +183,7 @@ def test_a_half_removed_node(bench: LauncherBench) -> None:
     bench.wait_gone(node.id, unowned.id)
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.2: a node locked by somebody else is never written")
+@pytest.mark.spec("ZK-10.2: a node locked by somebody else is never written")
 def test_a_node_locked_while_it_is_to_be_deleted(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     request_id, nodes = bench.fulfilled("fake-label")
@@ -198,7 +198,7 @@ def test_a_node_locked_while_it_is_to_be_deleted(bench: LauncherBench) -> None:
     wait_for(lambda: not bench.servers("fake-provider"))
 
 
-@pytest.mark.spec("zookeeper-schema.md 6 rule 1: swept when old and without a live contender")
+@pytest.mark.spec("ZK-6.1: swept when old and without a live contender")
 def test_request_locks_are_swept_with_care(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.launcher.LOCK_CLEANUP", 0)
     root = "/nodepool/requests-lock"
@@ -244,7 +244,7 @@ def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeyp
     assert bench.zk.getNodeRequestLockIDs() == []
 
 
-@pytest.mark.spec("launcher.md 10: a deletion that fails is tried again: the node does not stay locked")
+@pytest.mark.spec("LAU-10: a deletion that fails is tried again: the node does not stay locked")
 def test_a_record_that_cannot_be_removed_at_first(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     from kazoo.exceptions import ConnectionLoss
 

@@ -1,4 +1,4 @@
-"""Launches that fail, time out, cannot be cleaned up or lose their session (launcher.md 9)."""
+"""Launches that fail, time out, cannot be cleaned up or lose their session (LAU-9)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def count_calls(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list
     return calls
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher fail_request_on_launch_failure, node_launch_retries; "
-                  "driver-api.md 14.8; driver-openstack.md 3.16")
+@pytest.mark.spec("LAU-21.21, LAU-21.46; "
+                  "DRV-14.8; OST-3.16")
 def test_launch_retries(bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider(**{"launch-retries": 2})))
     adapter = bench.adapter("fake-provider")
@@ -42,8 +42,8 @@ def test_launch_retries(bench: LauncherBench, statsd: StatsdReceiver, monkeypatc
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher fail_request_on_launch_timeout; driver-api.md 14.9; "
-                  "driver-openstack.md 3.17")
+@pytest.mark.spec("LAU-21.22; DRV-14.9; "
+                  "OST-3.17")
 def test_launch_timeout(bench: LauncherBench) -> None:
     bench.start(config(provider(**{"launch-timeout": 1, "launch-retries": 2})))
     cloud = bench.cloud("fake-provider")
@@ -58,7 +58,7 @@ def test_launch_timeout(bench: LauncherBench) -> None:
     wait_for(lambda: len(cloud._server_list) == 1)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_launch_retries_with_external_id; driver-openstack.md 3.16")
+@pytest.mark.spec("LAU-21.51; OST-3.16")
 def test_failures_with_external_id(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(config(provider(**{"launch-retries": 2})), delete_interval=1000)
     adapter = bench.adapter("fake-provider")
@@ -70,7 +70,7 @@ def test_failures_with_external_id(bench: LauncherBench, monkeypatch: pytest.Mon
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher launchNode_delete_error; driver-api.md 14.10")
+@pytest.mark.spec("LAU-21.80; DRV-14.10")
 def test_delete_errors_between_attempts_are_retried(bench: LauncherBench) -> None:
     from nodepool.driver.fake.adapter import FakeLaunchAndDeleteFailCloud
 
@@ -84,7 +84,7 @@ def test_delete_errors_between_attempts_are_retried(bench: LauncherBench) -> Non
     assert len(cloud._server_list) == 1
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_launch_keyscan_failure; driver-api.md 14.21")
+@pytest.mark.spec("LAU-21.47; DRV-14.21")
 def test_one_keyscan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_scans(monkeypatch, 1)
     bench.start(config(provider(**{"launch-retries": 2})))
@@ -92,8 +92,8 @@ def test_one_keyscan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPat
     wait_for(lambda: len(bench.servers("fake-provider")) == 1)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_launch_keyscan_failure_retry, …_console_log; driver-api.md 14.21; "
-                  "driver-openstack.md 3.26")
+@pytest.mark.spec("LAU-21.48, LAU-21.49; DRV-14.21; "
+                  "OST-3.26")
 def test_keyscan_failures_with_console(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch,
                                        caplog: pytest.LogCaptureFixture, statsd: StatsdReceiver) -> None:
     fail_scans(monkeypatch, 100)
@@ -126,7 +126,7 @@ def fail_scans(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr(NodescanRequest, "advance", advance)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher launchNode_session_expired; driver-api.md 14.20")
+@pytest.mark.spec("LAU-21.78; DRV-14.20")
 def test_session_loss_at_launch(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch that raises session loss fails without a further attempt, and leaves nothing behind."""
     from kazoo.exceptions import SessionExpiredError
@@ -146,7 +146,7 @@ def test_session_loss_at_launch(bench: LauncherBench, monkeypatch: pytest.Monkey
     bench.wait_nodes(0)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher handler_poll_session_expired; driver-api.md 14.20; schema 2")
+@pytest.mark.spec("LAU-21.81; DRV-14.20; ZK-2")
 def test_a_lost_session_drops_the_handlers(bench: LauncherBench) -> None:
     """All locks are gone: the request is served anew; nothing is served twice, no server is left behind."""
     pool = bench.start(config(provider()))
@@ -169,7 +169,7 @@ def test_a_lost_session_drops_the_handlers(bench: LauncherBench) -> None:
     bench.use_up(request_id)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher failed_provider")
+@pytest.mark.spec("LAU-21.73")
 def test_failed_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool.driver.statemachine.handler import StateMachineHandler
 
@@ -188,7 +188,7 @@ def test_failed_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) 
     assert bench.zuul.request(request_id)["declined_by"] == [worker.launcher_id]
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher broken_provider; driver-api.md 14.4")
+@pytest.mark.spec("LAU-21.75; DRV-14.4")
 def test_broken_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch,
                          caplog: pytest.LogCaptureFixture) -> None:
     from nodepool.driver.statemachine import StateMachineProvider
@@ -209,7 +209,7 @@ def test_broken_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch,
     assert any("fake-broken" in detail for detail in pool.getReadiness()[1])
 
 
-@pytest.mark.spec("driver-openstack.md 3.15, launcher.md 9: a failing server list does not end a healthy launch")
+@pytest.mark.spec("OST-3.15, LAU-9: a failing server list does not end a healthy launch")
 def test_a_failing_list_is_survived(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(config(provider(**{"launch-retries": 1})))
     adapter = bench.adapter("fake-provider")

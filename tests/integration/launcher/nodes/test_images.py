@@ -1,4 +1,4 @@
-"""Cloud images and uploaded images (launcher.md 21: unmanaged_image, dib_upload_fail, vhd)."""
+"""Cloud images and uploaded images (LAU-21: unmanaged_image, dib_upload_fail, vhd)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def dib(bench: LauncherBench, *names: str) -> dict[str, Any]:
             "elements-dir": ".", "images-dir": str(bench.tmp)}
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher unmanaged_image, unmanaged_image_provider_name, "
-                  "unmanaged_image_provider_id; driver-openstack.md 3.6")
+@pytest.mark.spec("LAU-21.66, LAU-21.67"
+                  "unmanaged_image_provider_id; OST-3.6")
 def test_cloud_images(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     images = [{"name": "Fake Precise"}, {"name": "by-name", "image-name": "Fake Precise", "username": "u"},
               {"name": "by-id", "image-id": "provider-id", "python-path": "/usr/bin/python3", "shell-type": "cmd"}]
@@ -37,8 +37,8 @@ def test_cloud_images(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> 
     assert "provider-id" not in looked_up
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher unmanaged_image: images appearing later are found; "
-                  "driver-openstack.md 3.7")
+@pytest.mark.spec("LAU-21.66: images appearing later are found; "
+                  "OST-3.7")
 def test_a_cloud_image_that_appears_later(bench: LauncherBench) -> None:
     bench.start(config(provider(**{"cloud-images": [{"name": "late", "image-name": "Late Image"}]}, pools=[
         {"name": "main", "labels": [{"name": "fake-label", "cloud-image": "late", "min-ram": 1}]}])))
@@ -52,7 +52,7 @@ def test_a_cloud_image_that_appears_later(bench: LauncherBench) -> None:
     wait_for(served)
 
 
-@pytest.mark.spec("schema 11: the ready upload with the greatest state_time is used; driver-openstack.md 3.5")
+@pytest.mark.spec("ZK-11: the ready upload with the greatest state_time is used; OST-3.5")
 def test_the_newest_ready_upload_is_used(bench: LauncherBench) -> None:
     bench.store_image("img", "fake-provider", external_id="old", state_time=time.time() - 50)
     newest = bench.store_image("img", "fake-provider", external_id="new", state_time=time.time() - 10)
@@ -72,8 +72,8 @@ def test_the_newest_ready_upload_is_used(bench: LauncherBench) -> None:
     assert bench.cloud("fake-provider").get_server(node.external_id)["image"] == {"id": "newer"}
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_vhd_image, node_vhd_and_qcow2, dib_upload_fail; "
-                  "driver-openstack.md 3.23, 3.24")
+@pytest.mark.spec("LAU-21.39, LAU-21.40, LAU-21.41; "
+                  "OST-3.23, OST-3.24")
 def test_each_provider_uses_its_own_upload(bench: LauncherBench) -> None:
     """Uploads to two clouds in two formats, later a third cloud whose upload failed."""
     bench.store_image("img", "fake-vhd", external_id="v", format="vhd")
@@ -96,7 +96,7 @@ def test_each_provider_uses_its_own_upload(bench: LauncherBench) -> None:
     assert "fake-raw" not in {n.provider for n in ready}
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_boot_from_volume; driver-openstack.md 3.23")
+@pytest.mark.spec("LAU-21.34; OST-3.23")
 def test_boot_from_volume(bench: LauncherBench) -> None:
     bench.start(config(provider(label={"boot-from-volume": True, "volume-size": 7})))
     request_id, nodes = bench.fulfilled("fake-label")

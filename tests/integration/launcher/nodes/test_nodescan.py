@@ -99,8 +99,8 @@ def scan(worker: NodescanWorker, node: Attributes, timeout: float = 20, checking
     return request
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan nodescan: one key per algorithm offered by the host")
-@pytest.mark.spec("driver-api.md 14.30: nodescan success")
+@pytest.mark.spec("LAU-21.189: one key per algorithm offered by the host")
+@pytest.mark.spec("DRV-14.30: nodescan success")
 @pytest.mark.parametrize("kind", ["ssh", "network_cli"])
 def test_every_key_once_with_one_connection_each(worker: NodescanWorker, sshd: SSHServer, kind: str) -> None:
     before = sshd.connections()
@@ -123,14 +123,14 @@ def test_only_the_types_the_host_has_are_asked_for(worker: NodescanWorker) -> No
         assert server.connections() - before == 2
 
 
-@pytest.mark.spec("driver-api.md 14.22: winrm nodes have no host keys")
+@pytest.mark.spec("DRV-14.22: winrm nodes have no host keys")
 def test_other_connection_types_only_connect(worker: NodescanWorker, peer: Any) -> None:
     silent = peer(lambda sock: None)
     assert scan(worker, target(silent.port, "winrm")).result() == []
     _wait(lambda: silent.count == 1)
 
 
-@pytest.mark.spec("driver-api.md 7.8: host_key_checking false: complete immediately, no connection, no keys")
+@pytest.mark.spec("DRV-7.8: host_key_checking false: complete immediately, no connection, no keys")
 def test_no_checking_no_connection(peer: Any) -> None:
     silent = peer(lambda sock: None)
     worker = NodescanWorker()
@@ -145,7 +145,7 @@ def test_no_checking_no_connection(peer: Any) -> None:
     worker.join()
 
 
-@pytest.mark.spec("driver-api.md 7.8: an address containing fake, or FAKE, completes without network")
+@pytest.mark.spec("DRV-7.8: an address containing fake, or FAKE, completes without network")
 def test_fake_addresses(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scan(worker, target(22, ip="fake_v6")).result() == ["ssh-rsa FAKEKEY"]
     assert scan(worker, target(5986, "winrm", ip="fake")).result() == []
@@ -155,7 +155,7 @@ def test_fake_addresses(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch)
     assert scan(worker, target(22, "network_cli", ip="192.0.2.1")).result() == ["ssh-rsa FAKEKEY"]
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan nodescan_connection_timeout: no connect -> connection-timeout error")
+@pytest.mark.spec("LAU-21.194: no connect -> connection-timeout error")
 def test_refused_until_timeout(worker: NodescanWorker) -> None:
     started = time.monotonic()
     request = scan(worker, target(free_port()), timeout=1)
@@ -164,7 +164,7 @@ def test_refused_until_timeout(worker: NodescanWorker) -> None:
     assert 0.9 < time.monotonic() - started < 5
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan nodescan_ssh_timeout: hanging handshake -> connection-timeout error")
+@pytest.mark.spec("LAU-21.195: hanging handshake -> connection-timeout error")
 def test_hanging_handshake(worker: NodescanWorker, peer: Any) -> None:
     silent = peer(lambda sock: None)
     with pytest.raises(exceptions.ConnectionTimeoutException):
@@ -176,8 +176,8 @@ def test_hanging_handshake(worker: NodescanWorker, peer: Any) -> None:
     _wait(lambda: not any(t.name.startswith("keyscan-ssh") for t in threading.enumerate()))
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan nodescan_ssh_error: repeated until the limit -> connection-timeout error")
-@pytest.mark.spec("launcher.md 16: pace retries, about one a second")
+@pytest.mark.spec("LAU-21.196: repeated until the limit -> connection-timeout error")
+@pytest.mark.spec("LAU-16: pace retries, about one a second")
 def test_handshake_errors(worker: NodescanWorker, peer: Any) -> None:
     def garbage(sock: socket.socket) -> None:
         sock.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
@@ -217,7 +217,7 @@ def test_dropped_connections_do_not_lose_keys(worker: NodescanWorker, peer: Any,
     assert dropped == [3]
 
 
-@pytest.mark.spec("launcher.md 21 test_nodescan nodescan_queue: with the parallel limit 1 two scans both complete")
+@pytest.mark.spec("LAU-21.197: with the parallel limit 1 two scans both complete")
 def test_queue(worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodescanWorker, "MAX_REQUESTS", 1)
     requests = [NodescanRequest(target(sshd.port), True, 20, None) for _ in range(2)]
@@ -228,7 +228,7 @@ def test_queue(worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.Monk
         assert len(request.result()) == 5
 
 
-@pytest.mark.spec("launcher.md 16: start the clock when scanning starts")
+@pytest.mark.spec("LAU-16: start the clock when scanning starts")
 def test_waiting_in_the_queue_is_not_on_the_clock(
     worker: NodescanWorker, peer: Any, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +244,7 @@ def test_waiting_in_the_queue_is_not_on_the_clock(
     assert len(queued.result()) == 5
 
 
-@pytest.mark.spec("launcher.md 16: at most 100 scans at a time; readiness of one scan must never depend on others")
+@pytest.mark.spec("LAU-16: at most 100 scans at a time; readiness of one scan must never depend on others")
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_parallel_scans_all_complete_soon(worker: NodescanWorker, count: int, record_property: Any) -> None:
     with ssh_server(kinds=["ed25519", "ecdsa256"]) as server:
@@ -281,7 +281,7 @@ def test_one_dead_host_delays_nobody(worker: NodescanWorker, peer: Any, sshd: SS
     worker.removeRequest(None)
 
 
-@pytest.mark.spec("launcher.md 16: an empty list for SSH should count as failure")
+@pytest.mark.spec("LAU-16: an empty list for SSH should count as failure")
 def test_no_keys_is_a_failure(worker: NodescanWorker) -> None:
     request = NodescanRequest(target(22, ip="192.0.2.1"), True, 10, None)
     request._finish()
@@ -362,7 +362,7 @@ def test_stop_fails_what_is_under_way(peer: Any) -> None:
             each.result()
 
 
-@pytest.mark.spec("launcher.md 16: blocking variant: same two phases, raising the connection-timeout error")
+@pytest.mark.spec("LAU-16: blocking variant: same two phases, raising the connection-timeout error")
 def test_blocking_variant(sshd: SSHServer) -> None:
     assert sorted(nodeutils.nodescan("127.0.0.1", sshd.port, 20)) == sorted(sshd.host_keys)
     assert nodeutils.nodescan("localhost", sshd.port, 20, gather_hostkeys=False) == []
@@ -421,7 +421,7 @@ def _wait(condition: Callable[[], bool], timeout: float = 10) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.spec("driver-api.md 7.8: test suites replace paramiko.transport.Transport")
+@pytest.mark.spec("DRV-7.8: test suites replace paramiko.transport.Transport")
 def test_errors_at_once_from_the_library_are_retried(
     worker: NodescanWorker, peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

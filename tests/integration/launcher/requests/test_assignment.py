@@ -1,4 +1,4 @@
-"""One request becomes nodes: every field, order, metadata, what is found at start (launcher.md section 5)."""
+"""One request becomes nodes: every field, order, metadata, what is found at start (LAU-5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_assignment; driver-openstack.md 3.4, 3.5")
+@pytest.mark.spec("LAU-21.1; OST-3.4, OST-3.5")
 def test_node_assignment(bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The request and its node as Zuul and the cloud see them."""
     monkeypatch.setattr("nodepool.launcher.LOCK_CLEANUP", 1)
@@ -76,7 +76,7 @@ def test_node_assignment(bench: LauncherBench, statsd: StatsdReceiver, monkeypat
     wait_for(lambda: request_id not in bench.zk.getNodeRequestLockIDs(), what="lock directory swept")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_assignment_order; driver-api.md 14.7; zookeeper-schema.md 10.3")
+@pytest.mark.spec("LAU-21.2; DRV-14.7; ZK-10.3")
 def test_nodes_are_in_the_order_of_the_labels(bench: LauncherBench) -> None:
     labels = ["l1", "l2", "l3", "l4"]
     bench.start(config(provider(labels=labels)))
@@ -94,7 +94,7 @@ def test_nodes_are_in_the_order_of_the_labels(bench: LauncherBench) -> None:
     assert len(set(request["nodes"])) == 3
 
 
-@pytest.mark.spec("zookeeper-schema.md 10: rules 1, 4, 7, 10, 11")
+@pytest.mark.spec("ZK-10: rules 1, 4, 7, 10, 11")
 def test_records_keep_what_zuul_relies_on(bench: LauncherBench) -> None:
     """What Zuul wrote stays; at the moment of fulfilment the nodes are unlocked, allocated and complete."""
     bench.start(config(provider()))
@@ -137,7 +137,7 @@ def test_records_keep_what_zuul_relies_on(bench: LauncherBench) -> None:
     assert bench.zuul.client.get(f"/nodepool/requests/{request_id}")[1].version == request_version
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.8; launcher.md 7: request znode gone")
+@pytest.mark.spec("ZK-10.8; LAU-7: request znode gone")
 def test_a_request_cancelled_during_the_launch_leaves_reusable_nodes(bench: LauncherBench) -> None:
     bench.start(config(provider(pool={"max-servers": 2})))
     bench.cloud("fake-provider").pause_creates = True
@@ -156,7 +156,7 @@ def test_a_request_cancelled_during_the_launch_leaves_reusable_nodes(bench: Laun
     assert len(reused) == 2
 
 
-@pytest.mark.spec("launcher.md 6: drop a paused handler as soon as its request disappears")
+@pytest.mark.spec("LAU-6: drop a paused handler as soon as its request disappears")
 def test_a_paused_request_that_is_cancelled_unpauses_the_pool(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     first, _nodes = bench.fulfilled("fake-label")
@@ -170,7 +170,7 @@ def test_a_paused_request_that_is_cancelled_unpauses_the_pool(bench: LauncherBen
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.14; launcher.md 2.12: a lock held by Zuul is tried again")
+@pytest.mark.spec("ZK-10.14; LAU-2.10: a lock held by Zuul is tried again")
 def test_a_request_locked_by_zuul_is_served_afterwards(bench: LauncherBench) -> None:
     pool = bench.make(config(provider()))
     request_id = bench.submit("fake-label")
@@ -190,7 +190,7 @@ def test_a_request_locked_by_zuul_is_served_afterwards(bench: LauncherBench) -> 
     assert bench.wait_request(request_id, "fulfilled")["relative_priority"] == 3
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher lost_requests")
+@pytest.mark.spec("LAU-21.63")
 def test_lost_requests(bench: LauncherBench) -> None:
     """A pending request of a dead launcher is served again, with the node that was ready for it."""
     request_id = bench.submit("fake-label", "fake-label", state="pending")
@@ -203,7 +203,7 @@ def test_lost_requests(bench: LauncherBench) -> None:
     bench.wait_gone(init.id)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_deallocation")
+@pytest.mark.spec("LAU-21.64")
 def test_a_ready_node_of_a_missing_request_is_freed(bench: LauncherBench) -> None:
     lost = bench.ready_node("fake-provider", "main", "fake-label", allocated_to="200-0000009999")
     bench.start(config(provider()))
@@ -215,7 +215,7 @@ def test_a_ready_node_of_a_missing_request_is_freed(bench: LauncherBench) -> Non
     wait_for(lambda: bench.node(lost.id).allocated_to is None)
 
 
-@pytest.mark.spec("zookeeper-schema.md 10.4, 10.5; schema 8.8")
+@pytest.mark.spec("ZK-10.4, ZK-10.5; ZK-8.8")
 def test_an_allocated_node_is_not_touched_while_zuul_holds_it(bench: LauncherBench) -> None:
     """Between Zuul's removal of the request and ``in-use`` the node is ready, locked and allocated to nobody."""
     bench.start(config(provider(labels=["fake-label", "other"], pool={"max-servers": 1}),
@@ -236,7 +236,7 @@ def test_an_allocated_node_is_not_touched_while_zuul_holds_it(bench: LauncherBen
     assert node_id not in bench.wait_request(second, "fulfilled")["nodes"]
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher multiple_pools; label_provider")
+@pytest.mark.spec("LAU-21.65; label_provider")
 def test_multiple_pools(bench: LauncherBench) -> None:
     bench.start(config(provider(pools=[
         {"name": "pool1", "availability-zones": ["az1"], "max-servers": 1, "labels": ["fake-label1"]},
@@ -247,8 +247,8 @@ def test_multiple_pools(bench: LauncherBench) -> None:
         ("az1", "pool1", ["fake-label1"]), ("az2", "pool2", ["fake-label2"])]
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_metadata, node_security_group, node_flavor_name, node_net_name, "
-                  "node_ipv6, node_auto_floating_ip; driver-openstack.md 3.8 - 3.10")
+@pytest.mark.spec("LAU-21.27, LAU-21.37, LAU-21.38, LAU-21.36"
+                  "node_ipv6, node_auto_floating_ip; OST-3.8 to OST-3.10")
 def test_what_reaches_the_cloud(bench: LauncherBench) -> None:
     image = {"cloud-image": "fake-image"}
     bench.start(config(provider(pools=[
@@ -271,7 +271,7 @@ def test_what_reaches_the_cloud(bench: LauncherBench) -> None:
     assert "bad" not in metadata
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_host_key_checking_false, node_network_cli; driver-api.md 14.22")
+@pytest.mark.spec("LAU-21.29, LAU-21.28; DRV-14.22")
 def test_host_keys(bench: LauncherBench) -> None:
     cloud_images = [{"name": "fake-image", "image-name": "Fake Precise"},
                     {"name": "cli", "image-name": "Fake Precise", "connection-type": "network_cli"},
@@ -294,7 +294,7 @@ def test_host_keys(bench: LauncherBench) -> None:
         assert node.username is None
 
 
-@pytest.mark.spec("driver-api.md 14.2; driver-fake-test-example.md 4.1")
+@pytest.mark.spec("DRV-14.2; FAK-4.1")
 def test_the_test_driver_serves_through_the_classic_api(bench: LauncherBench) -> None:
     bench.start({"labels": [{"name": "fake-label"}, {"name": "test-label", "min-ready": 1}],
                  "providers": [provider(), {"name": "tp", "driver": "test",
@@ -307,7 +307,7 @@ def test_the_test_driver_serves_through_the_classic_api(bench: LauncherBench) ->
     bench.use_up(request_id, two)
 
 
-@pytest.mark.spec("driver-api.md 14.32: attributes replaced on a handler are honoured")
+@pytest.mark.spec("DRV-14.32: attributes replaced on a handler are honoured")
 def test_handler_attributes_may_be_replaced(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     first, _nodes = bench.fulfilled("fake-label")

@@ -1,4 +1,4 @@
-"""Drivers written for 11.0.0's request handler: as fast as their checks allow (driver-api.md 5)."""
+"""Drivers written for 11.0.0's request handler: as fast as their checks allow (DRV-5)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_requests_do_not_wait_for_each_other(bench: LauncherBench, monkeypatch: 
     bench.wait_request(first, "fulfilled")
 
 
-@pytest.mark.spec("driver-api.md 5.5: one that counts recorded nodes fills one node set after the other")
+@pytest.mark.spec("DRV-5.5: one that counts recorded nodes fills one node set after the other")
 def test_requests_of_a_driver_that_counts_take_turns(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def has_room(handler: Any, _label: str) -> bool:
         return len([n for n in handler.zk.nodeIterator() if n.provider == "tp"]) < 2
@@ -76,7 +76,7 @@ def test_a_deletion_is_one_transaction(bench: LauncherBench, monkeypatch: pytest
     assert node.id not in bench.zk.getNodes() and not written
 
 
-@pytest.mark.spec("driver-api.md 6.2: nor does one for whose lock somebody waits stay behind")
+@pytest.mark.spec("DRV-6.2: nor does one for whose lock somebody waits stay behind")
 def test_a_deletion_while_somebody_waits_for_the_lock(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool.driver.test.provider import TestProvider
 

@@ -1,4 +1,4 @@
-"""Declines and failed requests (launcher.md 3)."""
+"""Declines and failed requests (LAU-3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher invalid_image_fails; driver-api.md 14.5")
+@pytest.mark.spec("LAU-21.25; DRV-14.5")
 def test_an_unknown_label_fails(bench: LauncherBench) -> None:
     pool = bench.start(config(provider("fake-one"), provider("fake-two", labels=["other"])))
     record = bench.wait_request(bench.submit("fake-label", "zorky-zuul"), "failed")
@@ -19,7 +19,7 @@ def test_an_unknown_label_fails(bench: LauncherBench) -> None:
     bench.wait_nodes(0)
 
 
-@pytest.mark.spec("launcher.md 3: images not available")
+@pytest.mark.spec("LAU-3: images not available")
 def test_a_missing_image_declines(bench: LauncherBench) -> None:
     bench.start(config(provider(
         diskimages=[{"name": "img"}], pools=[{"name": "main", "labels": [
@@ -31,19 +31,19 @@ def test_a_missing_image_declines(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher disabled_provider; driver-api.md 14.6")
+@pytest.mark.spec("LAU-21.74; DRV-14.6")
 def test_a_disabled_pool_declines(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 0})))
     assert bench.wait_request(bench.submit("fake-label"), "failed")["declined_by"] == list(pool.workers_by_id())
 
 
-@pytest.mark.spec("launcher.md 3: a disabled pool of better priority lets the next one serve; driver-api.md 14.6")
+@pytest.mark.spec("LAU-3: a disabled pool of better priority lets the next one serve; DRV-14.6")
 def test_a_disabled_pool_of_better_priority(bench: LauncherBench) -> None:
     bench.start(config(provider("fake-off", pool={"max-servers": 0}, priority=1), provider("fake-on", priority=2)))
     assert bench.fulfilled("fake-label")[1][0].provider == "fake-on"
 
 
-@pytest.mark.spec("driver-api.md 14.18: larger than the whole provider or pool limit")
+@pytest.mark.spec("DRV-14.18: larger than the whole provider or pool limit")
 def test_a_request_that_never_fits(bench: LauncherBench) -> None:
     bench.quota(cores=8)
     bench.start(config(provider("fake-small", pool={"max-servers": 1}), provider("fake-large")))
@@ -51,14 +51,14 @@ def test_a_request_that_never_fits(bench: LauncherBench) -> None:
     bench.wait_request(bench.submit(*["fake-label"] * 3), "failed")
 
 
-@pytest.mark.spec("launcher.md 3: declines of dead launchers stay and do not hinder a new one")
+@pytest.mark.spec("LAU-3: declines of dead launchers stay and do not hinder a new one")
 def test_old_declines_do_not_block(bench: LauncherBench) -> None:
     request_id = bench.submit("fake-label", declined_by=["some-dead-launcher"])
     bench.start(config(provider()))
     assert bench.wait_request(request_id, "fulfilled")["declined_by"] == ["some-dead-launcher"]
 
 
-@pytest.mark.spec("launcher.md 3: re-evaluated when the last pool that has not declined disappears")
+@pytest.mark.spec("LAU-3: re-evaluated when the last pool that has not declined disappears")
 def test_a_vanished_pool_does_not_leave_requests_hanging(bench: LauncherBench) -> None:
     registered = {"id": "elsewhere", "name": "main", "provider_name": "other", "supported_labels": ["fake-label", "x"],
                   "state": "running", "priority": 100, "paused": False, "hostname": "h", "kind": "pool",
@@ -84,7 +84,7 @@ def test_nothing_is_failed_while_pools_are_being_registered(bench: LauncherBench
         assert bench.wait_request(request_id, "fulfilled")["declined_by"] == []
 
 
-@pytest.mark.spec("launcher.md 2, issue 'Bad input': broken records concern only themselves")
+@pytest.mark.spec("LAU-2, issue 'Bad input': broken records concern only themselves")
 def test_broken_requests_disturb_nothing(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
     good = json.dumps({"state": "requested", "node_types": ["fake-label"]}).encode()
     create = bench.zuul.client.create
@@ -102,7 +102,7 @@ def test_broken_requests_disturb_nothing(bench: LauncherBench, caplog: pytest.Lo
     assert bench.zuul.request("strange")["state"] == "requested"
 
 
-@pytest.mark.spec("zookeeper-schema.md 5: optional keys; an empty set of labels")
+@pytest.mark.spec("ZK-5: optional keys; an empty set of labels")
 def test_a_minimal_request(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     path = bench.zuul.client.create(
@@ -111,7 +111,7 @@ def test_a_minimal_request(bench: LauncherBench) -> None:
     assert bench.wait_request(bench.submit(), "fulfilled")["nodes"] == []
 
 
-@pytest.mark.spec("launcher.md 8.5, driver-api.md 7.3: a label that can never work is offered as broken, the rest works")
+@pytest.mark.spec("LAU-8.5, DRV-7.3: a label that can never work is offered as broken, the rest works")
 def test_a_misconfigured_label(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
     from nodepool.exceptions import RuntimeConfigurationException
 

@@ -1,4 +1,4 @@
-"""A ready node that somebody locks at the last moment is left alone, and holds nobody up (launcher.md 5)."""
+"""A ready node that somebody locks at the last moment is left alone, and holds nobody up (LAU-5)."""
 
 from __future__ import annotations
 

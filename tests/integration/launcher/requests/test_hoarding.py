@@ -1,4 +1,4 @@
-"""No pool keeps a request that another could serve, and no two requests keep each other's nodes (launcher.md 4 - 6)."""
+"""No pool keeps a request that another could serve, and no two requests keep each other's nodes (LAU-4 to LAU-6)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_paused_request_moves_to_a_pool_with_room(bench: LauncherBench) -> Non
     wait_for(lambda: not any(p.paused for p in bench.zk.getRegisteredPools()), what="open again for everybody")
 
 
-@pytest.mark.spec("launcher.md 4: a request waits a while for a better pool before a worse one has it, but not for ever")
+@pytest.mark.spec("LAU-4: a request waits a while for a better pool before a worse one has it, but not for ever")
 def test_a_request_does_not_wait_for_ever_for_a_better_pool(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.launcher.requests.moves.PATIENCE", 0.5)
     bench.start(config(provider("fake-better", priority=1, pool={"max-servers": 1}), provider("fake-worse", priority=2)))

@@ -1,4 +1,4 @@
-"""min-ready nodes (launcher.md 14)."""
+"""min-ready nodes (LAU-14)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node")
+@pytest.mark.spec("LAU-21.26")
 def test_min_ready_nodes(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"node-attributes": {"key1": "value1"}}),
                               labels={"fake-label": {"min-ready": 2}}))
@@ -31,7 +31,7 @@ def test_min_ready_nodes(bench: LauncherBench) -> None:
     wait_for(lambda: not pool.min_ready._requests)
 
 
-@pytest.mark.spec("zookeeper-schema.md 5: our own requests carry what Zuul indexes; launcher.md 14")
+@pytest.mark.spec("ZK-5: our own requests carry what Zuul indexes; LAU-14")
 def test_the_request_of_a_min_ready_node(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(), labels={"fake-label": {}}))
     bench.cloud("fake-provider").pause_creates = True
@@ -46,7 +46,7 @@ def test_the_request_of_a_min_ready_node(bench: LauncherBench) -> None:
     assert stat.ephemeralOwner == pool.zk.client.session_id
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher disabled_label")
+@pytest.mark.spec("LAU-21.35")
 @pytest.mark.parametrize("amount", [0, -1])
 def test_a_disabled_label(bench: LauncherBench, amount: int) -> None:
     bench.start(config(provider(labels=["fake-label", "wanted"]),
@@ -56,7 +56,7 @@ def test_a_disabled_label(bench: LauncherBench, amount: int) -> None:
     assert len(bench.zk.getNodes()) == 1
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher multiple_launcher; launcher.md 14, issue: two launchers keep exactly N")
+@pytest.mark.spec("LAU-21.30; LAU-14, issue: two launchers keep exactly N")
 def test_two_launchers_keep_exactly_n(bench: LauncherBench) -> None:
     labels = {"fake-label": {"min-ready": 3}, "other": {"min-ready": 1}}
     content = config(provider(labels=["fake-label", "other"]), labels=labels)
@@ -76,7 +76,7 @@ def test_two_launchers_keep_exactly_n(bench: LauncherBench) -> None:
     assert len(bench.zk.getNodes()) == 4
 
 
-@pytest.mark.spec("launcher.md 14: only when an image is there; follows raised numbers; failed ones are tried again")
+@pytest.mark.spec("LAU-14: only when an image is there; follows raised numbers; failed ones are tried again")
 def test_min_ready_waits_for_an_image(bench: LauncherBench) -> None:
     dib = {"diskimages": [{"name": "img", "elements": ["x"]}], "elements-dir": ".", "images-dir": str(bench.tmp)}
     fake = provider(diskimages=[{"name": "img"}], pools=[
@@ -91,7 +91,7 @@ def test_min_ready_waits_for_an_image(bench: LauncherBench) -> None:
     bench.wait_nodes(2, state="ready", allocated_to=None)
 
 
-@pytest.mark.spec("launcher.md 14: min-ready in no pool or in a missing provider is tolerated")
+@pytest.mark.spec("LAU-14: min-ready in no pool or in a missing provider is tolerated")
 def test_min_ready_without_a_pool(bench: LauncherBench) -> None:
     bench.start(config(provider(), labels={"orphan": {"min-ready": 1}, "fake-label": {"min-ready": 1}}))
     bench.wait_nodes(1, state="ready", allocated_to=None)

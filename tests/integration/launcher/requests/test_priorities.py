@@ -1,4 +1,4 @@
-"""Which request first, which pool (launcher.md 2, 4)."""
+"""Which request first, which pool (LAU-2, LAU-4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
-SPEC = "launcher.md 21 test_launcher "
+SPEC = "LAU-21: "
 
 
 def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[str]:
@@ -28,7 +28,7 @@ def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[st
     return order
 
 
-@pytest.mark.spec(SPEC + "request_order; driver-api.md 8: precedence, relative priority, sequence")
+@pytest.mark.spec(SPEC + "request_order; DRV-8: precedence, relative priority, sequence")
 def test_request_order(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     blocker, _nodes = bench.fulfilled("fake-label")
@@ -84,7 +84,7 @@ def test_provider_priority(bench: LauncherBench) -> None:
     assert pool.getPoolWorkers("fake-high")[0].paused
 
 
-@pytest.mark.spec("launcher.md 4: priority of the pool before that of the provider")
+@pytest.mark.spec("LAU-4: priority of the pool before that of the provider")
 def test_pool_priority(bench: LauncherBench) -> None:
     bench.start(config(provider(priority=5, pools=[
         {"name": "a", "labels": ["fake-label"]}, {"name": "b", "priority": 1, "labels": ["fake-label"]}])))
@@ -102,13 +102,13 @@ def test_provider_wish(bench: LauncherBench) -> None:
     assert bench.fulfilled("only-one", provider="fake-two")[1][0].provider == "fake-one"
 
 
-@pytest.mark.spec("launcher.md 2.4: the wish is void when the wanted provider has declined")
+@pytest.mark.spec("LAU-2.4: the wish is void when the wanted provider has declined")
 def test_a_declined_provider_wish(bench: LauncherBench) -> None:
     bench.start(config(provider("fake-one", pool={"max-servers": 1}), provider("fake-two")))
     assert bench.fulfilled("fake-label", "fake-label", provider="fake-one")[1][0].provider == "fake-two"
 
 
-@pytest.mark.spec("launcher.md 2.5, schema 4: a better pool of another launcher is yielded to while it is not paused")
+@pytest.mark.spec("LAU-2.5, ZK-4: a better pool of another launcher is yielded to while it is not paused")
 def test_yield_to_another_launcher(bench: LauncherBench) -> None:
     first = bench.start(config(provider("fake-one", priority=1, pool={"max-servers": 1})), name="one.yaml")
     second = bench.start(config(provider("fake-two", priority=2)), name="two.yaml")
@@ -123,7 +123,7 @@ def test_yield_to_another_launcher(bench: LauncherBench) -> None:
     assert bench.node(bench.wait_request(waiting, "fulfilled")["nodes"][0]).provider == "fake-two"
 
 
-@pytest.mark.spec("launcher.md 2: equal pools share the work; a request is served once only")
+@pytest.mark.spec("LAU-2: equal pools share the work; a request is served once only")
 def test_two_launchers_with_one_provider(bench: LauncherBench) -> None:
     content = config(provider(pool={"max-servers": 10}))
     bench.start(content, name="one.yaml")

@@ -1,4 +1,4 @@
-"""Pool and provider limits: pause, continue node by node, decline what never fits (launcher.md 8)."""
+"""Pool and provider limits: pause, continue node by node, decline what never fits (LAU-8)."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def two_then_two(bench: LauncherBench, pool: Any) -> None:
     bench.use_up(second)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_assignment_at_pool_quota_{cores,instances,ram,volumes,volume_gb}; "
-                  "driver-openstack.md 3.11")
+@pytest.mark.spec("LAU-21.3, LAU-21.4, LAU-21.5, LAU-21.6, LAU-21.7; "
+                  "OST-3.11")
 @pytest.mark.parametrize(("limit", "label"), [
     ({"max-cores": 8}, {}), ({"max-servers": 2}, {}), ({"max-ram": 16384}, {}),
     ({"max-volumes": 2}, VOLUME), ({"max-volume-gb": 80}, VOLUME)])
@@ -56,8 +56,8 @@ def test_pool_quota(bench: LauncherBench, limit: dict[str, int], label: dict[str
     two_then_two(bench, bench.start(config(provider(pool=limit, label=label))))
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_assignment_at_cloud_{cores,instances,ram,volumes,volume_gb}_quota"
-                  "; driver-openstack.md 3.12")
+@pytest.mark.spec("LAU-21.14, LAU-21.15, LAU-21.16, LAU-21.17, LAU-21.18"
+                  "; OST-3.12")
 @pytest.mark.parametrize(("limits", "label"), [
     ({"cores": 8}, {}), ({"instances": 2}, {}), ({"ram": 16384}, {}), ({"volumes": 2}, VOLUME),
     ({"gigabytes": 80}, VOLUME)])
@@ -66,8 +66,8 @@ def test_cloud_quota(bench: LauncherBench, limits: dict[str, float], label: dict
     two_then_two(bench, bench.start(config(provider(label=label))))
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_assignment_at_cloud_cores_quota: no limit; "
-                  "driver-openstack.md 3.12")
+@pytest.mark.spec("LAU-21.14: no limit; "
+                  "OST-3.12")
 @pytest.mark.parametrize("unlimited", [-1, math.inf])
 def test_unlimited_cloud(bench: LauncherBench, unlimited: float) -> None:
     bench.quota(cores=unlimited, instances=-1, ram=unlimited, volumes=unlimited, gigabytes=unlimited)
@@ -75,7 +75,7 @@ def test_unlimited_cloud(bench: LauncherBench, unlimited: float) -> None:
     bench.fulfilled(*["fake-label"] * 6)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher decline_at_quota; driver-api.md 14.14")
+@pytest.mark.spec("LAU-21.19; DRV-14.14")
 def test_decline_at_quota(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 2}), labels={"other-label": {}}))
     bench.fulfilled("fake-label")
@@ -89,7 +89,7 @@ def test_decline_at_quota(bench: LauncherBench) -> None:
     assert bench.zuul.request(paused)["state"] == "pending"
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher over_quota; driver-api.md 14.11; driver-openstack.md 3.14")
+@pytest.mark.spec("LAU-21.20; DRV-14.11; OST-3.14")
 @pytest.mark.parametrize("ignore", [False, True])
 def test_over_quota(bench: LauncherBench, ignore: bool) -> None:
     """The cloud refuses although the numbers said it would fit."""
@@ -106,7 +106,7 @@ def test_over_quota(bench: LauncherBench, ignore: bool) -> None:
     assert len(bench.servers("fake-provider")) == 1
 
 
-@pytest.mark.spec("driver-api.md 14.11: the cloud refuses a node for a quota of which it does not tell: paused, retried")
+@pytest.mark.spec("DRV-14.11: the cloud refuses a node for a quota of which it does not tell: paused, retried")
 def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a new node each second nor a request that keeps what has failed."""
     monkeypatch.setattr("nodepool.driver.statemachine.provider.REFUSED", Backoff(0.2, 30.0))
@@ -131,8 +131,8 @@ def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.Monk
     assert not pool.getProviderManager("fake-provider").refusals.wait("fake-label")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher launchNode_node_fault_message; driver-openstack.md 3.15; "
-                  "driver-api.md 14.11: statistics")
+@pytest.mark.spec("LAU-21.79; OST-3.15; "
+                  "DRV-14.11: statistics")
 def test_a_quota_fault_pauses(bench: LauncherBench, statsd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool.driver.fake.adapter import FakeLaunchAndGetFaultCloud
     from nodepool.driver.statemachine import StateMachineProvider
@@ -155,7 +155,7 @@ def test_a_quota_fault_pauses(bench: LauncherBench, statsd: Any, monkeypatch: py
     bench.wait_nodes(0)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher ignore_provider_quota_false")
+@pytest.mark.spec("LAU-21.83")
 def test_provider_quota_is_obeyed(bench: LauncherBench) -> None:
     bench.quota(cores=0)
     pool = bench.start(config(provider()))
@@ -163,7 +163,7 @@ def test_provider_quota_is_obeyed(bench: LauncherBench) -> None:
     assert bench.wait_request(request_id, "failed")["declined_by"] == list(pool.workers_by_id())
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher ignore_provider_quota_true; driver-api.md 14.17")
+@pytest.mark.spec("LAU-21.84; DRV-14.17")
 def test_provider_quota_is_ignored_when_told(bench: LauncherBench) -> None:
     bench.quota(cores=0)
     pool = bench.start(config(provider(pool={"ignore-provider-quota": True, "max-servers": 1})))
@@ -177,7 +177,7 @@ def test_provider_quota_is_ignored_when_told(bench: LauncherBench) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher ignore_provider_quota_true_with_provider_error")
+@pytest.mark.spec("LAU-21.85")
 def test_provider_errors_with_ignored_quota(bench: LauncherBench, statsd: Any) -> None:
     bench.quota(instances=0)
     pool = bench.start(config(provider(pool={"ignore-provider-quota": True})))
@@ -190,7 +190,7 @@ def test_provider_errors_with_ignored_quota(bench: LauncherBench, statsd: Any) -
     bench.wait_nodes(1)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher fail_minready_request_at_capacity; driver-api.md 14.16")
+@pytest.mark.spec("LAU-21.24; DRV-14.16")
 def test_min_ready_requests_never_wait(bench: LauncherBench) -> None:
     bench.start(config(provider(pool={"max-servers": 1})))
     bench.fulfilled("fake-label")
@@ -198,7 +198,7 @@ def test_min_ready_requests_never_wait(bench: LauncherBench) -> None:
     assert len(bench.wait_request(request_id, "failed")["declined_by"]) == 1
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher provider_wont_wedge; driver-api.md 14.15")
+@pytest.mark.spec("LAU-21.76; DRV-14.15")
 def test_provider_wont_wedge(bench: LauncherBench) -> None:
     """Full of idle nodes of another label: the oldest one goes, and only that."""
     bench.start(config(provider(labels=["fake-label1", "fake-label2"], pool={"max-servers": 2})))
@@ -210,7 +210,7 @@ def test_provider_wont_wedge(bench: LauncherBench) -> None:
     assert left[0].state == "ready"
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher paused_gets_declined; driver-api.md 14.13")
+@pytest.mark.spec("LAU-21.69; DRV-14.13")
 def test_paused_gets_declined(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 2})))
     bench.fulfilled("fake-label", "fake-label")
@@ -222,7 +222,7 @@ def test_paused_gets_declined(bench: LauncherBench) -> None:
     wait_for(lambda: not worker.paused_handlers and not worker.request_handlers)
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher multiple_paused_requests; driver-api.md 14.12")
+@pytest.mark.spec("LAU-21.86; DRV-14.12")
 def test_multiple_paused_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cloud refuses two launches under way; they are served in the order of the requests."""
     pool = bench.start(config(provider(pool={"max-servers": 2, "ignore-provider-quota": True})))
@@ -254,7 +254,7 @@ def test_multiple_paused_requests(bench: LauncherBench, monkeypatch: pytest.Monk
     bench.wait_request(late, "fulfilled")
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher exception_causing_decline_of_paused_request; driver-api.md 14.13")
+@pytest.mark.spec("LAU-21.82; DRV-14.13")
 def test_an_exception_declines_a_paused_request(bench: LauncherBench) -> None:
     bench.quota(instances=2)
     pool = bench.start(config(provider(pool={"max-servers": 2})))
@@ -275,7 +275,7 @@ def test_an_exception_declines_a_paused_request(bench: LauncherBench) -> None:
     assert not worker.paused
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher node_launch_with_broken_znodes; driver-api.md 14.19")
+@pytest.mark.spec("LAU-21.50; DRV-14.19")
 def test_broken_node_records_disturb_nothing(bench: LauncherBench) -> None:
     bench.ready_node("fake-provider", None, "fake-label", state="hold")
     bench.ready_node("fake-provider", "main", None, state="hold")
@@ -290,7 +290,7 @@ def test_broken_node_records_disturb_nothing(bench: LauncherBench) -> None:
     wait_for(lambda: len(bench.zk.getNodes()) == 9)
 
 
-@pytest.mark.spec("launcher.md 8.1: unmanaged instances are subtracted; max-resources")
+@pytest.mark.spec("LAU-8.1: unmanaged instances are subtracted; max-resources")
 def test_unmanaged_instances_count(bench: LauncherBench) -> None:
     bench.quota(cores=8)
     pool = bench.start(config(provider()))
@@ -302,7 +302,7 @@ def test_unmanaged_instances_count(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("launcher.md 2.11, driver-api.md 14.33: max-concurrency")
+@pytest.mark.spec("LAU-2.9, DRV-14.33: max-concurrency")
 def test_max_concurrency(bench: LauncherBench) -> None:
     bench.start(config(provider(**{"max-concurrency": 1})))
     cloud = bench.cloud("fake-provider")
@@ -317,7 +317,7 @@ def test_max_concurrency(bench: LauncherBench) -> None:
         bench.wait_request(request_id, "fulfilled")
 
 
-@pytest.mark.spec("driver-api.md 14.33: max-concurrency 0 accepts nothing")
+@pytest.mark.spec("DRV-14.33: max-concurrency 0 accepts nothing")
 def test_max_concurrency_zero(bench: LauncherBench) -> None:
     bench.start(config(provider("fake-one", **{"max-concurrency": 0}), provider("fake-two", labels=["two"])))
     request_id = bench.submit("fake-label")
@@ -342,7 +342,7 @@ class SlowLimits:
         return self.original()
 
 
-@pytest.mark.spec("driver-api.md 6.4: if fetching limits fails and an older value exists, use that")
+@pytest.mark.spec("DRV-6.4: if fetching limits fails and an older value exists, use that")
 def test_limits_that_fail_after_a_refusal_fail_no_request(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.quota(instances=2)
     pool = bench.start(config(provider()))
@@ -360,7 +360,7 @@ def test_limits_that_fail_after_a_refusal_fail_no_request(bench: LauncherBench, 
     assert limits.fails
 
 
-@pytest.mark.spec("launcher.md 8.1: limits are asked for again after a refusal, before the next launch")
+@pytest.mark.spec("LAU-8.1: limits are asked for again after a refusal, before the next launch")
 def test_a_refused_request_waits_for_the_limits_without_launching(
         bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.quota(instances=2)

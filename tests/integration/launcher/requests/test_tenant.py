@@ -1,4 +1,4 @@
-"""Tenant limits: deferred, never declined; other tenants pass by (launcher.md 8.4)."""
+"""Tenant limits: deferred, never declined; other tenants pass by (LAU-8.4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
 VOLUME = {"boot-from-volume": True, "volume-size": 40}
-SPEC = "launcher.md 21 test_launcher node_assignment_at_tenant_quota_"
+SPEC = "LAU-21: "
 
 
 def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
@@ -20,7 +20,7 @@ def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
     assert record is not None and record["state"] == "requested" and not record.get("declined_by")
 
 
-@pytest.mark.spec(SPEC + "{cores,instances,ram,volumes,volume_gb}; driver-openstack.md 3.13")
+@pytest.mark.spec(SPEC + "{cores,instances,ram,volumes,volume_gb}; OST-3.13")
 @pytest.mark.parametrize(("limit", "label", "gauge"), [
     ({"max-cores": 8}, {}, "cores:8"), ({"max-servers": 2}, {}, "instances:2"), ({"max-ram": 16384}, {}, "ram:16384"),
     ({"max-volumes": 2}, VOLUME, "volumes:2"), ({"max-volume-gb": 80}, VOLUME, "volume-gb:80")])
@@ -58,7 +58,7 @@ def test_idle_nodes_do_not_lift_the_limit(bench: LauncherBench) -> None:
     bench.wait_request(second, "fulfilled")
 
 
-@pytest.mark.spec("launcher.md 8.4: over all providers; accepted but unrecorded nodes count; others pass by")
+@pytest.mark.spec("LAU-8.4: over all providers; accepted but unrecorded nodes count; others pass by")
 def test_the_limit_holds_over_providers_and_under_load(bench: LauncherBench) -> None:
     pool = bench.start(config(provider("fake-one"), provider("fake-two"), **{
         "tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 3}]}))
@@ -80,7 +80,7 @@ def test_the_limit_holds_over_providers_and_under_load(bench: LauncherBench) -> 
     assert not pool.zk.reservations.tenant("tenant-1").get("instances")
 
 
-@pytest.mark.spec("launcher.md 8.4: deferred even when it can never fit; the limit follows the configuration")
+@pytest.mark.spec("LAU-8.4: deferred even when it can never fit; the limit follows the configuration")
 def test_a_raised_limit_lets_waiting_requests_go(bench: LauncherBench) -> None:
     limited = {"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1, "something": 7}]}
     pool = bench.start(config(provider(), **limited))
@@ -91,7 +91,7 @@ def test_a_raised_limit_lets_waiting_requests_go(bench: LauncherBench) -> None:
     bench.wait_request(request_id, "fulfilled")
 
 
-@pytest.mark.spec("launcher.md 8.4: a node that another launcher gives to another tenant makes room")
+@pytest.mark.spec("LAU-8.4: a node that another launcher gives to another tenant makes room")
 def test_a_node_goes_to_another_tenant(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 1}]}))
     first, (node,) = bench.fulfilled("fake-label", tenant_name="tenant-1")

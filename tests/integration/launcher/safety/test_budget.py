@@ -1,4 +1,4 @@
-"""How few ZooKeeper operations a request takes (design.md 3.3); time and CPU are in tests/benchmark."""
+"""How few ZooKeeper operations a request takes; time and CPU are in tests/benchmark."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fulfilled(facade: ZooKeeper, request_id: str) -> list[str]:
     return list(request.nodes)
 
 
-@pytest.mark.spec("design.md 3.3: a launched node costs at most 5 transactions and 3 reads from submission to removal")
+@pytest.mark.spec("a launched node costs at most 5 transactions and 3 reads from submission to removal")
 def test_a_launched_node(pool: NodePool, zk_chroot: Chroot) -> None:
     facade = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     transactions, reads = operations(pool)
@@ -67,7 +67,7 @@ def test_a_launched_node(pool: NodePool, zk_chroot: Chroot) -> None:
     assert operations(pool)[1] - reads <= 3
 
 
-@pytest.mark.spec("design.md 3.3: a ready node costs at most 2 transactions and 1 read")
+@pytest.mark.spec("a ready node costs at most 2 transactions and 1 read")
 def test_a_ready_node(pool: NodePool, zk_chroot: Chroot) -> None:
     facade = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     node = zk.Node()

@@ -95,7 +95,7 @@ class Users:
         self.random.choice([self.submit, self.submit, self.submit, self.cancel, self.revise, self.finish, self.finish])()
 
 
-@pytest.mark.spec("issue: 0 requests lost, 0 nodes handed out twice, 0 resources leaked; zookeeper-schema.md 10")
+@pytest.mark.spec("issue: 0 requests lost, 0 nodes handed out twice, 0 resources leaked; ZK-10")
 @pytest.mark.parametrize("seed", range(int(os.environ.get("NODEPOOL_CHAOS_SEEDS", "4"))))
 def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
     content = config(provider(labels=["a", "b"], pool={"max-servers": 7}), labels={"a": {"min-ready": 1}}, **{

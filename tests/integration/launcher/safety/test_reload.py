@@ -1,4 +1,4 @@
-"""Changes of the configuration while everything runs (launcher.md 15)."""
+"""Changes of the configuration while everything runs (LAU-15)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nodepool.driver.statemachine.handler import StateMachineHandler
 from tests.conftest import wait_for
 from tests.support.launcher import CLOUDS, LauncherBench, config, provider
 
-SPEC = "launcher.md 21 test_launcher "
+SPEC = "LAU-21: "
 
 
 @pytest.mark.spec(SPEC + "provider_removal")
@@ -32,7 +32,7 @@ def test_provider_removal(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("launcher.md 15: removed provider: in-flight requests are finished or handed back")
+@pytest.mark.spec("LAU-15: removed provider: in-flight requests are finished or handed back")
 def test_provider_removal_with_requests_under_way(bench: LauncherBench) -> None:
     one, two = provider("fake-one", priority=2), provider("fake-two", priority=1, pool={"max-servers": 1})
     pool = bench.start(config(one, two))
@@ -50,7 +50,7 @@ def test_provider_removal_with_requests_under_way(bench: LauncherBench) -> None:
     bench.use_up(*([launching] if bench.node(record["nodes"][0]).provider == "fake-one" else []))
 
 
-@pytest.mark.spec("launcher.md 15: removed provider: paused handlers free their nodes")
+@pytest.mark.spec("LAU-15: removed provider: paused handlers free their nodes")
 def test_provider_removal_with_paused_requests(bench: LauncherBench) -> None:
     one = provider("fake-one", priority=2)
     two = provider("fake-two", priority=1, pool={"max-servers": 1})
@@ -63,8 +63,8 @@ def test_provider_removal_with_paused_requests(bench: LauncherBench) -> None:
     assert bench.node(bench.wait_request(waiting, "fulfilled")["nodes"][0]).provider == "fake-one"
 
 
-@pytest.mark.spec("driver-api.md 14.23: a provider is replaced only when its configuration changed; "
-                  "driver-openstack.md 3.2")
+@pytest.mark.spec("DRV-14.23: a provider is replaced only when its configuration changed; "
+                  "OST-3.2")
 def test_only_changed_providers_are_replaced(bench: LauncherBench) -> None:
     pool = bench.start(config(provider("fake-one"), provider("fake-two")))
     one, two = pool.getProviderManager("fake-one"), pool.getProviderManager("fake-two")
@@ -83,7 +83,7 @@ def test_only_changed_providers_are_replaced(bench: LauncherBench) -> None:
     assert pool.getProviderManager("fake-one").provider.cloud_config.config["auth"]["username"] == "another"
 
 
-@pytest.mark.spec("driver-api.md 14.23; launcher.md 15: launches under way survive a changed provider")
+@pytest.mark.spec("DRV-14.23; LAU-15: launches under way survive a changed provider")
 def test_a_launch_survives_a_changed_provider(bench: LauncherBench) -> None:
     pool = bench.start(config(provider()))
     old, cloud = pool.getProviderManager("fake-provider"), bench.cloud("fake-provider")
@@ -97,7 +97,7 @@ def test_a_launch_survives_a_changed_provider(bench: LauncherBench) -> None:
     wait_for(lambda: not old.running)
 
 
-@pytest.mark.spec("launcher.md 15: pools added and removed inside a provider; labels, limits, priorities at once")
+@pytest.mark.spec("LAU-15: pools added and removed inside a provider; labels, limits, priorities at once")
 def test_pools_and_labels_follow(bench: LauncherBench) -> None:
     def pools(*names: str, **options: Any) -> dict[str, Any]:
         return provider(pools=[{"name": n, "labels": [f"label-{n}"], **options} for n in names])
@@ -120,7 +120,7 @@ def test_registered_labels_follow(bench: LauncherBench) -> None:
     wait_for(lambda: [set(p.supported_labels) for p in bench.zk.getRegisteredPools()] == [{"fake-label", "third"}])
 
 
-@pytest.mark.spec("launcher.md 15: a broken file keeps the running configuration")
+@pytest.mark.spec("LAU-15: a broken file keeps the running configuration")
 def test_a_broken_file_changes_nothing(bench: LauncherBench) -> None:
     pool = bench.start(config(provider()))
     path = pathlib.Path(pool.configfile)
@@ -160,7 +160,7 @@ def test_a_changed_file_is_validated(bench: LauncherBench, caplog: pytest.LogCap
     wait_for(lambda: pool.config is not before and pool.config_state.error is None)
 
 
-@pytest.mark.spec(SPEC + "secure_file; launcher.md 15: an empty secure file")
+@pytest.mark.spec(SPEC + "secure_file; LAU-15: an empty secure file")
 def test_secure_file(bench: LauncherBench) -> None:
     values = yaml.safe_load(pathlib.Path(bench.config(config(provider()))).read_text())
     secret = {key: values.pop(key) for key in ("zookeeper-servers", "zookeeper-tls")}
@@ -182,7 +182,7 @@ def test_secure_file(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("python-interface.md 1, 4: names and life of NodePool")
+@pytest.mark.spec("PY-1, PY-4: names and life of NodePool")
 def test_interface(bench: LauncherBench) -> None:
     pool = bench.make(config(provider()))
     assert pool.config is None
@@ -205,7 +205,7 @@ def test_interface(bench: LauncherBench) -> None:
     wait_for(lambda: pool.config is not before)
 
 
-@pytest.mark.spec("issue: a graceful stop hands work to the next start; launcher.md 15 signals")
+@pytest.mark.spec("issue: a graceful stop hands work to the next start; LAU-15 signals")
 def test_stop_and_start_with_work_under_way(bench: LauncherBench) -> None:
     content = config(provider())
     first = bench.start(content)
@@ -240,7 +240,7 @@ def test_a_changed_clouds_yaml_is_noticed(bench: LauncherBench) -> None:
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("launcher.md: a changed provider is replaced; requests under way go on with its successor")
+@pytest.mark.spec("LAU: a changed provider is replaced; requests under way go on with its successor")
 def test_replaced_between_plan_and_launch(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()))
     old = pool.getProviderManager("fake-provider")

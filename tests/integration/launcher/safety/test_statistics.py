@@ -1,4 +1,4 @@
-"""Gauges (launcher.md 20)."""
+"""Gauges (LAU-20)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
 
-@pytest.mark.spec("launcher.md 21 test_launcher requests_by_provider_stats")
+@pytest.mark.spec("LAU-21.93")
 def test_addressable_requests(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     pool = bench.start(config(provider("fake-one", labels=["a", "b"], pool={"max-servers": 1}),
                               provider("fake-two", labels=["b"], pool={"max-servers": 1})))
@@ -22,7 +22,7 @@ def test_addressable_requests(bench: LauncherBench, statsd: StatsdReceiver) -> N
     statsd.wait(prefix.format("fake-two"), "4|g")
 
 
-@pytest.mark.spec("launcher.md 20: zero-filled gauges by state, label and provider; elected reporter")
+@pytest.mark.spec("LAU-20: zero-filled gauges by state, label and provider; elected reporter")
 def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     from nodepool.zk.records import Node
 
@@ -47,7 +47,7 @@ def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     wait_for(lambda: second.statistics._elected, what="the other one reports")
 
 
-@pytest.mark.spec("launcher.md 20: launch results by provider, zone and requestor")
+@pytest.mark.spec("LAU-20: launch results by provider, zone and requestor")
 def test_launch_results(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     bench.start(config(provider(pool={"availability-zones": ["az1"]})))
     bench.fulfilled("fake-label", requestor="a.b:c")

@@ -1,4 +1,4 @@
-"""Slivers on nodes of another provider: a launcher with driver ``nodemanager`` and ``backing-label`` (nodemanager.md C.8)."""
+"""Slivers on nodes of another provider: a launcher with driver ``nodemanager`` and ``backing-label`` (NM-C.8)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def end(bench: LauncherBench, hosts: BackingHosts, *nodes: dict[str, Any]) -> No
     wait_for(lambda: not backing(bench) and not hosts.places(), 40, "the backing nodes to be given back")
 
 
-@pytest.mark.spec("nodemanager.md C.8: backing-label takes whole nodes as metastatic does, pushes the daemon, hands out slivers")
+@pytest.mark.spec("NM-C.8: backing-label takes whole nodes as metastatic does, pushes the daemon, hands out slivers")
 def test_life(bench: LauncherBench, hosts: BackingHosts) -> None:
     bench.start(hosts.config())
     node = get(bench)
@@ -73,7 +73,7 @@ def test_life(bench: LauncherBench, hosts: BackingHosts) -> None:
     assert not hosts.directory.exists()
 
 
-@pytest.mark.spec("nodemanager.md C.8: slivers share a backing node as long as it has room")
+@pytest.mark.spec("NM-C.8: slivers share a backing node as long as it has room")
 def test_two_share_and_a_third_needs_another(bench: LauncherBench, hosts: BackingHosts) -> None:
     bench.start(hosts.config(config={"max-slivers": 2}))
     first, second = get(bench), get(bench)
@@ -86,7 +86,7 @@ def test_two_share_and_a_third_needs_another(bench: LauncherBench, hosts: Backin
     end(bench, hosts, first, second)
 
 
-@pytest.mark.spec("nodemanager.md C.8: what fits is decided by GetCapacity of the backing node")
+@pytest.mark.spec("NM-C.8: what fits is decided by GetCapacity of the backing node")
 def test_room_of_a_backing_node(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
     """Many requests at once ask for as many backing nodes as they need, once it is known how large these are."""
     cores = os.cpu_count() or 1
@@ -106,7 +106,7 @@ def test_too_large_for_any(bench: LauncherBench, hosts: BackingHosts, caplog: py
     wait_for(lambda: not backing(bench) and not hosts.places(), 40)
 
 
-@pytest.mark.spec("nodemanager.md C.8: quota comes from the backing nodes and the pool")
+@pytest.mark.spec("NM-C.8: quota comes from the backing nodes and the pool")
 def test_requests_wait_when_no_more_backing_nodes_may_be_had(bench: LauncherBench, hosts: BackingHosts) -> None:
     # A request that was refused is looked at each second or less often: the host must not go before.
     pool = bench.start(hosts.config(config={"max-slivers": 1}, **{"max-backing-nodes": 1, "grace-time": 10}))
@@ -124,7 +124,7 @@ def test_requests_wait_when_no_more_backing_nodes_may_be_had(bench: LauncherBenc
     end(bench, hosts, {"id": second})
 
 
-@pytest.mark.spec("nodemanager.md C.8: the SSH connection may break: slivers and sessions live on, the launcher connects again")
+@pytest.mark.spec("NM-C.8: the SSH connection may break: slivers and sessions live on, the launcher connects again")
 def test_broken_connection_and_killed_daemon(bench: LauncherBench, hosts: BackingHosts) -> None:
     pool = bench.start(hosts.config(**{"grace-time": 300}))
     node = get(bench)
@@ -150,7 +150,7 @@ def test_broken_connection_and_killed_daemon(bench: LauncherBench, hosts: Backin
     wait_for(lambda: not backing(bench) and not hosts.places(), 40, "the backing node to be given back")
 
 
-@pytest.mark.spec("nodemanager.md C.8: a backing node that was deleted takes its nodes along; the next request gets another")
+@pytest.mark.spec("NM-C.8: a backing node that was deleted takes its nodes along; the next request gets another")
 def test_backing_node_that_was_deleted(bench: LauncherBench, hosts: BackingHosts) -> None:
     bench.start(hosts.config(config={"max-slivers": 1}))
     node = get(bench)
@@ -182,7 +182,7 @@ def test_backing_node_that_was_deleted_while_no_launcher_ran(bench: LauncherBenc
     end(bench, hosts, get(bench), get(bench))
 
 
-@pytest.mark.spec("nodemanager.md C.8: a silent backing node: ready nodes go, requests get another, it is given back")
+@pytest.mark.spec("NM-C.8: a silent backing node: ready nodes go, requests get another, it is given back")
 def test_silent_backing_node(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture,
                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.driver.nodemanager.machines.GIVE_UP", 1.5)
@@ -211,7 +211,7 @@ def test_silent_backing_node(bench: LauncherBench, hosts: BackingHosts, caplog: 
     hosts.clear(lost["interface_ip"])
 
 
-@pytest.mark.spec("nodemanager.md C.8: the host key of the backing node is verified")
+@pytest.mark.spec("NM-C.8: the host key of the backing node is verified")
 def test_another_machine_at_the_address(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture) -> None:
     bench.start(hosts.config(**{"boot-timeout": 2, "launch-retries": 1}))
     machines = bench.wait_nodes(2, provider="racks", state="ready")
@@ -227,7 +227,7 @@ def test_another_machine_at_the_address(bench: LauncherBench, hosts: BackingHost
     bench.zuul.cancel(request)
 
 
-@pytest.mark.spec("driver-metastatic.md 6.6: two launchers with one provider use no backing node twice")
+@pytest.mark.spec("MST-6.6: two launchers with one provider use no backing node twice")
 def test_two_launchers(bench: LauncherBench, hosts: BackingHosts) -> None:
     settings = hosts.config(config={"max-slivers": 3}, **{"grace-time": 1})
     for name in ("one.yaml", "two.yaml"):

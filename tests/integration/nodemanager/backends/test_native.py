@@ -69,7 +69,7 @@ def small_tree(target: pathlib.Path) -> pathlib.Path:
     return target
 
 
-@pytest.mark.spec("nodemanager.md C.2: backends are found by name, more by entry point")
+@pytest.mark.spec("NM-C.2: backends are found by name, more by entry point")
 def test_registry() -> None:
     assert load("native") is NativeBackend
     assert {"native", "rootless"} <= set(names())
@@ -77,12 +77,12 @@ def test_registry() -> None:
         load("vmware")
 
 
-@pytest.mark.spec("nodemanager.md C.2: missing kernel features are named with a remedy")
+@pytest.mark.spec("NM-C.2: missing kernel features are named with a remedy")
 def test_check(machine: Machine) -> None:
     assert [problem for problem in machine.backend.check() if problem.fatal] == []
 
 
-@pytest.mark.spec("nodemanager.md A.4: create, keys 0700/0600, init script runs")
+@pytest.mark.spec("NM-A.4: create, keys 0700/0600, init script runs")
 def test_create(sliver: Sliver) -> None:
     assert sliver.shell("id -u; hostname; cat /proc/1/comm; stat -c '%a %U %n' /home/zuul/.ssh /home/zuul/.ssh/authorized_keys "
                         "/root/.ssh/authorized_keys").text.splitlines() == [
@@ -93,7 +93,7 @@ def test_create(sliver: Sliver) -> None:
     assert sliver.handle["host_key"].startswith("ssh-ed25519 ")
 
 
-@pytest.mark.spec("nodemanager.md C.2: create is idempotent")
+@pytest.mark.spec("NM-C.2: create is idempotent")
 def test_create_again_replaces_what_runs(machine: Machine, sliver: Sliver) -> None:
     sliver.shell("echo kept > /root/note")
     second = machine.sliver(ssh_keys=KEY, username="zuul")
@@ -102,7 +102,7 @@ def test_create_again_replaces_what_runs(machine: Machine, sliver: Sliver) -> No
     assert second.handle["host_key"] == sliver.handle["host_key"]
 
 
-@pytest.mark.spec("nodemanager.md A.4: initscript is written executable to /etc/rc.vinit and run; console shows its output")
+@pytest.mark.spec("NM-A.4: initscript is written executable to /etc/rc.vinit and run; console shows its output")
 def test_initscript_and_console(machine: Machine) -> None:
     sliver = machine.sliver(initscript=b"#!/bin/sh\necho hello from $(hostname)\nexec sleep 1000\n")
     wait_for(lambda: b"hello from s1" in machine.backend.console(sliver.spec), what="the script's output")
@@ -116,7 +116,7 @@ def test_broken_initscript_does_not_stop_the_sliver(machine: Machine) -> None:
     assert sliver.run("true").status == 0
 
 
-@pytest.mark.spec("nodemanager.md A.4: configure applies keys and limits at once, without a restart")
+@pytest.mark.spec("NM-A.4: configure applies keys and limits at once, without a restart")
 def test_configure(machine: Machine, sliver: Sliver) -> None:
     started = sliver.handle["start_time"]
     sliver.change(ssh_keys="ssh-ed25519 BBBB other", rspec={"nm_pids_max": 77}, initscript=b"#!/bin/sh\n")
@@ -143,7 +143,7 @@ def test_stop_and_start_keep_the_tree(machine: Machine, sliver: Sliver) -> None:
     assert machine.backend.start(sliver.spec, sliver.handle) == sliver.handle
 
 
-@pytest.mark.spec("nodemanager.md C.3: nm_enabled 0 freezes; a frozen sliver can be destroyed")
+@pytest.mark.spec("NM-C.3: nm_enabled 0 freezes; a frozen sliver can be destroyed")
 def test_freeze(machine: Machine, sliver: Sliver) -> None:
     reading, writing = os.pipe()
     with sliver.start_program("sh", "-c", "while :; do echo x; sleep 0.01; done", output=writing) as process:
@@ -170,7 +170,7 @@ def _drain(descriptor: int) -> bytes:
     return b""
 
 
-@pytest.mark.spec("nodemanager.md C.7: deletion is idempotent and works without a record")
+@pytest.mark.spec("NM-C.7: deletion is idempotent and works without a record")
 def test_destroy_without_a_handle(machine: Machine, sliver: Sliver, state: pathlib.Path) -> None:
     machine.backend.destroy("s1", 1, None)
     wait_for(lambda: not any(traces(state).values()), what="nothing left")
@@ -219,7 +219,7 @@ def daemon(state: pathlib.Path, machine: Machine, count: int) -> subprocess.Pope
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY)
 
 
-@pytest.mark.spec("nodemanager.md C.7: killing the daemon kills no sliver; living slivers are adopted")
+@pytest.mark.spec("NM-C.7: killing the daemon kills no sliver; living slivers are adopted")
 def test_adopt_after_kill(machine: Machine, state: pathlib.Path) -> None:
     import json
 
@@ -239,7 +239,7 @@ def test_adopt_after_kill(machine: Machine, state: pathlib.Path) -> None:
 
 
 @pytest.mark.fault
-@pytest.mark.spec("nodemanager.md C.7: a crash at any point of a creation leaves nothing that the next start does not find")
+@pytest.mark.spec("NM-C.7: a crash at any point of a creation leaves nothing that the next start does not find")
 @pytest.mark.parametrize("delay", [0.0, 0.004, 0.008, 0.012, 0.016, 0.02, 0.03])
 def test_kill_while_creating(machine: Machine, state: pathlib.Path, delay: float) -> None:
     with daemon(state, machine, 40) as process:
@@ -313,7 +313,7 @@ def test_root_works_inside(sliver: Sliver) -> None:
     assert sliver.shell("apt-get --version >/dev/null && apt-cache policy dash | grep -c Installed").text == "1\n"
 
 
-@pytest.mark.spec("nodemanager.md C.4: sshd -i inside, key only, host key from the API")
+@pytest.mark.spec("NM-C.4: sshd -i inside, key only, host key from the API")
 def test_ssh(machine: Machine) -> None:
     import paramiko
 
@@ -349,7 +349,7 @@ def connect(sliver: Sliver) -> tuple[object, object]:
     return paramiko.Transport(ours), process
 
 
-@pytest.mark.spec("nodemanager.md C.5: a listener inside the sliver's network namespace")
+@pytest.mark.spec("NM-C.5: a listener inside the sliver's network namespace")
 def test_listen_inside(machine: Machine, sliver: Sliver) -> None:
     with socket.socket(fileno=machine.backend.listen(sliver.handle, 812)) as listener:
         program = "import socket; s = socket.create_connection(('127.0.0.1', 812), 5); print(s.recv(9).decode())"
@@ -363,7 +363,7 @@ def test_listen_inside(machine: Machine, sliver: Sliver) -> None:
             assert ended.status == 0
 
 
-@pytest.mark.spec("nodemanager.md C.5: the API socket inside names the sliver by its ids")
+@pytest.mark.spec("NM-C.5: the API socket inside names the sliver by its ids")
 @pytest.mark.parametrize("whole_directory", [True, False])
 def test_api_socket(machine: Machine, tmp_path: pathlib.Path, whole_directory: bool) -> None:
     directory = tmp_path / "api"
@@ -387,7 +387,7 @@ def test_api_socket(machine: Machine, tmp_path: pathlib.Path, whole_directory: b
 
 # --- images ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.spec("nodemanager.md C.2: dir: and tar: images; writes go to a per-sliver upper directory")
+@pytest.mark.spec("NM-C.2: dir: and tar: images; writes go to a per-sliver upper directory")
 @pytest.mark.parametrize("kind", ["dir", "tar", "image"])
 def test_images(machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, kind: str) -> None:
     tree = small_tree(tmp_path / "tree")

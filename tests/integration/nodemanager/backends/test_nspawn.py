@@ -63,7 +63,7 @@ def cgroup(machine: Machine, name: str) -> pathlib.Path:
     return machine.backend._cgroup(name)  # type: ignore[no-any-return]
 
 
-@pytest.mark.spec("nodemanager.md C.2: nspawn: full systemd, own ids and namespaces; stop keeps the tree; start, configure")
+@pytest.mark.spec("NM-C.2: nspawn: full systemd, own ids and namespaces; stop keeps the tree; start, configure")
 def test_life(machine: Machine, tree: pathlib.Path) -> None:
     sliver = machine.sliver(image=f"dir:{tree}", ssh_keys="ssh-ed25519 AAAA me", hostname="boxed", rspec={"nm_pids_max": 200})
     assert sliver.shell("cat /marker; id -u; hostname; cat /proc/1/comm; echo kept > /file").text == (
@@ -88,7 +88,7 @@ def test_life(machine: Machine, tree: pathlib.Path) -> None:
     assert (cgroup(machine, "s1") / "memory.max").read_text() == f"{256 << 20}\n"
 
 
-@pytest.mark.spec("nodemanager.md C.3: nspawn: nm_enabled 0 freezes")
+@pytest.mark.spec("NM-C.3: nspawn: nm_enabled 0 freezes")
 def test_freeze(machine: Machine, tree: pathlib.Path) -> None:
     sliver = machine.sliver(image=f"dir:{tree}")
     machine.backend.freeze(sliver.spec, sliver.handle, True)
@@ -97,7 +97,7 @@ def test_freeze(machine: Machine, tree: pathlib.Path) -> None:
     assert sliver.shell("echo again").text == "again\n"
 
 
-@pytest.mark.spec("nodemanager.md C.7: nspawn: what a crash left is found and goes, with or without what was known of it")
+@pytest.mark.spec("NM-C.7: nspawn: what a crash left is found and goes, with or without what was known of it")
 def test_found_and_destroyed(machine: Machine, tree: pathlib.Path) -> None:
     sliver = machine.sliver(image=f"dir:{tree}")
     other = NspawnBackend(machine.backend.state_dir, machine.backend.services)
@@ -117,7 +117,7 @@ def test_a_tree_without_systemd(machine: Machine, tmp_path: pathlib.Path) -> Non
         machine.sliver(image=f"dir:{tmp_path / 'empty'}")
 
 
-@pytest.mark.spec("nodemanager.md C.7: nspawn: killing the daemon kills no sliver; the next one adopts it")
+@pytest.mark.spec("NM-C.7: nspawn: killing the daemon kills no sliver; the next one adopts it")
 def test_daemon(tmp_path: pathlib.Path, tree: pathlib.Path) -> None:
     daemon = NmDaemon(tmp_path, backend="nspawn")
     daemon.start()

@@ -1,4 +1,4 @@
-"""Slivers as containers of podman (nodemanager.md C.2)."""
+"""Slivers as containers of podman (NM-C.2)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def image(tree: pathlib.Path) -> Iterator[str]:
 class TestContainers:
     pytestmark = needs_podman
 
-    @pytest.mark.spec("nodemanager.md C.2: podman: OCI images, root inside is an ordinary user outside, own namespaces")
+    @pytest.mark.spec("NM-C.2: podman: OCI images, root inside is an ordinary user outside, own namespaces")
     def test_oci_image(self, machine: Machine, image: str) -> None:
         sliver = machine.sliver(image=f"oci:{image}", hostname="boxed")
         assert sliver.shell("cat /marker; id -u; echo mine > /file; cat /file").text == "from the image\n0\nmine\n"
@@ -74,7 +74,7 @@ class TestContainers:
         again = machine.sliver("s2", 2, image=f"oci:{image}")
         assert again.shell("ls /file").status != 0, "each sliver has its own files"
 
-    @pytest.mark.spec("nodemanager.md C.3: podman: the limits are those of the node manager's cgroups")
+    @pytest.mark.spec("NM-C.3: podman: the limits are those of the node manager's cgroups")
     def test_limits_and_confinement(self, machine: Machine, tree: pathlib.Path) -> None:
         sliver = machine.sliver(image=f"dir:{tree}", rspec={"nm_pids_max": 20})
         assert sliver.handle["pid"] in machine.backend.services.cgroups.members("s1")
@@ -93,7 +93,7 @@ class TestContainers:
         sliver.shell("(sleep 0.1 &) ; (sleep 0.1 &)")
         wait_for(lambda: machine.backend.services.cgroups.members("s1") == [sliver.handle["pid"]], 10, "orphans to be reaped")
 
-    @pytest.mark.spec("nodemanager.md C.2, C.7: podman: stop keeps the tree; start, adopt, configure, console")
+    @pytest.mark.spec("NM-C.2, NM-C.7: podman: stop keeps the tree; start, adopt, configure, console")
     def test_life(self, machine: Machine, tree: pathlib.Path) -> None:
         sliver = machine.sliver(image=f"dir:{tree}", initscript=b"#!/bin/sh\necho begun\n", ssh_keys="ssh-ed25519 AAAA me")
         wait_for(lambda: machine.backend.console(sliver.spec) == b"begun\n", 10, "the init script")
@@ -107,7 +107,7 @@ class TestContainers:
         machine.backend.configure(sliver.spec, sliver.handle)
         assert sliver.shell("cat /root/.ssh/authorized_keys").text == "ssh-ed25519 BBBB you\n"
 
-    @pytest.mark.spec("nodemanager.md C.7: podman: what a crash left is found and goes, with or without what was known of it")
+    @pytest.mark.spec("NM-C.7: podman: what a crash left is found and goes, with or without what was known of it")
     def test_found_and_destroyed(self, machine: Machine, tree: pathlib.Path) -> None:
         sliver = machine.sliver(image=f"dir:{tree}")
         other = PodmanBackend(machine.backend.state_dir, machine.backend.services)
@@ -128,7 +128,7 @@ class TestContainers:
             machine.sliver(image="oci:localhost/not-there:latest")
 
 
-    @pytest.mark.spec("nodemanager.md C.7: podman: killing the daemon kills no sliver; the next one adopts it")
+    @pytest.mark.spec("NM-C.7: podman: killing the daemon kills no sliver; the next one adopts it")
     def test_daemon(self, tmp_path: pathlib.Path, image: str) -> None:
         daemon = NmDaemon(tmp_path, backend="podman")
         daemon.start()

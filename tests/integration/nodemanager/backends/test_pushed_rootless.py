@@ -1,4 +1,4 @@
-"""The node manager pushed to an account without any right (nodemanager.md C.2, C.8)."""
+"""The node manager pushed to an account without any right (NM-C.2, NM-C.8)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(home: pathlib.Path, action: str) -> tuple[list[dict[str, object]], subpr
     return answers, process
 
 
-@pytest.mark.spec("nodemanager.md C.8: without root on the backing node slivers are rootless")
+@pytest.mark.spec("NM-C.8: without root on the backing node slivers are rootless")
 def test_pushed_to_an_ordinary_user(home: pathlib.Path) -> None:
     answers, process = run(home, "hold")
     assert answers[0] == {"state": "send"}

@@ -176,7 +176,7 @@ def daemon(state: pathlib.Path, interpreter: tuple[str, str]) -> Iterator[Daemon
     assert [line for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines() if str(state) in line] == []
 
 
-@pytest.mark.spec("nodemanager.md C.2: rootless: one uid, /usr read-only")
+@pytest.mark.spec("NM-C.2: rootless: one uid, /usr read-only")
 def test_sliver(daemon: Daemon) -> None:
     assert daemon("check") == {"fatal": []}
     handle = daemon("create", keys="ssh-ed25519 AAAA me", script="IyEvYmluL3NoCmVjaG8gaGVsbG8K")
@@ -188,7 +188,7 @@ def test_sliver(daemon: Daemon) -> None:
     wait_for(lambda: daemon("console")["text"] == "hello\n", what="the script's output")
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation, rootless: no capabilities, own processes only, no host files")
+@pytest.mark.spec("NM-C.2 isolation, rootless: no capabilities, own processes only, no host files")
 def test_isolation(daemon: Daemon, state: pathlib.Path) -> None:
     daemon("create")
     assert daemon.shell("ls /proc | grep -c '^[0-9]'").strip() in ("4", "5")
@@ -205,7 +205,7 @@ def test_isolation(daemon: Daemon, state: pathlib.Path) -> None:
     assert daemon.shell("cat /sys/class/net/*/address").split() == ["00:00:00:00:00:00"]
 
 
-@pytest.mark.spec("nodemanager.md C.2: rootless limits: rlimits")
+@pytest.mark.spec("NM-C.2: rootless limits: rlimits")
 def test_limits(daemon: Daemon) -> None:
     daemon("create", rspec={"nm_pids_max": 30, "nm_mem_limit": 128, "nm_disk_quota": 1000})
     limits = daemon.shell("ulimit -f; ulimit -d; python3 -c 'import resource as r; print(r.getrlimit(r.RLIMIT_NPROC))'")
@@ -251,7 +251,7 @@ def test_freeze_is_refused(daemon: Daemon) -> None:
     assert "stop it instead" in daemon("freeze")["error"]
 
 
-@pytest.mark.spec("nodemanager.md C.4: sshd -i works without root too")
+@pytest.mark.spec("NM-C.4: sshd -i works without root too")
 def test_ssh(daemon: Daemon) -> None:
     if not os.path.exists("/usr/sbin/sshd"):
         pytest.skip("no sshd on this host")

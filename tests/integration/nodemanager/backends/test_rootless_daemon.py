@@ -1,4 +1,4 @@
-"""The whole node manager, and the quickstart, of an ordinary user (nodemanager.md C.2, C.4)."""
+"""The whole node manager, and the quickstart, of an ordinary user (NM-C.2, NM-C.4)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def nm(home: pathlib.Path) -> Iterator[UserDaemon]:
             daemon.stop()
 
 
-@pytest.mark.spec("nodemanager.md C.2, C.4: rootless: sshd -i works without root too: key-only, host keys from the API")
+@pytest.mark.spec("NM-C.2, NM-C.4: rootless: sshd -i works without root too: key-only, host keys from the API")
 def test_log_in(nm: UserDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
     assert (found["backend"], found["username"]) == ("rootless", "zuul")
@@ -84,7 +84,7 @@ def test_log_in(nm: UserDaemon) -> None:
     assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stderr
 
 
-@pytest.mark.spec("nodemanager.md C.4: rootless: terminals, files and exit statuses go through as usual")
+@pytest.mark.spec("NM-C.4: rootless: terminals, files and exit statuses go through as usual")
 def test_terminal_and_files(nm: UserDaemon) -> None:
     found = nm.put("alpha")
     options = ["-i", str(nm.key), "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={os.devnull}", "-o",
@@ -98,7 +98,7 @@ def test_terminal_and_files(nm: UserDaemon) -> None:
     assert nm.shell("alpha", "cat copy") == "content\n"
 
 
-@pytest.mark.spec("nodemanager.md C.2: without root: what is missing is said")
+@pytest.mark.spec("NM-C.2: without root: what is missing is said")
 def test_what_is_missing_is_said(nm: UserDaemon) -> None:
     problems = " ".join(nm.client.call("GetCapacity")["problems"])
     assert "limits: rlimits only" in problems and "root inside" in problems
@@ -109,7 +109,7 @@ def test_what_is_missing_is_said(nm: UserDaemon) -> None:
         nm.put("beta", username="root")
 
 
-@pytest.mark.spec("nodemanager.md C.7: without root too: SIGKILL of the daemon ends no sliver and no session")
+@pytest.mark.spec("NM-C.7: without root too: SIGKILL of the daemon ends no sliver and no session")
 def test_sessions_survive_sigkill_of_the_daemon(nm: UserDaemon) -> None:
     record = nm.put("alpha")
     nm.put("beta")
@@ -129,7 +129,7 @@ def test_sessions_survive_sigkill_of_the_daemon(nm: UserDaemon) -> None:
     assert nm.shell("beta", "echo again") == "again\n"
 
 
-@pytest.mark.spec("nodemanager.md C.2, C.5: a sliver of an ordinary user does not get that user's rights over the API")
+@pytest.mark.spec("NM-C.2, NM-C.5: a sliver of an ordinary user does not get that user's rights over the API")
 def test_api_inside(nm: UserDaemon) -> None:
     nm.put("alpha")
     nm.put("beta")
@@ -143,7 +143,7 @@ def test_api_inside(nm: UserDaemon) -> None:
     assert nm.shell("alpha", f'python3 -c "{call}"').split() == ["32", "108", "108", "108", "108"]
 
 
-@pytest.mark.spec("nodemanager.md A.1, A.8: without root: Stop, Start; nm_enabled 0 stops what cannot be frozen")
+@pytest.mark.spec("NM-A.1, NM-A.8: without root: Stop, Start; nm_enabled 0 stops what cannot be frozen")
 def test_stop_disable_and_start(nm: UserDaemon) -> None:
     nm.put("alpha")
     nm.shell("alpha", "echo kept > file; nohup sleep 1000 > /dev/null 2>&1 &")
@@ -161,7 +161,7 @@ def test_stop_disable_and_start(nm: UserDaemon) -> None:
     assert nm.shell("alpha", "cat file") == "kept\n"
 
 
-@pytest.mark.spec("nodemanager.md C.8: the quickstart works without root and says what is missing")
+@pytest.mark.spec("NM-C.8: the quickstart works without root and says what is missing")
 def test_quickstart(home: pathlib.Path) -> None:
     result = home / "summary.json"
     done = subprocess.run(

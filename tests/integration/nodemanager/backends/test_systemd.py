@@ -57,7 +57,7 @@ def unit(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[tup
     wait_for(lambda: daemon.left() == [], 10, "all traces to go")
 
 
-@pytest.mark.spec("nodemanager.md C.7: stopping or killing the daemon kills no sliver; the next one adopts it")
+@pytest.mark.spec("NM-C.7: stopping or killing the daemon kills no sliver; the next one adopts it")
 def test_started_again(unit: tuple[str, NmDaemon]) -> None:
     name, daemon = unit
 

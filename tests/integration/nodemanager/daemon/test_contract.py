@@ -45,7 +45,7 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 # --- A.1, A.2, A.13: process, pid file, log ----------------------------------------------------------------------------
 
-@pytest.mark.spec("nodemanager.md A.13, C.1: log in the seed's line format, mode 0600; commands with their arguments")
+@pytest.mark.spec("NM-A.13, NM-C.1: log in the seed's line format, mode 0600; commands with their arguments")
 def test_log_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "own.log"
     path.write_text("")
@@ -82,7 +82,7 @@ def test_log_file_that_cannot_be(tmp_path: pathlib.Path, path: str) -> None:
     assert f"nodepool-nodemanager: error: log-file: cannot write {path}: " in nm.log
 
 
-@pytest.mark.spec("nodemanager.md A.2: in the background; a stale pid file is overwritten; SIGUSR2 dumps")
+@pytest.mark.spec("NM-A.2: in the background; a stale pid file is overwritten; SIGUSR2 dumps")
 def test_background(tmp_path: pathlib.Path) -> None:
     nm = NmDaemon(tmp_path)
     logging_yaml = tmp_path / "logging.yaml"
@@ -115,7 +115,7 @@ root: {{handlers: [file], level: INFO}}
     assert re.match(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}: ", (tmp_path / "configured.log").read_text())
 
 
-@pytest.mark.spec("nodemanager.md issue: port 812 in use: a clear message; nothing lost")
+@pytest.mark.spec("NM issue: port 812 in use: a clear message; nothing lost")
 def test_port_in_use(nm: NmDaemon) -> None:
     nm.put("alpha")
     session = nm.session("alpha")
@@ -135,7 +135,7 @@ def test_port_in_use(nm: NmDaemon) -> None:
 
 # --- A.8: Help ---------------------------------------------------------------------------------------------------------
 
-@pytest.mark.spec("nodemanager.md A.8: Help explains every call, on both sockets and inside")
+@pytest.mark.spec("NM-A.8: Help explains every call, on both sockets and inside")
 def test_help(nm: NmDaemon) -> None:
     nm.put("alpha")
     text = nm.client.call("Help")
@@ -167,7 +167,7 @@ time.time_ns = lambda: int(_time() * 1e9)
 """
 
 
-@pytest.mark.spec("nodemanager.md A.6 e, C.9.5: clock steps freeze no updates, end no sliver early, and forget no expiry")
+@pytest.mark.spec("NM-A.6 e, C.9.5: clock steps freeze no updates, end no sliver early, and forget no expiry")
 def test_clock_steps(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = tmp_path / "clock"
     (tmp_path / "site").mkdir()
@@ -226,7 +226,7 @@ def keys(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-@pytest.mark.spec("nodemanager.md C.9.8: tampered, replayed (after a restart, too), expired, wrong host, wrapped XML -> refused")
+@pytest.mark.spec("NM-C.9.8: tampered, replayed (after a restart, too), expired, wrong host, wrapped XML -> refused")
 def test_tickets(tmp_path: pathlib.Path, keys: pathlib.Path) -> None:
     key, xml_key, certificate = ((keys / name).read_bytes() for name in ("key", "xml.key", "xml.pem"))
     record = {"account_type": "sliver", "name": "guest", "rspec": {"nm_disk_quota": 102400}}
@@ -352,7 +352,7 @@ def test_bad_names_and_values(nm: NmDaemon) -> None:
     assert sorted(os.listdir(nm.tmp / "state" / "slivers")) == ["alpha"]
 
 
-@pytest.mark.spec("nodemanager.md C.9.7: no-namespace host: clear message that names what is missing")
+@pytest.mark.spec("NM-C.9.7: no-namespace host: clear message that names what is missing")
 def test_host_without_namespaces(tmp_path: pathlib.Path) -> None:
     nm = NmDaemon(tmp_path)
     done = subprocess.run(["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", PROGRAM, "-f",
@@ -416,7 +416,7 @@ sleep 1000
     assert (state / "slivers" / "alpha").is_dir()
 
 
-@pytest.mark.spec("nodemanager.md A.6, A.8: without plc_instantiated only CreateSliver makes a sliver")
+@pytest.mark.spec("NM-A.6, NM-A.8: without plc_instantiated only CreateSliver makes a sliver")
 def test_made_by_call_only(nm: NmDaemon) -> None:
     nm.put("lazy", wait=False, plc_instantiated=False)
     nm.put("alpha")
@@ -432,7 +432,7 @@ def test_made_by_call_only(nm: NmDaemon) -> None:
     nm.delete("lazy")
 
 
-@pytest.mark.spec("nodemanager.md A.11, C.9.5: a reboot without the authority: slivers, keys, loans, limits are back")
+@pytest.mark.spec("NM-A.11, NM-C.9.5: a reboot without the authority: slivers, keys, loans, limits are back")
 def test_reboot(nm: NmDaemon) -> None:
     """What a reboot takes: processes, mounts, loop devices, cgroups, the run directory, the boot id."""
     nm.put("alpha", rspec={"nm_cpu_share": 20})
@@ -494,7 +494,7 @@ def test_hostile_images(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.9.6: 100 slivers, each idle under 2 MiB; nothing left of them")
+@pytest.mark.spec("NM-C.9.6: 100 slivers, each idle under 2 MiB; nothing left of them")
 def test_hundred_slivers(nm: NmDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     nm.put("first")
     began = time.monotonic()

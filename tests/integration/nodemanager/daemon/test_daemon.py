@@ -1,4 +1,4 @@
-"""The whole node manager: slivers from records to logins, recovery, loans (nodemanager.md A, C)."""
+"""The whole node manager: slivers from records to logins, recovery, loans (NM A, C)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     yield from make_daemon(tmp_path)
 
 
-@pytest.mark.spec("nodemanager.md C.4: SSH into every sliver, host keys from the API, key-only")
+@pytest.mark.spec("NM-C.4: SSH into every sliver, host keys from the API, key-only")
 def test_log_in(nm: NmDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
     assert nm.ssh("alpha", "id -u; hostname").split() == ["0", "alpha"]
@@ -71,7 +71,7 @@ def test_two_slivers_do_not_see_each_other(nm: NmDaemon) -> None:
     assert int(pids) < 12
 
 
-@pytest.mark.spec("nodemanager.md C.7: killing the daemon kills no sliver; open SSH sessions go on; adoption")
+@pytest.mark.spec("NM-C.7: killing the daemon kills no sliver; open SSH sessions go on; adoption")
 def test_sessions_survive_sigkill_of_the_daemon(nm: NmDaemon) -> None:
     for name in ("alpha", "beta", "gamma"):
         nm.put(name)
@@ -87,7 +87,7 @@ def test_sessions_survive_sigkill_of_the_daemon(nm: NmDaemon) -> None:
     assert out == "got hello\n" and session.returncode == 0
 
 
-@pytest.mark.spec("nodemanager.md C.7: record without sliver -> recreate; sliver without record -> destroy")
+@pytest.mark.spec("NM-C.7: record without sliver -> recreate; sliver without record -> destroy")
 def test_what_died_is_made_again(nm: NmDaemon) -> None:
     nm.put("alpha")
     dump = json.loads(nm.client.call("DumpDatabase"))
@@ -99,7 +99,7 @@ def test_what_died_is_made_again(nm: NmDaemon) -> None:
     assert nm.ssh("alpha", "echo again") == "again\n"
 
 
-@pytest.mark.spec("nodemanager.md A.11, C.9.1: a broken database is rebuilt; living slivers are adopted")
+@pytest.mark.spec("NM-A.11, NM-C.9.1: a broken database is rebuilt; living slivers are adopted")
 def test_corrupt_database_with_copies(nm: NmDaemon) -> None:
     before = nm.put("alpha", metadata={"nodepool_node_id": "0000000007"}, expiry=int(time.time()) + 3600)
     started = nm.ssh("alpha", "cat /proc/1/stat").split()[21]
@@ -113,7 +113,7 @@ def test_corrupt_database_with_copies(nm: NmDaemon) -> None:
     assert nm.ssh("alpha", "cat /proc/1/stat").split()[21] == started
 
 
-@pytest.mark.spec("nodemanager.md C.7: sliver without record -> destroy")
+@pytest.mark.spec("NM-C.7: sliver without record -> destroy")
 def test_corrupt_database_without_copies(nm: NmDaemon) -> None:
     nm.put("alpha")
     nm.stop(signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_corrupt_database_without_copies(nm: NmDaemon) -> None:
     assert nm.ssh("beta", "echo fine") == "fine\n"
 
 
-@pytest.mark.spec("nodemanager.md A.8: Stop kills all processes, Start runs it again; the tree stays")
+@pytest.mark.spec("NM-A.8: Stop kills all processes, Start runs it again; the tree stays")
 def test_stop_and_start(nm: NmDaemon) -> None:
     nm.put("alpha")
     nm.ssh("alpha", "echo kept > /root/file")
@@ -141,7 +141,7 @@ def test_stop_and_start(nm: NmDaemon) -> None:
     assert nm.ssh("alpha", "cat /root/file") == "kept\n"
 
 
-@pytest.mark.spec("nodemanager.md C.6: leases: a sliver goes at its expiry, a renewed one stays")
+@pytest.mark.spec("NM-C.6: leases: a sliver goes at its expiry, a renewed one stays")
 def test_expiry(nm: NmDaemon) -> None:
     nm.put("long", expiry=int(time.time()) + 8)
     nm.put("short", expiry=int(time.time()) + 8)
@@ -150,7 +150,7 @@ def test_expiry(nm: NmDaemon) -> None:
     assert nm.client.call("GetRecord", "long")["state"] == "ready"
 
 
-@pytest.mark.spec("nodemanager.md C.3: admission: the sum of guarantees must fit")
+@pytest.mark.spec("NM-C.3: admission: the sum of guarantees must fit")
 def test_over_committed_guarantee(nm: NmDaemon) -> None:
     nm.put("alpha", rspec={"nm_cpu_guaranteed_share": 600})
     with pytest.raises(RpcFault, match="quota: guaranteed CPU of 1000 per mille is more than 950"):
@@ -169,7 +169,7 @@ def test_bad_records(nm: NmDaemon, record: dict[str, object], text: str) -> None
     assert nm.client.call("ListSlivers") == []
 
 
-@pytest.mark.spec("nodemanager.md A.7, A.8: the README's loan: own name left out, a bare triple; limits move at once")
+@pytest.mark.spec("NM-A.7, NM-A.8: the README's loan: own name left out, a bare triple; limits move at once")
 def test_loan_from_inside(nm: NmDaemon) -> None:
     nm.put("princeton_sirius", rspec={"nm_cpu_guaranteed_share": 300})
     nm.put("princeton_eisentest")
@@ -229,7 +229,7 @@ def listed(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
             daemon.wait("listed", "gone")
 
 
-@pytest.mark.spec("nodemanager.md A: --startup starts every enabled sliver once after the first successful sync")
+@pytest.mark.spec("NM A: --startup starts every enabled sliver once after the first successful sync")
 def test_startup(listed: NmDaemon, tmp_path: pathlib.Path) -> None:
     nm, path = listed, tmp_path / "slices.xml"
     script = base64.b64encode(b"#!/bin/sh\necho started >> /root/starts\n").decode()

@@ -1,4 +1,4 @@
-"""Several hosts of the driver ``nodemanager``: found by announcements, hanging, gone, full (nodemanager.md C.8)."""
+"""Several hosts of the driver ``nodemanager``: found by announcements, hanging, gone, full (NM-C.8)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def discovering(nm: NmDaemon, **options: Any) -> dict[str, Any]:
     return settings
 
 
-@pytest.mark.spec("nodemanager.md C.8: discover: true, hosts from ZooKeeper; hosts that vanish are left out at once")
+@pytest.mark.spec("NM-C.8: discover: true, hosts from ZooKeeper; hosts that vanish are left out at once")
 def test_discovered_hosts(bench: LauncherBench, zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
     first = NmDaemon(tmp_path, 0, **sources(zk_chroot))
     first.start()
@@ -119,7 +119,7 @@ def test_announcement_of_another_host_or_a_broken_one(bench: LauncherBench, zk_c
     assert "Ignoring /nodemanager/hosts/broken" in caplog.text and "api must be" in caplog.text
 
 
-@pytest.mark.spec("nodemanager.md C.5: TLS for launchers: mutual certificates")
+@pytest.mark.spec("NM-C.5: TLS for launchers: mutual certificates")
 def test_discovered_over_tls(bench: LauncherBench, zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("server", "IP:127.0.0.1")
@@ -142,7 +142,7 @@ def test_discovered_over_tls(bench: LauncherBench, zk_chroot: Chroot, tmp_path: 
         daemon.clean()
 
 
-@pytest.mark.spec("nodemanager.md C.8: a hanging host does not delay nodes of others")
+@pytest.mark.spec("NM-C.8: a hanging host does not delay nodes of others")
 def test_hanging_host(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     with second(tmp_path) as other:
         pool = bench.start(config(nm, other, **{"launch-timeout": 60}))
@@ -200,7 +200,7 @@ def test_launch_waits_for_a_host(bench: LauncherBench, nm: NmDaemon) -> None:
     wait_for(lambda: names(nm) == [], 30)
 
 
-@pytest.mark.spec("nodemanager.md C.8: unreachable host at deletion: retry, then leave to the lease")
+@pytest.mark.spec("NM-C.8: unreachable host at deletion: retry, then leave to the lease")
 def test_deletion_on_a_host_that_is_away(bench: LauncherBench, nm: NmDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.driver.nodemanager.machines.GIVE_UP", 1.5)
     bench.start(config(nm))
@@ -213,7 +213,7 @@ def test_deletion_on_a_host_that_is_away(bench: LauncherBench, nm: NmDaemon, mon
     wait_for(lambda: names(nm) == [], 30, "the clean-up of leaks")
 
 
-@pytest.mark.spec("nodemanager.md C.8: unknown sliver = already deleted")
+@pytest.mark.spec("NM-C.8: unknown sliver = already deleted")
 def test_sliver_that_somebody_deleted(bench: LauncherBench, nm: NmDaemon) -> None:
     bench.start(config(nm))
     (node,) = launch(bench)
@@ -222,7 +222,7 @@ def test_sliver_that_somebody_deleted(bench: LauncherBench, nm: NmDaemon) -> Non
     wait_for(lambda: bench.zuul.node(node["id"]) is None, 10, "the record to go")
 
 
-@pytest.mark.spec("nodemanager.md C.8: metadata stored in the record: leak cleanup after SIGKILL of the launcher")
+@pytest.mark.spec("NM-C.8: metadata stored in the record: leak cleanup after SIGKILL of the launcher")
 def test_killed_before_the_external_id_was_saved(bench: LauncherBench, nm: NmDaemon) -> None:
     node = zk.Node()
     node.state, node.provider, node.pool, node.launcher, node.type = zk.BUILDING, "metal", "main", "killed", ["small"]
@@ -244,7 +244,7 @@ def test_name_that_exists_already(bench: LauncherBench, nm: NmDaemon) -> None:
     wait_for(lambda: names(nm) == [], 30)
 
 
-@pytest.mark.spec("nodemanager.md C.6: leases are renewed by the launcher's periodic pass")
+@pytest.mark.spec("NM-C.6: leases are renewed by the launcher's periodic pass")
 def test_lease(bench: LauncherBench, nm: NmDaemon) -> None:
     bench.start(config(nm, **{"lease-time": 300}))
     (node,) = launch(bench)
@@ -260,7 +260,7 @@ def test_lease(bench: LauncherBench, nm: NmDaemon) -> None:
     wait_for(lambda: names(nm) == ["foreign"], 30)
 
 
-@pytest.mark.spec("nodemanager.md C.8: host-level fit is checked again at placement, failure there = quota error")
+@pytest.mark.spec("NM-C.8: host-level fit is checked again at placement, failure there = quota error")
 def test_room_in_pieces_makes_a_request_wait(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path,
                                              caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
@@ -287,7 +287,7 @@ def test_label_that_fits_on_no_host_fails(bench: LauncherBench, nm: NmDaemon, tm
         assert "too large for every host: h0 has" in caplog.text
 
 
-@pytest.mark.spec("nodemanager.md C.8: max-cores, max-ram")
+@pytest.mark.spec("NM-C.8: max-cores, max-ram")
 @pytest.mark.parametrize("limit", [{"max-ram": 200}, {"max-cores": 0.15}])
 def test_limits_of_the_pool(bench: LauncherBench, nm: NmDaemon, limit: dict[str, Any]) -> None:
     settings = config(nm)
@@ -303,7 +303,7 @@ def test_limits_of_the_pool(bench: LauncherBench, nm: NmDaemon, limit: dict[str,
     wait_for(lambda: names(nm) == [], 30)
 
 
-@pytest.mark.spec("nodemanager.md C.8: uploadImage = stream tar to hosts; labelReady: at least one host has the image")
+@pytest.mark.spec("NM-C.8: uploadImage = stream tar to hosts; labelReady: at least one host has the image")
 def test_images(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     tree = tmp_path / "tree"
     for name in ("bin", "etc", "usr/bin"):
@@ -378,7 +378,7 @@ def test_ready_nodes_whose_slivers_do_not_run_go(bench: LauncherBench, nm: NmDae
     assert names(nm) == sorted(node.external_id["sliver"] for node in again)
 
 
-@pytest.mark.spec("nodemanager.md C.8: console log; notifyNodescanFailure: one Stop/Start, else let it fail")
+@pytest.mark.spec("NM-C.8: console log; notifyNodescanFailure: one Stop/Start, else let it fail")
 def test_console_and_restart(bench: LauncherBench, nm: NmDaemon, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     adapter = bench.adapter("metal", bench.start(config(nm)))

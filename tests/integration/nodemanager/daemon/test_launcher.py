@@ -1,4 +1,4 @@
-"""Slivers as nodes: a whole launcher with the driver ``nodemanager`` (nodemanager.md C.8)."""
+"""Slivers as nodes: a whole launcher with the driver ``nodemanager`` (NM-C.8)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def log_in(nm: NmDaemon, node: dict[str, Any], tmp_path: pathlib.Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.spec("nodemanager.md C.9.9: Launcher end to end with a Zuul client")
+@pytest.mark.spec("NM-C.9.9: Launcher end to end with a Zuul client")
 def test_from_request_to_login_and_back(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     bench.start(config(nm))
     request = bench.zuul.submit("small", "small")
@@ -74,7 +74,7 @@ def test_quota_makes_requests_wait(bench: LauncherBench, nm: NmDaemon) -> None:
     wait_for(lambda: bench.zuul.request(second)["state"] == "fulfilled", 30)
 
 
-@pytest.mark.spec("nodemanager.md C.8: metadata -> leak cleanup works unchanged")
+@pytest.mark.spec("NM-C.8: metadata -> leak cleanup works unchanged")
 def test_leaked_sliver(bench: LauncherBench, nm: NmDaemon) -> None:
     nm.put("np0000009999", metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000009999",
                                      "nodepool_pool_name": "main"})
@@ -83,7 +83,7 @@ def test_leaked_sliver(bench: LauncherBench, nm: NmDaemon) -> None:
     wait_for(lambda: [s["name"] for s in nm.client.call("ListSlivers")] == ["foreign"], 30, "the leak to go")
 
 
-@pytest.mark.spec("nodemanager.md C.8: placement spread and pack")
+@pytest.mark.spec("NM-C.8: placement spread and pack")
 @pytest.mark.parametrize("placement,expected", [("spread", {"h0", "h1"}), ("pack", {"h0"})])
 def test_placement(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, placement: str, expected: set[str]) -> None:
     other = NmDaemon(tmp_path, 1)

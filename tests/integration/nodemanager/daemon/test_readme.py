@@ -1,4 +1,4 @@
-"""The walk through the seed's README, with the real daemon (nodemanager.md C.9.1)."""
+"""The walk through the seed's README, with the real daemon (NM-C.9.1)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def as_delegate(nm: NmDaemon, method: str, *arguments: Any) -> Any:
     return xmlrpc.client.loads(done.stdout)[0][0]
 
 
-@pytest.mark.spec("nodemanager.md C.9.1: README walk")
+@pytest.mark.spec("NM-C.9.1: README walk")
 def test_walk(nm: NmDaemon) -> None:
     # Help on both transports.
     proxy = xmlrpc.client.ServerProxy(f"http://127.0.0.1:{nm.port}/")  # type: ignore[attr-defined]

@@ -85,7 +85,7 @@ def post(body: bytes, length: int | None = None) -> bytes:
     return b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (len(body) if length is None else length) + body
 
 
-@pytest.mark.spec("nodemanager.md A.8: XML-RPC over HTTP POST to /, on both sockets")
+@pytest.mark.spec("NM-A.8: XML-RPC over HTTP POST to /, on both sockets")
 def test_both_sockets(running: Running) -> None:
     for url in (f"unix:{running.socket}", f"http://127.0.0.1:{running.servers.tcp_port}"):
         client = Client(url)
@@ -116,7 +116,7 @@ except RpcFault as fault:
     assert as_user(CONTROLLER_UID, f"unix:{running.socket}", "print(len(client.call('ListSlivers')))") == "2"
 
 
-@pytest.mark.spec("nodemanager.md C.9.1: README walk with the standard library's client")
+@pytest.mark.spec("NM-C.9.1: README walk with the standard library's client")
 def test_standard_client(running: Running) -> None:
     code = """
 for method, arguments in (("Help", ()), ("SetLoans", (["b", "nm_cpu_guaranteed_share", 200],)), ("GetEffectiveRSpec", ("a",))):
@@ -128,7 +128,7 @@ for method, arguments in (("Help", ()), ("SetLoans", (["b", "nm_cpu_guaranteed_s
     assert "'nm_cpu_guaranteed_share': 200" in text
 
 
-@pytest.mark.spec("nodemanager.md A.8, C.5: a sliver is known by its uid, on the Unix socket and on TCP")
+@pytest.mark.spec("NM-A.8, NM-C.5: a sliver is known by its uid, on the Unix socket and on TCP")
 def test_sliver_calls(running: Running) -> None:
     for url in (f"unix:{running.socket}", f"http://127.0.0.1:{running.servers.tcp_port}"):
         code = """
@@ -144,7 +144,7 @@ except RpcFault as fault:
         root.call("SetLoans", "a", [])
 
 
-@pytest.mark.spec("nodemanager.md A.8: unknown caller id must be a clean refusal")
+@pytest.mark.spec("NM-A.8: unknown caller id must be a clean refusal")
 def test_unknown_uid(running: Running) -> None:
     code = """
 try:
@@ -162,7 +162,7 @@ def forwarded(running: Running, name: str, method: str, *arguments: Any) -> Any:
     return xmlrpc.client.loads(answer.partition(b"\r\n\r\n")[2])[0][0]
 
 
-@pytest.mark.spec("nodemanager.md C.5: --as is accepted from root and the shared account only")
+@pytest.mark.spec("NM-C.5: --as is accepted from root and the shared account only")
 def test_speaking_for_a_delegate(running: Running) -> None:
     assert forwarded(running, "del_snoop", "GetRSpec", "a")["nm_cpu_guaranteed_share"] == 400
     for name, method in (("del_snoop", "Stop"), ("stranger", "GetRSpec"), ("root", "GetRSpec")):
@@ -181,7 +181,7 @@ connection.close()
     assert "may not speak for others" in as_user(SLIVER_UID, f"unix:{running.socket}", code)
 
 
-@pytest.mark.spec("nodemanager.md C.5: what XML cannot carry does not spoil an answer")
+@pytest.mark.spec("NM-C.5: what XML cannot carry does not spoil an answer")
 def test_console(running: Running) -> None:
     assert Client(f"unix:{running.socket}").call("GetConsole", "a") == "\ufffd[1mbold\ufffd\ufffd[0m\r\n"
 
@@ -189,7 +189,7 @@ def test_console(running: Running) -> None:
 # -- hostile input
 
 
-@pytest.mark.spec("nodemanager.md issue: oversized XML-RPC bodies")
+@pytest.mark.spec("NM issue: oversized XML-RPC bodies")
 def test_too_large(running: Running) -> None:
     body = b"x" * (exchange.MAX_BODY + 1)
     assert b" 413 " in raw(running, post(body)).split(b"\r\n")[0]
@@ -199,7 +199,7 @@ def test_too_large(running: Running) -> None:
     assert b" 431 " in raw(running, b"POST / HTTP/1.0\r\n" + b"X: y\r\n" * 20000)
 
 
-@pytest.mark.spec("nodemanager.md issue: entity bombs, nonsense, deep nesting; no traceback to the caller")
+@pytest.mark.spec("NM issue: entity bombs, nonsense, deep nesting; no traceback to the caller")
 @pytest.mark.parametrize("body", [
     b"", b"junk", b"<a/>", b"<methodCall/>", b"<methodCall><methodName>Help</methodName>",
     b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><methodCall><methodName>&b;</methodName></methodCall>',
@@ -227,7 +227,7 @@ def test_not_http(running: Running, request_: bytes, status: int) -> None:
     assert raw(running, request_, half_close=True).split(b" ")[1] == b"%d" % status
 
 
-@pytest.mark.spec("nodemanager.md issue: slow requests are cut off")
+@pytest.mark.spec("NM issue: slow requests are cut off")
 def test_slow(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "REQUEST_TIMEOUT", 0.5)
     with socket.socket(socket.AF_UNIX) as connection:
@@ -237,7 +237,7 @@ def test_slow(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         assert b" 408 " in connection.recv(1000)
 
 
-@pytest.mark.spec("nodemanager.md issue: connection floods: one caller cannot shut out the others")
+@pytest.mark.spec("NM issue: connection floods: one caller cannot shut out the others")
 def test_flood(running: Running) -> None:
     code = f"""
 import time
@@ -273,7 +273,7 @@ sys.stdin.read()
     wait_for(lambda: not running.servers.connections.counts(), what="all places are free again")
 
 
-@pytest.mark.spec("nodemanager.md C.5: WaitSliver holds nobody up")
+@pytest.mark.spec("NM-C.5: WaitSliver holds nobody up")
 def test_wait(running: Running) -> None:
     client = Client(f"unix:{running.socket}")
     answers: list[Any] = []
@@ -291,7 +291,7 @@ def test_wait(running: Running) -> None:
 # -- life
 
 
-@pytest.mark.spec("nodemanager.md A.1: stale socket file unlinked at start; C.5: link at the old path")
+@pytest.mark.spec("NM-A.1: stale socket file unlinked at start; C.5: link at the old path")
 def test_stale_socket(folder: pathlib.Path) -> None:
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(folder / "api.sock"))
@@ -309,7 +309,7 @@ def test_stale_socket(folder: pathlib.Path) -> None:
     assert not (folder / "api.sock").exists()
 
 
-@pytest.mark.spec("nodemanager.md issue: port 812 in use: clear message")
+@pytest.mark.spec("NM issue: port 812 in use: clear message")
 def test_port_in_use(folder: pathlib.Path) -> None:
     (folder / "api.sock").write_text("precious")
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -398,7 +398,7 @@ class Backend:
         return found.detach()
 
 
-@pytest.mark.spec("nodemanager.md C.5: inside each sliver's own network: the namespace is the identity")
+@pytest.mark.spec("NM-C.5: inside each sliver's own network: the namespace is the identity")
 def test_listener_of_a_sliver(running: Running) -> None:
     backend = running.node.backend = Backend()
     for pid in (5, 5, 6):
@@ -510,7 +510,7 @@ def tls_client(running: Running, authority: Authority, name: str, ca: str | None
     return Client(f"https://127.0.0.1:{running.servers.tls_port}", Tls(ca or authority.cert, cert, key))
 
 
-@pytest.mark.spec("nodemanager.md C.5: TLS, mutual certificates, subject -> role controller or named caller")
+@pytest.mark.spec("NM-C.5: TLS, mutual certificates, subject -> role controller or named caller")
 def test_tls(tls: Running, authority: Authority) -> None:
     launcher = tls_client(tls, authority, "nl01")
     assert launcher.call("PutRecord", sliver("np1"))["name"] == "np1"
@@ -531,7 +531,7 @@ def test_tls(tls: Running, authority: Authority) -> None:
     connection.close()
 
 
-@pytest.mark.spec("nodemanager.md C.5: without a certificate of the authority nothing is answered")
+@pytest.mark.spec("NM-C.5: without a certificate of the authority nothing is answered")
 def test_tls_refused(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
     (folder / "evil").mkdir()
     evil = Authority(folder / "evil", "evil")
@@ -554,7 +554,7 @@ def test_tls_refused(tls: Running, authority: Authority, folder: pathlib.Path) -
             pass
 
 
-@pytest.mark.spec("nodemanager.md issue: connection floods: before the handshake nobody takes all places")
+@pytest.mark.spec("NM issue: connection floods: before the handshake nobody takes all places")
 def test_tls_flood(tls: Running, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = tls_client(tls, authority, "nl01")
     most = handshakes.MAX_PER_ADDRESS
@@ -577,7 +577,7 @@ def test_tls_flood(tls: Running, authority: Authority, monkeypatch: pytest.Monke
     assert launcher.call("Help")
 
 
-@pytest.mark.spec("nodemanager.md C.8: uploadImage = stream tar to hosts, checksum; deleteImage")
+@pytest.mark.spec("NM-C.8: uploadImage = stream tar to hosts, checksum; deleteImage")
 def test_images(tls: Running, authority: Authority, folder: pathlib.Path) -> None:
     launcher = tls_client(tls, authority, "nl01")
     content = os.urandom(3 << 20)

@@ -38,7 +38,7 @@ def from_file(node: MemoryNode, path: pathlib.Path, new: bool = False) -> Slices
     return SlicesXmlSource("slices-xml-0", {"file": str(path)}, node.config, node.deliver, new)
 
 
-@pytest.mark.spec("nodemanager.md B.2: a slice named <prefix>_default overrides host-wide defaults")
+@pytest.mark.spec("NM-B.2: a slice named <prefix>_default overrides host-wide defaults")
 def test_default_slice(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     source = SlicesXmlSource("slices-xml-0", {"file": str(path), "default-slice": "vini_default"}, node.config, node.deliver)
@@ -52,7 +52,7 @@ def test_default_slice(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     assert node.granted("a")["nm_pids_max"] == 1024
 
 
-@pytest.mark.spec("nodemanager.md A.2, C.6: slices.xml from a file; an outage or a broken document never sweeps")
+@pytest.mark.spec("NM-A.2, NM-C.6: slices.xml from a file; an outage or a broken document never sweeps")
 def test_file(node: MemoryNode, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "slices.xml"
     source = from_file(node, path)
@@ -75,7 +75,7 @@ def test_file(node: MemoryNode, tmp_path: pathlib.Path, caplog: pytest.LogCaptur
     assert node.sliver_names() == ["b", "c"]
 
 
-@pytest.mark.spec("nodemanager.md A.13: nothing propagates: what fails in taking over is tried again")
+@pytest.mark.spec("NM-A.13: nothing propagates: what fails in taking over is tried again")
 def test_delivery_fails(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     path.write_bytes(document("a"))
@@ -92,7 +92,7 @@ def test_delivery_fails(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     assert node.sliver_names() == ["a"]
 
 
-@pytest.mark.spec("nodemanager.md C.6: keep last good copy; it adds, but never removes")
+@pytest.mark.spec("NM-C.6: keep last good copy; it adds, but never removes")
 def test_copy(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     path.write_bytes(document("a", "b"))
@@ -111,7 +111,7 @@ def test_copy(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     assert node.sliver_names() == ["b"]
 
 
-@pytest.mark.spec("nodemanager.md A.3: the poller is a thread that stops when told")
+@pytest.mark.spec("NM-A.3: the poller is a thread that stops when told")
 def test_thread(node: MemoryNode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "slices.xml"
     path.write_bytes(document("a"))
@@ -184,7 +184,7 @@ def web(authority: Authority) -> Iterator[Web]:
     found.stop()
 
 
-@pytest.mark.spec("nodemanager.md A.10, C.6: fetched over TLS against a pinned CA file; ETag")
+@pytest.mark.spec("NM-A.10, NM-C.6: fetched over TLS against a pinned CA file; ETag")
 def test_https(node: MemoryNode, web: Web, authority: Authority) -> None:
     source = SlicesXmlSource("s", {"url": web.url, "ca": authority.cert}, node.config, node.deliver)
     web.says(document("a"), '"1"')
@@ -201,7 +201,7 @@ def test_https(node: MemoryNode, web: Web, authority: Authority) -> None:
     assert not source.look(), "the same again, without ETag"
 
 
-@pytest.mark.spec("nodemanager.md A.6 g: only a complete, parsed, authenticated update may sweep")
+@pytest.mark.spec("NM-A.6 g: only a complete, parsed, authenticated update may sweep")
 def test_https_outages(node: MemoryNode, web: Web, authority: Authority, tmp_path: pathlib.Path) -> None:
     source = SlicesXmlSource("s", {"url": web.url, "ca": authority.cert}, node.config, node.deliver)
     web.says(document("a"))
@@ -235,7 +235,7 @@ def test_https_outages(node: MemoryNode, web: Web, authority: Authority, tmp_pat
             SlicesXmlSource("s", wrong, node.config, node.deliver)
 
 
-@pytest.mark.spec("nodemanager.md A.6: delegates; those taken out of the configuration go")
+@pytest.mark.spec("NM-A.6: delegates; those taken out of the configuration go")
 def test_delegates_of_the_configuration(node: MemoryNode) -> None:
     def made(*entries: dict[str, Any]) -> list[str]:
         config = parse({"state-dir": node.config.state_dir, "run-dir": node.config.run_dir, "delegates": list(entries)}, "test")
@@ -282,7 +282,7 @@ def publish(kazoo: Any, slice_: str, here: bool = True, content: bytes | None = 
         kazoo.ensure_path(f"/nodemanager/slices/{slice_}/here")
 
 
-@pytest.mark.spec("nodemanager.md C.6: /nodemanager/slices/<name> and per-host children, watched")
+@pytest.mark.spec("NM-C.6: /nodemanager/slices/<name> and per-host children, watched")
 def test_zookeeper(node: MemoryNode, kazoo: Any, source: ZooKeeperSource) -> None:
     publish(kazoo, "a", rspec={"nm_cpu_share": 3}, account_type="delegate", name="b")
     publish(kazoo, "elsewhere", here=False)
@@ -298,7 +298,7 @@ def test_zookeeper(node: MemoryNode, kazoo: Any, source: ZooKeeperSource) -> Non
     wait_for(lambda: node.sliver_names() == ["b"], what="it is not for this host any more")
 
 
-@pytest.mark.spec("nodemanager.md A.6 g: a tree that is gone is no list without slices")
+@pytest.mark.spec("NM-A.6 g: a tree that is gone is no list without slices")
 def test_zookeeper_is_emptied(node: MemoryNode, kazoo: Any, source: ZooKeeperSource, zk_chroot: Chroot) -> None:
     publish(kazoo, "a")
     wait_for(lambda: node.sliver_names() == ["a"], what="the slice")
@@ -312,7 +312,7 @@ def test_zookeeper_is_emptied(node: MemoryNode, kazoo: Any, source: ZooKeeperSou
     assert node.sliver_names() == ["a"]
 
 
-@pytest.mark.spec("nodemanager.md C.6: host announces itself with an ephemeral /nodemanager/hosts/<name>")
+@pytest.mark.spec("NM-C.6: host announces itself with an ephemeral /nodemanager/hosts/<name>")
 def test_announcement(node: MemoryNode, kazoo: Any, source: ZooKeeperSource, zk_chroot: Chroot) -> None:
     def announced() -> dict[str, Any]:
         return dict(json.loads(kazoo.get("/nodemanager/hosts/here")[0]))
@@ -339,7 +339,7 @@ def test_stop_while_no_server_answers(node: MemoryNode) -> None:
     found.stop()
 
 
-@pytest.mark.spec("nodemanager.md C.6: watched, also after the connection broke")
+@pytest.mark.spec("NM-C.6: watched, also after the connection broke")
 def test_zookeeper_connection_breaks(node: MemoryNode, kazoo: Any, source: ZooKeeperSource) -> None:
     publish(kazoo, "a")
     wait_for(lambda: node.sliver_names() == ["a"], what="the slice")

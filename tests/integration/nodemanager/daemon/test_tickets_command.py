@@ -1,4 +1,4 @@
-"""``nodepool-nm ticket`` and ``import-pickle`` (nodemanager.md C.1, C.5, C.6)."""
+"""``nodepool-nm ticket`` and ``import-pickle`` (NM-C.1, NM-C.5, NM-C.6)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def key(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "key"
 
 
-@pytest.mark.spec("nodemanager.md C.6: tickets: signed slivers for one host, each good once")
+@pytest.mark.spec("NM-C.6: tickets: signed slivers for one host, each good once")
 def test_sign_verify_use(key: pathlib.Path, nm: NmDaemon, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     record = tmp_path / "record.json"
     record.write_text(json.dumps({"account_type": "sliver", "name": "guest", "rspec": {"nm_disk_quota": 102400},
@@ -93,7 +93,7 @@ def send(port: int, data: bytes) -> str:
         return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
 
-@pytest.mark.spec("nodemanager.md A.12, C.6: the 1813 server as an explicit loopback demonstration")
+@pytest.mark.spec("NM-A.12, NM-C.6: the 1813 server as an explicit loopback demonstration")
 def test_serve(ticket_port: int, key: pathlib.Path, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     record = {"name": "guest", "rspec": {"nm_disk_quota": 102400}}
     for given, names in ((record, ["guest"]), ([record, {"name": "other"}], ["guest", "other"])):
@@ -106,7 +106,7 @@ def test_serve(ticket_port: int, key: pathlib.Path, nm: NmDaemon, tmp_path: path
         assert said.startswith("error: ") and text in said
 
 
-@pytest.mark.spec("nodemanager.md A.12: it would sign anything for anybody [bug]")
+@pytest.mark.spec("NM-A.12: it would sign anything for anybody [bug]")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_serve_refuses_others(ticket_port: int, tmp_path: pathlib.Path) -> None:
     code = ("import os, socket, sys; os.setuid(54321); s = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 10)\n"

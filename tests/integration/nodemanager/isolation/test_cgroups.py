@@ -135,7 +135,7 @@ def need(bench: Bench, *controllers: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.9: CPU 1:3 within 3 points")
+@pytest.mark.spec("NM-C.9: CPU 1:3 within 3 points")
 def test_cpu_weights(bench: Bench) -> None:
     need(bench, "cpu", "cpuacct")
     bench.cgroups.create("alice", {"nm_cpu_share": 32})
@@ -209,7 +209,7 @@ def test_a_guarantee_is_no_right_to_delay_others(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.9: guarantee 20 % against ten burners >= 19 %")
+@pytest.mark.spec("NM-C.9: guarantee 20 % against ten burners >= 19 %")
 @pytest.mark.parametrize("paced", [False, True])
 def test_cpu_guarantee(bench: Bench, paced: bool) -> None:
     need(bench, "cpu", "cpuacct")
@@ -240,8 +240,8 @@ def guarantee_against_burners(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.9: cap 50 % within 1 point")
-@pytest.mark.spec("nodemanager.md C.3: a loan re-writes the cgroups at once; no restart")
+@pytest.mark.spec("NM-C.9: cap 50 % within 1 point")
+@pytest.mark.spec("NM-C.3: a loan re-writes the cgroups at once; no restart")
 def test_cpu_cap_and_its_change(bench: Bench) -> None:
     need(bench, "cpu", "cpuacct")
     bench.cgroups.create("alice", {"nm_cpu_limit": 500, "nm_cpu_guaranteed_share": 600})
@@ -257,7 +257,7 @@ def test_cpu_cap_and_its_change(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.3: a loan of guaranteed share moves the measured CPU time at once")
+@pytest.mark.spec("NM-C.3: a loan of guaranteed share moves the measured CPU time at once")
 def test_a_loan_moves_cpu_time(bench: Bench) -> None:
     need(bench, "cpu", "cpuacct")
     names = ("alice", "bob", "carol")
@@ -350,7 +350,7 @@ def test_the_host_beside_busy_slivers(bench: Bench, guarantee: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.9: 64 MiB hog killed inside only")
+@pytest.mark.spec("NM-C.9: 64 MiB hog killed inside only")
 def test_memory_hog_dies_alone(bench: Bench) -> None:
     need(bench, "memory")
     for name in ("alice", "bob"):
@@ -367,7 +367,7 @@ def test_memory_hog_dies_alone(bench: Bench) -> None:
     assert bench.cgroups.oom_kills("bob") == 0
 
 
-@pytest.mark.spec("nodemanager.md C.3: lowering memory below use: reclaim, then refuse with a fault rather than kill")
+@pytest.mark.spec("NM-C.3: lowering memory below use: reclaim, then refuse with a fault rather than kill")
 def test_memory_in_use_is_not_taken(bench: Bench) -> None:
     need(bench, "memory")
     bench.cgroups.create("alice", {"nm_mem_limit": 128})
@@ -382,7 +382,7 @@ def test_memory_in_use_is_not_taken(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.9: fork bomb held; the host stays responsive")
+@pytest.mark.spec("NM-C.9: fork bomb held; the host stays responsive")
 def test_fork_bomb_is_held(bench: Bench) -> None:
     need(bench, "pids")
     bench.cgroups.create("alice", {"nm_pids_max": 100})
@@ -401,7 +401,7 @@ def test_fork_bomb_is_held(bench: Bench) -> None:
     assert bench.cgroups.empty("alice")
 
 
-@pytest.mark.spec("nodemanager.md C.3: kill, and wait until they are gone: also one that joins while the others are being killed")
+@pytest.mark.spec("NM-C.3: kill, and wait until they are gone: also one that joins while the others are being killed")
 def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     each_bench.cgroups.create("alice", {})
     late = subprocess.Popen(["sleep", "1000"])
@@ -427,7 +427,7 @@ def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeyp
 
 
 
-@pytest.mark.spec("nodemanager.md B.4: whole cores; processes that run follow at once")
+@pytest.mark.spec("NM-B.4: whole cores; processes that run follow at once")
 def test_cores(bench: Bench) -> None:
     need(bench, "cpuset")
     if bench.cgroups.cpu_count() < 2:
@@ -452,7 +452,7 @@ def test_cores(bench: Bench) -> None:
     assert os.sched_getaffinity(processes["bob"].pid) == everything
 
 
-@pytest.mark.spec("nodemanager.md C.3: nm_enabled 0: freeze")
+@pytest.mark.spec("NM-C.3: nm_enabled 0: freeze")
 def test_freeze_stops_and_thaw_goes_on(each_bench: Bench) -> None:
     need(each_bench, "freezer", "cpuacct")
     each_bench.cgroups.create("alice", {})
@@ -471,7 +471,7 @@ def test_freeze_stops_and_thaw_goes_on(each_bench: Bench) -> None:
     wait_for(lambda: each_bench.cpu("alice")[0] - before[0] > 10_000, 10, "going on")
 
 
-@pytest.mark.spec("nodemanager.md C.7: cgroup.kill or freezer + SIGKILL; then wait empty, then remove")
+@pytest.mark.spec("NM-C.7: cgroup.kill or freezer + SIGKILL; then wait empty, then remove")
 @pytest.mark.parametrize("frozen", [False, True])
 def test_kill_ends_all_even_frozen_ones(each_bench: Bench, frozen: bool) -> None:
     need(each_bench, "freezer")
@@ -491,7 +491,7 @@ def test_kill_ends_all_even_frozen_ones(each_bench: Bench, frozen: bool) -> None
     each_bench.cgroups.remove("alice")
 
 
-@pytest.mark.spec("nodemanager.md C.7: nothing lives only in memory")
+@pytest.mark.spec("NM-C.7: nothing lives only in memory")
 def test_another_daemon_finds_everything(bench: Bench) -> None:
     bench.cgroups.create("alice", {"nm_cpu_guaranteed_share": 250})
     process = bench.run("alice", "import time; print(1, flush=True); time.sleep(600)")
@@ -531,7 +531,7 @@ def test_problems_name_resource_and_remedy() -> None:
         bare.create("alice", {"nm_cpu_cores": 1})
 
 
-@pytest.mark.spec("nodemanager.md C.3: detect per controller where it lives; never assume one layout")
+@pytest.mark.spec("NM-C.3: detect per controller where it lives; never assume one layout")
 def test_each_controller_is_where_the_kernel_has_it() -> None:
     cgroups = Cgroups.detect("nodepool-nm-test-none")
     # name, hierarchy, groups, enabled: a hierarchy of 0 is version 2, or nowhere.

@@ -89,7 +89,7 @@ def fill(path: pathlib.Path) -> int:
         os.close(descriptor)
 
 
-@pytest.mark.spec("nodemanager.md C.9: disk full at quota; root is bound too")
+@pytest.mark.spec("NM-C.9: disk full at quota; root is bound too")
 @pytest.mark.parametrize("kib", [8192, 65536, 204800])
 def test_full_at_quota(bench: Bench, kib: int) -> None:
     target = bench.make("alice", kib)
@@ -103,7 +103,7 @@ def test_full_at_quota(bench: Bench, kib: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.3: a disk of its own; create and mount <= 6 ms at the median")
+@pytest.mark.spec("NM-C.3: a disk of its own; create and mount <= 6 ms at the median")
 def test_time(bench: Bench) -> None:
     medians = []
     # Up to eight rounds: what else runs on the machine must not decide.
@@ -227,7 +227,7 @@ def test_sparse(bench: Bench) -> None:
     assert os.stat(bench.disks.image("alice")).st_blocks * 512 < 10 * MIB
 
 
-@pytest.mark.spec("nodemanager.md C.3: nm_disk_quota, changed at once; never below use")
+@pytest.mark.spec("NM-C.3: nm_disk_quota, changed at once; never below use")
 def test_less_at_once(bench: Bench) -> None:
     target = bench.make("alice", 204800)
     (target / "file").write_bytes(b"x" * 50 * MIB)
@@ -248,7 +248,7 @@ def test_less_at_once(bench: Bench) -> None:
     assert fill(target / "again") > 80 * MIB
 
 
-@pytest.mark.spec("nodemanager.md C.3: nm_disk_quota grows")
+@pytest.mark.spec("NM-C.3: nm_disk_quota grows")
 def test_more(bench: Bench) -> None:
     target = bench.make("alice", 65536)
     (target / "file").write_text("kept")
@@ -279,7 +279,7 @@ def test_everything_again_is_fine(bench: Bench) -> None:
     assert again.found() == []
 
 
-@pytest.mark.spec("nodemanager.md C.7: a crash at any point resumes")
+@pytest.mark.spec("NM-C.7: a crash at any point resumes")
 def test_what_a_crash_leaves_is_removed(bench: Bench) -> None:
     (bench.state / "slivers" / "alice").mkdir(parents=True)
     left = bench.state / "slivers" / "alice" / "disk.img.new"
@@ -307,7 +307,7 @@ def test_a_disk_that_is_in_use_goes_when_its_last_user_does(bench: Bench) -> Non
     wait_for(lambda: not loops(bench.state), 10, "loop device freed")
 
 
-@pytest.mark.spec("nodemanager.md C.3: who writes all the time holds up others for moments only")
+@pytest.mark.spec("NM-C.3: who writes all the time holds up others for moments only")
 def test_little_is_under_way_at_once(bench: Bench) -> None:
     bench.make("alice", 65536)
     (device,) = bench.disks.devices("alice")
@@ -316,7 +316,7 @@ def test_little_is_under_way_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.3: nm_io_read_bps, nm_io_write_bps")
+@pytest.mark.spec("NM-C.3: nm_io_read_bps, nm_io_write_bps")
 def test_io_limits(bench: Bench) -> None:
     cgroups = Cgroups.detect(f"nodepool-nm-test-{uuid.uuid4().hex[:8]}")
     if cgroups.controllers["io"] is None:
@@ -365,7 +365,7 @@ def test_a_link_in_place_of_the_image_is_not_followed(bench: Bench, tmp_path: pa
     assert victim.read_bytes() == b"\0" * 65536
 
 
-@pytest.mark.spec("nodemanager.md C.3: nm_io_read_bps, nm_io_write_bps hold from the first moment")
+@pytest.mark.spec("NM-C.3: nm_io_read_bps, nm_io_write_bps hold from the first moment")
 def test_io_limits_of_a_sliver_that_was_just_made(tmp_path: pathlib.Path) -> None:
     if Cgroups.detect().controllers["io"] is None:
         pytest.skip("this host has no cgroup controller for I/O")

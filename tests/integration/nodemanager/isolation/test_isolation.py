@@ -54,7 +54,7 @@ def other(machine: Machine) -> Iterator[Sliver]:
     made.destroy()
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: own user, mount, pid, net, ipc, uts, cgroup namespace")
+@pytest.mark.spec("NM-C.2 isolation: own user, mount, pid, net, ipc, uts, cgroup namespace")
 @pytest.mark.parametrize("kind", ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"])
 def test_namespaces(sliver: Sliver, other: Sliver, kind: str) -> None:
     inside = sliver.shell(f"readlink /proc/self/ns/{kind}").text.strip()
@@ -63,7 +63,7 @@ def test_namespaces(sliver: Sliver, other: Sliver, kind: str) -> None:
     assert inside == os.readlink(f"/proc/{sliver.handle['pid']}/ns/{kind}")
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: unique id range")
+@pytest.mark.spec("NM-C.2 isolation: unique id range")
 def test_ids(sliver: Sliver, other: Sliver, state: pathlib.Path) -> None:
     sliver.shell("touch /root/mine; chmod 4755 /root/mine")
     found = (state / "slivers/s1/mnt/root/root/mine").stat()
@@ -72,7 +72,7 @@ def test_ids(sliver: Sliver, other: Sliver, state: pathlib.Path) -> None:
     assert stat.S_IMODE(os.stat(state / "slivers").st_mode) == 0o700
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: /dev holds only null zero full random urandom tty ptmx pts shm")
+@pytest.mark.spec("NM-C.2 isolation: /dev holds only null zero full random urandom tty ptmx pts shm")
 def test_devices(sliver: Sliver) -> None:
     assert set(sliver.shell("ls /dev").text.split()) == {
         "null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "fd", "stdin", "stdout", "stderr"}
@@ -81,7 +81,7 @@ def test_devices(sliver: Sliver) -> None:
         "00", "00", "00", "1"]
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: /proc of its own pid namespace; cannot see or signal outside processes")
+@pytest.mark.spec("NM-C.2 isolation: /proc of its own pid namespace; cannot see or signal outside processes")
 def test_processes(sliver: Sliver, other: Sliver) -> None:
     with other.start_program("sleep", "1000") as process:
         program = (f"import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, os.getpid()])\n"
@@ -100,7 +100,7 @@ def test_ptrace(sliver: Sliver, other: Sliver) -> None:
                          "print(call(101, 16, pid, 0, 0))\nos.kill(pid, 9)").text == "done\n"
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: /sys read-only; global sysctls, sysrq, limits not writable")
+@pytest.mark.spec("NM-C.2 isolation: /sys read-only; global sysctls, sysrq, limits not writable")
 @pytest.mark.parametrize("path", [
     "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger",
     "/sys/kernel/mm/ksm/run", "/sys/kernel/uevent_helper", "/proc/sys/user/max_user_namespaces",
@@ -116,7 +116,7 @@ def test_kernel_files(sliver: Sliver, path: str) -> None:
         assert pathlib.Path(path).read_text() == before
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: masks of /proc stay; no second, unmasked /proc or /sys")
+@pytest.mark.spec("NM-C.2 isolation: masks of /proc stay; no second, unmasked /proc or /sys")
 def test_masks(sliver: Sliver) -> None:
     assert sliver.shell("cat /proc/keys /proc/kallsyms 2>&1 | head -c 100; ls /sys/firmware").text == ""
     answer = sliver.shell("umount /proc/keys; umount -l /proc/kallsyms; umount -l /proc; mkdir -p /mnt/p; "
@@ -127,7 +127,7 @@ def test_masks(sliver: Sliver) -> None:
     assert "mount: /mnt/p: permission denied" in answer.lower(), answer
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: no host path reachable")
+@pytest.mark.spec("NM-C.2 isolation: no host path reachable")
 def test_no_host_path(sliver: Sliver, state: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "secret").write_text("secret")
     for path in (tmp_path / "secret", state / "templates", f"/var/lib/../../../{tmp_path}"):
@@ -140,7 +140,7 @@ def test_no_host_path(sliver: Sliver, state: pathlib.Path, tmp_path: pathlib.Pat
     assert sliver.python(escape).text == "False\n"
 
 
-@pytest.mark.spec("nodemanager.md C.2: allow-list copy only: never shadow, keys, home directories")
+@pytest.mark.spec("NM-C.2: allow-list copy only: never shadow, keys, home directories")
 def test_no_host_secrets(sliver: Sliver) -> None:
     host = pathlib.Path("/etc/shadow").read_text().splitlines()
     inside = sliver.shell("cat /etc/shadow").text.splitlines()
@@ -162,7 +162,7 @@ def test_unreadable_parts_of_usr_are_hidden(machine: Machine, sliver: Sliver) ->
     assert sliver.shell("ls -d /usr/local/etc").status == 2
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: cannot mount block devices")
+@pytest.mark.spec("NM-C.2 isolation: cannot mount block devices")
 def test_block_devices(machine: Machine, tmp_path: pathlib.Path) -> None:
     tree = small_tree(tmp_path / "tree")
     number = os.stat("/").st_dev
@@ -195,7 +195,7 @@ SYSTEM_CALLS = {
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers here are those of x86_64")
-@pytest.mark.spec("nodemanager.md C.2, issue 4 security: no modules, kexec, bpf, clock, reboot, swap, keys")
+@pytest.mark.spec("NM-C.2, issue 4 security: no modules, kexec, bpf, clock, reboot, swap, keys")
 def test_system_calls(sliver: Sliver) -> None:
     program = CALL + f"for name, number in {SYSTEM_CALLS!r}.items(): print(name, call(number, 0, 0, 0, 0, 0, 0))"
     for user in ("root", "zuul"):
@@ -214,7 +214,7 @@ def test_calls_of_32_bit_programs(sliver: Sliver) -> None:
     assert sliver.python(program).text in ("-38\n", "")
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: set the clock; bounded capabilities even for root and setuid programs")
+@pytest.mark.spec("NM-C.2 isolation: set the clock; bounded capabilities even for root and setuid programs")
 def test_capabilities(sliver: Sliver) -> None:
     text = sliver.shell("grep -E 'CapEff|CapBnd|Seccomp:' /proc/self/status").text
     sudo = sliver.shell("sudo -n grep -E 'CapEff|CapBnd|Seccomp:' /proc/self/status", user="zuul").text
@@ -227,7 +227,7 @@ def test_capabilities(sliver: Sliver) -> None:
     assert abs(time.time() - float(sliver.shell("date +%s").text)) < 5
 
 
-@pytest.mark.spec("nodemanager.md C.2: nested user namespaces would give dropped capabilities back")
+@pytest.mark.spec("NM-C.2: nested user namespaces would give dropped capabilities back")
 def test_nested_user_namespace(sliver: Sliver) -> None:
     for user in ("root", "zuul"):
         assert "Operation not permitted" in sliver.shell("unshare -U true", user=user).text
@@ -278,7 +278,7 @@ print(sorted(name for _, name in socket.if_nameindex()))
         assert not {"eth0", "ens3", "ens5"} & set(names.replace("'", " ").split())
 
 
-@pytest.mark.spec("nodemanager.md C.2 isolation: cannot raise its limits")
+@pytest.mark.spec("NM-C.2 isolation: cannot raise its limits")
 def test_limits_cannot_be_raised(machine: Machine, sliver: Sliver) -> None:
     cgroups = machine.backend.services.cgroups
     limit = cgroups._file("pids", "s1", "pids.max")

@@ -97,7 +97,7 @@ def test_a_new_script_on_a_full_disk(nm: NmDaemon) -> None:
     assert nm.ssh("alpha", "echo in") == "in\n"
 
 
-@pytest.mark.spec("nodemanager.md C.3: a quota that was changed while the sliver was stopped holds when it starts")
+@pytest.mark.spec("NM-C.3: a quota that was changed while the sliver was stopped holds when it starts")
 def test_a_quota_changed_while_it_was_stopped(nm: NmDaemon) -> None:
     nm.put("alpha", rspec={"nm_disk_quota": QUOTA})
 

@@ -66,7 +66,7 @@ def fault(output: bytes) -> xmlrpc.client.Fault:
     return caught.value
 
 
-@pytest.mark.spec("nodemanager.md C.9.1: del_snoop over SSH may GetRSpec and nothing else")
+@pytest.mark.spec("NM-C.9.1: del_snoop over SSH may GetRSpec and nothing else")
 def test_shared_account(running: Running, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ssh_server(kinds=["ed25519"]) as server:
         public = (server.folder / "authorized_keys").read_text().strip()
@@ -105,7 +105,7 @@ def account(accounts: UnixAccounts, name: str) -> Iterator[None]:
         accounts.destroy(name)
 
 
-@pytest.mark.spec("nodemanager.md A.4: delegate accounts: useradd, shell in /etc/shells, keys 0600 in 0700, userdel -r")
+@pytest.mark.spec("NM-A.4: delegate accounts: useradd, shell in /etc/shells, keys 0600 in 0700, userdel -r")
 def test_unix_accounts(running: Running, program: str, folder: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     name = f"nmt{os.getpid()}"
     shells = folder / "shells"
@@ -147,7 +147,7 @@ def test_unix_accounts(running: Running, program: str, folder: pathlib.Path, cap
         accounts.destroy(name)
 
 
-@pytest.mark.spec("nodemanager.md A.4: the writer must not follow links planted by the account owner")
+@pytest.mark.spec("NM-A.4: the writer must not follow links planted by the account owner")
 def test_planted_links(folder: pathlib.Path) -> None:
     nobody = pwd.getpwnam("nobody")
     entry = pwd.struct_passwd(("x", "*", nobody.pw_uid, nobody.pw_gid, "", str(folder / "home"), ""))
@@ -214,7 +214,7 @@ def read_all(connection: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.spec("nodemanager.md A.9: minimal HTTP/1.0 POST, half-closes, copies only the body; ignores its arguments")
+@pytest.mark.spec("NM-A.9: minimal HTTP/1.0 POST, half-closes, copies only the body; ignores its arguments")
 def test_exchange(folder: pathlib.Path, program: str) -> None:
     seen: list[bytes] = []
 
@@ -229,7 +229,7 @@ def test_exchange(folder: pathlib.Path, program: str) -> None:
     assert seen == [b"POST / HTTP/1.0\r\nContent-Type: text/xml\r\nContent-Length: 10\r\n\r\n<request/>"]
 
 
-@pytest.mark.spec("nodemanager.md A.9: connection reset after data is not an error")
+@pytest.mark.spec("NM-A.9: connection reset after data is not an error")
 def test_reset_after_data(folder: pathlib.Path, program: str) -> None:
     def behave(connection: socket.socket) -> None:
         connection.recv(10)
@@ -240,7 +240,7 @@ def test_reset_after_data(folder: pathlib.Path, program: str) -> None:
         assert run(program, b"x" * 100_000) == (0, b"body")
 
 
-@pytest.mark.spec("nodemanager.md A.9: any system error becomes a fault, code 1, text <call>: <error>; exit status 1")
+@pytest.mark.spec("NM-A.9: any system error becomes a fault, code 1, text <call>: <error>; exit status 1")
 def test_errors(folder: pathlib.Path, program: str, running: Running) -> None:
     running.servers.stop()
     status, output = run(program, b"x")
@@ -254,7 +254,7 @@ def test_errors(folder: pathlib.Path, program: str, running: Running) -> None:
     assert (status, "refused: too much" in fault(output).faultString) == (1, True)
 
 
-@pytest.mark.spec("nodemanager.md A.9: a longer request is answered with a fault, 1 MiB")
+@pytest.mark.spec("NM-A.9: a longer request is answered with a fault, 1 MiB")
 def test_limit(program: str, running: Running) -> None:
     status, output = run(program, b"x" * (forward.MAX_REQUEST + 1))
     assert (status, f"more than {forward.MAX_REQUEST} bytes" in fault(output).faultString) == (1, True)
@@ -267,7 +267,7 @@ def test_bad_name(program: str, running: Running) -> None:
     assert (status, fault(output).faultCode) == (1, 1)
 
 
-@pytest.mark.spec("nodemanager.md A.9, C.5: killed by its alarm after 120 s")
+@pytest.mark.spec("NM-A.9, NM-C.5: killed by its alarm after 120 s")
 def test_alarm(folder: pathlib.Path, program: str) -> None:
     text = pathlib.Path(program).read_text()
     assert forward.TIME_LIMIT == 120

@@ -188,7 +188,7 @@ def bench(tmp_path: pathlib.Path) -> Iterator[Bench]:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.9: bandwidth within 5 % of the cap after headers")
+@pytest.mark.spec("NM-C.9: bandwidth within 5 % of the cap after headers")
 @pytest.mark.parametrize("kind", ["r", "s"], ids=["sent", "received"])
 def test_rate(bench: Bench, kind: str) -> None:
     bench.outside()
@@ -198,7 +198,7 @@ def test_rate(bench: Bench, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.3: a loan of nm_net_max_rate is in force at once")
+@pytest.mark.spec("NM-C.3: a loan of nm_net_max_rate is in force at once")
 def test_rate_changes_at_once(bench: Bench) -> None:
     bench.outside()
     bench.sliver("alice", 1, {"nm_net_max_rate": 20_000_000})
@@ -212,7 +212,7 @@ def test_rate_changes_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.spec("nodemanager.md C.3: root class = node cap; shares by quantum; exempt destinations have a class of their own")
+@pytest.mark.spec("NM-C.3: root class = node cap; shares by quantum; exempt destinations have a class of their own")
 def test_node_cap_shares_and_exempt_destinations(bench: Bench) -> None:
     bench.network.node_cap(60_000_000, [OUTSIDE_EXEMPT])
     bench.outside()
@@ -236,7 +236,7 @@ def test_node_cap_shares_and_exempt_destinations(bench: Bench) -> None:
     bench.check_rate("alice", OUTSIDE_EXEMPT, 20e6, within=0.06)
 
 
-@pytest.mark.spec("nodemanager.md C.4: nat: no sliver-to-sliver, no sliver-to-host except port 812 and DNS, source address check")
+@pytest.mark.spec("NM-C.4: nat: no sliver-to-sliver, no sliver-to-host except port 812 and DNS, source address check")
 def test_isolation(bench: Bench) -> None:
     bench.outside()
     alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
@@ -257,7 +257,7 @@ def test_isolation(bench: Bench) -> None:
     assert "htb" not in run("tc", ["qdisc", "show"], inside=bench.names["alice"])
 
 
-@pytest.mark.spec("nodemanager.md C.4: bridge")
+@pytest.mark.spec("NM-C.4: bridge")
 def test_bridge(bench: Bench) -> None:
     name = f"b{uuid.uuid4().hex[:8]}"
     with pytest.raises(NetworkError, match="no bridge of that name"):
@@ -310,7 +310,7 @@ def mac_in(pid: int, device: str = "eth0") -> str:
     return run("ip", ["-o", "link", "show", device], inside=pid).split("link/ether ")[1].split()[0]
 
 
-@pytest.mark.spec("nodemanager.md C.4: nat: source address check, against raw frames too; no IPv6 around it")
+@pytest.mark.spec("NM-C.4: nat: source address check, against raw frames too; no IPv6 around it")
 def test_forged_sources(bench: Bench) -> None:
     bench.outside()
     alice, bob = bench.sliver("alice", 1), bench.sliver("bob", 2)
@@ -329,7 +329,7 @@ def test_forged_sources(bench: Bench) -> None:
     del bench.names["outside"]
 
 
-@pytest.mark.spec("nodemanager.md C.4: bridge: no sliver sends with the hardware address of another or of the gateway")
+@pytest.mark.spec("NM-C.4: bridge: no sliver sends with the hardware address of another or of the gateway")
 def test_forged_hardware_addresses_on_a_bridge(bench: Bench) -> None:
     name = f"b{uuid.uuid4().hex[:8]}"
     bench.network = Network(dataclasses.replace(bench.config, isolated=False))
@@ -372,7 +372,7 @@ def test_unknown_modes_are_refused(bench: Bench, mode: str) -> None:
         bench.sliver("alice", 1, mode=mode)
 
 
-@pytest.mark.spec("nodemanager.md C.7: nothing lives only in memory; deletion is idempotent")
+@pytest.mark.spec("NM-C.7: nothing lives only in memory; deletion is idempotent")
 def test_another_daemon_finds_and_removes(bench: Bench) -> None:
     info = bench.sliver("alice", 7)
     bench.outside()
@@ -393,7 +393,7 @@ def test_another_daemon_finds_and_removes(bench: Bench) -> None:
     other.stop()
 
 
-@pytest.mark.spec("nodemanager.md C.7: a crash at any point resumes")
+@pytest.mark.spec("NM-C.7: a crash at any point resumes")
 def test_classes_without_a_sliver_are_removed(bench: Bench) -> None:
     info = bench.sliver("alice", 3)
     batch("ip", [f"link del {info.veth}"])
@@ -402,7 +402,7 @@ def test_classes_without_a_sliver_are_removed(bench: Bench) -> None:
     assert other.shaper.counters() == {}
 
 
-@pytest.mark.spec("nodemanager.md C.4: veth names are never reused; removal is off the critical path")
+@pytest.mark.spec("NM-C.4: veth names are never reused; removal is off the critical path")
 def test_the_same_place_is_used_again_at_once(bench: Bench) -> None:
     bench.outside()
     first = bench.sliver("alice", 5)

@@ -1,4 +1,4 @@
-"""``ssh: {mode: sshd}``: a server inside each sliver, on the sliver's own address (nodemanager.md C.4)."""
+"""``ssh: {mode: sshd}``: a server inside each sliver, on the sliver's own address (NM-C.4)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server(nm: NmDaemon, name: str) -> int:
     return int(nm.ssh(name, "pgrep -o -x sshd"))
 
 
-@pytest.mark.spec("nodemanager.md C.4: ssh-mode sshd runs a real sshd in the sliver on its own address")
+@pytest.mark.spec("NM-C.4: ssh-mode sshd runs a real sshd in the sliver on its own address")
 def test_own_server(nm: NmDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
     assert (found["ssh_address"], found["ssh_port"], found["own_ssh"]) == (found["address"], 22, True)
@@ -55,7 +55,7 @@ def test_own_server(nm: NmDaemon) -> None:
     assert beta["ssh_address"] != found["ssh_address"] and beta["host_keys"] != found["host_keys"]
 
 
-@pytest.mark.spec("nodemanager.md C.4: the sshd of a sliver is restarted when it ends, and started with the sliver")
+@pytest.mark.spec("NM-C.4: the sshd of a sliver is restarted when it ends, and started with the sliver")
 def test_restart(nm: NmDaemon) -> None:
     nm.put("alpha")
     before = server(nm, "alpha")
@@ -79,7 +79,7 @@ def test_restart(nm: NmDaemon) -> None:
     assert nm.ssh("alpha", "echo again") == "again\n"
 
 
-@pytest.mark.spec("nodemanager.md C.7: a restart of the daemon finds the servers that run; sessions go on")
+@pytest.mark.spec("NM-C.7: a restart of the daemon finds the servers that run; sessions go on")
 def test_adoption(nm: NmDaemon) -> None:
     nm.put("alpha")
     before = server(nm, "alpha")
@@ -98,7 +98,7 @@ def test_adoption(nm: NmDaemon) -> None:
     wait_for(lambda: nm.ssh("alpha", "echo yes", check=False) == "yes\n", 20, "the adopted server to be replaced")
 
 
-@pytest.mark.spec("nodemanager.md C.4: a sliver without an address of its own is reached as by default")
+@pytest.mark.spec("NM-C.4: a sliver without an address of its own is reached as by default")
 def test_without_network(nm: NmDaemon) -> None:
     found = nm.put("alpha", network="none")
     assert found["ssh_address"] == "127.0.0.1" and found["ssh_port"] >= nm.first_port and not found["own_ssh"]
@@ -118,7 +118,7 @@ def bridge() -> Iterator[str]:
         subprocess.run(["ip", "link", "del", name], timeout=20, check=True)
 
 
-@pytest.mark.spec("nodemanager.md C.4: ssh-mode sshd on a bridge: the address that the sliver gives itself")
+@pytest.mark.spec("NM-C.4: ssh-mode sshd on a bridge: the address that the sliver gives itself")
 def test_bridge(bridge: str, nm: NmDaemon) -> None:
     script = base64.b64encode(b"#!/bin/sh\nip addr add 198.18.77.2/24 dev eth0\n").decode()
     nm.put("alpha", network=f"bridge:{bridge}", initscript=script, privileges=["network-admin"])

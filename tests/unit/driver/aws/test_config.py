@@ -1,4 +1,4 @@
-"""Options of AWS providers (driver-aws.md 1 and 3.1)."""
+"""Options of AWS providers (AWS-1 and AWS-3.1)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def conf(tmp_path: pathlib.Path) -> Conf:
     return Conf(tmp_path)
 
 
-@pytest.mark.spec("driver-aws.md 3.1: two equal loads compare equal")
+@pytest.mark.spec("AWS-3.1: two equal loads compare equal")
 def test_equal_loads(conf: Conf) -> None:
     conf.label.pop("instance-type")
     conf.label["fleet"] = {"instance-types": ["a.b"], "allocation-strategy": "prioritized"}
@@ -69,7 +69,7 @@ def test_equal_loads(conf: Conf) -> None:
     assert conf.load() != first
 
 
-@pytest.mark.spec("driver-aws.md 1.1, 1.4, 1.6: defaults")
+@pytest.mark.spec("AWS-1.1, AWS-1.4, AWS-1.6: defaults")
 def test_defaults(conf: Conf) -> None:
     provider = conf.load()
     assert (provider.region_name, provider.profile_name, provider.rate, provider.boot_timeout) == ("us-east-1", None, 2, 180)
@@ -94,7 +94,7 @@ def test_defaults(conf: Conf) -> None:
     assert conf.valid()
 
 
-@pytest.mark.spec("driver-aws.md 1.1: keys that 11.0.0 read but refused are accepted; they are the pools' defaults")
+@pytest.mark.spec("AWS-1.1: keys that 11.0.0 read but refused are accepted; they are the pools' defaults")
 def test_provider_level_defaults(conf: Conf) -> None:
     conf.provider.update({"use-internal-ip": True, "host-key-checking": False, "public-ipv4": False, "public-ipv6": True,
                           "max-servers": 3, "max-cores": 4, "max-ram": 5, "max-resources": {"A": 1, "B": 2}})
@@ -106,13 +106,13 @@ def test_provider_level_defaults(conf: Conf) -> None:
     assert pool.labels["small"].host_key_checking is False
 
 
-@pytest.mark.spec("driver-aws.md 1.4: public-ip-address wins over public-ipv4")
+@pytest.mark.spec("AWS-1.4: public-ip-address wins over public-ipv4")
 def test_old_name_of_public_ipv4(conf: Conf) -> None:
     conf.pool.update({"public-ip-address": False, "public-ipv4": True})
     assert conf.load().pools["main"].public_ipv4 is False
 
 
-@pytest.mark.spec("driver-aws.md 1.3: a provider's disk image inherits from the top level")
+@pytest.mark.spec("AWS-1.3: a provider's disk image inherits from the top level")
 def test_diskimage(conf: Conf) -> None:
     conf.provider["diskimages"] = [{"name": "image", "tags": {"a": "b"}}]
     conf.label["diskimage"] = "image"
@@ -125,7 +125,7 @@ def test_diskimage(conf: Conf) -> None:
     assert conf.valid()
 
 
-@pytest.mark.spec("driver-aws.md 3.1: a cloud image with both id and filters, or with neither, fails validation")
+@pytest.mark.spec("AWS-3.1: a cloud image with both id and filters, or with neither, fails validation")
 def test_image_lookup(conf: Conf) -> None:
     conf.image["image-filters"] = [{"name": "name", "values": ["x"]}]
     assert not conf.valid()
@@ -137,7 +137,7 @@ def test_image_lookup(conf: Conf) -> None:
         v.Schema(AwsProviderCloudImage.getSchema())({"name": "n", "username": "u"})
 
 
-@pytest.mark.spec("driver-aws.md 1.2: filters in either capitalisation; values become text")
+@pytest.mark.spec("AWS-1.2: filters in either capitalisation; values become text")
 def test_filters(conf: Conf) -> None:
     del conf.image["image-id"]
     conf.image["image-filters"] = [{"name": "a", "values": ["x", 1, True]}, {"Name": "b", "Values": ["y"]}]
@@ -145,7 +145,7 @@ def test_filters(conf: Conf) -> None:
         {"Name": "a", "Values": ["x", "1", "true"]}, {"Name": "b", "Values": ["y"]}]
 
 
-@pytest.mark.spec("driver-aws.md 3.1: fleets")
+@pytest.mark.spec("AWS-3.1: fleets")
 def test_fleet(conf: Conf) -> None:
     conf.label["fleet"] = {"instance-types": ["t3.medium"], "allocation-strategy": "prioritized"}
     assert not conf.valid(), "beside instance-type"
@@ -162,7 +162,7 @@ def test_fleet(conf: Conf) -> None:
     assert not conf.valid()
 
 
-@pytest.mark.spec("driver-aws.md 1.5: an unknown image is a ValueError naming image, provider and label")
+@pytest.mark.spec("AWS-1.5: an unknown image is a ValueError naming image, provider and label")
 @pytest.mark.parametrize("kind", ["cloud-image", "diskimage"])
 def test_unknown_image(conf: Conf, kind: str) -> None:
     conf.label.pop("cloud-image")
@@ -171,7 +171,7 @@ def test_unknown_image(conf: Conf, kind: str) -> None:
         conf.load()
 
 
-@pytest.mark.spec("driver-aws.md 1.5: dedicated hosts need a zone and no spot")
+@pytest.mark.spec("AWS-1.5: dedicated hosts need a zone and no spot")
 def test_dedicated_host(conf: Conf) -> None:
     conf.label["dedicated-host"] = True
     with pytest.raises(ConfigError, match="Availability-zone is required for dedicated hosts"):
@@ -183,7 +183,7 @@ def test_dedicated_host(conf: Conf) -> None:
         conf.load()
 
 
-@pytest.mark.spec("driver-aws.md 3.15, 1.3: import-method image with IMDSv2 raises IMDSv2 requires...")
+@pytest.mark.spec("AWS-3.15, AWS-1.3: import-method image with IMDSv2 raises IMDSv2 requires...")
 def test_imdsv2_and_image_import(conf: Conf) -> None:
     conf.provider["diskimages"] = [{"name": "image", "import-method": "image", "imds-support": "v2.0"}]
     with pytest.raises(Exception, match=r"\AIMDSv2 requires"):
@@ -218,7 +218,7 @@ def test_missing_region_names_the_provider(conf: Conf) -> None:
         conf.load()
 
 
-@pytest.mark.spec("driver-aws.md 1.5, 1.6: every option of a label")
+@pytest.mark.spec("AWS-1.5, AWS-1.6: every option of a label")
 def test_every_option(conf: Conf) -> None:
     conf.label.update({
         "ebs-optimized": True, "volume-type": "gp3", "volume-size": 10, "iops": 1, "throughput": 2, "userdata": "x",

@@ -1,4 +1,4 @@
-"""Parts of the aws driver that need no cloud (driver-aws.md 2.2, 2.6, 2.7)."""
+"""Parts of the aws driver that need no cloud (AWS-2.2, AWS-2.6, AWS-2.7)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nodepool.driver.aws.launch.alternatives import Rung
 PROVIDER = SimpleNamespace(region_name="us-east-1")
 
 
-@pytest.mark.spec("driver-aws.md 3.10, 2.2: addresses of an instance, constructed with host, quota, label None")
+@pytest.mark.spec("AWS-3.10, AWS-2.2: addresses of an instance, constructed with host, quota, label None")
 @pytest.mark.parametrize("public_v4", ["192.0.2.1", None])
 @pytest.mark.parametrize("v6", ["2001:db8::1", None])
 def test_instance(public_v4: str | None, v6: str | None) -> None:
@@ -51,7 +51,7 @@ def test_tags_both_ways() -> None:
     assert tag_list_to_dict(None) == {}
 
 
-@pytest.mark.spec("driver-aws.md 2.7: quota codes")
+@pytest.mark.spec("AWS-2.7: quota codes")
 def test_codes() -> None:
     assert len(HOST_QUOTA_CODES) == 110
     assert len(VOLUME_QUOTA_CODES) == 7
@@ -89,7 +89,7 @@ class NoCredentialsError(Exception):
     pass
 
 
-@pytest.mark.spec("driver-aws.md 2.6: error codes, and the additions")
+@pytest.mark.spec("AWS-2.6: error codes, and the additions")
 @pytest.mark.parametrize(("error", "kind"), [
     (ClientError("VolumeLimitExceeded"), ErrorKind.QUOTA),
     (ClientError("HostLimitExceeded"), ErrorKind.QUOTA),
@@ -149,7 +149,7 @@ def label(**values: Any) -> Any:
     return SimpleNamespace(**options)
 
 
-@pytest.mark.spec("driver-aws.md 2.3: the root volume is the AMI's first mapping with the label's settings laid over it")
+@pytest.mark.spec("AWS-2.3: the root volume is the AMI's first mapping with the label's settings laid over it")
 def test_root_volume() -> None:
     image = {"BlockDeviceMappings": [
         {"DeviceName": "/dev/xvda", "Ebs": {"SnapshotId": "s", "VolumeSize": 8, "Encrypted": False, "VolumeType": "gp2"}},
@@ -162,7 +162,7 @@ def test_root_volume() -> None:
     assert parameters.root_device({}, label()) is None
 
 
-@pytest.mark.spec("driver-aws.md 2.4: the name of a template is a digest of its contents; all settings are honoured")
+@pytest.mark.spec("AWS-2.4: the name of a template is a digest of its contents; all settings are honoured")
 def test_template() -> None:
     plain = parameters.template_data(label())
     name = parameters.template_name(plain)
@@ -197,7 +197,7 @@ class Types:
         return {"VCpuInfo": {"DefaultCores": size // 2, "DefaultVCpus": size}, "MemoryInfo": {"SizeInMiB": 1024 * size}}
 
 
-@pytest.mark.spec("driver-aws.md 2.7: what labels need")
+@pytest.mark.spec("AWS-2.7: what labels need")
 def test_label_needs() -> None:
     import logging
 

@@ -1,4 +1,4 @@
-"""The fake cloud and, over it, the OpenStack adapter: driver-fake-test-example.md 1, driver-openstack.md 2."""
+"""The fake cloud and, over it, the OpenStack adapter: FAK-1, OST-2."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def label(provider):
 
 
 class TestLaunch:
-    @pytest.mark.spec("driver-openstack.md 3.4, 3.5: metadata, addresses, resources of a launched server")
+    @pytest.mark.spec("OST-3.4, OST-3.5: metadata, addresses, resources of a launched server")
     def test_create_and_delete(self, adapter, label):
         label.instance_properties = {"a": "b", "nodepool_pool_name": "hidden"}
         label.dynamic_instance_properties = {"tenant": "{request.tenant_name}", "bad": "{request.nope}"}
@@ -69,7 +69,7 @@ class TestLaunch:
         advance(adapter.getDeleteStateMachine(machine.external_id, LOG))
         advance(adapter.getDeleteStateMachine(None, LOG))
 
-    @pytest.mark.spec("driver-openstack.md 3.8: IPv6 network gives public_ipv6 and an IPv6 interface address")
+    @pytest.mark.spec("OST-3.8: IPv6 network gives public_ipv6 and an IPv6 interface address")
     def test_networks(self, adapter, label):
         label.networks = ["fake-ipv6-network-name"]
         instance = advance(create(adapter, label))
@@ -90,7 +90,7 @@ class TestLaunch:
         advance(adapter.getDeleteStateMachine(instance.external_id, LOG))
         assert adapter._listVolumes() == []
 
-    @pytest.mark.spec("driver-openstack.md 3.14: an over-quota error during creation raises QuotaException")
+    @pytest.mark.spec("OST-3.14: an over-quota error during creation raises QuotaException")
     def test_over_quota(self, adapter, label, monkeypatch):
         monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (100, 1, 1000)))
         advance(create(adapter, label))
@@ -100,7 +100,7 @@ class TestLaunch:
         advance(create(adapter, label))
         assert adapter.getQuotaLimits().get_resources()["instances"] == math.inf
 
-    @pytest.mark.spec("driver-openstack.md 3.15: an immediately failing creation whose fault mentions quota")
+    @pytest.mark.spec("OST-3.15: an immediately failing creation whose fault mentions quota")
     def test_fault(self, provider, label, monkeypatch):
         monkeypatch.setattr(fake.FakeAdapter, "fake_cloud", fake.FakeLaunchAndGetFaultCloud)
         adapter = fake.FakeAdapter(provider)
@@ -139,7 +139,7 @@ class TestLaunch:
             advance(machine)
         assert machine.external_id == server.id
 
-    @pytest.mark.spec("driver-openstack.md 3.16: failing creations and deletions")
+    @pytest.mark.spec("OST-3.16: failing creations and deletions")
     def test_launch_and_delete_fail(self, provider, label, monkeypatch):
         monkeypatch.setattr(fake.FakeAdapter, "fake_cloud", lambda *a: fake.FakeLaunchAndDeleteFailCloud(times_to_fail=1))
         adapter = fake.FakeAdapter(provider)
@@ -154,7 +154,7 @@ class TestLaunch:
         assert adapter._client.launch_success
         adapter.stop()
 
-    @pytest.mark.spec("driver-openstack.md 3.18: Zones changed in the cloud: one request fails, the next uses the new")
+    @pytest.mark.spec("OST-3.18: Zones changed in the cloud: one request fails, the next uses the new")
     def test_zones(self, adapter, label):
         assert adapter.getAZs() == ["az1", "az2"]
         adapter._client._azs = ["new"]
@@ -188,7 +188,7 @@ class TestLaunch:
             assert sorted(asked) == wanted
         assert texts == []
 
-    @pytest.mark.spec("launcher.md 10: neither loop may block on slow calls")
+    @pytest.mark.spec("LAU-10: neither loop may block on slow calls")
     def test_older_answers_serve_while_a_refused_launch_asks_again(self, adapter, label, monkeypatch):
         cloud, asked, answered = adapter._client, threading.Event(), threading.Event()
         zones, flavors = cloud.list_availability_zone_names, cloud.list_flavors
@@ -237,7 +237,7 @@ class TestLaunch:
         with pytest.raises(exceptions.LaunchStatusException):
             advance(machine)
 
-    @pytest.mark.spec("driver-openstack.md 3.20, 3.21: DELETED counts as gone, ERROR does not")
+    @pytest.mark.spec("OST-3.20, OST-3.21: DELETED counts as gone, ERROR does not")
     def test_deleted_status(self, adapter, label):
         instance = advance(create(adapter, label))
         server = adapter._getServer(instance.external_id)
@@ -271,7 +271,7 @@ class TestLaunch:
 
 
 class TestImagesAndLabels:
-    @pytest.mark.spec("driver-openstack.md 3.25: Image metadata from both levels arrive at the cloud image")
+    @pytest.mark.spec("OST-3.25: Image metadata from both levels arrive at the cloud image")
     def test_upload(self, adapter, tmp_path):
         image_id = adapter.uploadImage(
             None, "img", str(tmp_path / "x.qcow2"), image_format="qcow2", metadata={"nodepool_build_id": "1"}, sha256="s"
@@ -304,7 +304,7 @@ class TestImagesAndLabels:
         cloud._fail = False
         assert cloud.delete_image("fake-image-id")
 
-    @pytest.mark.spec("driver-openstack.md 3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT")
+    @pytest.mark.spec("OST-3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT")
     def test_label_ready(self, adapter, provider):
         labels = provider.pools["main"].labels
         assert adapter.labelReady(labels["fake-label"]) is False
@@ -329,7 +329,7 @@ class TestImagesAndLabels:
         with pytest.raises(exceptions.LaunchNodepoolException, match="Windows 11"):
             create(adapter, label, image=None)
 
-    @pytest.mark.spec("driver-openstack.md 2.2: flavors by RAM and name")
+    @pytest.mark.spec("OST-2.2: flavors by RAM and name")
     def test_flavors(self, adapter):
         flavor = types.SimpleNamespace
         adapter._client._flavor_list = [
@@ -346,7 +346,7 @@ class TestImagesAndLabels:
             with pytest.raises(Exception, match="Unable to find flavor"):
                 adapter._findFlavor(name, ram)
 
-    @pytest.mark.spec("driver-openstack.md 2.5: an unknown flavor is counted as far as it is known and logged once")
+    @pytest.mark.spec("OST-2.5: an unknown flavor is counted as far as it is known and logged once")
     def test_unknown_flavor(self, adapter, label, caplog):
         instance = advance(create(adapter, label))
         adapter._getServer(instance.external_id)["flavor"] = {"id": "gone"}
@@ -378,7 +378,7 @@ class TestImagesAndLabels:
 
 
 class TestLeaks:
-    @pytest.mark.spec("driver-openstack.md 3.22: DOWN ports: removed after two sightings and the interval, leaked.ports = 2")
+    @pytest.mark.spec("OST-3.22: DOWN ports: removed after two sightings and the interval, leaked.ports = 2")
     def test_ports(self, adapter, provider):
         now = [100.0]
         counted = []
@@ -440,7 +440,7 @@ def count_looks(cloud, monkeypatch, fails=0):
 
 
 class TestAdapter:
-    @pytest.mark.spec("launcher.md 10: neither loop may block on slow calls")
+    @pytest.mark.spec("LAU-10: neither loop may block on slow calls")
     def test_slow_creation(self, adapter, label):
         cloud, go_on, make_server = adapter._client, threading.Event(), adapter._client.create_server
 
@@ -466,7 +466,7 @@ class TestAdapter:
         assert advance(create(adapter, label))
         assert len(asked) > 3
 
-    @pytest.mark.spec("driver-openstack.md 2.3.4, 2.4: floating IP")
+    @pytest.mark.spec("OST-2.3.4, OST-2.4: floating IP")
     def test_floating_ip(self, over, label):
         label.pool.auto_floating_ip = True
         adapter = over(FloatingCloud())
@@ -477,14 +477,14 @@ class TestAdapter:
         assert adapter._client._floating_ip_list == []
         assert adapter._client._server_list == []
 
-    @pytest.mark.spec("driver-openstack.md 3.9: auto-floating-ip false")
+    @pytest.mark.spec("OST-3.9: auto-floating-ip false")
     def test_no_floating_ip(self, over, label):
         adapter = over(FloatingCloud())
         advance(create(adapter, label))
         assert adapter._client._floating_ip_list == []
 
     @pytest.mark.filterwarnings("ignore")
-    @pytest.mark.spec("driver-openstack.md 3.2: pm.adapter._client.auth equals the auth section of the named cloud")
+    @pytest.mark.spec("OST-3.2: pm.adapter._client.auth equals the auth section of the named cloud")
     def test_client(self, tmp_path, provider):
         path = tmp_path / "nodepool.yaml"
         path.write_text("providers: [{name: real, cloud: real-cloud}]")
@@ -496,7 +496,7 @@ class TestAdapter:
             adapter.stop()
 
 
-@pytest.mark.spec("driver-fake-test-example.md 3: the example driver works")
+@pytest.mark.spec("FAK-3: the example driver works")
 def test_example_driver(provider):
     config = npconfig.loadConfig(str(FIXTURES / "config" / "complete.yaml"), {"NODEPOOL_PORT": "1"})
     example = config.providers["example-1"]

@@ -51,7 +51,7 @@ def test_defaults() -> None:
     assert config.getSupportedLabels("other") == set()
 
 
-@pytest.mark.spec("driver-metastatic.md 8.12: max-servers and priority of the pool are read")
+@pytest.mark.spec("MST-8.12: max-servers and priority of the pool are read")
 def test_pool_options() -> None:
     options: dict[str, Any] = {
         "max-servers": 7, "priority": 3, "node-attributes": {"a": "b"}, "host-key-checking": True,
@@ -62,8 +62,8 @@ def test_pool_options() -> None:
     assert not pool.labels["small2"].host_key_checking
 
 
-@pytest.mark.spec("driver-metastatic.md 8.11: equal settings load, different ones raise 'Multiple label def...'")
-@pytest.mark.spec("launcher.md 21 test_driver_metastatic metastatic_validator; config.md 17: refused at load")
+@pytest.mark.spec("MST-8.11: equal settings load, different ones raise 'Multiple label def...'")
+@pytest.mark.spec("LAU-21.158; CFG-17: refused at load")
 def test_labels_sharing_a_backing_label() -> None:
     load(provider(LABEL, {**LABEL, "name": "small2"}))
     different = {"max-parallel-jobs": 2, "grace-time": 1, "min-retention-time": 5, "max-age": 9}
@@ -74,7 +74,7 @@ def test_labels_sharing_a_backing_label() -> None:
         MetastaticDriver().getProviderConfig(entry).getSchema()(entry)
 
 
-@pytest.mark.spec("driver-metastatic.md 2: max-age smaller than min-retention-time is an error")
+@pytest.mark.spec("MST-2: max-age smaller than min-retention-time is an error")
 def test_max_age() -> None:
     load(provider({**LABEL, "max-age": 10, "min-retention-time": 10}))
     text = "The max_age must be greater than or equal to the min_retention_time"
@@ -99,7 +99,7 @@ def test_errors_name_the_place(entry: dict[str, Any], text: str) -> None:
     assert caught.value.where[:3] == ("providers", 0, "pools")
 
 
-@pytest.mark.spec("driver-api.md 14.31: two equal configuration loads are equal")
+@pytest.mark.spec("DRV-14.31: two equal configuration loads are equal")
 def test_equality() -> None:
     assert load(provider(LABEL)) == load(provider(dict(LABEL)))
     assert load(provider(LABEL)) != load(provider({**LABEL, "grace-time": 5}))

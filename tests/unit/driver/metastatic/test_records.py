@@ -30,7 +30,7 @@ def record(slots: int = 2, node_id: str | None = "0000000001", label: str = "sma
     return result
 
 
-@pytest.mark.spec("driver-metastatic.md 4: BackingNodeRecord")
+@pytest.mark.spec("MST-4: BackingNodeRecord")
 def test_record() -> None:
     backing = record(2)
     assert backing.isEmpty()
@@ -56,7 +56,7 @@ def test_record() -> None:
     assert not backing.isEmpty()
 
 
-@pytest.mark.spec("driver-metastatic.md 3: user_data is JSON text that release 11.0.0 can read")
+@pytest.mark.spec("MST-3: user_data is JSON text that release 11.0.0 can read")
 def test_user_data() -> None:
     backing = record(3)
     backing.allocateSlot("0000000007", 2)
@@ -71,7 +71,7 @@ def test_user_data() -> None:
     assert parsed.launched == backing.launched
 
 
-@pytest.mark.spec("driver-metastatic.md 3: older records lack failed (= false) and launched (= 0)")
+@pytest.mark.spec("MST-3: older records lack failed (= false) and launched (= 0)")
 def test_user_data_of_older_releases() -> None:
     parsed = parse_user_data(json.dumps({"owner": OWNER, "label": "small", "slots": 4}), OWNER)
     assert parsed is not None
@@ -192,7 +192,7 @@ def test_two_books_never_agree_on_one_slot_for_two_nodes(data: st.DataObject) ->
         assert len(set(granted.values())) == len(granted)
 
 
-@pytest.mark.spec("driver-metastatic.md 3: driver_data, external_id and the copied fields of a requested node")
+@pytest.mark.spec("MST-3: driver_data, external_id and the copied fields of a requested node")
 def test_instance() -> None:
     backing, node = Node("0000000001"), Node("0000000002")
     backing.interface_ip, backing.cloud, backing.host_keys = "192.0.2.1", "cloud", ["ssh-rsa AAA"]

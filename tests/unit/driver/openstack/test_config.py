@@ -1,4 +1,4 @@
-"""Options of the OpenStack driver: driver-openstack.md section 1."""
+"""Options of the OpenStack driver: OST-1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def provider():
     return npconfig.loadConfig(str(CONFIGURATIONS / "complete.yaml"), {"NODEPOOL_PORT": "1"}).providers["cloud-1"]
 
 
-@pytest.mark.spec("driver-openstack.md 3.3: Config classes compare equal when fresh and unequal on any change")
+@pytest.mark.spec("OST-3.3: Config classes compare equal when fresh and unequal on any change")
 @pytest.mark.parametrize(
     ("make", "attributes"),
     [
@@ -62,7 +62,7 @@ def test_back_references_are_left_out():
     assert label == ProviderLabel()
 
 
-@pytest.mark.spec("driver-openstack.md 1.1: provider options and defaults")
+@pytest.mark.spec("OST-1.1: provider options and defaults")
 def test_provider(provider):
     assert provider.rate == 0.5
     assert provider.region_name == "region-1"
@@ -78,7 +78,7 @@ def test_provider(provider):
     assert provider.getSupportedLabels("other") == set()
 
 
-@pytest.mark.spec("driver-openstack.md 1.2, 1.3: images")
+@pytest.mark.spec("OST-1.2, OST-1.3: images")
 def test_images(provider):
     image = provider.diskimages["fake-image"]
     assert (image.pause, image.meta, image.config_drive) == (True, {"a": "b"}, True)
@@ -92,7 +92,7 @@ def test_images(provider):
     assert cloud["by-name"].username is None
 
 
-@pytest.mark.spec("driver-openstack.md 1.4, 1.5: pools and labels; label networks replace the pool's")
+@pytest.mark.spec("OST-1.4, OST-1.5: pools and labels; label networks replace the pool's")
 def test_pool_and_labels(provider):
     pool = provider.pools["main"]
     assert pool.provider is provider
@@ -112,7 +112,7 @@ def test_pool_and_labels(provider):
 
 
 @pytest.mark.filterwarnings("ignore")  # the SDK warns about libraries it could use
-@pytest.mark.spec("driver-openstack.md 1.6: the SDK's configuration is used, CONFIG_FILES is honoured at each load")
+@pytest.mark.spec("OST-1.6: the SDK's configuration is used, CONFIG_FILES is honoured at each load")
 def test_real_cloud(tmp_path, monkeypatch):
     from openstack.config import loader
 
@@ -149,7 +149,7 @@ def test_fake_cloud_needs_no_sdk():
     assert result.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.spec("driver-openstack.md 3.1: a missing cloud is refused by validation; the error comes from us, not from the SDK")
+@pytest.mark.spec("OST-3.1: a missing cloud is refused by validation; the error comes from us, not from the SDK")
 def test_missing_cloud_is_refused(tmp_path):
     path = tmp_path / "nodepool.yaml"
     path.write_text("providers:\n- name: p\n  driver: openstack\n  pools: []\n")

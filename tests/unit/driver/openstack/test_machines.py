@@ -69,7 +69,7 @@ def looked_at(cloud: Cloud, machine: Any, times: int) -> None:
     wait_for(lambda: machine.advance() or len(cloud.asked) >= until, what=f"{times} looks")
 
 
-@pytest.mark.spec("driver-openstack.md 2.4: done when the listing has it no more; a cloud that keeps deleted servers lists none")
+@pytest.mark.spec("OST-2.4: done when the listing has it no more; a cloud that keeps deleted servers lists none")
 def test_deleted_and_kept(adapter: FakeAdapter, cloud: Cloud, label: Any) -> None:
     server = cloud.get_server(advance(create(adapter, label)).external_id)
     assert server is not None
@@ -111,7 +111,7 @@ def test_one_that_cannot_be_looked_at(adapter: FakeAdapter, cloud: Cloud, server
         adapter._someServers([servers[0], "bad"])
 
 
-@pytest.mark.spec("driver-api.md: findMissingInstances; a listing that leaves servers out is no proof")
+@pytest.mark.spec("DRV: findMissingInstances; a listing that leaves servers out is no proof")
 def test_missing_is_what_the_cloud_says_so_of(
         adapter: FakeAdapter, cloud: Cloud, servers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cloud.errors["bad"] = http(500)
@@ -124,7 +124,7 @@ def test_missing_is_what_the_cloud_says_so_of(
     assert cloud.asked == ["gone", "bad", servers[2]]
 
 
-@pytest.mark.spec("driver-openstack.md 2.2: not (yet) listed: the previous object stays")
+@pytest.mark.spec("OST-2.2: not (yet) listed: the previous object stays")
 def test_new_server_that_is_not_shown_yet(
         adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "SETTLING", 1000.0)
@@ -145,7 +145,7 @@ def test_new_server_that_is_not_shown_yet(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.spec("driver-api.md: a launch given up leaves no server behind")
+@pytest.mark.spec("DRV: a launch given up leaves no server behind")
 def test_server_that_comes_after_its_launch_was_given_up(
         adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     asked, go_on, make = threading.Event(), threading.Event(), cloud.create_server
@@ -185,7 +185,7 @@ def test_marks_of_volumes(adapter: FakeAdapter, cloud: Cloud, fake_provider: Any
     assert volume["metadata"] == METADATA
 
 
-@pytest.mark.spec("driver-openstack.md 2.6: ports DOWN at two looks; a cloud without a network service has none")
+@pytest.mark.spec("OST-2.6: ports DOWN at two looks; a cloud without a network service has none")
 def test_port_cleanup(
         adapter: FakeAdapter, cloud: Cloud, fake_provider: Any, monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture) -> None:

@@ -92,7 +92,7 @@ def choose(addresses: dict[str, Any], **rules: Any) -> tuple[str, str, str, str]
     return server["public_v4"], server["private_v4"], server["public_v6"], server["interface_ip"]
 
 
-@pytest.mark.spec("driver-openstack.md 2.3: addresses are chosen as the SDK does, from the server's own record")
+@pytest.mark.spec("OST-2.3: addresses are chosen as the SDK does, from the server's own record")
 def test_addresses() -> None:
     fixed, floating = address("10.0.0.1"), address("203.0.113.1", "floating")
     assert choose({"private": [fixed]}) == ("", "10.0.0.1", "", "10.0.0.1")
@@ -162,7 +162,7 @@ class Pages:
             self.calls.stop()
 
 
-@pytest.mark.spec("driver-openstack.md 2.2: paging by servers_links or the Link header; a repeated marker is an error")
+@pytest.mark.spec("OST-2.2: paging by servers_links or the Link header; a repeated marker is an error")
 def test_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.cloud.calls.BACKOFF", Backoff(0.0, 0.0))
     monkeypatch.setattr("nodepool.driver.openstack.api.transport.DEADLINE", 0.0)

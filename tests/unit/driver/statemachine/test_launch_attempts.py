@@ -1,4 +1,4 @@
-"""What runs on the create loop of a provider, and what elsewhere (launcher.md section 10)."""
+"""What runs on the create loop of a provider, and what elsewhere (LAU-10)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
     manager.executor.shutdown()
 
 
-@pytest.mark.spec("launcher.md 10: neither loop may block on slow calls")
+@pytest.mark.spec("LAU-10: neither loop may block on slow calls")
 def test_further_attempts_do_not_hold_up_other_launches(manager: Manager) -> None:
     adapter = manager.adapter
     manager.launch("good")

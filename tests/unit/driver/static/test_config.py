@@ -51,7 +51,7 @@ def test_defaults() -> None:
     assert not pool.provider.manage_images
 
 
-@pytest.mark.spec("driver-static.md 1: a label string is split at blanks in both places")
+@pytest.mark.spec("STA-1: a label string is split at blanks in both places")
 def test_label_strings_are_split() -> None:
     config = load(provider({"name": "host1", "labels": "a b"}, {"name": "host2", "labels": ["b", "c"]}))
     pool = config.providers["static-provider"].pools["main"]
@@ -63,7 +63,7 @@ def test_label_strings_are_split() -> None:
     assert config.providers["static-provider"].getSupportedLabels("other") == set()
 
 
-@pytest.mark.spec("driver-static.md 1: the older key ssh-port is still read, but refused by the schema")
+@pytest.mark.spec("STA-1: the older key ssh-port is still read, but refused by the schema")
 def test_ssh_port() -> None:
     entry = provider({"name": "host1", "labels": "a", "ssh-port": 2222, "host-key": "ssh-rsa AAA"})
     config = load(entry)
@@ -74,8 +74,8 @@ def test_ssh_port() -> None:
         StaticProviderConfig(entry).getSchema()(entry)
 
 
-@pytest.mark.spec("driver-static.md 6.1: validation refuses unknown provider keys")
-@pytest.mark.spec("launcher.md 21 test_driver_static static_validator; config.md 17: static provider with an unknown key -> 1")
+@pytest.mark.spec("STA-6.1: validation refuses unknown provider keys")
+@pytest.mark.spec("LAU-21.158; CFG-17: static provider with an unknown key -> 1")
 def test_schema() -> None:
     entry = provider(
         {
@@ -101,7 +101,7 @@ def test_schema() -> None:
         schema(provider({"name": "host1"}))
 
 
-@pytest.mark.spec("driver-static.md 6.1: two equal loads are equal; configs compare by content and class")
+@pytest.mark.spec("STA-6.1: two equal loads are equal; configs compare by content and class")
 def test_equality() -> None:
     entry = provider({"name": "host1", "labels": "a"})
     assert load(entry) == load(provider({"name": "host1", "labels": "a"}))
@@ -166,7 +166,7 @@ def _node(node_id: str, slot: int | None) -> Node:
     return node
 
 
-@pytest.mark.spec("driver-static.md 4: nodes without usable slot take the first free one, the rest is excess")
+@pytest.mark.spec("STA-4: nodes without usable slot take the first free one, the rest is excess")
 def test_slots() -> None:
     nodes = [_node("5", 1), _node("1", None), _node("2", 7), _node("6", 1), _node("3", -1)]
     slots = Slots(4, nodes)

@@ -39,7 +39,7 @@ def fault(node: MemoryNode, caller: Caller, method: str, *arguments: Any) -> Fau
     return caught.value
 
 
-@pytest.mark.spec("nodemanager.md A.8: Help, one line of signature and purpose per method")
+@pytest.mark.spec("NM-A.8: Help, one line of signature and purpose per method")
 def test_help(node: MemoryNode) -> None:
     lines = node.api.call(Caller(OTHER, "nobody"), "Help", ()).splitlines()
     assert lines == sorted(lines)
@@ -47,14 +47,14 @@ def test_help(node: MemoryNode) -> None:
     assert "SetLoans(sliver, loans): " in "\n".join(lines)
 
 
-@pytest.mark.spec("nodemanager.md A.8: 100 unknown method, text lists the valid ones sorted")
+@pytest.mark.spec("NM-A.8: 100 unknown method, text lists the valid ones sorted")
 def test_unknown_method(node: MemoryNode) -> None:
     found = fault(node, THE_ROOT, "Explode")
     assert found.code == 100
     assert ", ".join(sorted(api_methods.METHODS)) in found.text
 
 
-@pytest.mark.spec("nodemanager.md A.8: 101 wrong argument count (got/expected)")
+@pytest.mark.spec("NM-A.8: 101 wrong argument count (got/expected)")
 def test_count(node: MemoryNode) -> None:
     found = fault(node, THE_ROOT, "GetRSpec")
     assert (found.code, "got 0, expecting 1" in found.text) == (101, True)
@@ -62,13 +62,13 @@ def test_count(node: MemoryNode) -> None:
     assert fault(node, THE_ROOT, "SetLoans", []).code == 101, "only a sliver may leave itself out"
 
 
-@pytest.mark.spec("nodemanager.md A.8: 102 first argument is no sliver name")
+@pytest.mark.spec("NM-A.8: 102 first argument is no sliver name")
 @pytest.mark.parametrize("name", ["nobody", "a/b", "a\n", "../a", "", 7, None, ["a"], {"a": 1}, "A", "x" * 100_000])
 def test_target(node: MemoryNode, name: Any) -> None:
     assert fault(node, THE_ROOT, "GetRSpec", name).code == 102
 
 
-@pytest.mark.spec("nodemanager.md A.8: method, count, target exists, permission, then argument content")
+@pytest.mark.spec("NM-A.8: method, count, target exists, permission, then argument content")
 def test_order_of_checks(node: MemoryNode) -> None:
     stranger = Caller(OTHER, "nobody")
     assert fault(node, stranger, "Explode", 1, 2, 3).code == 100
@@ -78,7 +78,7 @@ def test_order_of_checks(node: MemoryNode) -> None:
     assert fault(node, A, "SetLoans", "a", "junk").code == 102
 
 
-@pytest.mark.spec("nodemanager.md A.8: target itself, root, or delegation; C.5: controller")
+@pytest.mark.spec("NM-A.8: target itself, root, or delegation; C.5: controller")
 def test_permissions(node: MemoryNode) -> None:
     for caller in (A, THE_ROOT, LAUNCHER, SNOOP):
         assert node.api.call(caller, "GetRSpec", ("a",))["nm_cpu_guaranteed_share"] == 400
@@ -100,14 +100,14 @@ def test_methods_of_a_delegate(node: MemoryNode) -> None:
     assert fault(node, Caller(SLIVER, "b", frozenset({"Stop"})), "Stop", "a").code == 108
 
 
-@pytest.mark.spec("nodemanager.md A.8: DumpDatabase root only, C.5: JSON text")
+@pytest.mark.spec("NM-A.8: DumpDatabase root only, C.5: JSON text")
 def test_dump(node: MemoryNode) -> None:
     for caller in (A, LAUNCHER, SNOOP):
         assert fault(node, caller, "DumpDatabase").code == 108
     assert json.loads(node.api.call(THE_ROOT, "DumpDatabase", ()))["records"]["sliver_a"]["source"] == "test"
 
 
-@pytest.mark.spec("nodemanager.md A.7: SetLoans with one argument, a bare triple; and with (own name, [triple, ...])")
+@pytest.mark.spec("NM-A.7: SetLoans with one argument, a bare triple; and with (own name, [triple, ...])")
 def test_loans(node: MemoryNode) -> None:
     triple = ["b", "nm_cpu_guaranteed_share", 200]
     for arguments in ((triple,), ([triple],), ("a", triple), ("a", [triple])):
@@ -120,7 +120,7 @@ def test_loans(node: MemoryNode) -> None:
     assert node.api.call(A, "GetLoans", ("a",)) == [], "nothing changed"
 
 
-@pytest.mark.spec("nodemanager.md A.8: None is sent as int 1; Create of a plc_instantiated sliver says so")
+@pytest.mark.spec("NM-A.8: None is sent as int 1; Create of a plc_instantiated sliver says so")
 def test_create(node: MemoryNode) -> None:
     assert node.api.call(THE_ROOT, "CreateSliver", ("lazy",)) == 1
     assert node.api.call(THE_ROOT, "Create", ("lazy",)) == 1
@@ -129,13 +129,13 @@ def test_create(node: MemoryNode) -> None:
     assert (found.code, "kept by its authority" in found.text) == (104, True)
 
 
-@pytest.mark.spec("nodemanager.md B.3: 104 error inside the call; nothing of the inside goes out")
+@pytest.mark.spec("NM-B.3: 104 error inside the call; nothing of the inside goes out")
 def test_error_inside(node: MemoryNode) -> None:
     found = fault(node, THE_ROOT, "GetConsole", "broken")
     assert (found.code, "secret" in found.text) == (104, False)
 
 
-@pytest.mark.spec("nodemanager.md C.5: records of launchers")
+@pytest.mark.spec("NM-C.5: records of launchers")
 def test_put(node: MemoryNode) -> None:
     record = {"account_type": "sliver", "name": "np1", "rspec": {"nm_cpu_share": 3}}
     assert fault(node, A, "PutRecord", record).code == 108

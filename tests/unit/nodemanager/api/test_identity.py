@@ -21,7 +21,7 @@ from nodepool.nodemanager.config import parse
 WHO = Identity({3_000_000: "a"}.get, {"nobody": ["GetUsage"], "del_snoop": []}.get)
 
 
-@pytest.mark.spec("nodemanager.md A.8, C.5: uid -> root, sliver by range, delegate, other; unknown uid is a clean refusal")
+@pytest.mark.spec("NM-A.8, NM-C.5: uid -> root, sliver by range, delegate, other; unknown uid is a clean refusal")
 def test_of_uid() -> None:
     assert WHO.of_uid(0).kind == ROOT
     assert WHO.of_uid(3_000_000) == Caller(SLIVER, "a")
@@ -49,7 +49,7 @@ def test_accounts_of_delegates() -> None:
         assert who.of_uid(nobody.pw_uid).kind == kind
 
 
-@pytest.mark.spec("nodemanager.md C.5: only root and the shared account may speak for a delegate")
+@pytest.mark.spec("NM-C.5: only root and the shared account may speak for a delegate")
 def test_forwarding() -> None:
     assert WHO.may_forward(Caller(ROOT, "root"))
     assert WHO.may_forward(Caller(OTHER, "nodepool-nm"))
@@ -60,7 +60,7 @@ def test_forwarding() -> None:
     assert WHO.forwarded("stranger") is None
 
 
-@pytest.mark.spec("nodemanager.md C.5: subject -> role controller or named caller")
+@pytest.mark.spec("NM-C.5: subject -> role controller or named caller")
 def test_certificates() -> None:
     certificate = {"subject": ((("organizationName", "x"),), (("commonName", "nl01"),)),
                    "subjectAltName": (("DNS", "nl01.example.com"), ("IP Address", "1.2.3.4"))}
@@ -89,7 +89,7 @@ def connect_as(uid: int, listener: socket.socket, then: str = "sys.stdin.read()"
 
 
 @pytest.mark.parametrize("how", ["asked", "table"])
-@pytest.mark.spec("nodemanager.md C.5: 127.0.0.1:812, identity = owner uid of the peer socket")
+@pytest.mark.spec("NM-C.5: 127.0.0.1:812, identity = owner uid of the peer socket")
 def test_owner(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "table":
         def refuse(*_: object) -> None:
@@ -103,7 +103,7 @@ def test_owner(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatc
                 assert WHO.of_tcp(connection) == expected
 
 
-@pytest.mark.spec("nodemanager.md A.9: a client that has half-closed is still known")
+@pytest.mark.spec("NM-A.9: a client that has half-closed is still known")
 def test_half_closed(listener: socket.socket) -> None:
     code = "s.shutdown(socket.SHUT_WR)\nsys.stdout.write('y'); sys.stdout.flush()\nsys.stdin.read()"
     with connect_as(3_000_000, listener, code) as p:
@@ -114,7 +114,7 @@ def test_half_closed(listener: socket.socket) -> None:
             assert WHO.of_tcp(connection) == Caller(SLIVER, "a")
 
 
-@pytest.mark.spec("nodemanager.md issue: forged identity by uid reuse: a client that has gone is nobody")
+@pytest.mark.spec("NM issue: forged identity by uid reuse: a client that has gone is nobody")
 @pytest.mark.parametrize("how", ["asked", "table"])
 def test_gone(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An orphan socket is listed with uid 0, which must not make anybody root."""
@@ -126,7 +126,7 @@ def test_gone(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch
         assert WHO.of_tcp(connection) is None
 
 
-@pytest.mark.spec("nodemanager.md issue: another connection from the port of one that was reset is not the old one")
+@pytest.mark.spec("NM issue: another connection from the port of one that was reset is not the old one")
 def test_port_reused(listener: socket.socket) -> None:
     code = "s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))\ns.close()"
     for _ in range(10):
@@ -154,7 +154,7 @@ def test_no_such_socket() -> None:
     assert socket_owner(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
 
 
-@pytest.mark.spec("nodemanager.md C.5: SO_PEERCRED is of the moment of connecting")
+@pytest.mark.spec("NM-C.5: SO_PEERCRED is of the moment of connecting")
 def test_unix(tmp_path: object) -> None:
     path = f"{tmp_path}/s"
     with socket.socket(socket.AF_UNIX) as server:

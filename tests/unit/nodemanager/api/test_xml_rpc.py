@@ -41,7 +41,7 @@ def test_any_call_is_refused_cleanly(body: bytes) -> None:
         xml_rpc.parse_call(body)
 
 
-@pytest.mark.spec("nodemanager.md C.5: numbers of 64 bits")
+@pytest.mark.spec("NM-C.5: numbers of 64 bits")
 def test_large_numbers() -> None:
     assert b"<i8>1000000000000</i8>" in xml_rpc.response(10**12)
     assert b"<int>5</int>" in xml_rpc.response(5)

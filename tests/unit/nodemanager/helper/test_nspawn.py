@@ -22,7 +22,7 @@ def backend(tmp_path: pathlib.Path) -> Iterator[NspawnBackend]:
     zygote.stop()
 
 
-@pytest.mark.spec("nodemanager.md C.2: nspawn needs systemd as process 1; a host without is told so")
+@pytest.mark.spec("NM-C.2: nspawn needs systemd as process 1; a host without is told so")
 @pytest.mark.skipif(os.path.isdir("/run/systemd/system"), reason="this host has systemd")
 def test_check_without_systemd(backend: NspawnBackend) -> None:
     fatal = {problem.feature: problem.remedy for problem in backend.check() if problem.fatal}
@@ -31,7 +31,7 @@ def test_check_without_systemd(backend: NspawnBackend) -> None:
     assert fatal
 
 
-@pytest.mark.spec("nodemanager.md C.3: nspawn: the RSpec as properties of a unit")
+@pytest.mark.spec("NM-C.3: nspawn: the RSpec as properties of a unit")
 @pytest.mark.parametrize("rspec, wanted", [
     ({}, ["CPUWeight=32", "TasksMax=1024", "CPUQuota=", "MemoryMax=infinity", "MemorySwapMax=infinity", "MemoryMin=0M"]),
     ({"nm_cpu_guaranteed_share": 200, "nm_cpu_share": 5, "nm_pids_max": 50, "nm_cpu_limit": 500, "nm_mem_limit": 256,
@@ -43,7 +43,7 @@ def test_limits(rspec: dict[str, int], wanted: list[str]) -> None:
     assert limits_argv("m", rspec, 4) == ["systemctl", "set-property", "--runtime", "m.service", *wanted]
 
 
-@pytest.mark.spec("nodemanager.md C.2: nspawn: own ids, own network, full systemd; the unit outlives the daemon")
+@pytest.mark.spec("NM-C.2: nspawn: own ids, own network, full systemd; the unit outlives the daemon")
 def test_command_line(tmp_path: pathlib.Path) -> None:
     spec = SliverSpec("s1", 1, "tar:/x", {}, hostname="h", api_socket=str(tmp_path))
     argv = run_argv("m", spec, "/tree", 5000, 65536, 2)

@@ -282,7 +282,7 @@ def test_good_names() -> None:
 
 # --- the host's image ---------------------------------------------------------------------------------------------------
 
-@pytest.mark.spec("nodemanager.md C.2: allow-list copy only")
+@pytest.mark.spec("NM-C.2: allow-list copy only")
 def test_copies_only_what_is_public(tmp_path: pathlib.Path) -> None:
     source = tmp_path / "source"
     (source / "closed").mkdir(parents=True)
@@ -303,7 +303,7 @@ def test_copies_only_what_is_public(tmp_path: pathlib.Path) -> None:
 
 
 @needs_root
-@pytest.mark.spec("nodemanager.md C.2: host image: freshly built /etc, never shadow, keys, home directories")
+@pytest.mark.spec("NM-C.2: host image: freshly built /etc, never shadow, keys, home directories")
 def test_host_tree(tmp_path: pathlib.Path) -> None:
     host_image.build(tmp_path)
     etc = tmp_path / "root/etc"
@@ -377,7 +377,7 @@ def decide(machine: str, number: int, *arguments: int, architecture: int | None 
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-@pytest.mark.spec("issue 10, 3: seccomp lists written as allow-lists; nodemanager.md C.2: seccomp by default")
+@pytest.mark.spec("issue 10, 3: seccomp lists written as allow-lists; NM-C.2: seccomp by default")
 def test_filter(machine: str) -> None:
     column = list(ARCHITECTURES).index(machine)
     named = {name: numbers[column] for group in system_calls.ALLOWED.values() for name, numbers in group.items()}

@@ -30,7 +30,7 @@ LIMITS = {"alice": DailyLimits(plain=1_000_000, exempt=2_000_000)}
 RSPECS = {"alice": {"nm_net_min_rate": 8, "nm_net_max_rate": 10**9}}
 
 
-@pytest.mark.spec("nodemanager.md B.4: past 80 % of the daily limit the ceiling is (limit - used) * 8 / seconds left")
+@pytest.mark.spec("NM-B.4: past 80 % of the daily limit the ceiling is (limit - used) * 8 / seconds left")
 def test_ceiling_past_the_threshold() -> None:
     world = World()
     accounting = world.new()
@@ -41,7 +41,7 @@ def test_ceiling_past_the_threshold() -> None:
         "alice": {"nm_net_max_rate": int(100_000 * 8 / (PERIOD / 2))}}
 
 
-@pytest.mark.spec("nodemanager.md B.4: the ceiling is never below min")
+@pytest.mark.spec("NM-B.4: the ceiling is never below min")
 def test_never_below_the_minimum() -> None:
     world = World()
     accounting = world.new()
@@ -50,7 +50,7 @@ def test_never_below_the_minimum() -> None:
     assert accounting.update({"alice": (5_000_000, 0)}, rspecs, LIMITS) == {"alice": {"nm_net_max_rate": 5000}}
 
 
-@pytest.mark.spec("nodemanager.md B.4: exempt destinations have a limit of their own")
+@pytest.mark.spec("NM-B.4: exempt destinations have a limit of their own")
 def test_exempt_bytes_are_counted_apart() -> None:
     world = World()
     accounting = world.new()
@@ -59,7 +59,7 @@ def test_exempt_bytes_are_counted_apart() -> None:
     assert accounting.used("alice") == (0, 1_900_000)
 
 
-@pytest.mark.spec("nodemanager.md B.4: the owner is told once per period; the end of the period restores")
+@pytest.mark.spec("NM-B.4: the owner is told once per period; the end of the period restores")
 def test_told_once_and_restored_by_the_end_of_the_period() -> None:
     world = World()
     accounting = world.new()
@@ -73,7 +73,7 @@ def test_told_once_and_restored_by_the_end_of_the_period() -> None:
     assert accounting.used("alice") == (100, 0)
 
 
-@pytest.mark.spec("nodemanager.md B.4: totals of deleted slivers are remembered until the period ends")
+@pytest.mark.spec("NM-B.4: totals of deleted slivers are remembered until the period ends")
 def test_deleting_and_making_again_does_not_reset() -> None:
     world = World()
     accounting = world.new()

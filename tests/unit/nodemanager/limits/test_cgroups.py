@@ -63,7 +63,7 @@ def content(group: pathlib.Path, *names: str) -> list[str]:
     return [(group / name).read_text() for name in names]
 
 
-@pytest.mark.spec("nodemanager.md C.3: guarantee g is a child of our root with weight ~ g; besteffort weighs what is left")
+@pytest.mark.spec("NM-C.3: guarantee g is a child of our root with weight ~ g; besteffort weighs what is left")
 def test_v2_weights(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.prepare(50)
@@ -84,7 +84,7 @@ def test_v2_weights(tree: pathlib.Path) -> None:
     assert content(root / "besteffort", "cpu.weight") == ["4500"]
 
 
-@pytest.mark.spec("nodemanager.md C.3: cpu.max, memory.max, memory.swap.max 0, memory.min, pids.max, io.max")
+@pytest.mark.spec("NM-C.3: cpu.max, memory.max, memory.swap.max 0, memory.min, pids.max, io.max")
 def test_v2_limits(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.io_devices = lambda name: ["7:3"]
@@ -99,7 +99,7 @@ def test_v2_limits(tree: pathlib.Path) -> None:
     assert groups.usage("alice") == {"cpu_usec": 42, "memory_bytes": 1 << 20, "memory_peak": 2 << 20, "pids": 5, "oom_kills": 3}
 
 
-@pytest.mark.spec("nodemanager.md C.3: lowering memory below use: reclaim, then refuse rather than kill")
+@pytest.mark.spec("NM-C.3: lowering memory below use: reclaim, then refuse rather than kill")
 def test_v2_memory_below_use_is_refused(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.create("alice", {"nm_mem_limit": 512, "nm_pids_max": 10})
@@ -124,7 +124,7 @@ def test_v2_subtree_control_only_in_our_part(tree: pathlib.Path) -> None:
     assert (tree / "ours" / "cgroup.subtree_control").read_text() == "+pids"
 
 
-@pytest.mark.spec("nodemanager.md C.3: admission: sum of g over slivers <= 1000 - host-reserve")
+@pytest.mark.spec("NM-C.3: admission: sum of g over slivers <= 1000 - host-reserve")
 def test_admission() -> None:
     assert admit([200, 300], 450, 50)
     assert not admit([200, 300], 451, 50)
@@ -136,7 +136,7 @@ def eight(**more: Any) -> Cores:
     return Cores(range(8), {n: {n % 4, n % 4 + 4} for n in range(8)}, {n: (n % 4) // 2 for n in range(8)}, **more)
 
 
-@pytest.mark.spec("nodemanager.md B.4: cores are taken preferring siblings, matching memory nodes follow")
+@pytest.mark.spec("NM-B.4: cores are taken preferring siblings, matching memory nodes follow")
 def test_siblings_and_memory_nodes() -> None:
     cores = eight()
     cores.reserve("alice", 2, False)
@@ -146,7 +146,7 @@ def test_siblings_and_memory_nodes() -> None:
     assert cores.placement("bob")[0] == {0, 1, 2, 4, 5, 6} == cores.placement(None)[0]
 
 
-@pytest.mark.spec("nodemanager.md B.4: one core always stays for everybody else")
+@pytest.mark.spec("NM-B.4: one core always stays for everybody else")
 def test_one_core_stays() -> None:
     cores = eight()
     cores.reserve("alice", 5, False)
@@ -159,7 +159,7 @@ def test_one_core_stays() -> None:
     assert len(cores.placement("alice")[0]) == 4
 
 
-@pytest.mark.spec("nodemanager.md B.4: suffix b adds the shared cores to the reserved ones")
+@pytest.mark.spec("NM-B.4: suffix b adds the shared cores to the reserved ones")
 def test_both(tree: pathlib.Path) -> None:
     cores = eight()
     cores.reserve("alice", 2, True)

@@ -9,7 +9,7 @@ from nodepool.nodemanager.network.tools import NetworkError
 from nodepool.nodemanager.records.rspec import UNLIMITED_RATE
 
 
-@pytest.mark.spec("nodemanager.md B.4: min rate is clipped to 25 % of the cap")
+@pytest.mark.spec("NM-B.4: min rate is clipped to 25 % of the cap")
 def test_minimum_is_clipped() -> None:
     found = shaping.rates({"nm_net_min_rate": 900, "nm_net_max_rate": UNLIMITED_RATE}, 1000)
     assert (found.minimum, found.maximum) == (250, 1000)
@@ -25,7 +25,7 @@ def test_exempt_rates_know_no_node_cap() -> None:
     assert (found.exempt_minimum, found.exempt_maximum) == (5000, UNLIMITED_RATE)
 
 
-@pytest.mark.spec("nodemanager.md C.3: quantum = share x 60000, capped")
+@pytest.mark.spec("NM-C.3: quantum = share x 60000, capped")
 def test_quantum() -> None:
     assert shaping.quantum(3) == 180_000
     assert shaping.quantum(10_000) == shaping.LARGEST_QUANTUM
@@ -58,7 +58,7 @@ def test_each_index_has_addresses_of_its_own() -> None:
             veth.addresses("10.213.0.0/16", index)
 
 
-@pytest.mark.spec("nodemanager.md C.4: veth names are never reused")
+@pytest.mark.spec("NM-C.4: veth names are never reused")
 def test_names_of_devices_are_never_used_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
     from nodepool.nodemanager.config import parse
 

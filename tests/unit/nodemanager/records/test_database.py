@@ -29,7 +29,7 @@ def put(database: Database, name: str) -> None:
     database.put(Record(f"sliver_{name}", "s", 1, 1, None, {"account_type": "sliver", "name": name}))
 
 
-@pytest.mark.spec("nodemanager.md C.6: atomic, fsynced, human-dumpable")
+@pytest.mark.spec("NM-C.6: atomic, fsynced, human-dumpable")
 def test_survives_close(tmp_path: pathlib.Path) -> None:
     database = opened(tmp_path / "db")
     put(database, "a")
@@ -62,7 +62,7 @@ while True:
 """
 
 
-@pytest.mark.spec("nodemanager.md A.11, C.6: SIGKILL of the writer loses nothing that was confirmed, and tears nothing")
+@pytest.mark.spec("NM-A.11, NM-C.6: SIGKILL of the writer loses nothing that was confirmed, and tears nothing")
 def test_kill_the_writer(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "db"
     last = 0
@@ -81,7 +81,7 @@ def test_kill_the_writer(tmp_path: pathlib.Path) -> None:
         database.close()
 
 
-@pytest.mark.spec("nodemanager.md issue: corrupt database moved aside with a clear message")
+@pytest.mark.spec("NM issue: corrupt database moved aside with a clear message")
 @pytest.mark.parametrize("damage", ["text", "middle", "json", "table"])
 def test_damaged(tmp_path: pathlib.Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "db"
@@ -117,7 +117,7 @@ def test_damaged_twice_keeps_both(tmp_path: pathlib.Path) -> None:
     assert len(list(tmp_path.glob("db.corrupt-5*"))) == 2
 
 
-@pytest.mark.spec("nodemanager.md A.11: a missing database is an empty one")
+@pytest.mark.spec("NM-A.11: a missing database is an empty one")
 def test_removed(tmp_path: pathlib.Path) -> None:
     database = opened(tmp_path / "db")
     put(database, "a")
@@ -165,7 +165,7 @@ def test_in_use(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not list(tmp_path.glob("*.corrupt*"))
 
 
-@pytest.mark.spec("nodemanager.md C.7: numbers are kept until freed, the lowest free one is next")
+@pytest.mark.spec("NM-C.7: numbers are kept until freed, the lowest free one is next")
 def test_indexes(tmp_path: pathlib.Path) -> None:
     database = opened(tmp_path / "db")
     assert [database.allocate_index(n, 3) for n in "abab"] == [1, 2, 1, 2]
@@ -207,7 +207,7 @@ def test_threads(tmp_path: pathlib.Path) -> None:
     database.close()
 
 
-@pytest.mark.spec("nodemanager.md C.6: replay table on jti")
+@pytest.mark.spec("NM-C.6: replay table on jti")
 def test_tickets_once(tmp_path: pathlib.Path) -> None:
     now = [100.0]
     database = Database(str(tmp_path / "db"), lambda: now[0])

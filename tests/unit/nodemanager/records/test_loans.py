@@ -17,7 +17,7 @@ grants = st.fixed_dictionaries({name: st.integers(0, 500) for name in RESOURCES}
 hosts = st.dictionaries(st.sampled_from(NAMES), st.tuples(grants, st.lists(one_loan, max_size=6)), min_size=1)
 
 
-@pytest.mark.spec("nodemanager.md A.7: the sum over slivers of each resource is unchanged by any set of loans")
+@pytest.mark.spec("NM-A.7: the sum over slivers of each resource is unchanged by any set of loans")
 @settings(max_examples=300, deadline=None)
 @given(hosts)
 def test_sum_is_conserved(host: dict[str, Any]) -> None:
@@ -26,7 +26,7 @@ def test_sum_is_conserved(host: dict[str, Any]) -> None:
         assert sum(r[resource] for r in result.values()) == sum(g[resource] for g, _ in host.values())
 
 
-@pytest.mark.spec("nodemanager.md A.7, B.2: never negative, never below the lender's floor")
+@pytest.mark.spec("NM-A.7, NM-B.2: never negative, never below the lender's floor")
 @settings(max_examples=300, deadline=None)
 @given(hosts)
 def test_floors(host: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ def test_floors(host: dict[str, Any]) -> None:
             assert result[resource] >= min(host[name][0][resource], rspec.FLOORS[resource])
 
 
-@pytest.mark.spec("nodemanager.md A.7: the result does not depend on record order")
+@pytest.mark.spec("NM-A.7: the result does not depend on record order")
 @settings(max_examples=200, deadline=None)
 @given(hosts, st.randoms(use_true_random=False))
 def test_order(host: dict[str, Any], random: Any) -> None:
@@ -44,7 +44,7 @@ def test_order(host: dict[str, Any], random: Any) -> None:
     assert loans.effective({name: host[name] for name in names}) == loans.effective(host)
 
 
-@pytest.mark.spec("nodemanager.md A.7: only resources received from the authority can be lent (no relending)")
+@pytest.mark.spec("NM-A.7: only resources received from the authority can be lent (no relending)")
 @settings(max_examples=200, deadline=None)
 @given(hosts)
 def test_no_relending(host: dict[str, Any]) -> None:
@@ -62,7 +62,7 @@ def test_borrowed_is_not_lent() -> None:
     assert {n: r["nm_cpu_share"] for n, r in loans.effective(host).items()} == {"a": 1, "b": 10, "c": 1}
 
 
-@pytest.mark.spec("nodemanager.md A.7: README example, 200 per mille guaranteed CPU")
+@pytest.mark.spec("NM-A.7: README example, 200 per mille guaranteed CPU")
 def test_readme() -> None:
     host = {"princeton_sirius": (rspec.with_defaults({"nm_cpu_guaranteed_share": 400}),
                                  loans.validate(["princeton_eisentest", "nm_cpu_guaranteed_share", 200])),
@@ -71,7 +71,7 @@ def test_readme() -> None:
     assert [r["nm_cpu_guaranteed_share"] for r in result.values()] == [200, 200]
 
 
-@pytest.mark.spec("nodemanager.md A.7: an over-committed triple is skipped and in force again when the grant grows")
+@pytest.mark.spec("NM-A.7: an over-committed triple is skipped and in force again when the grant grows")
 def test_over_committed() -> None:
     made = [("b", "nm_cpu_share", 50), ("b", "nm_cpu_share", 5)]
 
@@ -81,13 +81,13 @@ def test_over_committed() -> None:
     assert (result(32), result(51), result(56)) == (6, 51, 56)
 
 
-@pytest.mark.spec("nodemanager.md A.7: when the recipient disappears the loan vanishes; one to oneself changes nothing")
+@pytest.mark.spec("NM-A.7: when the recipient disappears the loan vanishes; one to oneself changes nothing")
 def test_gone_and_self() -> None:
     assert loans.effective({"a": ({"nm_cpu_share": 9}, [("b", "nm_cpu_share", 3)])})["a"]["nm_cpu_share"] == 9
     assert loans.effective({"a": ({"nm_cpu_share": 9}, [("a", "nm_cpu_share", 3)])})["a"]["nm_cpu_share"] == 9
 
 
-@pytest.mark.spec("nodemanager.md C.3: 0 is no limit for memory and cap: no loan sets or lifts a limit")
+@pytest.mark.spec("NM-C.3: 0 is no limit for memory and cap: no loan sets or lifts a limit")
 @pytest.mark.parametrize("resource", ["nm_mem_limit", "nm_cpu_limit"])
 def test_a_gift_is_no_weapon(resource: str) -> None:
     host = {"evil": ({resource: 500}, [("victim", resource, 1), ("friend", resource, 499)]), "victim": ({resource: 0}, []),
@@ -97,13 +97,13 @@ def test_a_gift_is_no_weapon(resource: str) -> None:
     assert result["evil"][resource] >= rspec.FLOORS[resource] > 0
 
 
-@pytest.mark.spec("nodemanager.md A.7: accept a bare triple as a list of one; list or tuple")
+@pytest.mark.spec("NM-A.7: accept a bare triple as a list of one; list or tuple")
 def test_forms() -> None:
     assert loans.validate(["b", "nm_cpu_share", 1]) == loans.validate([("b", "nm_cpu_share", 1)]) == [("b", "nm_cpu_share", 1)]
     assert loans.validate([]) == []
 
 
-@pytest.mark.spec("nodemanager.md A.7: anything malformed is refused as a whole")
+@pytest.mark.spec("NM-A.7: anything malformed is refused as a whole")
 @pytest.mark.parametrize("wrong", [
     None, "text", 5, {}, [1], [["b", "nm_cpu_share"]], [["b", "nm_cpu_share", 1, 2]], [[1, "nm_cpu_share", 1]],
     [["b", "nm_disk_quota", 1]], [["b", 7, 1]], [["b", "nm_cpu_share", 0]], [["b", "nm_cpu_share", -1]],

@@ -28,7 +28,7 @@ def partial(database: Database, *given: Any, source: str = "s", serial: float | 
     return merge.deliver(database, source, serial, given, False, now)
 
 
-@pytest.mark.spec("nodemanager.md A.6: accepted iff the timestamp is not older than the stored one")
+@pytest.mark.spec("NM-A.6: accepted iff the timestamp is not older than the stored one")
 def test_versions(database: Database) -> None:
     assert full(database, sliver("a", timestamp=10, id=1)).changed == {"sliver_a"}
     assert "sliver_a" in full(database, sliver("a", timestamp=9, id=2)).refused
@@ -38,7 +38,7 @@ def test_versions(database: Database) -> None:
     assert full(database, sliver("a", timestamp=11, id=3)).changed == set()
 
 
-@pytest.mark.spec("nodemanager.md A.6: database timestamp is when the last complete update was made")
+@pytest.mark.spec("NM-A.6: database timestamp is when the last complete update was made")
 def test_timestamp_record(database: Database) -> None:
     partial(database, sliver("a"))
     assert database.get("timestamp") is None
@@ -46,7 +46,7 @@ def test_timestamp_record(database: Database) -> None:
     assert database.get("timestamp").content == {"type": "timestamp", "timestamp": NOW}  # type: ignore[union-attr]
 
 
-@pytest.mark.spec("nodemanager.md A.6 a: an old version in a complete update is not swept")
+@pytest.mark.spec("NM-A.6 a: an old version in a complete update is not swept")
 def test_a_old_version(database: Database) -> None:
     full(database, sliver("a", timestamp=1))
     changes = full(database, sliver("a", timestamp=1))
@@ -64,7 +64,7 @@ def test_a_version_appears(database: Database) -> None:
     assert full(database, sliver("a", id=4, timestamp=4)).changed == {"sliver_a"}
 
 
-@pytest.mark.spec("nodemanager.md A.6 b: nothing is stored on reject")
+@pytest.mark.spec("NM-A.6 b: nothing is stored on reject")
 def test_b_no_empty_entry(database: Database) -> None:
     changes = full(database, {"account_type": "sliver", "name": "a/b"}, "junk", {}, sliver("ok"))
     assert names(database) == ["sliver_ok"]
@@ -79,7 +79,7 @@ def test_broken_record_keeps_its_predecessor(database: Database) -> None:
     assert database.get("sliver_a").content["id"] == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.spec("nodemanager.md A.6 d: expiry acts by itself; no expiry = never")
+@pytest.mark.spec("NM-A.6 d: expiry acts by itself; no expiry = never")
 def test_d_expiry(database: Database) -> None:
     full(database, sliver("a", expiry=NOW + 10), sliver("b", expiry=NOW + 5), sliver("c"))
     assert database.next_expiry() == NOW + 5
@@ -90,7 +90,7 @@ def test_d_expiry(database: Database) -> None:
     assert database.next_expiry() is None
 
 
-@pytest.mark.spec("nodemanager.md A.6: expiry < now is deleted, and does not come back with every update")
+@pytest.mark.spec("NM-A.6: expiry < now is deleted, and does not come back with every update")
 def test_expired_is_not_taken(database: Database) -> None:
     full(database, sliver("a", expiry=NOW + 1))
     assert full(database, sliver("a", expiry=NOW + 1), now=NOW + 2).deleted == {"sliver_a"}
@@ -99,14 +99,14 @@ def test_expired_is_not_taken(database: Database) -> None:
     assert full(database, sliver("a", expiry=NOW + 9), now=NOW + 3).changed == {"sliver_a"}
 
 
-@pytest.mark.spec("nodemanager.md A.6 e: clock steps backwards do not freeze updates")
+@pytest.mark.spec("NM-A.6 e: clock steps backwards do not freeze updates")
 def test_e_clock_steps_back(database: Database) -> None:
     full(database, sliver("a", id=1), now=NOW)
     assert full(database, sliver("a", id=2), now=NOW - 1e6).changed == {"sliver_a"}
     assert full(database, now=NOW - 2e6).deleted == {"sliver_a"}
 
 
-@pytest.mark.spec("nodemanager.md A.6 e: per-authority monotonic serial; an older update is refused as a whole")
+@pytest.mark.spec("NM-A.6 e: per-authority monotonic serial; an older update is refused as a whole")
 def test_e_serial(database: Database) -> None:
     full(database, sliver("a"), serial=7)
     changes = full(database, sliver("b"), serial=6)
@@ -114,7 +114,7 @@ def test_e_serial(database: Database) -> None:
     assert full(database, sliver("b"), serial=7).deleted == {"sliver_a"}
 
 
-@pytest.mark.spec("nodemanager.md A.6 f, B.2: removed fields disappear")
+@pytest.mark.spec("NM-A.6 f, B.2: removed fields disappear")
 def test_f_replaced_as_a_whole(database: Database) -> None:
     full(database, sliver("a", colour="red"))
     database.update_local("sliver_a", loans=[["b", "nm_cpu_share", 1]])
@@ -123,7 +123,7 @@ def test_f_replaced_as_a_whole(database: Database) -> None:
     assert database.local("sliver_a")["loans"], "what this host adds stays"
 
 
-@pytest.mark.spec("nodemanager.md A.6 g, C.6: only a complete update of the same source sweeps")
+@pytest.mark.spec("NM-A.6 g, C.6: only a complete update of the same source sweeps")
 def test_g_sweep(database: Database) -> None:
     full(database, sliver("a"), sliver("b"), source="one")
     partial(database, sliver("c"), source="driver")
@@ -134,7 +134,7 @@ def test_g_sweep(database: Database) -> None:
     assert names(database) == ["delegate_d", "sliver_a", "sliver_c", "sliver_x"]
 
 
-@pytest.mark.spec("nodemanager.md C.6: no source takes what belongs to another")
+@pytest.mark.spec("NM-C.6: no source takes what belongs to another")
 def test_ownership(database: Database) -> None:
     full(database, sliver("a", id=1), source="one")
     assert "one" in partial(database, sliver("a", id=2), source="ticket").refused["sliver_a"]
@@ -151,7 +151,7 @@ def test_abandoned_records_are_taken_over(database: Database) -> None:
     assert database.get("sliver_b").source == ABANDONED  # type: ignore[union-attr]
 
 
-@pytest.mark.spec("nodemanager.md A.7: when the lender disappears, its loans vanish with it")
+@pytest.mark.spec("NM-A.7: when the lender disappears, its loans vanish with it")
 def test_loans_end_with_the_record(database: Database) -> None:
     full(database, sliver("a"))
     database.update_local("sliver_a", loans=[["b", "nm_cpu_share", 1]], index=4)
@@ -166,7 +166,7 @@ updates = st.lists(st.tuples(
                     max_size=3)), max_size=8)
 
 
-@pytest.mark.spec("nodemanager.md A.6: what a source has is a subset of its last complete update and later partial ones")
+@pytest.mark.spec("NM-A.6: what a source has is a subset of its last complete update and later partial ones")
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(updates)
 def test_sources_are_independent(tmp_path: pathlib.Path, given_updates: Any) -> None:

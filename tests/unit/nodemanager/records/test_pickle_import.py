@@ -65,7 +65,7 @@ def imported(database: Database, tmp_path: pathlib.Path, data: bytes) -> Any:
     return import_pickle(database, str(tmp_path / "pickle"))
 
 
-@pytest.mark.spec("nodemanager.md A.11, C.5: an importer reads old pickles")
+@pytest.mark.spec("NM-A.11, NM-C.5: an importer reads old pickles")
 def test_first_version(database: Database, tmp_path: pathlib.Path) -> None:
     result = imported(database, tmp_path, PYTHON2)
     assert (result.taken, result.refused) == (["sliver_princeton_sirius"], {})
@@ -77,7 +77,7 @@ def test_first_version(database: Database, tmp_path: pathlib.Path) -> None:
     assert "already" in imported(database, tmp_path, PYTHON2).refused["sliver_princeton_sirius"]
 
 
-@pytest.mark.spec("nodemanager.md B.2: keyed by name, _rspec, _loans, instantiation, expires, type sliver.VServer")
+@pytest.mark.spec("NM-B.2: keyed by name, _rspec, _loans, instantiation, expires, type sliver.VServer")
 def test_last_version(database: Database, tmp_path: pathlib.Path) -> None:
     result = imported(database, tmp_path, pickle.dumps({
         "pl_sirius": {"name": "pl_sirius", "type": "sliver.VServer", "instantiation": "delegated", "expires": 99, "keys": "",
@@ -99,7 +99,7 @@ class Evil:
         return os.mkdir, ("evil-was-here",)
 
 
-@pytest.mark.spec("nodemanager.md C.5: a restricted unpickler that admits only builtin containers and scalars")
+@pytest.mark.spec("NM-C.5: a restricted unpickler that admits only builtin containers and scalars")
 @pytest.mark.parametrize("data", [
     pickle.dumps(Evil()), pickle.dumps({"a": Evil()}, protocol=0), pickle.dumps(os.system), pickle.dumps(eval),
     b"cbuiltins\ngetattr\n(S'a'\nS'b'\ntR.", b"", b"junk", PYTHON2[:100], b"P1\n.",

@@ -11,7 +11,7 @@ from nodepool.nodemanager.records import records
 from tests.support.nodemanager.node import KEY, delegate, sliver
 
 
-@pytest.mark.spec("nodemanager.md A.5: record_key is <account_type>_<name>; unknown fields are kept")
+@pytest.mark.spec("NM-A.5: record_key is <account_type>_<name>; unknown fields are kept")
 def test_sliver() -> None:
     parsed = records.parse_record(sliver(
         "princeton_sirius", id=7, timestamp=3, expiry=9, rspec={"nm_cpu_share": 3}, ssh_keys=f"{KEY}\n\n", colour="red",
@@ -23,13 +23,13 @@ def test_sliver() -> None:
     assert records.parse_record({"account_type": "sliver", "name": "a"})["plc_instantiated"] is False
 
 
-@pytest.mark.spec("nodemanager.md A.5: delegate_<name>, plc_instantiated True")
+@pytest.mark.spec("NM-A.5: delegate_<name>, plc_instantiated True")
 def test_delegate() -> None:
     parsed = records.parse_record(delegate("del_snoop", ssh_keys=KEY))
     assert (parsed["record_key"], parsed["plc_instantiated"]) == ("delegate_del_snoop", True)
 
 
-@pytest.mark.spec("nodemanager.md A.5: bwcap, shipped cap 5000000000 and exempt 127.0.0.1")
+@pytest.mark.spec("NM-A.5: bwcap, shipped cap 5000000000 and exempt 127.0.0.1")
 def test_bwcap() -> None:
     parsed = records.parse_record({"record_key": "bwcap", "timestamp": 1})
     assert (parsed["cap"], parsed["exempt_ips"]) == (5_000_000_000, ["127.0.0.1"])

@@ -9,7 +9,7 @@ import pytest
 from nodepool.nodemanager.records import rspec
 
 
-@pytest.mark.spec("nodemanager.md A.1: DEFAULT_RSPEC")
+@pytest.mark.spec("NM-A.1: DEFAULT_RSPEC")
 def test_defaults() -> None:
     full = rspec.with_defaults({})
     assert (full["nm_enabled"], full["nm_cpu_share"], full["nm_cpu_guaranteed_share"]) == (1, 32, 0)
@@ -17,7 +17,7 @@ def test_defaults() -> None:
     assert all(type(amount) is int for amount in full.values())
 
 
-@pytest.mark.spec("nodemanager.md A.1, C.3: LOANABLE_RESOURCES and floors")
+@pytest.mark.spec("NM-A.1, NM-C.3: LOANABLE_RESOURCES and floors")
 def test_loanable() -> None:
     assert {"nm_cpu_share", "nm_cpu_guaranteed_share", "nm_net_max_rate", "nm_net_exempt_max_rate", "nm_net_share",
             "nm_mem_limit", "nm_pids_max", "nm_cpu_limit"} == rspec.LOANABLE
@@ -27,14 +27,14 @@ def test_loanable() -> None:
     assert rspec.FLOORS["nm_cpu_limit"] > 0, "a lender at 0 would have no limit any more"
 
 
-@pytest.mark.spec("nodemanager.md B.2: names without prefix, net rates in kbit/s, cpu_cores with suffix b")
+@pytest.mark.spec("NM-B.2: names without prefix, net rates in kbit/s, cpu_cores with suffix b")
 def test_synonyms() -> None:
     assert rspec.validate({"cpu_share": "7", "net_max_rate": 5, "cpu_cores": "2b", "disk_max": 9000, "net_max_kbyte": 10}) == {
         "nm_cpu_share": 7, "nm_net_max_rate": 5000, "nm_cpu_cores": 2, "nm_cpu_cores_both": 1, "nm_disk_quota": 9000,
         "nm_net_max_kbyte": 10}
 
 
-@pytest.mark.spec("nodemanager.md B.4: net_max_rate -1 turns shaping off")
+@pytest.mark.spec("NM-B.4: net_max_rate -1 turns shaping off")
 def test_no_ceiling() -> None:
     assert rspec.validate({"nm_net_max_rate": -1}) == {"nm_net_max_rate": rspec.UNLIMITED_RATE}
 

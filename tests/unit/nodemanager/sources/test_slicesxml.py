@@ -23,14 +23,14 @@ def one(text: str, node: int | str = 12) -> dict[str, object]:
     return record
 
 
-@pytest.mark.spec("nodemanager.md A.10: slice, timestamp, node, user, resource, value, key; A.6: delegations of del_snoop")
+@pytest.mark.spec("NM-A.10: slice, timestamp, node, user, resource, value, key; A.6: delegations of del_snoop")
 def test_all_elements() -> None:
     assert one(f"<slices>{HEAD}{''.join(PARTS)}</slice>{KEYS}</slices>") == {
         "account_type": "sliver", "name": "princeton_sirius", "id": 5, "expiry": 2000000000, "timestamp": 77,
         "rspec": {"nm_cpu_share": 40}, "ssh_keys": KEY, "delegations": [["del_snoop", "GetRSpec"]], "plc_instantiated": True}
 
 
-@pytest.mark.spec("nodemanager.md A.10: order of elements must not matter")
+@pytest.mark.spec("NM-A.10: order of elements must not matter")
 @pytest.mark.parametrize("parts", list(itertools.permutations(PARTS)))
 def test_order(parts: tuple[str, ...]) -> None:
     body = f"{HEAD}{''.join(parts)}</slice>"
@@ -38,7 +38,7 @@ def test_order(parts: tuple[str, ...]) -> None:
         f"<slices>{HEAD}{''.join(PARTS)}</slice>{KEYS}</slices>")
 
 
-@pytest.mark.spec("nodemanager.md A.10: a slice opens the current slice; what follows belongs to it")
+@pytest.mark.spec("NM-A.10: a slice opens the current slice; what follows belongs to it")
 def test_flat() -> None:
     text = ('<slices><slice id="1" name="a"/><node id="12"/><resource name="nm_net_share"/><value>3</value>'
             '<slice id="2" name="b"/><node id="13"/></slices>')
@@ -46,13 +46,13 @@ def test_flat() -> None:
     assert one(text, 13)["name"] == "b"
 
 
-@pytest.mark.spec("nodemanager.md A.10: kept only if it equals our own node id")
+@pytest.mark.spec("NM-A.10: kept only if it equals our own node id")
 def test_other_nodes() -> None:
     assert slices_xml.parse(b'<slices><slice id="1" name="a"><node id="1"/><node id="2"/></slice></slices>', 12) == []
     assert slices_xml.parse(b"<slices/>", 12) == []
 
 
-@pytest.mark.spec("nodemanager.md A.10: a person may be in several slices; keys of all members in order")
+@pytest.mark.spec("NM-A.10: a person may be in several slices; keys of all members in order")
 def test_person_in_two_slices() -> None:
     member = '<node id="12"/><user person_id="2"/><user person_id="1"/>'
     text = (f'<slices><slice id="1" name="a">{member}</slice><slice id="2" name="b">{member}</slice>'
@@ -60,7 +60,7 @@ def test_person_in_two_slices() -> None:
     assert [r["ssh_keys"] for r in slices_xml.parse(text.encode(), 12)] == [f"{KEY2}\n{KEY}"] * 2
 
 
-@pytest.mark.spec("nodemanager.md A.10: text of a value in several chunks; non-integers ignored; unknown elements skipped")
+@pytest.mark.spec("NM-A.10: text of a value in several chunks; non-integers ignored; unknown elements skipped")
 def test_values() -> None:
     text = (f'<x:slices xmlns:x="urn:x">{HEAD}<node id="12"/><junk><deep/></junk><resource name="nm_cpu_share"><value>1<!-- -->2'
             '<![CDATA[3]]></value></resource><resource name="nm_net_share"><value>much</value></resource>'
@@ -76,7 +76,7 @@ def test_a_bad_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     assert "person 1" in caplog.text
 
 
-@pytest.mark.spec("nodemanager.md issue: broken slices.xml, entity bombs")
+@pytest.mark.spec("NM issue: broken slices.xml, entity bombs")
 @pytest.mark.parametrize("text", [
     "", "text", "<slices>", '<slices><slice id="1"', "<html><body>Please log in</body></html>",
     '<!DOCTYPE s [<!ENTITY a "x"><!ENTITY b "&a;&a;">]><slices>&b;</slices>',
@@ -120,7 +120,7 @@ def granted(defaults: str, own: str, **options: str | None) -> dict[str, int]:
     return found
 
 
-@pytest.mark.spec("nodemanager.md B.2: a slice named <prefix>_default overrides host-wide defaults")
+@pytest.mark.spec("NM-B.2: a slice named <prefix>_default overrides host-wide defaults")
 def test_default_slice() -> None:
     both = resource("nm_cpu_share", 7) + resource("cpu_pct", 5)
     for node in (HERE, ""):
@@ -134,7 +134,7 @@ def test_default_slice() -> None:
     assert granted(old, "") == {}
 
 
-@pytest.mark.spec("nodemanager.md B.4: net_max_rate = -1 in the default slice turns shaping off")
+@pytest.mark.spec("NM-B.4: net_max_rate = -1 in the default slice turns shaping off")
 def test_default_rates() -> None:
     assert granted(DEFAULTS.format(node="", resources=resource("net_max_rate", -1)), "") == {"nm_net_max_rate": UNLIMITED_RATE}
     # A guarantee never refuses a slice with a low ceiling, nor the other way round.

@@ -70,7 +70,7 @@ def claims(**values: Any) -> dict[str, Any]:
     return {"iss": "auth", "aud": "here", "jti": "1", "iat": now, "exp": now + 60, "slivers": [sliver("a")], **values}
 
 
-@pytest.mark.spec("nodemanager.md C.6: JWS compact, EdDSA or ES256")
+@pytest.mark.spec("NM-C.6: JWS compact, EdDSA or ES256")
 def test_jws(pair: tuple[bytes, str], once: Used) -> None:
     key, public = pair
     signed = tickets.sign([sliver("a", rspec={"nm_cpu_share": 5})], key, "auth", "here")
@@ -78,7 +78,7 @@ def test_jws(pair: tuple[bytes, str], once: Used) -> None:
     assert (record["name"], record["rspec"]) == ("a", {"nm_cpu_share": 5})
 
 
-@pytest.mark.spec("nodemanager.md C.6: a ticket contains slivers only")
+@pytest.mark.spec("NM-C.6: a ticket contains slivers only")
 @pytest.mark.parametrize(("records", "text"), [
     ([sliver("a"), delegate("d")], "slivers only"), ([], "no slivers"), ([sliver("a/b")], "is no name")],
     ids=["delegate", "nothing", "name"])
@@ -91,7 +91,7 @@ def test_nothing_is_signed_that_would_be_refused(
         tickets.sign_xml(records, rsa[0], pathlib.Path(rsa[1]).read_bytes(), "auth", "here")
 
 
-@pytest.mark.spec("nodemanager.md C.9.8: replayed, wrong host, expired, tampered -> refused")
+@pytest.mark.spec("NM-C.9.8: replayed, wrong host, expired, tampered -> refused")
 def test_jws_refused(pair: tuple[bytes, str], once: Used) -> None:
     key, public = pair
     options = {"keys": [public], "issuers": ["auth"]}
@@ -185,7 +185,7 @@ def check(rsa: tuple[bytes, str], text: str, once: Callable[[str, float], bool],
     return tickets.verify(text, {"xml-keys": [rsa[1]], **options}, "here", once)
 
 
-@pytest.mark.spec("nodemanager.md A.12, C.6: enveloped signature, C14N 1.0, RSA-SHA256")
+@pytest.mark.spec("NM-A.12, NM-C.6: enveloped signature, C14N 1.0, RSA-SHA256")
 def test_xml(rsa: tuple[bytes, str], once: Used) -> None:
     text = xml(rsa)
     assert "rsa-sha256" in text
@@ -195,7 +195,7 @@ def test_xml(rsa: tuple[bytes, str], once: Used) -> None:
         check(rsa, text, once)
 
 
-@pytest.mark.spec("nodemanager.md C.6: ECDSA-SHA256 too")
+@pytest.mark.spec("NM-C.6: ECDSA-SHA256 too")
 def test_xml_elliptic(tmp_path: pathlib.Path, once: Used) -> None:
     authority = Authority(tmp_path)
     key = pathlib.Path(authority.key).read_bytes()
@@ -203,7 +203,7 @@ def test_xml_elliptic(tmp_path: pathlib.Path, once: Used) -> None:
     assert check((key, authority.cert), text, once)
 
 
-@pytest.mark.spec("nodemanager.md C.9.8: tampered, expired, wrong host -> refused")
+@pytest.mark.spec("NM-C.9.8: tampered, expired, wrong host -> refused")
 def test_xml_refused(rsa: tuple[bytes, str], once: Used, tmp_path: pathlib.Path) -> None:
     now = int(time.time())
     cases: list[tuple[str, str]] = [
@@ -231,7 +231,7 @@ def test_xml_refused(rsa: tuple[bytes, str], once: Used, tmp_path: pathlib.Path)
     assert not once.taken
 
 
-@pytest.mark.spec("nodemanager.md C.6: SHA-1 only behind an option")
+@pytest.mark.spec("NM-C.6: SHA-1 only behind an option")
 def test_sha1(rsa: tuple[bytes, str], once: Used) -> None:
     class Old(XMLSigner):
         def check_deprecated_methods(self) -> None:
@@ -248,7 +248,7 @@ def test_sha1(rsa: tuple[bytes, str], once: Used) -> None:
     assert check(rsa, text, once, **{"allow-sha1": True})
 
 
-@pytest.mark.spec("nodemanager.md C.6: a key of the signature's own choice, HMAC for example, proves nothing")
+@pytest.mark.spec("NM-C.6: a key of the signature's own choice, HMAC for example, proves nothing")
 def test_hmac_confusion(rsa: tuple[bytes, str], once: Used) -> None:
     root = etree.Element(f"{NS}Envelope", nsmap={None: "urn:envelope"})  # type: ignore[dict-item]
     etree.SubElement(root, f"{NS}Data").text = json.dumps(claims())
@@ -296,7 +296,7 @@ def wrappings(good: str) -> dict[str, etree._Element]:
     return found
 
 
-@pytest.mark.spec("nodemanager.md C.6, C.9.8: only the verified subtree counts (signature wrapping)")
+@pytest.mark.spec("NM-C.6, NM-C.9.8: only the verified subtree counts (signature wrapping)")
 def test_wrapping(rsa: tuple[bytes, str]) -> None:
     good = xml(rsa)
     for case, document in wrappings(good).items():
@@ -308,7 +308,7 @@ def test_wrapping(rsa: tuple[bytes, str]) -> None:
         assert [record["name"] for record in records] == ["a"], case
 
 
-@pytest.mark.spec("nodemanager.md C.6: a signature of a part, by id, does not cover the rest")
+@pytest.mark.spec("NM-C.6: a signature of a part, by id, does not cover the rest")
 def test_wrapping_by_id(rsa: tuple[bytes, str], once: Used) -> None:
     root = etree.Element(f"{NS}Envelope", nsmap={None: "urn:envelope"})  # type: ignore[dict-item]
     data = etree.SubElement(root, f"{NS}Data", Id="x")
