@@ -450,15 +450,16 @@ class StateMachineNodeLauncher(StatsReporter):
         node = self.node
         if state == zk.FAILED and save:
             self._save_later()
+        if state in (zk.READY, zk.ABORTED):
+            # Before the state: the pool may look at any moment, because another node of the request has ended.
+            node.unsaved = True
         node.state = state
         if self.stage is not Stage.ORPHANED:
             self.stage = Stage.ENDED
         if key is not None:
             self._record(key)
-        if state in (zk.READY, zk.ABORTED):
-            node.unsaved = True
-            if state == zk.ABORTED or not self.handler.launchesComplete():
-                self._save_later()
+        if state == zk.ABORTED or (state == zk.READY and not self.handler.launchesComplete()):
+            self._save_later()
         self.handler.pw.progress(self.handler)
 
     def _record(self, key: str) -> None:

@@ -108,3 +108,26 @@ def test_further_attempts_do_not_hold_up_other_launches(manager: Manager) -> Non
     wait_for(lambda: bad.complete, what="the end of the bad launch")
     assert (bad.node.state, bad.attempts) == (zk.FAILED, 3)
     assert all(name.startswith("start") for name in adapter.asked_by[1:])
+
+
+class Observed(zk.Node):
+    """What whoever looks at the moment at which the state is written would find."""
+
+    seen: tuple[Any, ...] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "state" and value in (zk.READY, zk.ABORTED):
+            self.__dict__["seen"] = (value, self.unsaved)
+        super().__setattr__(name, value)
+
+
+@pytest.mark.spec("LAU-7.4: a request is fulfilled together with the state of its nodes, however close they come")
+@pytest.mark.parametrize("state", [zk.READY, zk.ABORTED])
+def test_who_sees_the_end_of_a_launch_knows_that_it_is_to_be_written(manager: Manager, state: str) -> None:
+    """The pool looks at all nodes of a request when one is ready; another may become ready at that moment."""
+    launcher = manager.launch("good")
+    node = Observed("0002")
+    node.type, node.state = ["good"], zk.BUILDING
+    launcher.node = node
+    launcher._end(state, None, save=True)
+    assert node.seen == (state, True)
