@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from nodepool.exceptions import FOREIGN
+
 log = logging.getLogger("nodepool.cloud.timers")
 
 
@@ -85,5 +87,5 @@ class Timers:
                 continue
             try:
                 function()
-            except Exception:
+            except FOREIGN:
                 log.exception("Error in a timer of %s:", self.name)

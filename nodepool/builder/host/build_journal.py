@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodepool.base.boot import boot_id
 from nodepool.base.files import NEW, lock_file, replace_file, sync_directory
 from nodepool.builder.host import mounts, processes
 from nodepool.builder.host.image_files import image_id
@@ -105,7 +106,7 @@ class Entry:
         return bool(_TEMPORARY.fullmatch(name)) and parent in (self.tmp_base, self.private_tmp) and name not in self.existing
 
     def origin(self) -> Origin:
-        pid = self.pid if self.boot_id == processes.boot_id() else None
+        pid = self.pid if self.boot_id == boot_id() else None
         return Origin(self.marker, pid, self.start_time, tuple(self.directories()))
 
     def directories(self) -> list[str]:
@@ -159,7 +160,7 @@ class BuildJournal:
         entry = Entry(
             image=image, build_id=build_id, images_dir=self.images_dir, tmp_base=base,
             private_tmp=os.path.join(base, f"nodepool-build.{secrets.token_hex(8)}") if private else None,
-            marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=processes.boot_id(), began=time.time(),
+            marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=boot_id(), began=time.time(),
             existing=sorted(name for name in _list(base) if _TEMPORARY.fullmatch(name)),
         )  # fmt: skip
         try:

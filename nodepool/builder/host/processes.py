@@ -48,11 +48,6 @@ class Process:
     state: str = "S"
 
 
-def boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-
-
 def read_process(pid: int) -> Process | None:
     """None if there is no such process (any more)."""
     try:

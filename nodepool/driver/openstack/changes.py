@@ -96,12 +96,6 @@ class CloudChanges:
     def _deletePort(self, port_id: str) -> None:
         self._api.delete_port(port_id)
 
-    def _cleanupLeakedPorts(self) -> None:
-        self.leaks.clean_ports()
-
-    def _cleanupFloatingIps(self) -> None:
-        self.leaks.clean_floating_ips()
-
     # -- floating IPs
 
     def _hasFloatingIps(self) -> bool:

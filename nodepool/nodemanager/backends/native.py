@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nodepool.base.boot import boot_id
 from nodepool.base.files import replace_file
 from nodepool.nodemanager.backends.base import (
     IDS_PER_SLIVER,
@@ -196,7 +197,7 @@ class NativeBackend(Backend):
         connection.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        handle = {**handle, "pid": answer["pid"], "start_time": answer["start_time"], "boot_id": syscalls.boot_id(),
+        handle = {**handle, "pid": answer["pid"], "start_time": answer["start_time"], "boot_id": boot_id(),
                   "host_key": public, "generation": int(handle["generation"]) + 1}
         try:
             self._begin_work(spec, handle)
@@ -322,7 +323,7 @@ class NativeBackend(Backend):
 
     def _alive(self, handle: Handle) -> bool:
         pid = handle.get("pid")
-        if not pid or handle.get("boot_id") != syscalls.boot_id():
+        if not pid or handle.get("boot_id") != boot_id():
             return False
         return bool(syscalls.start_time(int(pid)) == handle["start_time"])
 

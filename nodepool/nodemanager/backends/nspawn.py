@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nodepool.base.boot import boot_id
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, Services, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
 from nodepool.nodemanager.kernel import commands, syscalls
@@ -123,7 +124,7 @@ class NspawnBackend(MountedTreeBackend):
         started = syscalls.start_time(int(shown)) if shown.isdigit() else None
         if started is None:
             raise BackendError(f"machine {machine} ended at once; is there systemd in {spec.image}?")
-        handle = {**handle, "pid": int(shown), "start_time": started, "boot_id": syscalls.boot_id(), "host_key": public,
+        handle = {**handle, "pid": int(shown), "start_time": started, "boot_id": boot_id(), "host_key": public,
                   "machine": machine, "generation": int(handle["generation"]) + 1}
         return self._furnish(spec, handle, private, public)
 

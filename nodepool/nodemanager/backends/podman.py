@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from nodepool.base.boot import boot_id
 from nodepool.nodemanager.backends.base import BackendError, Handle, Problem, SliverSpec
 from nodepool.nodemanager.backends.mounted import MountedTreeBackend
 from nodepool.nodemanager.kernel import commands, syscalls
@@ -145,7 +146,7 @@ class PodmanBackend(MountedTreeBackend):
         started = syscalls.start_time(pid) if pid > 0 else None
         if started is None:
             raise BackendError(f"the first process of container {container} ended at once; is there a /bin/sh in {spec.image}?")
-        handle = {**handle, "pid": pid, "start_time": started, "boot_id": syscalls.boot_id(), "host_key": public,
+        handle = {**handle, "pid": pid, "start_time": started, "boot_id": boot_id(), "host_key": public,
                   "container": container, "generation": int(handle["generation"]) + 1}
         return self._furnish(spec, handle, private, public)
 

@@ -299,12 +299,6 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def boot_id() -> str:
-    """Changes with each start of the machine."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
-
-
 def uid_range(pid: int) -> tuple[int, int] | None:
     """First id on the host and number of ids of the process's user namespace."""
     try:

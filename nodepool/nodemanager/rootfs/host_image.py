@@ -14,7 +14,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from nodepool.nodemanager.kernel import syscalls
+from nodepool.base.boot import boot_id
 
 VERSION = 4
 """Raise when the tree is built differently: templates of older versions are then unused and go."""
@@ -60,7 +60,7 @@ _LIMIT = 64 * 1024 * 1024
 
 def digest() -> str:
     """Changes when what the tree is built from changes, and with each boot: so the tree need not be synced to disk."""
-    seen = hashlib.sha256(f"host {VERSION} {os.geteuid() == 0} {syscalls.boot_id()}\n".encode())
+    seen = hashlib.sha256(f"host {VERSION} {os.geteuid() == 0} {boot_id()}\n".encode())
     for path in ("/etc/passwd", "/etc/group", "/etc/os-release", "/etc/ld.so.cache", "/etc/resolv.conf", "/etc/nsswitch.conf",
                  "/etc/alternatives", "/etc/pam.d", "/etc/ssl/certs", "/etc/apt/sources.list", "/etc/apt/sources.list.d",
                  "/var/lib/dpkg/status", "/var/lib/rpm"):

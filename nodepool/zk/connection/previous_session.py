@@ -17,23 +17,14 @@ from typing import Any
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
+from nodepool.base.boot import boot_id
 from nodepool.base.files import lock_file
 
 log = logging.getLogger("nodepool.zk.ZooKeeperClient")
 
 #: Names the running kernel; containers see the same as their machine.
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 #: Seconds to reach ZooKeeper for ending the old session.
 TIMEOUT = 5.0
-
-
-def boot_id() -> str:
-    """Of this kernel; empty when there is no telling."""
-    try:
-        with open(BOOT_ID) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 class SessionFile:

@@ -112,13 +112,13 @@ def test_the_session_of_another_machine_is_left_alone(
         copy.write_bytes(remembered)
         for content in ("another-kernel\n", ""):
             boot.write_text(content)
-            monkeypatch.setattr("nodepool.zk.connection.previous_session.BOOT_ID", str(boot))
+            monkeypatch.setattr("nodepool.base.boot.BOOT_ID", str(boot))
             client = connect(zk_chroot, copy)
             assert client.client is not None
             assert client.client.exists("/mark") is not None
             client.disconnect()
             copy.write_bytes(remembered)
-        monkeypatch.setattr("nodepool.zk.connection.previous_session.BOOT_ID", str(tmp_path / "missing"))
+        monkeypatch.setattr("nodepool.base.boot.BOOT_ID", str(tmp_path / "missing"))
         assert SessionFile(str(copy)).acquire() is None
     finally:
         end(process)
