@@ -40,6 +40,9 @@ _SERVER_LOGGING: dict[str, Any] = {
     "root": {"handlers": ["null"]},
 }
 
+#: What messages go to, with the ids of what they are about or without.
+Log = logging.Logger | logging.LoggerAdapter[Any]
+
 
 class MultiLineFormatter(logging.Formatter):
     """Gives every line of a record the prefix of its own: ``grep`` then finds tracebacks too."""

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nodepool.config.model import Config
 from nodepool.driver.lifecycle import ProviderManager, is_silent
+from nodepool.driver.provider import Provider
+from nodepool.zk.zookeeper import ZooKeeper
 
 
 class ImageManagers:
@@ -22,12 +25,12 @@ class ImageManagers:
         self._users: Counter[int] = Counter()
         self._retired: dict[int, Any] = {}
 
-    def reconfigure(self, old: Any, new: Any, zk: Any) -> None:
+    def reconfigure(self, old: Any, new: Any, zk: ZooKeeper) -> None:
         """Fill ``new.provider_managers``."""
         ProviderManager.reconfigure(old, new, zk, only_image_manager=True, retire=self._retire)
 
     @contextmanager
-    def use(self, config: Any, provider_name: str) -> Iterator[Any]:
+    def use(self, config: Config, provider_name: str) -> Iterator[Any]:
         """The running provider of this configuration, or None; it is not stopped before the end of the block."""
         with self._lock:
             manager = config.provider_managers.get(provider_name)
@@ -39,7 +42,7 @@ class ImageManagers:
             if manager is not None:
                 self._release(manager)
 
-    def _release(self, manager: Any) -> None:
+    def _release(self, manager: Provider) -> None:
         with self._lock:
             self._users[id(manager)] -= 1
             if self._users[id(manager)] > 0:
@@ -49,7 +52,7 @@ class ImageManagers:
         if retired is not None:
             ProviderManager._call(retired, "stop")
 
-    def _retire(self, manager: Any) -> None:
+    def _retire(self, manager: Provider) -> None:
         with self._lock:
             if self._users[id(manager)] > 0:
                 self._retired[id(manager)] = manager
@@ -57,14 +60,14 @@ class ImageManagers:
                 return
         ProviderManager._call(manager, "stop")
 
-    def _all(self, config: Any) -> list[Any]:
+    def _all(self, config: Config) -> list[Any]:
         with self._lock:
             return [*([] if config is None else config.provider_managers.values()), *self._retired.values()]
 
-    def any_silent(self, config: Any, since: float) -> bool:
+    def any_silent(self, config: Config, since: float) -> bool:
         """Whether a cloud owes answers and has given none ``since`` then (monotonic seconds)."""
         return any(is_silent(manager, since) for manager in self._all(config))
 
-    def stop(self, config: Any, since: float, deadline: float) -> None:
+    def stop(self, config: Config, since: float, deadline: float) -> None:
         """Stop all and wait for them, see :meth:`ProviderManager.stop_all`."""
         ProviderManager.stop_all(self._all(config), since, deadline)

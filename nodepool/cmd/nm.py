@@ -114,7 +114,7 @@ def _ticket(commands: Any) -> None:
     use.set_defaults(function=use_ticket)
 
 
-def _print(value: Any) -> None:
+def _print(value: object) -> None:
     print(json.dumps(value, indent=1, sort_keys=True))
 
 

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from nodepool.config.drivers import drivers
 from nodepool.config.errors import ConfigError
@@ -27,7 +26,7 @@ TOP_LEVEL_KEYS = frozenset(
 )  # fmt: skip
 
 
-def driver_directories(value: Any, config_path: str) -> list[str]:
+def driver_directories(value: object, config_path: str) -> list[str]:
     """``drivers-path`` as absolute directories; relative ones start at the configuration file."""
     if value is None:
         return []

@@ -18,7 +18,7 @@ def compose(text: str) -> yaml.Node | None:
         return None
 
 
-def _child(node: yaml.Node, item: Any) -> tuple[yaml.Node, int] | None:
+def _child(node: yaml.Node, item: object) -> tuple[yaml.Node, int] | None:
     """The value under *item* and the line to name for it."""
     if isinstance(node, yaml.SequenceNode):
         if isinstance(item, int) and 0 <= item < len(node.value):
@@ -53,7 +53,7 @@ def find_line(root: yaml.Node | None, path: Sequence[Any]) -> int | None:
     return line
 
 
-def readable_path(data: Any, path: Sequence[Any]) -> str:
+def readable_path(data: object, path: Sequence[Any]) -> str:
     """``providers[cloud1].pools[0].labels``: entries of lists by their name when they have one."""
     text = ""
     for item in path:

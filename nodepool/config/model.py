@@ -56,7 +56,7 @@ class Label(ConfigValue):
         self.pools: list[Any] = []
 
 
-def integer(data: dict[str, Any], key: str, default: Any, where: tuple[PathItem, ...] = ()) -> Any:
+def integer(data: dict[str, Any], key: str, default: object, where: tuple[PathItem, ...] = ()) -> Any:
     """An int option; digits in quotes are accepted with a warning, anything else is a ConfigError."""
     value = data.get(key)
     if value is None:
@@ -226,7 +226,7 @@ class Config(ConfigValue):
         self.failed_build_retention = max(0, integer(given, "failed-build-retention", self.failed_build_retention))
         self.build_min_free = max(0, integer(given, "build-min-free", self.build_min_free))
 
-    def setMaxHoldAge(self, value: Any) -> None:
+    def setMaxHoldAge(self, value: object) -> None:
         """Seconds; None, 0 and negative numbers mean unlimited."""
         age = integer({"max-hold-age": value}, "max-hold-age", 0)
         self.max_hold_age = age if age > 0 else math.inf
@@ -351,7 +351,7 @@ class Config(ConfigValue):
             self.provider_errors.pop(provider.name, None)
 
 
-def find_value(data: Any, value: Any) -> tuple[PathItem, ...]:
+def find_value(data: object, value: object) -> tuple[PathItem, ...]:
     """Path of the first option in *data* whose value (or one of its words) is *value*; () if there is none."""
     items: Any = ()
     if isinstance(data, dict):

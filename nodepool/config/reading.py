@@ -26,7 +26,7 @@ _COMMENT = re.compile(r"(?:[^'\"]*\s)?#")
 log = logging.getLogger("nodepool.config")
 
 
-def as_list(item: Any) -> list[Any]:
+def as_list(item: object) -> list[Any]:
     """Falsy -> ``[]``, a list unchanged, anything else as a list of one."""
     if not item:
         return []

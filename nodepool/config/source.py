@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import yaml
 
@@ -28,7 +27,7 @@ class Source:
             root = loader.get_single_node()
             # Before the data is made, which mixes merged keys into the nodes.
             self.duplicates = duplicate_keys(root)
-            self.data: Any = None if root is None else loader.construct_document(root)
+            self.data: object = None if root is None else loader.construct_document(root)
         except yaml.YAMLError as exc:
             raise syntax_error(exc, self.text, path) from exc
         finally:

@@ -11,6 +11,8 @@ from typing import Any
 
 from nodepool.base.problems import LabelProblems, Problem, TellsTroubles, one_line
 from nodepool.driver import Drivers, purpose
+from nodepool.driver.provider import Provider
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds that running launches may take at a stop; when their cloud does not answer at all; that threads have which wait for it.
 LAUNCH_GRACE, SILENT_GRACE, SILENT_JOIN = 5.0, 0.8, 0.2
@@ -38,7 +40,7 @@ def provider_problems(config: Any) -> list[Problem]:
     return found
 
 
-def is_silent(manager: Any, since: float) -> bool:
+def is_silent(manager: Provider, since: float) -> bool:
     """Whether calls to the provider's cloud wait for answers and none has come ``since`` then (monotonic seconds)."""
     silent = getattr(getattr(getattr(manager, "adapter", None), "calls", None), "silent", None)
     return callable(silent) and bool(silent(since))
@@ -50,7 +52,7 @@ class ProviderManager:
     log = logging.getLogger("nodepool.ProviderManager")
 
     @classmethod
-    def reconfigure(cls, old_config: Any, new_config: Any, zk_conn: Any, only_image_manager: bool = False,
+    def reconfigure(cls, old_config: Any, new_config: Any, zk_conn: ZooKeeper, only_image_manager: bool = False,
                     retire: Callable[[Any], Any] | None = None) -> None:
         """Fill ``new_config.provider_managers``.
 
@@ -87,7 +89,7 @@ class ProviderManager:
                 cls._call(manager, "stop")
 
     @classmethod
-    def _start_all(cls, wanted: list[Any], new_config: Any, zk_conn: Any, only_images: bool) -> None:
+    def _start_all(cls, wanted: list[Any], new_config: Any, zk_conn: ZooKeeper, only_images: bool) -> None:
         """Failures go to ``provider_failures``. At the same time: one that is slow to start does not hold up the others."""
         if not wanted:
             return
@@ -103,7 +105,7 @@ class ProviderManager:
                 new_config.provider_managers[config.name] = manager
 
     @classmethod
-    def _start(cls, config: Any, zk_conn: Any, only_images: bool) -> Any:
+    def _start(cls, config: Any, zk_conn: ZooKeeper, only_images: bool) -> Any:
         try:
             with purpose.making(only_images):
                 manager = get_provider(config)
@@ -114,7 +116,7 @@ class ProviderManager:
         return manager
 
     @classmethod
-    def _call(cls, manager: Any, method: str) -> None:
+    def _call(cls, manager: Provider, method: str) -> None:
         try:
             getattr(manager, method)()
         except Exception:
@@ -152,7 +154,7 @@ class ProviderManager:
         return any(is_silent(manager, since) for manager in managers)
 
     @classmethod
-    def _stop(cls, manager: Any) -> None:
+    def _stop(cls, manager: Provider) -> None:
         cls._call(manager, "stop")
         cls._call(manager, "join")
 

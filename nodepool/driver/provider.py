@@ -81,7 +81,7 @@ class Provider(ProviderNotifications):
         """Return when all work is done."""
         return
 
-    def labelReady(self, name: Any) -> bool:
+    def labelReady(self, name: str) -> bool:
         """True when the label could be served, quota aside."""
         return True
 

@@ -15,6 +15,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool import metrics
 from nodepool.base import hostnames
+from nodepool.config.model import ProviderConfig
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.state import LauncherState
@@ -169,7 +170,7 @@ class StatsWorker(threading.Thread):
                     values[metrics.TENANT_LIMIT(normalize_statsd_name(tenant), normalize_statsd_name(name))] = limit
 
     @staticmethod
-    def _limit(provider: Any, values: dict[str, float]) -> None:
+    def _limit(provider: ProviderConfig, values: dict[str, float]) -> None:
         total = sum(pool.max_servers for pool in provider.pools.values())
         if total != math.inf:
             values[metrics.MAX_SERVERS(provider.name)] = total

@@ -28,14 +28,14 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _PORTS = re.compile(r"(\d{1,5})-(\d{1,5})\Z")
 
 
-def _ports(value: Any) -> tuple[int, int]:
+def _ports(value: object) -> tuple[int, int]:
     match = _PORTS.match(str(value))
     if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
         raise vol.Invalid("a range of ports is wanted, such as 22000-22999")
     return int(match[1]), int(match[2])
 
 
-def _port(value: Any) -> int:
+def _port(value: object) -> int:
     """0: any that is free; False: none at all."""
     if value is False:
         return -1

@@ -8,7 +8,7 @@ from typing import Any
 
 from nodepool.status.results import Results, whole
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, UploadFailure, UploadProgress
-from nodepool.zk.records import BUILDING, FAILED, UPLOADING
+from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload
 
 UPLOAD_COLUMNS = {
     "id": "Build ID",
@@ -72,7 +72,7 @@ IMAGE_STATUS_COLUMNS = {
 }
 
 
-def _upload_row(upload: Any) -> dict[str, Any]:
+def _upload_row(upload: ImageUpload) -> dict[str, Any]:
     return {
         "id": upload.build_id,
         "upload_id": upload.id,
@@ -128,7 +128,7 @@ def image_list(zk: Any, detail: bool = False, ended: bool = True) -> Results:
     return Results(rows, UPLOAD_DETAIL_COLUMNS)
 
 
-def _build_row(build: Any, paused: bool) -> dict[str, Any]:
+def _build_row(build: ImageBuild, paused: bool) -> dict[str, Any]:
     return {
         "id": f"{build.image_name}-{build.id}",
         "image": build.image_name,
@@ -218,7 +218,7 @@ def image_progress(zk: Any, clock: Callable[[], float] = time.time) -> Results:
     return Results(rows, PROGRESS_COLUMNS)
 
 
-def _created(build: Any) -> float:
+def _created(build: ImageBuild) -> float:
     """When the build record was made (UNIX time by the clock of ZooKeeper)."""
     return build.stat.ctime / 1000 if build.stat is not None else 0.0
 

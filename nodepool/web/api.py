@@ -15,6 +15,7 @@ from nodepool.exceptions import ZKException
 from nodepool.metrics.prometheus import Exposition
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response, StartResponse, format_date, negotiate, send
+from nodepool.zk.zookeeper import ZooKeeper
 
 log = logging.getLogger("nodepool.WebApp")
 
@@ -35,12 +36,12 @@ class Listing:
 
 
 
-def _uploads(zk: Any) -> status.Results:
+def _uploads(zk: ZooKeeper) -> status.Results:
     """The table of old; JSON has the keys of the detailed one."""
     return status.Results(status.image_list(zk, detail=True, ended=False).rows, status.UPLOAD_COLUMNS)
 
 
-def _builds(zk: Any) -> status.Results:
+def _builds(zk: ZooKeeper) -> status.Results:
     return status.Results(status.dib_image_list(zk, detail=True, ended=False).rows, status.BUILD_COLUMNS)
 
 

@@ -194,7 +194,7 @@ class PoolComponent(Component):
         self.content.update(self.ATTRIBUTES)
         self.content["supported_labels"] = []
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in PoolComponent.ATTRIBUTES and "content" in self.__dict__:
             self.update(**{name: value})
         else:

@@ -6,12 +6,12 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import nodepool
+from nodepool.config.diskimages import DiskImage
 
 
-def build_command(diskimage: Any, images_dir: str, base: str) -> list[str]:
+def build_command(diskimage: DiskImage, images_dir: str, base: str) -> list[str]:
     """The argument list for one build of *diskimage*; *base* is ``<image>-<build id>``.
 
     :raises ValueError: ``dib-cmd`` is empty or its quotes do not match.
@@ -33,7 +33,7 @@ def build_command(diskimage: Any, images_dir: str, base: str) -> list[str]:
 
 
 def build_environment(
-    diskimage: Any,
+    diskimage: DiskImage,
     output: str,
     elements_dir: str | None,
     base_environment: Mapping[str, str],
@@ -58,6 +58,6 @@ def build_environment(
     return environment
 
 
-def temporary_base(diskimage: Any, environ: Mapping[str, str]) -> str:
+def temporary_base(diskimage: DiskImage, environ: Mapping[str, str]) -> str:
     """Where diskimage-builder would put its trees: its ``mktemp -t`` takes TMPDIR before anything else."""
     return diskimage.env_vars.get("TMPDIR") or environ.get("TMPDIR") or "/tmp"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass
-from typing import Any
 
+from nodepool.config.diskimages import DiskImage
+from nodepool.config.model import Config
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import READY, ImageBuild
 
@@ -45,7 +46,7 @@ def newest_ready(images: ImageData) -> dict[str, ImageBuild]:
     return newest
 
 
-def due(diskimage: Any, newest: ImageBuild | None, now: float) -> tuple[str | None, float]:
+def due(diskimage: DiskImage, newest: ImageBuild | None, now: float) -> tuple[str | None, float]:
     """Why the image must be built now (None: it need not), and the seconds until its age asks for it."""
     if newest is None:
         return "there is no ready build", 0.0
@@ -58,14 +59,14 @@ def due(diskimage: Any, newest: ImageBuild | None, now: float) -> tuple[str | No
     return None, max(0.1, left)
 
 
-def configuration_of(diskimage: Any) -> Hashable:
+def configuration_of(diskimage: DiskImage) -> Hashable:
     """Changes when the configuration of the image does."""
     return tuple((key, repr(sorted(value) if isinstance(value, set) else value))
                  for key, value in sorted(vars(diskimage).items()))
 
 
 def plan(
-    config: Any, images: ImageData, busy: Container[str], back_off: Callable[[str, Hashable], float], now: float,
+    config: Config, images: ImageData, busy: Container[str], back_off: Callable[[str, Hashable], float], now: float,
 ) -> Plan:
     """The next build: manual requests first, then by file order.
 

@@ -23,6 +23,7 @@ from nodepool.builder.build.process import BuildProcess, Ending
 from nodepool.builder.host import build_journal, image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.state import BuilderState
+from nodepool.config.diskimages import DiskImage
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock, Lost
@@ -42,7 +43,7 @@ WITHOUT_FILE = frozenset({"docker"})
 class BuildRun:
     """Runs the command for one image; the build lock is held by the caller."""
 
-    def __init__(self, state: BuilderState, config: Any, diskimage: Any, wanted: WantedBuild, lock: HeldLock,
+    def __init__(self, state: BuilderState, config: Any, diskimage: DiskImage, wanted: WantedBuild, lock: HeldLock,
                  log: logging.Logger) -> None:
         self._state = state
         self.image = wanted.image

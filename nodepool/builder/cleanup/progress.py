@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from typing import Any
 
 from nodepool.builder.cleanup.retention import BuildKey, Rules, Snapshot
+from nodepool.config.model import Config
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, ProgressStore, UploadFailure
 from nodepool.zk.records import BUILDING, FAILED, READY
 
@@ -33,7 +33,7 @@ class ProgressCleaner:
         #: (image, provider) pairs that were configured here at some time.
         self._pairs: set[tuple[str, str]] = set()
 
-    def clean(self, config: Any, progress: ProgressData, snapshot: Snapshot, rules: Rules) -> None:
+    def clean(self, config: Config, progress: ProgressData, snapshot: Snapshot, rules: Rules) -> None:
         retention = getattr(config, "failed_build_retention", FAILED_BUILD_RETENTION)
         now = time.time()
         running: Collection[BuildKey] = rules.running_builds

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from nodepool.config.diskimages import DiskImage
+from nodepool.config.model import Config
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, ImageBuild, ImageUpload
 
@@ -30,7 +32,7 @@ def newest(records: Iterable[R], count: int) -> list[R]:
     return sorted(records, key=lambda record: (record.state_time or 0, record.id or ""), reverse=True)[:count]
 
 
-def image_providers(config: Any) -> list[Any]:
+def image_providers(config: Config) -> list[Any]:
     """Configurations of the providers that manage images, in file order."""
     return [provider for provider in config.providers.values() if provider.manage_images]
 
@@ -93,7 +95,7 @@ class Rules:
     running_uploads: Collection[tuple[str, str, str]] = frozenset()
 
     @staticmethod
-    def of(config: Any, running_builds: Collection[BuildKey] = frozenset(),
+    def of(config: Config, running_builds: Collection[BuildKey] = frozenset(),
            running_uploads: Collection[tuple[str, str, str]] = frozenset()) -> Rules:
         return Rules(
             frozenset(config.diskimages), {p.name: frozenset(p.diskimages) for p in image_providers(config)},
@@ -218,7 +220,8 @@ class Snapshot:
 # -- files
 
 
-def surplus_formats(build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: Any, providers: Iterable[Any]) -> set[str]:
+def surplus_formats(build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: DiskImage,
+                    providers: Iterable[Any]) -> set[str]:
     """Formats whose files ``delete-after-upload`` allows to delete now (BLD-12).
 
     :param uploads: those of this build.

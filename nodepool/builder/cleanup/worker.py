@@ -19,6 +19,7 @@ from nodepool.builder.progress import gauges
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.journal import StraySweeper
 from nodepool.builder.worker import Worker
+from nodepool.config.model import Config
 from nodepool.zk.connection.protocol import BROKEN
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.mirror.progress import ProgressStore
@@ -86,7 +87,7 @@ class CleanupWorker(Worker):
     def _usable(self) -> bool:
         return self._state.session_usable.is_set() and (self._running or threading.current_thread() is not self)
 
-    def _rules(self, config: Any) -> Rules:
+    def _rules(self, config: Config) -> Rules:
         return Rules.of(config, self._state.running_builds(), self._state.upload_claims.running())
 
     def _urgent(self) -> bool:
@@ -187,7 +188,7 @@ class CleanupWorker(Worker):
                 if self._records.finish(plan, snapshot):
                     going.add((plan.image, plan.build))
 
-    def _clean_rest(self, config: Any, snapshot: Snapshot, rules: Rules) -> None:
+    def _clean_rest(self, config: Config, snapshot: Snapshot, rules: Rules) -> None:
         data = snapshot.data
         for key in sorted(data.empty_uploads):
             with self._going_on("Error removing the empty record %s of %s-%s:", key[3], key[0], key[1]):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nodepool import metrics
 from nodepool.builder.build.phases import PHASES
 from nodepool.builder.cleanup.retention import image_providers
 from nodepool.builder.state import BuilderState
+from nodepool.config.model import Config
+from nodepool.metrics import Metrics
 from nodepool.zk.mirror.images import ImageData
 from nodepool.zk.records import BUILDING
 from nodepool.zk.records.progress import BuildProgress, UploadProgress
@@ -27,7 +27,7 @@ def _served(data: ImageData, image: str) -> bool:
         for build in data.builds)
 
 
-def gauges(config: Any, data: ImageData, fqdn: str, building: list[str | None],
+def gauges(config: Config, data: ImageData, fqdn: str, building: list[str | None],
            uploading: list[tuple[str, str] | None]) -> dict[str, int]:
     """Name -> value.
 
@@ -54,7 +54,7 @@ def gauges(config: Any, data: ImageData, fqdn: str, building: list[str | None],
     return result
 
 
-def build_progress(statsd: Any, fqdn: str, progress: BuildProgress, now: float) -> None:
+def build_progress(statsd: Metrics, fqdn: str, progress: BuildProgress, now: float) -> None:
     """Seconds that the running build has taken and may take, its phase as a number; zeros when it has ended."""
     running = progress.running
     phase = PHASES.index(progress.phase) + 1 if running and progress.phase in PHASES else 0
@@ -63,7 +63,7 @@ def build_progress(statsd: Any, fqdn: str, progress: BuildProgress, now: float) 
     statsd.gauge(metrics.BUILD_EXPECTED(fqdn, progress.image), int(progress.expected or 0) if running else 0)
 
 
-def upload_progress(statsd: Any, fqdn: str, progress: UploadProgress, running: bool) -> None:
+def upload_progress(statsd: Metrics, fqdn: str, progress: UploadProgress, running: bool) -> None:
     """Bytes sent and bytes per second of the running upload; zeros when it has ended."""
     statsd.gauge(metrics.UPLOAD_SENT(fqdn, progress.image, progress.provider), (progress.bytes_sent or 0) if running else 0)
     statsd.gauge(metrics.UPLOAD_RATE(fqdn, progress.image, progress.provider), int(progress.rate or 0) if running else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from nodepool.zk.mirror.progress import ProgressStore
@@ -37,14 +37,14 @@ class Publisher(threading.Thread):
         self._next_details = 0.0
         self._busy = False
 
-    def write(self, key: Any, write: Write) -> None:
+    def write(self, key: Hashable, write: Write) -> None:
         """Write this record at once; replaces what waits for the key."""
         with self._condition:
             self._details.pop(key, None)
             self._urgent[key] = write
             self._condition.notify_all()
 
-    def detail(self, key: Any, write: Write) -> None:
+    def detail(self, key: Hashable, write: Write) -> None:
         """Write this record within a second."""
         with self._condition:
             if key in self._urgent:
@@ -55,7 +55,7 @@ class Publisher(threading.Thread):
             if first:
                 self._condition.notify_all()
 
-    def sample(self, key: Any, sampler: Sampler | None) -> None:
+    def sample(self, key: Hashable, sampler: Sampler | None) -> None:
         """Call the sampler each second from now on; None: no more."""
         with self._condition:
             if sampler is None:

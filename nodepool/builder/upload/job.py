@@ -17,6 +17,7 @@ from nodepool.builder.state import BuilderState
 from nodepool.builder.upload import journal as upload_journal
 from nodepool.builder.upload.meter import UploadMeter
 from nodepool.builder.worker import Worker
+from nodepool.driver.provider import Provider
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock, Lost
@@ -118,7 +119,7 @@ class UploadJob:
 
     # -- the cloud
 
-    def _send(self, manager: Any) -> tuple[str, str]:
+    def _send(self, manager: Provider) -> tuple[str, str]:
         """External name and id of the uploaded image.
 
         :raises UploadError: it did not work.
@@ -194,7 +195,7 @@ class UploadJob:
             raise UploadError(f"post-upload-hook {hook} ended with status {status}; see the builder's log")
         self.log.info("post-upload-hook %s: %s %s", hook, out, err)
 
-    def _delete_image(self, manager: Any, name: str, external_id: str) -> bool:
+    def _delete_image(self, manager: Provider, name: str, external_id: str) -> bool:
         """True when the cloud has it no more."""
         try:
             upload_journal.discard(manager, name, external_id)
@@ -216,7 +217,7 @@ class UploadJob:
 
     # -- results
 
-    def _succeeded(self, manager: Any, name: str, external_id: str, started: float) -> Result:
+    def _succeeded(self, manager: Provider, name: str, external_id: str, started: float) -> Result:
         record = self._new_record(READY)
         record.external_id, record.external_name = external_id, name
         record.format = self._candidate.provider.image_type
@@ -243,7 +244,7 @@ class UploadJob:
             self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
         return Result.FAILED
 
-    def _failed_with_image(self, manager: Any, name: str, external_id: str, drop: bool = False) -> Result:
+    def _failed_with_image(self, manager: Provider, name: str, external_id: str, drop: bool = False) -> Result:
         """The image is in the cloud and must not stay there."""
         if self._delete_image(manager, name, external_id):
             if not drop:

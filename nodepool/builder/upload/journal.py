@@ -22,6 +22,7 @@ from nodepool.base.files import replace_file
 from nodepool.builder.cleanup.provider_queues import Lanes
 from nodepool.builder.cleanup.retention import UploadKey
 from nodepool.builder.state import BuilderState
+from nodepool.driver.provider import Provider
 from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, properties_of, value_of
 from nodepool.zk import locks, paths
 
@@ -115,12 +116,12 @@ def _remove_unfinished(path: str) -> None:
             os.unlink(path)
 
 
-def discard(manager: Any, name: str, external_id: str) -> None:
+def discard(manager: Provider, name: str, external_id: str) -> None:
     """Delete an image of an upload that has not come to an end; providers of other people may know no such difference."""
     getattr(manager, "discardImage", manager.deleteImage)(name, external_id)
 
 
-def is_of(item: Any, key: UploadKey) -> bool:
+def is_of(item: object, key: UploadKey) -> bool:
     """Whether an image in the cloud was made by this upload."""
     if is_snapshot(item):
         return False
@@ -185,7 +186,7 @@ class StraySweeper:
                     return
         note.end()
 
-    def _remove_parts(self, manager: Any, note: Note) -> bool:
+    def _remove_parts(self, manager: Provider, note: Note) -> bool:
         """False: to be tried again."""
         # Few clouds keep parts of an upload that has no image yet.
         remove = getattr(getattr(manager, "adapter", manager), "removeUnfinishedUpload", None)

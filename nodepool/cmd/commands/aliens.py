@@ -14,6 +14,7 @@ from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, proper
 from nodepool.exceptions import TimeoutException
 from nodepool.process.program import describe
 from nodepool.zk.records import READY
+from nodepool.zk.zookeeper import ZooKeeper
 
 BUILD_PROPERTY = "nodepool_build_id"
 #: Seconds that a cloud may take for its list.
@@ -32,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
 class _Listing(threading.Thread):
     """The images of one provider; a cloud that does not answer keeps no other one waiting."""
 
-    def __init__(self, zk: Any, config: Any) -> None:
+    def __init__(self, zk: ZooKeeper, config: Any) -> None:
         super().__init__(name=f"Thread-aliens-{config.name}", daemon=True)
         self._zk = zk
         self._config = config
@@ -97,7 +98,7 @@ def _name(image: Any) -> Any:
     return value_of(image, "name") or value_of(properties_of(image), "Name")
 
 
-def _provider_images(zk: Any, config: Any) -> Iterable[Any]:
+def _provider_images(zk: ZooKeeper, config: Any) -> Iterable[Any]:
     """Images with ``id``, perhaps ``name``, and ``properties`` or ``metadata``, through a provider started for it.
 
     :raises TypeError: the driver has no way to list images.

@@ -7,8 +7,10 @@ from typing import Any
 
 from nodepool import status
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
+from nodepool.config.model import ProviderConfig
 from nodepool.exceptions import TimeoutException
-from nodepool.zk.records import DELETING, HOLD
+from nodepool.zk.records import DELETING, HOLD, Node
+from nodepool.zk.zookeeper import ZooKeeper
 
 LOCK_TIMEOUT = 5
 
@@ -27,7 +29,7 @@ def list_nodes(context: Context) -> None:
     context.show(status.node_list(context.zk, detail=context.args.detail))
 
 
-def find_node(zk: Any, text: str) -> Any:
+def find_node(zk: ZooKeeper, text: str) -> Any:
     """The node of this id, which may be given without the zeros in front; None when there is none."""
     node = zk.getNode(text) if "/" not in text else None
     if node is None and text.isdecimal() and len(text) < 10:
@@ -62,7 +64,7 @@ def _each(context: Context, change: Callable[[Context, Any], bool]) -> None:
             context.show(status.Results([row for row in found.rows if row["id"] in done], found.columns))
 
 
-def _lock(zk: Any, node: Any) -> None:
+def _lock(zk: ZooKeeper, node: Node) -> None:
     try:
         zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT)
     except TimeoutException as error:
@@ -78,13 +80,13 @@ def delete(context: Context) -> None:
     _each(context, _delete_now if context.args.now else _mark_deleting)
 
 
-def _mark_deleting(context: Context, node: Any) -> bool:
+def _mark_deleting(context: Context, node: Node) -> bool:
     node.state = DELETING
     context.zk.storeNode(node)
     return True
 
 
-def _delete_now(context: Context, node: Any) -> bool:
+def _delete_now(context: Context, node: Node) -> bool:
     provider_config = context.config.providers.get(node.provider)
     if provider_config is None:
         text = f"Provider {node.provider} for node {node.id} not defined on this launcher"
@@ -96,7 +98,7 @@ def _delete_now(context: Context, node: Any) -> bool:
     return True
 
 
-def _delete_through_provider(zk: Any, node: Any, provider_config: Any) -> None:
+def _delete_through_provider(zk: ZooKeeper, node: Node, provider_config: ProviderConfig) -> None:
     from nodepool.driver import lifecycle
 
     manager = lifecycle.get_provider(provider_config)
@@ -114,7 +116,7 @@ def hold(context: Context) -> None:
     _each(context, _mark_hold)
 
 
-def _mark_hold(context: Context, node: Any) -> bool:
+def _mark_hold(context: Context, node: Node) -> bool:
     node.state = HOLD
     context.zk.storeNode(node)
     return True

@@ -37,7 +37,7 @@ class Finding:
     fatal: bool = True
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if isinstance(value, bool):
         return None
     try:
@@ -46,7 +46,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def numbers(data: Any, where: tuple[Any, ...] = ()) -> Iterator[Finding]:
+def numbers(data: object, where: tuple[Any, ...] = ()) -> Iterator[Finding]:
     """Ports, and numbers that cannot be negative."""
     if isinstance(data, list):
         for index, item in enumerate(data):

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from nodepool.config.live.watch import modification_time
+from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
 
 
@@ -32,7 +33,7 @@ class AwsDriver(statemachine.StateMachineDriver):
         self._used = True
         return config.AwsProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: Any) -> Any:
+    def getAdapter(self, provider_config: ProviderConfig) -> Any:
         from nodepool.driver.aws import adapter
 
         return adapter.AwsAdapter(provider_config)

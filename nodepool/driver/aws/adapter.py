@@ -27,6 +27,8 @@ from nodepool.driver.aws.quota import AwsQuota
 from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, VOLUME_QUOTA_CODES
 from nodepool.driver.purpose import images_only
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
 
 __all__ = [
     "CACHE_TTL",
@@ -181,12 +183,12 @@ class AwsAdapter(statemachine.Adapter):
     # -- the framework's side
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
-        az: str | None, log: Any,
+        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: NodeRequest,
+        az: str | None, log: Log,
     ) -> AwsCreateStateMachine:  # fmt: skip
         return AwsCreateStateMachine(self, hostname, label, image_external_id, metadata, request, log)
 
-    def getDeleteStateMachine(self, external_id: Any, log: Any) -> AwsDeleteStateMachine:
+    def getDeleteStateMachine(self, external_id: Any, log: Log) -> AwsDeleteStateMachine:
         return AwsDeleteStateMachine(self, external_id, log)
 
     def listInstances(self) -> Iterator[AwsInstance]:

@@ -65,7 +65,7 @@ class AwsProviderCloudImage(ConfigValue):
         return schema.cloud_image()
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from nodepool.cloud import ErrorKind, translate
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.aws.api.errors import classify, code_of
 from nodepool.driver.aws.objects import is_spot
 from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, STORAGE_CODES, VOLUME_QUOTA_CODES
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
 
 _FAMILY = re.compile(r"([a-z\-]+)\d")
 GB_PER_TB = 1000
@@ -49,7 +51,7 @@ def volume_use(volume_type: str | None, size: float | None, iops: float | None) 
 class AwsQuota:
     """The quota part of an adapter; ``cloud`` is its :class:`AwsLookups`."""
 
-    def __init__(self, cloud: Any, log: Any) -> None:
+    def __init__(self, cloud: Any, log: Log) -> None:
         self.cloud = cloud
         self.log = log
         self._warned: set[str] = set()
@@ -133,7 +135,7 @@ class AwsQuota:
 
     # -- limits
 
-    def _wanted(self, provider: Any) -> tuple[set[str], set[str]]:
+    def _wanted(self, provider: ProviderConfig) -> tuple[set[str], set[str]]:
         """Codes for EC2 and EBS that our labels use."""
         ec2: set[str | None] = set()
         ebs: set[str | None] = set()
@@ -154,7 +156,7 @@ class AwsQuota:
                         ebs.update(codes)
         return {code for code in ec2 if code}, {code for code in ebs if code}
 
-    def limits(self, provider: Any) -> QuotaInformation:
+    def limits(self, provider: ProviderConfig) -> QuotaInformation:
         """Limits of the codes that our labels use; everything else is infinite."""
         ec2, ebs = self._wanted(provider)
         values: dict[str, float] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class BackingNodeRecord:
@@ -95,7 +95,7 @@ def encode_user_data(record: BackingNodeRecord, owner: str) -> str:
     )
 
 
-def parse_user_data(text: Any, owner: str) -> UserData | None:
+def parse_user_data(text: object, owner: str) -> UserData | None:
     """What a node's ``user_data`` says, None unless it is a backing node of this owner."""
     if not isinstance(text, str) or owner not in text:
         return None
@@ -115,7 +115,7 @@ def parse_user_data(text: Any, owner: str) -> UserData | None:
         return None
 
 
-def decode_driver_data(data: Any) -> tuple[str, int] | None:
+def decode_driver_data(data: object) -> tuple[str, int] | None:
     """(backing node, slot) of a requested node; None when it has none."""
     if not isinstance(data, dict) or not isinstance(data.get("backing_node"), str):
         return None

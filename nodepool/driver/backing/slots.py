@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from nodepool import exceptions
@@ -474,6 +474,6 @@ class BackingSlots:
             future = self._executor.submit(function, *args)
         future.add_done_callback(self._log_failure)
 
-    def _log_failure(self, future: Any) -> None:
+    def _log_failure(self, future: Future[Any]) -> None:
         if not future.cancelled() and future.exception() is not None:
             self.log.error("Error about backing nodes of provider %s:", self.provider.name, exc_info=future.exception())

@@ -14,12 +14,14 @@ from typing import Any
 from nodepool.driver.backing.records import BackingNodeRecord, encode_user_data
 from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.records import NodeRequest
 from nodepool.zk.writer import Txn
+from nodepool.zk.zookeeper import ZooKeeper
 
 _PRECEDENCE = re.compile(r"^\d{3}$")
 
 
-def backing_request(label: Any, owner: str, request: Any) -> tuple[zk.NodeRequest, str]:
+def backing_request(label: Any, owner: str, request: NodeRequest) -> tuple[zk.NodeRequest, str]:
     """The request for a backing node, and its priority: on behalf of the user's ``request``."""
     backing = zk.NodeRequest()
     backing.node_types = [label.backing_label]
@@ -33,7 +35,7 @@ def backing_request(label: Any, owner: str, request: Any) -> tuple[zk.NodeReques
     return backing, precedence if _PRECEDENCE.match(precedence) else "100"
 
 
-def create_request(facade: Any, backing: zk.NodeRequest, priority: str) -> Txn:
+def create_request(facade: ZooKeeper, backing: zk.NodeRequest, priority: str) -> Txn:
     """The first result is the path of the request, which lives as long as our session."""
     txn = Txn(facade.kazoo_client)
     txn.create(
@@ -47,7 +49,7 @@ def create_request(facade: Any, backing: zk.NodeRequest, priority: str) -> Txn:
     return txn
 
 
-def _node(txn: Txn, facade: Any, node: zk.Node, **values: Any) -> None:
+def _node(txn: Txn, facade: ZooKeeper, node: zk.Node, **values: Any) -> None:
     changed = node.copy()
     for name, value in values.items():
         setattr(changed, name, value)
@@ -56,7 +58,7 @@ def _node(txn: Txn, facade: Any, node: zk.Node, **values: Any) -> None:
 
 
 def take_over(
-    facade: Any, node: zk.Node, request_id: str, record: BackingNodeRecord, owner: str, lock_exists: bool
+    facade: ZooKeeper, node: zk.Node, request_id: str, record: BackingNodeRecord, owner: str, lock_exists: bool
 ) -> Txn:
     """Lock the fulfilled backing node for good, sign it, and end the request.
 
@@ -73,14 +75,14 @@ def take_over(
     return txn
 
 
-def store_slots(facade: Any, node: zk.Node, record: BackingNodeRecord, owner: str) -> Txn:
+def store_slots(facade: ZooKeeper, node: zk.Node, record: BackingNodeRecord, owner: str) -> Txn:
     """Write the slots of the record; fails if the node changed since it was read."""
     txn = Txn(facade.kazoo_client)
     _node(txn, facade, node, user_data=encode_user_data(record, owner))
     return txn
 
 
-def release(facade: Any, node: zk.Node, contender: str | None) -> Txn:
+def release(facade: ZooKeeper, node: zk.Node, contender: str | None) -> Txn:
     """Hand the backing node over to deletion; fails if a slot was given out since it was read."""
     txn = Txn(facade.kazoo_client)
     _node(txn, facade, node, state=zk.USED)

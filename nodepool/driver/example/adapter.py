@@ -13,6 +13,8 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.driver import statemachine
 from nodepool.driver.utils import QuotaInformation, RateLimiter
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
 
 BOOT_SECONDS = 0.05
 
@@ -74,7 +76,7 @@ class ExampleCreateStateMachine(statemachine.StateMachine):
     VM_CREATING = "creating vm"
     COMPLETE = "complete"
 
-    def __init__(self, adapter: ExampleAdapter, properties: dict[str, Any], log: Any) -> None:
+    def __init__(self, adapter: ExampleAdapter, properties: dict[str, Any], log: Log) -> None:
         super().__init__()
         self.adapter = adapter
         self.properties = properties
@@ -110,7 +112,7 @@ class ExampleDeleteStateMachine(statemachine.StateMachine):
     VM_DELETING = "deleting vm"
     COMPLETE = "complete"
 
-    def __init__(self, adapter: ExampleAdapter, external_id: Any, log: Any) -> None:
+    def __init__(self, adapter: ExampleAdapter, external_id: object, log: Log) -> None:
         super().__init__()
         self.adapter = adapter
         self.external_id = external_id
@@ -156,8 +158,8 @@ class ExampleAdapter(statemachine.Adapter):
         return next((vm for vm in self.cloud.list_vms() if vm["id"] == vm_id), None)
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
-        az: str | None, log: Any,
+        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        az: str | None, log: Log,
     ) -> ExampleCreateStateMachine:  # fmt: skip
         properties = {
             "name": hostname,
@@ -169,7 +171,7 @@ class ExampleAdapter(statemachine.Adapter):
         }
         return ExampleCreateStateMachine(self, properties, log)
 
-    def getDeleteStateMachine(self, external_id: Any, log: Any) -> ExampleDeleteStateMachine:
+    def getDeleteStateMachine(self, external_id: object, log: Log) -> ExampleDeleteStateMachine:
         return ExampleDeleteStateMachine(self, external_id, log)
 
     def listInstances(self) -> Iterator[ExampleInstance]:

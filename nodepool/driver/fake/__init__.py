@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.fake.clouds import FakeClouds, config_files
 from nodepool.driver.fake.config import FakeProviderConfig
 from nodepool.driver.openstack import OpenStackDriver
@@ -21,7 +22,7 @@ class FakeDriver(OpenStackDriver):
     def getProviderConfig(self, provider: dict[str, Any]) -> FakeProviderConfig:
         return FakeProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: Any) -> Any:
+    def getAdapter(self, provider_config: ProviderConfig) -> Any:
         from nodepool.driver.fake.adapter import FakeAdapter
 
         return FakeAdapter(provider_config)

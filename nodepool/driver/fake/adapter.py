@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.fake.api import FakeApi
 from nodepool.driver.fake.cloud import (
     FakeDeleteImageFailCloud,
@@ -36,7 +37,7 @@ class FakeAdapter(OpenStackAdapter):
     SETTLING = 0.0
     DELETE_DEADLINE = 0.0
 
-    def __init__(self, provider_config: Any) -> None:
+    def __init__(self, provider_config: ProviderConfig) -> None:
         self.createServer_fails = 0
         self.createServer_fails_with_external_id = 0
         self._fake = type(self).fake_cloud()

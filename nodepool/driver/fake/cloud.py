@@ -38,7 +38,7 @@ class FakeResponse:
     status_code = 200
     links: dict[str, Any] = {}
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: object) -> None:
         self.data = data
 
     def json(self) -> Any:
@@ -127,7 +127,7 @@ class FakeOpenStackCloud:
     def delete_image(self, name_or_id: str, **kwargs: Any) -> bool:
         return self._delete(name_or_id, self._image_list)
 
-    def create_image_snapshot(self, name: str, server: Any, **metadata: Any) -> Dummy:
+    def create_image_snapshot(self, name: str, server: Any, **metadata: dict[str, str]) -> Dummy:
         return self.create_image(name=name, **metadata)
 
     # Servers

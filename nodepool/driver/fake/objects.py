@@ -76,7 +76,7 @@ class Dummy:
     def __contains__(self, key: str) -> bool:
         return hasattr(self, key)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         return getattr(self, key, default)
 
     def raw(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.metastatic.config import MetastaticProviderConfig
 from nodepool.driver.statemachine import StateMachineDriver
 
@@ -17,13 +18,13 @@ class MetastaticDriver(StateMachineDriver):
     def getProviderConfig(self, provider: dict[str, Any]) -> MetastaticProviderConfig:
         return MetastaticProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: Any) -> MetastaticAdapter:
+    def getAdapter(self, provider_config: ProviderConfig) -> MetastaticAdapter:
         # Checking a configuration needs none of the ZooKeeper side.
         from nodepool.driver.metastatic.adapter import MetastaticAdapter
 
         return MetastaticAdapter(provider_config)
 
-    def getProvider(self, provider_config: Any) -> Any:
+    def getProvider(self, provider_config: ProviderConfig) -> Any:
         from nodepool.driver.statemachine import StateMachineProvider
 
         adapter = self.getAdapter(provider_config)

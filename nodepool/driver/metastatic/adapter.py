@@ -6,12 +6,15 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.backing.wiring import wire
 from nodepool.driver.metastatic.machines import MetastaticCreateStateMachine, MetastaticDeleteStateMachine, MetastaticInstance
 from nodepool.driver.statemachine import Adapter, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import DELETED, DELETING
 
 __all__ = [
@@ -28,7 +31,7 @@ class MetastaticAdapter(Adapter):
 
     log = logging.getLogger("nodepool.driver.metastatic.MetastaticAdapter")
 
-    def __init__(self, provider_config: Any) -> None:
+    def __init__(self, provider_config: ProviderConfig) -> None:
         super().__init__(provider_config)
         self.provider = provider_config
         self._provider: Any = None
@@ -52,12 +55,12 @@ class MetastaticAdapter(Adapter):
     # The framework's side
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
-        az: str | None, log: Any,
+        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        az: str | None, log: Log,
     ) -> MetastaticCreateStateMachine:  # fmt: skip
         return MetastaticCreateStateMachine(self.slots, hostname, label, metadata, request, log)
 
-    def getDeleteStateMachine(self, external_id: str, log: Any) -> MetastaticDeleteStateMachine:
+    def getDeleteStateMachine(self, external_id: str, log: Log) -> MetastaticDeleteStateMachine:
         return MetastaticDeleteStateMachine(self.slots, external_id, log)
 
     def listInstances(self) -> Iterable[Instance]:

@@ -9,6 +9,8 @@ from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.statemachine import Instance, StateMachine
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
+from nodepool.zk.records import Node, NodeRequest
 
 
 class MetastaticInstance(Instance):
@@ -20,7 +22,7 @@ class MetastaticInstance(Instance):
     )  # fmt: skip
 
     def __init__(
-        self, backing_node: Any, slot: int | None, node: Any, metadata: dict[str, str] | None = None
+        self, backing_node: Node, slot: int | None, node: Node, metadata: dict[str, str] | None = None
     ) -> None:
         super().__init__()
         self.metadata = metadata or {}
@@ -50,7 +52,8 @@ class MetastaticCreateStateMachine(StateMachine):
     REQUESTING = "requesting backing node"
     COMPLETE = "complete"
 
-    def __init__(self, slots: BackingSlots, hostname: str, label: Any, metadata: dict[str, str], request: Any, log: Any) -> None:
+    def __init__(self, slots: BackingSlots, hostname: str, label: Any, metadata: dict[str, str],
+                 request: NodeRequest, log: Log) -> None:
         super().__init__()
         self._slots = slots
         self.hostname = hostname
@@ -91,7 +94,7 @@ class MetastaticDeleteStateMachine(StateMachine):
 
     COMPLETE = "complete"
 
-    def __init__(self, slots: BackingSlots, external_id: str, log: Any) -> None:
+    def __init__(self, slots: BackingSlots, external_id: str, log: Log) -> None:
         super().__init__()
         self._slots = slots
         self.node_id = external_id

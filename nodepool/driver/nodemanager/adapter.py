@@ -29,8 +29,10 @@ from nodepool.driver.nodemanager.machines import (
     too_large,
 )
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.records import NodeRequest
 
 #: Seconds that the start waits for ZooKeeper and for the first answers of hosts; nothing fails after that.
 START_TIMEOUT = 2.0
@@ -76,13 +78,13 @@ class NodeManagerAdapter(statemachine.Adapter):
     # -- launching
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
-        az: str | None, log: Any,
+        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        az: str | None, log: Log,
     ) -> CreateMachine:  # fmt: skip
         image = f"image:{image_external_id}" if image_external_id else str(label.cloud_image.root)
         return CreateMachine(self, hostname, label, image, metadata, az, log)
 
-    def getDeleteStateMachine(self, external_id: Any, log: Any) -> DeleteMachine:
+    def getDeleteStateMachine(self, external_id: Any, log: Log) -> DeleteMachine:
         return DeleteMachine(self, external_id, log)
 
     def choose(self, label: Any, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:

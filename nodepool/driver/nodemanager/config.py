@@ -26,7 +26,7 @@ MIN_LEASE = 240
 _URL = re.compile(r"unix:/|https?://[^/]")
 
 
-def bits(value: Any) -> int:
+def bits(value: object) -> int:
     """``100m`` -> 100,000,000 bit/s.
 
     :raises v.Invalid: it is no rate.

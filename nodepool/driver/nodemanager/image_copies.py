@@ -11,6 +11,7 @@ from typing import Any
 
 from nodepool.driver.nodemanager.hosts import ManagedHost
 from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds without a byte after which a copy is given up.
 STALL = 60.0
@@ -26,7 +27,7 @@ class ImageSpreader:
         self._lock = threading.Lock()
         self._busy: set[str] = set()
 
-    def wanted(self, zk: Any) -> set[str]:
+    def wanted(self, zk: ZooKeeper) -> set[str]:
         """The newest upload of each image."""
         found = set()
         for image in self._provider.diskimages:

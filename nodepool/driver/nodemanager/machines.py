@@ -8,9 +8,11 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from nodepool import exceptions
+from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.hosts import Hosts, ManagedHost, Needs
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 
 #: Seconds of one wait for a sliver; repeated until the launch time-out.
@@ -77,7 +79,8 @@ class NodeManagerInstance(statemachine.Instance):
     :param quota: what it counts as; default: what it was granted.
     """
 
-    def __init__(self, host: ManagedHost, sliver: dict[str, Any], provider: Any, quota: QuotaInformation | None = None) -> None:
+    def __init__(self, host: ManagedHost, sliver: dict[str, Any], provider: ProviderConfig,
+                 quota: QuotaInformation | None = None) -> None:
         super().__init__()
         effective = sliver.get("effective") or {}
         self._quota = quota if quota is not None else quota_of(effective, host.cores)
@@ -111,7 +114,7 @@ class NodeManagerResource(statemachine.Resource):
 class Hosting(Protocol):
     """Where slivers may go."""
 
-    provider: Any
+    provider: ProviderConfig
     hosts: Hosts
 
     def choose(self, label: Any, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None: ...
@@ -135,7 +138,7 @@ class CreateMachine(statemachine.StateMachine):
     PLACING, WAITING, COMPLETE = "placing", "waiting for the sliver", "complete"
 
     def __init__(self, adapter: Hosting, name: str, label: Any, image: str, metadata: dict[str, str],
-                 az: str | None, log: Any) -> None:
+                 az: str | None, log: Log) -> None:
         super().__init__()
         self._adapter = adapter
         self._name = name
@@ -278,7 +281,7 @@ class DeleteMachine(statemachine.StateMachine):
 
     DELETING, COMPLETE = "deleting", "complete"
 
-    def __init__(self, adapter: Hosting, external_id: Any, log: Any) -> None:
+    def __init__(self, adapter: Hosting, external_id: object, log: Log) -> None:
         super().__init__()
         self._adapter = adapter
         self.external_id = external_id

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from nodepool.config.live.watch import modification_time
+from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.config import OpenStackProviderConfig
 
@@ -30,7 +31,7 @@ class OpenStackDriver(statemachine.StateMachineDriver):
             return self._openstack_config
 
     @openstack_config.setter
-    def openstack_config(self, value: Any) -> None:
+    def openstack_config(self, value: object) -> None:
         with self._lock:
             self._openstack_config = value
 
@@ -58,7 +59,7 @@ class OpenStackDriver(statemachine.StateMachineDriver):
     def getProviderConfig(self, provider: dict[str, Any]) -> OpenStackProviderConfig:
         return OpenStackProviderConfig(self, provider)
 
-    def getAdapter(self, provider_config: Any) -> Any:
+    def getAdapter(self, provider_config: ProviderConfig) -> Any:
         from nodepool.driver.openstack.adapter import OpenStackAdapter
 
         return OpenStackAdapter(provider_config)

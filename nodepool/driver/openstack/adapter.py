@@ -32,7 +32,9 @@ from nodepool.driver.openstack.servers import (
     volumes_of,
 )
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
 from nodepool.version import get_version_string
+from nodepool.zk.records import NodeRequest
 
 __all__ = [
     "CACHE_TTL",
@@ -160,12 +162,12 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     # -- the framework's side
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
-        az: str | None, log: Any,
+        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        az: str | None, log: Log,
     ) -> OpenStackCreateStateMachine:  # fmt: skip
         return OpenStackCreateStateMachine(self, hostname, label, image_external_id, metadata, request, az, log)
 
-    def getDeleteStateMachine(self, external_id: Any, log: Any) -> OpenStackDeleteStateMachine:
+    def getDeleteStateMachine(self, external_id: Any, log: Log) -> OpenStackDeleteStateMachine:
         return OpenStackDeleteStateMachine(self, external_id, log)
 
     def listInstances(self) -> Iterator[OpenStackInstance]:

@@ -16,6 +16,8 @@ from nodepool.driver.openstack.api.errors import classify, is_full, is_quota, la
 from nodepool.driver.openstack.api.networks import FLOATING, has_floating
 from nodepool.driver.openstack.servers import OpenStackInstance, fault_message, is_deleted, quota_from_flavor
 from nodepool.driver.statemachine.watching import WatchingMachine
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
 
 FLOATING_IP_TIMEOUT = 60.0
 """Seconds for a floating IP to become active."""
@@ -26,7 +28,7 @@ DELETE_AGAIN = 30.0
 class _ApiMachine(WatchingMachine):
     """Runs one API call at a time, or waits for one object, and wakes when there is news."""
 
-    def __init__(self, adapter: Any, log: Any) -> None:
+    def __init__(self, adapter: Any, log: Log) -> None:
         super().__init__(adapter, log)
         self.future: Future[Any] | None = None
 
@@ -53,7 +55,7 @@ class OpenStackDeleteStateMachine(_ApiMachine):
     SERVER_DELETING = "deleting server"
     COMPLETE = "complete"
 
-    def __init__(self, adapter: Any, external_id: Any, log: Any) -> None:
+    def __init__(self, adapter: Any, external_id: object, log: Log) -> None:
         super().__init__(adapter, log)
         self.external_id = external_id
 
@@ -119,8 +121,8 @@ class OpenStackCreateStateMachine(_ApiMachine):
     COMPLETE = "complete"
 
     def __init__(
-        self, adapter: Any, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str],
-        request: Any, az: str | None, log: Any,
+        self, adapter: Any, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str],
+        request: NodeRequest, az: str | None, log: Log,
     ) -> None:  # fmt: skip
         super().__init__(adapter, log)
         self.provider = adapter.provider
@@ -167,7 +169,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
             )
         return image
 
-    def _serverMetadata(self, image_name: str, metadata: dict[str, str], request: Any) -> dict[str, Any]:
+    def _serverMetadata(self, image_name: str, metadata: dict[str, str], request: NodeRequest) -> dict[str, Any]:
         result: dict[str, Any] = {"groups": ",".join([self.provider.name, image_name, self.label.name])}
         result.update(self.label.instance_properties)
         if self.label.dynamic_instance_properties and request is not None:

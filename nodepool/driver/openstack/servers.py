@@ -70,7 +70,7 @@ def quota_from_flavor(flavor: Any, label: Any = None, volumes: list[Any] | None 
     return QuotaInformation(instances=1, cores=_get(flavor, "vcpus"), ram=_get(flavor, "ram"), **extra)
 
 
-def _get(item: Any, *names: str) -> Any:
+def _get(item: object, *names: str) -> Any:
     """The first of *names* that the dict or object has."""
     for name in names:
         value = item.get(name) if isinstance(item, dict) else getattr(item, name, None)
@@ -134,6 +134,6 @@ class OpenStackResource(statemachine.Resource):
         super().__init__(metadata, type)
         self.id = id
 
-    def belongs_to(self, external_id: Any) -> bool:
+    def belongs_to(self, external_id: object) -> bool:
         # A creation that was not answered may have made a second server. Floating IPs and volumes do not name their server.
         return self.type != "instance" or external_id == self.id

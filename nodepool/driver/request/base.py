@@ -11,7 +11,7 @@ from nodepool.driver.provider import NodeRequestHandlerNotifications
 from nodepool.driver.request.host import RequestHost
 from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
 from nodepool.driver.request.step import LabelRecorder
-from nodepool.logconfig import get_annotated_logger
+from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.reasons import Reason
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
@@ -39,7 +39,7 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self._satisfied_types = LabelRecorder()
         self._failed_nodes: list[zk.Node] = []
         self._ready_nodes: list[zk.Node] = []
-        self.log: Any = get_annotated_logger(
+        self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.driver.NodeRequestHandler[{self.launcher_id}]"),
             event_id=request.event_id, node_request_id=request.id)
         self.provider: Any = None

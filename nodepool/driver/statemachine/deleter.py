@@ -9,19 +9,21 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from nodepool import exceptions
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.statemachine.loop import MachineLoop, Pace, follow_future
 from nodepool.driver.statemachine.model import Adapter
-from nodepool.logconfig import get_annotated_logger
+from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
+from nodepool.zk.zookeeper import ZooKeeper
 
 
 class Deleting(Protocol):
     """The provider, as deletions see it."""
 
-    provider: Any
+    provider: ProviderConfig
     adapter: Adapter
     delete_loop: MachineLoop
     MAXIMUM_SLEEP: float
@@ -37,11 +39,11 @@ class StateMachineNodeDeleter:
     #: Seconds after which the deletion is given up for now.
     DELETE_TIMEOUT = 600
 
-    def __init__(self, zk_conn: Any, provider_manager: Deleting, node: zk.Node) -> None:
+    def __init__(self, zk_conn: ZooKeeper, provider_manager: Deleting, node: zk.Node) -> None:
         self.zk = zk_conn
         self.manager = provider_manager
         self.node = node
-        self.log: Any = get_annotated_logger(
+        self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.StateMachineNodeDeleter.{provider_manager.provider.name}"), node_id=node.id)
         self.start_time = time.monotonic()
         self.state_machine: Any = None

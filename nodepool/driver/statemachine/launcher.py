@@ -13,7 +13,7 @@ from nodepool import exceptions
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped
 from nodepool.driver.statemachine.loop import Pace, follow_future
-from nodepool.logconfig import get_annotated_logger
+from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.metrics.launches import StatsReporter
 from nodepool.nodescan import NodescanRequest
 from nodepool.zk import zookeeper as zk
@@ -76,7 +76,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.provider_config = provider_config
         self.zk = handler.zk
         self.manager = handler.manager
-        self.log: Any = get_annotated_logger(
+        self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.StateMachineNodeLauncher.{provider_config.name}"),
             event_id=handler.request.event_id, node_request_id=handler.request.id, node_id=node.id)
         self.attempts = 1
@@ -386,7 +386,7 @@ class StateMachineNodeLauncher(StatsReporter):
         for line in (console or "").splitlines():
             self.log.info("Console log from hostname np%s: %s", self.node.id, line)
 
-    def _delete_machine(self, external_id: Any) -> Any:
+    def _delete_machine(self, external_id: object) -> Any:
         machine = self.manager.adapter.getDeleteStateMachine(external_id, self.log)
         machine.wake = self.wake
         machine.cleanup_id = external_id

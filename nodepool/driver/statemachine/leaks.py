@@ -9,6 +9,7 @@ from typing import Any
 from nodepool import metrics
 from nodepool.driver.statemachine.model import Adapter
 from nodepool.zk.records import HOLD, IN_USE, READY, USED
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: States of a node whose machine will not be another any more.
 SETTLED = (READY, IN_USE, USED, HOLD)
@@ -43,7 +44,7 @@ class LeakSearch:
         self.nodes: dict[Hashable, Any] = {}
         self.uploads: dict[Hashable, Any] = {}
 
-    def run(self, zk: Any) -> None:
+    def run(self, zk: ZooKeeper) -> None:
         name = self._name
         resources = list(self._adapter.listResources())
         # The records are read after the resources: what was recorded meanwhile is no leak.

@@ -10,6 +10,7 @@ from typing import Any
 
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.utils import QuotaInformation
+from nodepool.zk.records import NodeRequest
 
 
 class StateMachine:
@@ -101,7 +102,7 @@ class Adapter:
         """Release threads and connections; do not block for long."""
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
+        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
         az: str | None, log: logging.LoggerAdapter[Any] | logging.Logger,
     ) -> StateMachine:
         """A machine that creates one instance; called with all seven arguments by position."""

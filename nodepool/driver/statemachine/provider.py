@@ -13,6 +13,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.problems import LabelProblems
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import QuotaSupport
@@ -39,7 +40,7 @@ class StateMachineProvider(Provider, QuotaSupport):
     MINIMUM_SLEEP: float = 1
     MAXIMUM_SLEEP: float = 1
 
-    def __init__(self, adapter: Adapter, provider: Any) -> None:
+    def __init__(self, adapter: Adapter, provider: ProviderConfig) -> None:
         super().__init__()
         self.provider = provider
         self.adapter = adapter

@@ -7,12 +7,13 @@ from typing import Any
 
 from nodepool.cloud.watching import Watch
 from nodepool.driver.statemachine.model import StateMachine
+from nodepool.logconfig import Log
 
 
 class WatchingMachine(StateMachine):
     """Waits for one object at a time, woken by each look at it."""
 
-    def __init__(self, adapter: Any, log: Any) -> None:
+    def __init__(self, adapter: Any, log: Log) -> None:
         super().__init__()
         self.adapter = adapter
         self.log = log

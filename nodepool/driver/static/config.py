@@ -31,13 +31,13 @@ def nodeTuple(node: Any) -> NodeTuple:
     return NodeTuple(node.hostname, node.username, node.connection_port)
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     if not value:
         return []
     return list(value) if isinstance(value, list) else [value]
 
 
-def _split_labels(value: Any) -> list[str]:
+def _split_labels(value: object) -> list[str]:
     """A text is split at blanks."""
     return value.split() if isinstance(value, str) else _as_list(value)
 

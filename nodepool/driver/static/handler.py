@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nodepool.driver.request.handler import NodeRequestHandler
+from nodepool.zk.records import Node
 
 
 class StaticNodeRequestHandler(NodeRequestHandler):
@@ -21,11 +20,11 @@ class StaticNodeRequestHandler(NodeRequestHandler):
         # A label without a free node has to wait until one comes back.
         return False
 
-    def launch(self, node: Any) -> None:
+    def launch(self, node: Node) -> None:
         raise NotImplementedError("static nodes cannot be launched")
 
     def launchesComplete(self) -> bool:
         return True
 
-    def checkReusableNode(self, node: Any) -> bool:
+    def checkReusableNode(self, node: Node) -> bool:
         return bool(self.manager.checkNodeLiveness(node))

@@ -12,11 +12,13 @@ from typing import Any
 
 from nodepool import exceptions, nodeutils
 from nodepool.base.problems import TellsTroubles, one_line
+from nodepool.config.model import ConfigPool
 from nodepool.driver.provider import Provider
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks.turn import Mark
+from nodepool.zk.records import NodeRequest
 
 __all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
 
@@ -407,7 +409,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
 
     # Requests
 
-    def getRequestHandler(self, poolworker: Any, request: Any) -> Any:
+    def getRequestHandler(self, poolworker: Any, request: NodeRequest) -> Any:
         from nodepool.driver.static.handler import StaticNodeRequestHandler
 
         return StaticNodeRequestHandler(poolworker, request)
@@ -449,7 +451,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
     def unmanagedQuotaUsed(self) -> QuotaInformation:
         return QuotaInformation()
 
-    def quotaNeededByLabel(self, ntype: str, pool: Any) -> QuotaInformation:
+    def quotaNeededByLabel(self, ntype: str, pool: ConfigPool) -> QuotaInformation:
         return QuotaInformation(cores=0, instances=1, ram=0, default=1)
 
     # Deletion: the machine stays, only its record goes

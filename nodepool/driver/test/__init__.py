@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodepool.config.model import ProviderConfig
 from nodepool.driver import Driver
 from nodepool.driver.test.config import TestConfig
 
@@ -15,7 +16,7 @@ class TestDriver(Driver):
     def getProviderConfig(self, provider: dict[str, Any]) -> TestConfig:
         return TestConfig(provider)
 
-    def getProvider(self, provider_config: Any) -> Any:
+    def getProvider(self, provider_config: ProviderConfig) -> Any:
         from nodepool.driver.test.provider import TestProvider
 
         return TestProvider(provider_config)

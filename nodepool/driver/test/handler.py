@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nodepool.driver import NodeRequestHandler
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.records import Node
 
 
 class TestHandler(NodeRequestHandler):
@@ -21,7 +20,7 @@ class TestHandler(NodeRequestHandler):
     def launchesComplete(self) -> bool:
         return True
 
-    def launch(self, node: Any) -> None:
+    def launch(self, node: Node) -> None:
         node.state = zk.READY
         node.external_id = f"test-{self.request.id}"
         self.zk.storeNode(node)

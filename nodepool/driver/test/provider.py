@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodepool.config.model import ProviderConfig
 from nodepool.driver import Provider
 from nodepool.driver.test.handler import TestHandler
 from nodepool.driver.utils import NodeDeleter
+from nodepool.zk.records import Node, NodeRequest
 
 
 class TestProvider(Provider):
     __test__ = False
 
-    def __init__(self, provider: Any, *args: Any) -> None:
+    def __init__(self, provider: ProviderConfig, *args: Any) -> None:
         super().__init__()
         self.provider = provider
         self._zk: Any = None
@@ -20,13 +22,13 @@ class TestProvider(Provider):
     def start(self, zk_conn: Any) -> None:
         self._zk = zk_conn
 
-    def labelReady(self, name: Any) -> bool:
+    def labelReady(self, name: str) -> bool:
         return True
 
     def listNodes(self) -> list[Any]:
         return []
 
-    def startNodeCleanup(self, node: Any) -> NodeDeleter:
+    def startNodeCleanup(self, node: Node) -> NodeDeleter:
         thread = NodeDeleter(self._zk, self, node)
         thread.start()
         return thread
@@ -34,5 +36,5 @@ class TestProvider(Provider):
     def cleanupNode(self, node_id: Any) -> None:
         return
 
-    def getRequestHandler(self, poolworker: Any, request: Any) -> TestHandler:
+    def getRequestHandler(self, poolworker: Any, request: NodeRequest) -> TestHandler:
         return TestHandler(poolworker, request)

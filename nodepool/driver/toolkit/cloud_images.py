@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from nodepool.driver.provider import Provider
 
-def listing_of(manager: Any) -> Callable[[], Iterable[Any]] | None:
+
+def listing_of(manager: Provider) -> Callable[[], Iterable[Any]] | None:
     """The way of a provider to list the images in its cloud, None when it has none."""
     adapter = getattr(manager, "adapter", manager)
     for name in ("listImages", "_listImages"):

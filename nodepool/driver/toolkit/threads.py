@@ -11,18 +11,20 @@ from typing import Any
 import kazoo.exceptions
 
 from nodepool import exceptions
+from nodepool.config.model import ProviderConfig
+from nodepool.driver.provider import Provider
 from nodepool.logconfig import get_annotated_logger
 from nodepool.metrics.launches import StatsReporter
 from nodepool.zk import paths
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
-from nodepool.zk.zookeeper import ABORTED, DELETED, DELETING, FAILED, Node
+from nodepool.zk.zookeeper import ABORTED, DELETED, DELETING, FAILED, Node, ZooKeeper
 
 
 class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
     """Runs ``launch`` in a thread of its own and writes its end to the node; the user starts it."""
 
-    def __init__(self, handler: Any, node: Node, provider_config: Any) -> None:
+    def __init__(self, handler: Any, node: Node, provider_config: ProviderConfig) -> None:
         threading.Thread.__init__(self, name=f"NodeLauncher-{node.id}")
         StatsReporter.__init__(self, handler.pw.nodepool.statsd)
         self.log = get_annotated_logger(
@@ -76,14 +78,14 @@ class NodeDeleter(threading.Thread):
 
     log = logging.getLogger("nodepool.NodeDeleter")
 
-    def __init__(self, zk: Any, provider_manager: Any, node: Node) -> None:
+    def __init__(self, zk: ZooKeeper, provider_manager: Provider, node: Node) -> None:
         threading.Thread.__init__(self, name=f"NodeDeleter for {node.provider} {node.external_id}")
         self._zk = zk
         self._provider_manager = provider_manager
         self._node = node
 
     @staticmethod
-    def delete(zk_conn: Any, manager: Any, node: Node, node_exists: bool = True) -> None:
+    def delete(zk_conn: ZooKeeper, manager: Provider, node: Node, node_exists: bool = True) -> None:
         """Delete the resource, then the record. On an error the node is unlocked, to be tried again by the launcher.
 
         ``node_exists`` False: there is no record (for example a leaked resource).
@@ -110,7 +112,7 @@ class NodeDeleter(threading.Thread):
         manager.nodeDeletedNotification(node)
 
     @staticmethod
-    def _remove(zk_conn: Any, node: Node) -> None:
+    def _remove(zk_conn: ZooKeeper, node: Node) -> None:
         """The record and our lock in one transaction; the careful way when somebody waits for the lock."""
         if isinstance(node.lock, LockHandle):
             txn = Txn(zk_conn.kazoo_client)

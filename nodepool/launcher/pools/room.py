@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
@@ -133,7 +134,7 @@ class PoolRoom:
         return None
 
     @staticmethod
-    def _counts_labels(manager: Any) -> bool:
+    def _counts_labels(manager: Provider) -> bool:
         return isinstance(manager, QuotaSupport) and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
 
     def _has_none(self, label: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool.base import hostnames
+from nodepool.driver.provider import Provider
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.request.state import How, Outcome
@@ -251,7 +252,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         else:  # we are on its thread
             self._begin(handler, manager, check_only)
 
-    def _begin(self, handler: Any, manager: Any, check_only: bool) -> None:
+    def _begin(self, handler: Any, manager: Provider, check_only: bool) -> None:
         """First step of a handler: only look while the pool is paused, else serve it."""
         try:
             if isinstance(manager, QuotaSupport):
@@ -273,7 +274,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             return
         handler.run()
 
-    def _tenant_shortage(self, handler: Any, manager: Any) -> Reason | None:
+    def _tenant_shortage(self, handler: Any, manager: Provider) -> Reason | None:
         request = handler.request
         limits = self.nodepool.config.tenant_resource_limits.get(request.tenant_name) if request.tenant_name else None
         pool = self.getPoolConfig()

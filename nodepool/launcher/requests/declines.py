@@ -10,6 +10,7 @@ from typing import Any
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from nodepool.base.problems import LabelProblems, Problem, one_line
+from nodepool.config.model import Config
 from nodepool.launcher.interfaces import Pool
 from nodepool.zk import declines
 from nodepool.zk.mirror.requests import MIN_READY
@@ -73,7 +74,7 @@ class Declines:
             for label in set(request.node_types):
                 problems.clear(label, worker.pool_name)
 
-    def problems(self, config: Any) -> list[Problem]:
+    def problems(self, config: Config) -> list[Problem]:
         """Of the labels and providers that are configured still."""
         return [problem for name, problems in sorted(self._failing.items()) if name in config.providers
                 for problem in problems.listed() if problem.label in config.labels]

@@ -8,6 +8,7 @@ from typing import Any
 
 from nodepool import metrics
 from nodepool.base import hostnames
+from nodepool.metrics import Metrics
 
 #: Seconds between two looks.
 RESYNC = 30.0
@@ -24,7 +25,7 @@ class SafetyNet:
 
     log = logging.getLogger("nodepool.SafetyNet")
 
-    def __init__(self, statsd: Any) -> None:
+    def __init__(self, statsd: Metrics) -> None:
         self._statsd = statsd
         statsd.incr(self._name(), 0)  # there from the beginning
         self.due = time.monotonic() + RESYNC

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
+from nodepool.config.model import ConfigPool
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.launcher.state import LauncherState
 from nodepool.reasons import Code, Reason, because
+from nodepool.zk.records import NodeRequest
 
 log = logging.getLogger("nodepool.Tenants")
 
@@ -19,8 +21,8 @@ log = logging.getLogger("nodepool.Tenants")
 _lock = threading.Lock()
 
 
-def tenant_shortage(state: LauncherState, request: Any, limits: Mapping[str, float], pool: Any, manager: Any,
-                    key: Any) -> Reason | None:
+def tenant_shortage(state: LauncherState, request: NodeRequest, limits: Mapping[str, float], pool: ConfigPool, manager: Any,
+                    key: Hashable) -> Reason | None:
     """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
     needed = QuotaInformation()
     for label in request.node_types:

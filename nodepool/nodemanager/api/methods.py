@@ -136,7 +136,7 @@ def _put(node: Node, caller: Caller, arguments: Sequence[Any]) -> dict[str, Any]
     return node.put_record(str(caller), record)
 
 
-def _seconds(value: Any, what: str) -> float:
+def _seconds(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
         raise Fault(BAD_ARGUMENT, f"{what} must be a number of seconds")
     return float(value)
@@ -161,7 +161,7 @@ def _renew(node: Node, caller: Caller, arguments: Sequence[Any]) -> None:
     node.renew(arguments[0], expiry)
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise Fault(BAD_ARGUMENT, f"{what} must be a text")
     return value

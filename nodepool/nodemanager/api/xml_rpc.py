@@ -86,7 +86,7 @@ def call(method: str, arguments: Sequence[Any]) -> bytes:
     return f"<?xml version='1.0'?>\n{text}".encode("utf-8", "replace")
 
 
-def response(result: Any) -> bytes:
+def response(result: object) -> bytes:
     """The text of an answer; raises as :func:`call`."""
     return f"<?xml version='1.0'?>\n<methodResponse>\n{_values((result,))}</methodResponse>\n".encode("utf-8", "replace")
 

@@ -66,7 +66,7 @@ def deliver(database: Database, source: str, serial: float | None, given: Iterab
     return changes
 
 
-def _take(database: Database, source: str, serial: float, now: float, place: int, item: Any, seen: set[str],
+def _take(database: Database, source: str, serial: float, now: float, place: int, item: object, seen: set[str],
           changes: Changes) -> None:
     try:
         record = records.parse_record(item)

@@ -42,7 +42,7 @@ def record_key(account_type: str, name: str) -> str:
     return f"{account_type}_{name}"
 
 
-def clean_keys(text: Any) -> str:
+def clean_keys(text: object) -> str:
     """SSH public keys, one per line; options before a key are refused, as they could run programs.
 
     :raises RecordError: a line is no public key.
@@ -59,7 +59,7 @@ def clean_keys(text: Any) -> str:
     return "\n".join(keys)
 
 
-def decode_initscript(text: Any) -> bytes | None:
+def decode_initscript(text: object) -> bytes | None:
     """The init script out of its base64 form.
 
     :raises RecordError: it is not base64, or too long.
@@ -120,7 +120,7 @@ def parse_record(given: Any) -> dict[str, Any]:
     raise RecordError("neither account_type nor a known record_key (bwcap, timestamp)")
 
 
-def _plain(value: Any) -> None:
+def _plain(value: object) -> None:
     """Whole numbers of 64 bits and texts as keys: what every answer of the API can say."""
     if isinstance(value, Mapping):
         for key, item in value.items():

@@ -91,7 +91,7 @@ def check_name(name: Any) -> str:
     return name
 
 
-def _amount(name: str, value: Any) -> int:
+def _amount(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise RSpecError(f"{name}: a whole number is wanted, not {type(value).__name__}")
     if isinstance(value, str):

@@ -217,7 +217,7 @@ def _claims(claims: Mapping[str, Any], options: Mapping[str, Any], use_once: Use
     return records
 
 
-def _time(value: Any) -> float:
+def _time(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
         raise TicketError("iat and exp must be UNIX times")
     return float(value)

@@ -12,6 +12,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from nodepool.base.hosts import TLS_REQUIRED, split_hosts
+from nodepool.config.model import Config
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.connection.previous_session import SessionFile, end_session
 from nodepool.zk.connection.protocol import Client, Handler
@@ -96,7 +97,7 @@ class ZooKeeperClient:
         self.stop_connecting = threading.Event()
 
     @classmethod
-    def from_config(cls, config: Any, session_file: str | None = None) -> ZooKeeperClient:
+    def from_config(cls, config: Config, session_file: str | None = None) -> ZooKeeperClient:
         """The client that a configuration wants.
 
         :param session_file: where to remember the session for the next process.

@@ -385,7 +385,7 @@ class Client(KazooClient):
                 async_object.set_exception(error)
         return None
 
-    def _session_callback(self, state: Any) -> None:
+    def _session_callback(self, state: str) -> None:
         # A new connection reads its wake socket from the start; a stale flag would keep requests waiting.
         self.wake_sent = False
         super()._session_callback(state)

@@ -22,13 +22,13 @@ class Reply:
         self._callback: Callable[[Any, BaseException | None, int], None] | None = callback
         self.zxid = 0
 
-    def set(self, value: Any = None) -> None:
+    def set(self, value: object = None) -> None:
         self._answer(value, None)
 
     def set_exception(self, error: BaseException) -> None:
         self._answer(None, error)
 
-    def _answer(self, value: Any, error: BaseException | None) -> None:
+    def _answer(self, value: object, error: BaseException | None) -> None:
         callback, self._callback = self._callback, None
         if callback is None:
             return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 
@@ -32,7 +32,7 @@ class Reservations:
             for target in targets:
                 target[name] += sign * amount  # type: ignore[assignment]
 
-    def reserve(self, key: Any, provider: str | None, pool: str | None, tenant: str | None,
+    def reserve(self, key: Hashable, provider: str | None, pool: str | None, tenant: str | None,
                 resources: Mapping[str, float]) -> None:
         """Promise resources under ``key``; an earlier promise under it is replaced."""
         entry = (provider, pool, tenant, {k: v for k, v in resources.items() if v})
@@ -43,7 +43,7 @@ class Reservations:
             self._entries[key] = entry
             self._apply(entry, 1)
 
-    def release(self, key: Any) -> None:
+    def release(self, key: Hashable) -> None:
         with self._lock:
             old = self._entries.pop(key, None)
             if old is not None:

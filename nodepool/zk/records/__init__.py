@@ -265,7 +265,7 @@ class Node(BaseModel):
     launcher: str | None
     allocated_to: str | None
     created_time: float | None
-    external_id: Any
+    external_id: object
     hostname: str | None
     comment: str | None
     user_data: Any

@@ -56,11 +56,11 @@ def clip_tail(lines: Iterable[str]) -> list[str]:
 # -- tolerant reading of values
 
 
-def _text(value: Any, default: str = "") -> str:
+def _text(value: object, default: str = "") -> str:
     return value if isinstance(value, str) else default
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     number = float(value)
@@ -68,16 +68,16 @@ def _number(value: Any) -> float | None:
     return number if abs(number) < 1e18 else None
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     number = _number(value)
     return None if number is None else int(number)
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def _sizes(value: Any) -> dict[str, int]:
+def _sizes(value: object) -> dict[str, int]:
     if not isinstance(value, dict):
         return {}
     return {str(key): size for key, raw in value.items() if (size := _whole(raw)) is not None}

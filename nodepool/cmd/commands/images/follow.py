@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -83,7 +83,7 @@ class Display:
         self._drawn = False
         self._last: Any = None
 
-    def show(self, key: Any, text: str, live_text: str) -> None:
+    def show(self, key: Hashable, text: str, live_text: str) -> None:
         """``key`` tells one plain line from the next; ``text`` is it, ``live_text`` is for a terminal."""
         if self.live:
             self._stream.write(f"\r{cut(live_text, max(10, self._width() - 1))}{ERASE}")
@@ -283,7 +283,7 @@ class BuildFollower:
 
     # -- what is shown
 
-    def _line(self, key: Any, text: str) -> None:
+    def _line(self, key: Hashable, text: str) -> None:
         elapsed = format_age(self._clock() - self._start)
         self._display.show(key, f"{elapsed}  {self.image}  {text}", f"{self.image}  {short_age(elapsed)}  {text}")
 

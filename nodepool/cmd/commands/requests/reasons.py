@@ -8,7 +8,8 @@ from typing import Any
 
 from nodepool.base.offers import joined, why_not_offered
 from nodepool.zk import declines
-from nodepool.zk.records import PENDING
+from nodepool.zk.records import PENDING, NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
 
 NO_LAUNCHER = "no launcher is alive; requests wait until one starts"
 
@@ -18,7 +19,7 @@ def note(text: str) -> None:
     print(f"nodepool: {text}", file=sys.stderr, flush=True)
 
 
-def not_offered(zk: Any, labels: Collection[str]) -> str | None:
+def not_offered(zk: ZooKeeper, labels: Collection[str]) -> str | None:
     """Why no launcher can serve a request for these labels at present; None: one offers them."""
     pools = zk.getRegisteredPools()
     if not pools and not zk.getLaunchers():
@@ -26,7 +27,7 @@ def not_offered(zk: Any, labels: Collection[str]) -> str | None:
     return why_not_offered(labels, pools, "launcher")
 
 
-def other_provider(zk: Any, labels: Collection[str], provider: str | None) -> str | None:
+def other_provider(zk: ZooKeeper, labels: Collection[str], provider: str | None) -> str | None:
     """That the provider asked for will not be the one that serves; None: it may be."""
     pools = [pool for pool in zk.getRegisteredPools() if set(labels) <= pool.labels]
     if not provider or not pools or any(pool.provider_name == provider for pool in pools):
@@ -35,7 +36,7 @@ def other_provider(zk: Any, labels: Collection[str], provider: str | None) -> st
             f"{joined({str(pool.provider_name) for pool in pools})}")
 
 
-def waits_for(zk: Any, request: Any) -> str:
+def waits_for(zk: ZooKeeper, request: NodeRequest) -> str:
     """Whom an open request waits for."""
     labels, declined_by = request.node_types, request.declined_by
     why = not_offered(zk, labels)

@@ -28,7 +28,8 @@ from nodepool.process.program import describe as describe_error
 from nodepool.process.program import seconds
 from nodepool.status import REDACTED
 from nodepool.zk import paths
-from nodepool.zk.records import FULFILLED, IN_USE, READY, USED
+from nodepool.zk.records import FULFILLED, IN_USE, READY, USED, Node
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: Zuul's executor waits that long, too.
 LOCK_TIMEOUT = 30
@@ -61,12 +62,12 @@ def register(commands: Subparsers) -> None:
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id, or request id for all its nodes")
 
 
-def inventory(node: Any) -> dict[str, Any]:
+def inventory(node: Node) -> dict[str, Any]:
     """What is needed to log in to a node."""
     return {"id": node.id, "labels": list(node.type), **{key: getattr(node, key) for key in INVENTORY_KEYS}}
 
 
-def describe(node: Any) -> str:
+def describe(node: Node) -> str:
     """One line; connection data of container drivers are secret."""
     port = node.connection_port if isinstance(node.connection_port, int) else REDACTED
     address = node.interface_ip or node.hostname or "-"
@@ -155,7 +156,7 @@ def _delete_request(context: Context, request_id: str) -> None:
         context.kazoo.delete(paths.request(request_id))
 
 
-def _unlock(zk: Any, node: Any, persistent: bool) -> None:
+def _unlock(zk: ZooKeeper, node: Node, persistent: bool) -> None:
     if persistent:
         zk.forceUnlockNode(node)
     else:
@@ -261,13 +262,13 @@ def _return_node(context: Context, node_id: str) -> None:
         zk.unlockNode(node)
 
 
-def _holder(zk: Any, node: Any) -> str | None:
+def _holder(zk: ZooKeeper, node: Node) -> str | None:
     """Identifier of the lock's holder; None when the node is not locked."""
     contenders = zk.getNodeLockContenders(node)
     return contenders[0] if contenders else None
 
 
-def _return_held(zk: Any, node: Any) -> None:
+def _return_held(zk: ZooKeeper, node: Node) -> None:
     node.state = USED
     zk.storeNode(node)
     zk.forceUnlockNode(node)

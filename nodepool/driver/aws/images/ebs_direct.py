@@ -13,6 +13,7 @@ from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.driver.aws.api.errors import classify, code_of
 from nodepool.driver.aws.objects import tag_dict_to_list
+from nodepool.driver.statemachine.model import Adapter
 from nodepool.driver.toolkit.image_uploader import ImageUploader, Segment
 
 GIB = 1024 ** 3
@@ -26,7 +27,7 @@ class EBSSnapshotUploader(ImageUploader):
     segment_size = 512 * 1024
     _BLANK = bytes(segment_size)
 
-    def __init__(self, adapter: Any, log: Any, path: str, image_name: str, metadata: dict[str, Any] | None,
+    def __init__(self, adapter: Adapter, log: Any, path: str, image_name: str, metadata: dict[str, Any] | None,
                  encryption: dict[str, Any] | None = None) -> None:
         super().__init__(adapter, log, path, image_name, metadata)
         self.volume_size = math.ceil(self.size / GIB)

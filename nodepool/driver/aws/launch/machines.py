@@ -12,8 +12,11 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.objects import AwsInstance, state_of
+from nodepool.driver.statemachine.model import Adapter
 from nodepool.driver.statemachine.watching import WatchingMachine
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
 
 HOST_GONE = ("released", "released-permanent-failure")
 HOST_FAILED = ("permanent-failure", *HOST_GONE)
@@ -50,7 +53,7 @@ class AwsDeleteStateMachine(_AwsMachine):
     HOST_RELEASING = "releasing host"
     COMPLETE = "complete"
 
-    def __init__(self, adapter: Any, external_id: Any, log: Any) -> None:
+    def __init__(self, adapter: Adapter, external_id: object, log: Log) -> None:
         super().__init__(adapter, log)
         # Records of old releases have the instance's id only.
         self.external_id = {"instance": external_id} if isinstance(external_id, str) else external_id
@@ -168,8 +171,8 @@ class AwsCreateStateMachine(_AwsMachine):
     COMPLETE = "complete"
 
     def __init__(
-        self, adapter: Any, hostname: str, label: Any, image_external_id: str | None, metadata: dict[str, Any],
-        request: Any, log: Any,
+        self, adapter: Adapter, hostname: str, label: Any, image_external_id: str | None, metadata: dict[str, Any],
+        request: NodeRequest, log: Log,
     ) -> None:  # fmt: skip
         super().__init__(adapter, log)
         self.hostname = hostname

@@ -10,11 +10,13 @@ from typing import Any
 
 from nodepool.driver.aws.launch.alternatives import Rung
 from nodepool.driver.aws.objects import tag_dict_to_list
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
 
 LAUNCH_TEMPLATE_PREFIX = "nodepool-launch-template"
 
 
-def node_tags(hostname: str, label: Any, metadata: dict[str, Any], request: Any, log: Any) -> dict[str, str]:
+def node_tags(hostname: str, label: Any, metadata: dict[str, Any], request: NodeRequest, log: Log) -> dict[str, str]:
     """Tags of instance, volume and host: the nodepool keys cannot be hidden, the name is always the host's."""
     tags: dict[str, str] = dict(label.tags)
     if label.dynamic_tags and request is not None:

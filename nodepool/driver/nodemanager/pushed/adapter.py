@@ -18,6 +18,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool import exceptions
 from nodepool.base.files import lock_file
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
 from nodepool.driver.backing.wiring import wire
 from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
@@ -26,8 +27,11 @@ from nodepool.driver.nodemanager.pushed.machines import BackedCreateMachine, Bac
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
 from nodepool.driver.nodemanager.pushed.ssh_link import Link, LinkBusy, LinkError, Target
 from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.records import NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
 
 _PREFIX = "nodepool-backing-"
 #: Bytes; paths of sockets are short, and the SSH client appends to ours.
@@ -73,7 +77,7 @@ class PrivateDirectory:
 class BackedAdapter(NodeManagerAdapter):
     """Its hosts come and go with its slivers."""
 
-    def __init__(self, provider_config: Any) -> None:
+    def __init__(self, provider_config: ProviderConfig) -> None:
         super().__init__(provider_config)
         self.slots = wire(BackingNodes(provider_config, lambda: self._zk, self))
         self._links: dict[str, Link] = {}
@@ -83,7 +87,7 @@ class BackedAdapter(NodeManagerAdapter):
 
     # -- life
 
-    def start(self, zk_conn: Any) -> None:
+    def start(self, zk_conn: ZooKeeper) -> None:
         self._zk = zk_conn
         self._directory = PrivateDirectory()
         self.slots.in_background(self._begin)
@@ -241,12 +245,12 @@ class BackedAdapter(NodeManagerAdapter):
     # -- what the framework asks
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any,
-        az: str | None, log: Any,
+        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        az: str | None, log: Log,
     ) -> BackedCreateMachine:  # fmt: skip
         return BackedCreateMachine(self, hostname, label, str(label.cloud_image.root), metadata, request, log)
 
-    def getDeleteStateMachine(self, external_id: Any, log: Any) -> BackedDeleteMachine:
+    def getDeleteStateMachine(self, external_id: object, log: Log) -> BackedDeleteMachine:
         return BackedDeleteMachine(self, external_id, log)
 
     def delete(self, host_name: str, sliver: str) -> Future[bool]:

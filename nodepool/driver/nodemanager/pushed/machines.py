@@ -18,7 +18,9 @@ from nodepool.driver.nodemanager.machines import (
     needed_by,
 )
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
+from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.zk.records import NodeRequest
 
 #: How often one launch moves to another backing node before it counts as failed.
 MAX_MOVES = 3
@@ -42,8 +44,8 @@ class BackedCreateMachine(CreateMachine):
     GETTING, CONNECTING = "requesting backing node", "waiting for the node manager"
     _adapter: BackedHosting
 
-    def __init__(self, adapter: BackedHosting, name: str, label: Any, image: str, metadata: dict[str, str], request: Any,
-                 log: Any) -> None:
+    def __init__(self, adapter: BackedHosting, name: str, label: Any, image: str, metadata: dict[str, str], request: NodeRequest,
+                 log: Log) -> None:
         super().__init__(adapter, name, label, image, metadata, None, log)
         self.label = label
         self.request = request
