@@ -6,16 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
 from nodepool.base.hosts import TLS_REQUIRED, split_hosts
-from nodepool.config.model import Config
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk.connection.previous_session import SessionFile, end_session
 from nodepool.zk.connection.protocol import Client, Handler
+
+if TYPE_CHECKING:
+    from nodepool.config.model import Config
 
 #: Seconds between two messages while no server answers.
 CONNECT_MESSAGE_INTERVAL = 10.0
