@@ -165,7 +165,7 @@ class Reconciler(Generic[K]):
             except FOREIGN:
                 count = self._failures[key] = self._failures.get(key, 0) + 1
                 again = self.BACKOFF.pause(count)
-                self._log.exception("Error about %s; looking again in %.1f s", key, again)
+                self._log.exception("Reconciling %s failed; next try in %.1f s", key, again)
             else:
                 self._failures.pop(key, None)
             finally:

@@ -109,7 +109,7 @@ class NodePoolBuilder:
             self.zk.resetHosts(config.zookeeper_servers)
         self.state.managers.reconfigure(self.config, config, self.zk)
         for name, reason in config.provider_errors.items():
-            self.log.error("Provider %s: its images are left alone: %s", name, reason)
+            self.log.error("Provider %s is not usable, no images are uploaded or deleted there: %s", name, reason)
         self.state.config = config
 
     # -- start

@@ -90,7 +90,7 @@ class StatsWorker(threading.Thread):
                         self._safely("reporting internals", self._internals)
                     self._safely("reporting", self._report)
             except KazooException as error:
-                self.log.warning("Cannot report: %r", error)
+                self.log.warning("Cannot send cluster statistics: %r", error)
             # At most once a second; nothing changes without an event except the internals.
             if not self._stopping:
                 self._event.wait(max(0.1, internals_at - time.monotonic()))

@@ -184,7 +184,7 @@ class Runner:
             log.warning("Not everything has ended within %g s: %s", self._stop_limit, ", ".join(names))
             self._exit_now()
         if left := _left_behind():
-            log.info("Stopped; these wait for answers still and end with the process: %s", ", ".join(left))
+            log.info("Stopped; threads still blocked in calls: %s", ", ".join(left))
             self._exit_now()
         log.info("Stopped")
         return 0

@@ -66,7 +66,7 @@ class ProgressCleaner:
             now.state, now.ended = READY, record.state_time
         else:
             now.state, now.reason, now.ended = FAILED, STOPPED, time.time()
-            self.log.warning("Build %s-%s ended without a word: %s", build.image, build.build, STOPPED)
+            self.log.warning("Build %s-%s was abandoned, no result was recorded: %s", build.image, build.build, STOPPED)
         store.write_build(now)
 
     def _forgotten(self, failure: UploadFailure, snapshot: Snapshot, rules: Rules, before: float) -> bool:

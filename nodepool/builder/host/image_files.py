@@ -254,7 +254,7 @@ def make_private(images_dir: str, image_id: str) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.warning("Cannot take the rights of others from %s: %s", path, error.strerror)
+            log.warning("Cannot restrict permissions of %s to the owner: %s", path, error.strerror)
         for directory, folders, plain in os.walk(path):
             for inner in (*folders, *plain):
                 # The closed directory above them is what counts; the tool may be at work on them.

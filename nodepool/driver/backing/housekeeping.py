@@ -165,7 +165,7 @@ class Housekeeping:
         if record.releasing:
             slots.release(record)
         elif request_id is not None:
-            self.log.info("Cancelling backing request %s, nobody waits for it any more", request_id)
+            self.log.info("Cancelling backing request %s, no node needs it any more", request_id)
             slots.requests.forget(request_id, delete=True)
 
     def _forget_the_gone(self, record: BackingNodeRecord) -> None:

@@ -344,7 +344,7 @@ class BackingSlots:
     def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
         """It was deleted behind our back: whoever waits for a slot of it takes another."""
         if not record.lost:
-            self.log.warning("%s is lost", record)
+            self.log.warning("%s no longer exists or left state in-use; nodes that wait for its slots are moved", record)
         record.lost = record.failed = True
         for machine in self.machines(record):
             machine.moves += 1

@@ -246,7 +246,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         except RpcError as error:
             host.failed(error)
         except RpcFault as fault:
-            self.log.warning("Strays on %s cannot be deleted: %s", host.name, fault.text)
+            self.log.warning("Slivers without a node on host %s cannot be deleted: %s", host.name, fault.text)
 
     def deleteResource(self, resource: Any) -> None:
         """Raises RpcError, RpcFault: not now."""

@@ -51,6 +51,9 @@ class StateMachineNodeDeleter:
         self._followed: Any = None
         self._ended = threading.Event()
 
+    def __repr__(self) -> str:
+        return f"deletion of node {self.node.id}"
+
     @property
     def complete(self) -> bool:
         return self._ended.is_set()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
@@ -13,6 +12,7 @@ from nodepool import exceptions
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped
 from nodepool.driver.statemachine.loop import Pace, follow_future
+from nodepool.driver.statemachine.stage import Serving, Stage
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.metrics.launches import StatsReporter
 from nodepool.nodescan import NodescanRequest
@@ -28,42 +28,6 @@ DELETE_BACKOFF = Backoff(0.1, 10.0)
 """Pauses after failed deletions."""
 INSTANCE_FIELDS = ("external_id", "public_ipv4", "private_ipv4", "public_ipv6", "host_id", "cloud", "region", "az",
                    "driver_data", "slot", "node_properties")
-
-
-class Serving(Protocol):
-    """The handler of the request that the node is launched for."""
-
-    pw: Any
-    zk: Any
-    manager: Any
-    request: zk.NodeRequest
-
-    @property
-    def pool(self) -> Any: ...
-
-    def launchesComplete(self) -> bool: ...
-
-
-class Stage(enum.Enum):
-    """Where the launch of a node stands."""
-
-    #: To be begun by the create loop itself, as starts are quick.
-    QUEUED = "queued"
-    #: To be begun on a start thread: a further attempt.
-    AGAIN = "again"
-    #: A start thread makes the create machine.
-    STARTING = "starting"
-    #: The create machine is advanced.
-    CREATING = "creating"
-    #: The machine is up, its host keys are being read.
-    SCANNING = "scanning"
-    #: The adapter is told of a failed scan, on a start thread.
-    REPORTING = "reporting"
-    #: What a failed attempt has left is deleted; then comes the next one.
-    CLEANING = "cleaning"
-    #: The record is not ours any more, and does not know what is being deleted here.
-    ORPHANED = "orphaned"
-    ENDED = "ended"
 
 
 class StateMachineNodeLauncher(StatsReporter):
@@ -100,6 +64,9 @@ class StateMachineNodeLauncher(StatsReporter):
         self._lost = False
         self._delete_failures = 0
         self._orphan_since = 0.0
+
+    def __repr__(self) -> str:
+        return f"launch of node {self.node.id} ({self.stage.value})"
 
     @property
     def complete(self) -> bool:

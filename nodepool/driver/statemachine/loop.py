@@ -96,7 +96,7 @@ class MachineLoop:
                 if machine in self._machines:  # not woken in its last pass
                     again = machine.run_pass()
             except FOREIGN:
-                self._log.exception("Error in state machine:")
+                self._log.exception("Error in %s:", machine)
                 again = 1.0
             self._queue.done(machine)
             if again is not None:
@@ -106,7 +106,7 @@ class MachineLoop:
                 try:
                     self._finished(machine)
                 except FOREIGN:
-                    self._log.exception("Error after a state machine:")
+                    self._log.exception("Error after the end of %s:", machine)
                 self._end_if_drained()
 
 

@@ -82,7 +82,7 @@ class Listener(Waiter):
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     if time.monotonic() - Listener._told > SILENCE:
                         Listener._told = time.monotonic()
-                        log.error("Connections wait: %s", error.strerror)
+                        log.error("API connections are queued until descriptors are free: %s", error.strerror)
                     # It stays ready: without a pause it would be asked at once again.
                     self._pause(SHORTAGE_WAIT)
                 return

@@ -57,4 +57,4 @@ class Trees:
         try:
             self._roots.prune(alive(), TEMPLATE_IDLE, asked)
         except OSError as error:
-            log.warning("Root trees that nobody uses cannot be removed: %s", error)
+            log.warning("Unused root trees cannot be removed: %s", error)

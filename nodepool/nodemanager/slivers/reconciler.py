@@ -346,7 +346,7 @@ class Slivers:
             self._copies.restore(self._database)
         known = {key.partition("_")[2]: local for key, local in self._database.locals().items() if key.startswith("sliver_")}
         for name in sorted(set(self.backend.found()) - set(known)):
-            log.warning("Sliver %s exists without a record of this node: it goes", name)
+            log.warning("Removing sliver %s: it has no record in the database", name)
             index = self._database.allocate_index(name, self._config.max_slivers)
             self._database.update_local(key_of(name), index=index)
         effective = self.effective()

@@ -147,7 +147,7 @@ class Gate:
         try:
             self._listener(self.port(index)).close()
         except OSError as error:
-            log.warning("Number %s is left out: port %s of %s is not free: %s", index, self.port(index), self._address,
+            log.warning("Sliver index %s is skipped: SSH port %s of %s is in use: %s", index, self.port(index), self._address,
                         error.strerror)
             return False
         return True

@@ -70,7 +70,7 @@ class HeldLock:
                 log.info("Cannot take %s again: %s", self.directory, error)
                 return False
             self.regained = True
-            log.info("Took %s again after the ZooKeeper session was lost", self.directory)
+            log.info("Re-acquired lock %s after the ZooKeeper session was lost", self.directory)
             return True
 
     def store(self, write: Callable[[], Any], usable: threading.Event, going_on: Callable[[], bool]) -> None:
@@ -125,4 +125,4 @@ class HeldLock:
             locks.release(kazoo, handle)
         except KazooException as error:
             kazoo.abandoned.add(handle.path)
-            log.warning("Cannot give back %s now: %r", self.directory, error)
+            log.warning("Lock %s is not released yet: %r; it is when the connection is back", self.directory, error)

@@ -116,7 +116,7 @@ class AwsDeleteStateMachine(_AwsMachine):
         The launch ended before the id of the instance was known, and the search for leaks spares what has a record.
         """
         if self._left:
-            self.log.warning("Host %s has an instance that nobody knows of, deleting it: %s",
+            self.log.warning("Host %s has an instance without a node, deleting it: %s",
                              self.external_id["host"], self._left[0])
             self._submit(self.adapter.deletes.delete("instance", self._left[0]))
 

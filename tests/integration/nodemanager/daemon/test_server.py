@@ -337,7 +337,7 @@ def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.Monk
                 while True:
                     taken.append(os.dup(connection.fileno()))
             connection.connect(running.socket)
-            wait_for(lambda: "Connections wait" in caplog.text, what="the server has no descriptor")
+            wait_for(lambda: "API connections are queued" in caplog.text, what="the server has no descriptor")
             started = time.monotonic()
             running.servers.stop()
             assert time.monotonic() - started < 2
