@@ -21,7 +21,7 @@ GRACE = 2.0
 COMMAND_TIMEOUT = 10.0
 _ROUND = 1.0
 """Seconds to wait for killed processes before looking for new ones."""
-_EXEC = 0.05
+_EXEC = 0.5
 """Seconds, at most, for a process to come out of execve()."""
 _PF_KTHREAD = 0x00200000
 

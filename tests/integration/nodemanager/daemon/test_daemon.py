@@ -58,7 +58,7 @@ def test_a_taken_port_is_left_out(nm: NmDaemon) -> None:
     with socket.create_server(("127.0.0.1", nm.first_port)):
         assert nm.put("alpha")["ssh_port"] == nm.first_port + 1
         assert nm.ssh("alpha", "echo fine") == "fine\n"
-        assert f"port {nm.first_port} of 127.0.0.1 is not free" in nm.log
+        assert f"port {nm.first_port} of 127.0.0.1 is in use" in nm.log
     assert nm.put("beta")["ssh_port"] == nm.first_port
 
 
