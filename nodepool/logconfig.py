@@ -19,17 +19,10 @@ _SERVER_LOGGING: dict[str, Any] = {
     "version": 1,
     # Modules make their loggers at import, which is before this is applied.
     "disable_existing_loggers": False,
-    "formatters": {
-        "simple": {"class": "nodepool.logconfig.MultiLineFormatter", "format": LOG_FORMAT},
-    },
+    "formatters": {"simple": {"class": "nodepool.logconfig.MultiLineFormatter", "format": LOG_FORMAT}},
     "handlers": {
         "null": {"class": "logging.NullHandler"},
-        "console": {
-            "class": "logging.StreamHandler",
-            "formatter": "simple",
-            "level": "INFO",
-            "stream": "ext://sys.stdout",
-        },
+        "console": {"class": "logging.StreamHandler", "formatter": "simple", "level": "INFO", "stream": "ext://sys.stdout"},
     },
     "loggers": {
         "nodepool": {"handlers": ["console"], "level": "INFO"},

@@ -77,9 +77,7 @@ class Timer:
         self.start = time.monotonic()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.log.debug("%s in %.3fs", self.msg, time.monotonic() - self.start)
 
 

@@ -50,14 +50,24 @@ def zookeeper_server() -> dict[str, Any]:
         return _server
     if os.environ.get("NODEPOOL_ZK_HOST"):
         host = os.environ["NODEPOOL_ZK_HOST"]
-        _server.update(hosts=host, ca=os.environ["NODEPOOL_ZK_CA"], cert=os.environ["NODEPOOL_ZK_CERT"],
-                       key=os.environ["NODEPOOL_ZK_KEY"], plain=os.environ.get("NODEPOOL_ZK_PLAIN"))
+        _server.update(
+            hosts=host,
+            ca=os.environ["NODEPOOL_ZK_CA"],
+            cert=os.environ["NODEPOOL_ZK_CERT"],
+            key=os.environ["NODEPOOL_ZK_KEY"],
+            plain=os.environ.get("NODEPOOL_ZK_PLAIN"),
+        )
         return _server
     tool = load_tool("zookeeper")
     root = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-test-zk-"))
     settings = tool.start(root)
-    _server.update(hosts=f"127.0.0.1:{settings['port']}", ca=settings["ca"], cert=settings["cert"],
-                   key=settings["key"], plain=f"127.0.0.1:{settings['plain_port']}")
+    _server.update(
+        hosts=f"127.0.0.1:{settings['port']}",
+        ca=settings["ca"],
+        cert=settings["cert"],
+        key=settings["key"],
+        plain=f"127.0.0.1:{settings['plain_port']}",
+    )
 
     def stop() -> None:
         tool.stop(root)
@@ -104,14 +114,16 @@ class Chroot:
         """A connected ZooKeeperClient, disconnected at the end of the test."""
         from nodepool.zk import ZooKeeperClient
 
-        client = ZooKeeperClient((hosts or self.hosts) + self.chroot, timeout=timeout, tls_cert=self.cert,
-                                 tls_key=self.key, tls_ca=self.ca)
+        client = ZooKeeperClient(
+            (hosts or self.hosts) + self.chroot, timeout=timeout, tls_cert=self.cert, tls_key=self.key, tls_ca=self.ca
+        )
         client.connect(timeout=20)
         self.clients.append(client)
         return client
 
-    def config(self, content: dict[str, Any] | str, name: str = "nodepool.yaml", timeout: float = 10.0,
-               hosts: str | None = None) -> str:
+    def config(
+        self, content: dict[str, Any] | str, name: str = "nodepool.yaml", timeout: float = 10.0, hosts: str | None = None
+    ) -> str:
         """Write a configuration file with our ZooKeeper in it; returns its path."""
         values = yaml.safe_load(content) if isinstance(content, str) else dict(content)
         host, port = (hosts or self.hosts).rsplit(":", 1)

@@ -21,13 +21,34 @@ VENV = REPOSITORY / ".venv"
 #: MiB that it takes.
 VENV_MIB = 400
 #: program -> Debian package that brings it.
-PROGRAMS = {"java": "default-jre-headless", "openssl": "openssl", "ssh": "openssh-client", "ssh-keygen": "openssh-client",
-            "ip": "iproute2", "nft": "nftables", "mkfs.ext4": "e2fsprogs", "losetup": "mount", "podman": "podman", "crun": "crun"}
+PROGRAMS = {
+    "java": "default-jre-headless",
+    "openssl": "openssl",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "ip": "iproute2",
+    "nft": "nftables",
+    "mkfs.ext4": "e2fsprogs",
+    "losetup": "mount",
+    "podman": "podman",
+    "crun": "crun",
+}
 FILES = {"/usr/share/java/zookeeper.jar": "zookeeper", "/usr/sbin/sshd": "openssh-server"}
 #: The same, for building images with diskimage-builder.
-IMAGE_PROGRAMS = {"debootstrap": "debootstrap", "qemu-img": "qemu-utils", "kpartx": "kpartx", "sgdisk": "gdisk",
-                  "mkfs.vfat": "dosfstools", "mksquashfs": "squashfs-tools", "sudo": "sudo", "ps": "procps",
-                  "lsb_release": "lsb-release", "mkfs.ext4": "e2fsprogs", "losetup": "mount", "xz": "xz-utils"}
+IMAGE_PROGRAMS = {
+    "debootstrap": "debootstrap",
+    "qemu-img": "qemu-utils",
+    "kpartx": "kpartx",
+    "sgdisk": "gdisk",
+    "mkfs.vfat": "dosfstools",
+    "mksquashfs": "squashfs-tools",
+    "sudo": "sudo",
+    "ps": "procps",
+    "lsb_release": "lsb-release",
+    "mkfs.ext4": "e2fsprogs",
+    "losetup": "mount",
+    "xz": "xz-utils",
+}
 IMAGE_FILES = {"/usr/share/keyrings/debian-archive-keyring.gpg": "debian-archive-keyring"}
 
 
@@ -166,12 +187,20 @@ def _install(packages: list[str], log: pathlib.Path | None) -> None:
     install = ["apt-get", "install", "--no-install-recommends", *packages]
     try:
         run_step("Asking the Debian mirror what there is", [["apt-get", "update"]], log, environment=environment)
-        plan = subprocess.run([*install, "--assume-no"], check=False, capture_output=True, text=True, env=environment,
-                              stdin=subprocess.DEVNULL, timeout=300).stdout
+        plan = subprocess.run(
+            [*install, "--assume-no"],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=300,
+        ).stdout
         say(f"Missing: {', '.join(packages)}.{_extent(plan)} No service of them is started or enabled; they stay installed.")
         with left_as_they_are():
-            run_step(f"Installing {len(packages)} Debian packages and what they need", [[*install, "-y"]], log,
-                     environment=environment)
+            run_step(
+                f"Installing {len(packages)} Debian packages and what they need", [[*install, "-y"]], log, environment=environment
+            )
     except StepFailed as failure:
         sys.exit(f"{explain(failure.output, 'the Debian mirror')} All that was printed: {log}")
 
@@ -194,7 +223,8 @@ _NO_ANSWER = re.compile(
     "Temporary failure (resolving|in name resolution)|Could not resolve|Could not connect|Failed to fetch|Connection failed|"
     "Network is unreachable|Connection refused|Connection timed out|NewConnectionError|ConnectTimeoutError|Read timed out|"
     "Failed to establish a new connection|No route to host|No matching distribution found|Unable to locate package|"
-    "has no installation candidate|ProxyError|no end within")
+    "has no installation candidate|ProxyError|no end within"
+)
 
 
 def explain(output: str, source: str) -> str:
@@ -205,8 +235,10 @@ def explain(output: str, source: str) -> str:
     if _BUSY.search(output):
         return "Another program is installing packages; wait for its end and start again."
     if _NO_ANSWER.search(output):
-        return (f"{source[0].upper()}{source[1:]} cannot be reached, or does not have what is wanted; "
-                "is there a network, or a proxy to set?")
+        return (
+            f"{source[0].upper()}{source[1:]} cannot be reached, or does not have what is wanted; "
+            "is there a network, or a proxy to set?"
+        )
     return f"It failed: {last[:300]}"
 
 

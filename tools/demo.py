@@ -89,7 +89,10 @@ class Demo:
         say("Starting ZooKeeper (TLS, loopback only)")
         out = subprocess.run(
             [sys.executable, str(HERE / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
-            check=True, capture_output=True, timeout=120)
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
         self.server = json.loads(out.stdout)
         say(f"Starting nodepool-nodemanager ({self.slivers.backend}): it carves this machine into slivers")
         self.slivers.start()
@@ -104,15 +107,24 @@ class Demo:
         say("Starting nodepool-launcher")
         with open(self.work / "launcher.log", "wb") as log:
             process = subprocess.Popen(
-                [str(pathlib.Path(sys.executable).with_name("nodepool-launcher")), "-f", "-c", str(self.config),
-                 "-p", str(self.work / "launcher.pid")],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                [
+                    str(pathlib.Path(sys.executable).with_name("nodepool-launcher")),
+                    "-f",
+                    "-c",
+                    str(self.config),
+                    "-p",
+                    str(self.work / "launcher.pid"),
+                ],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
         self.processes.append(("nodepool-launcher", process))
         self._watch("nodepool-launcher", process, "launcher.log")
         self._wait_ready(process)
         client = ZooKeeperClient(
-            f"127.0.0.1:{self.server['port']}", tls_cert=self.server["cert"], tls_key=self.server["key"],
-            tls_ca=self.server["ca"])
+            f"127.0.0.1:{self.server['port']}", tls_cert=self.server["cert"], tls_key=self.server["key"], tls_ca=self.server["ca"]
+        )
         client.connect(timeout=30)
         client.state_listeners.append(self._connection_changed)
         self.facade = zk.ZooKeeper(client)
@@ -122,13 +134,19 @@ class Demo:
 
     def _write_config(self) -> None:
         images = [demo_image.IMAGE] if self.image is not None else []
-        self.config.write_text(yaml.safe_dump({
-            "zookeeper-servers": [{"host": "127.0.0.1", "port": self.server["port"]}],
-            "zookeeper-tls": {name: self.server[name] for name in ("ca", "cert", "key")},
-            "webapp": {"port": self.web_port, "listen_address": "127.0.0.1"},
-            **(self.image.settings() if self.image is not None else {}),
-            "labels": [{"name": label} for label in ("host", *images)],
-            "providers": [self.slivers.provider(images)]}, sort_keys=False))
+        self.config.write_text(
+            yaml.safe_dump(
+                {
+                    "zookeeper-servers": [{"host": "127.0.0.1", "port": self.server["port"]}],
+                    "zookeeper-tls": {name: self.server[name] for name in ("ca", "cert", "key")},
+                    "webapp": {"port": self.web_port, "listen_address": "127.0.0.1"},
+                    **(self.image.settings() if self.image is not None else {}),
+                    "labels": [{"name": label} for label in ("host", *images)],
+                    "providers": [self.slivers.provider(images)],
+                },
+                sort_keys=False,
+            )
+        )
 
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + STEP_TIMEOUT
@@ -148,6 +166,7 @@ class Demo:
 
     def _watch(self, name: str, process: subprocess.Popen[bytes], log: str) -> None:
         """Notice at once when a daemon ends."""
+
         def wait() -> None:
             status = process.wait()
             with self.condition:
@@ -257,11 +276,28 @@ class Demo:
         known = self.work / f"known_hosts-{node.id}"
         known.write_text("".join(f"[{node.interface_ip}]:{node.connection_port} {key}\n" for key in node.host_keys))
         out = subprocess.run(
-            ["ssh", "-i", str(self.slivers.key), "-p", str(node.connection_port), "-o", "BatchMode=yes",
-             "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
-             f"{node.username}@{node.interface_ip}",
-             "echo $(hostname), $(. /etc/os-release; echo $PRETTY_NAME), as $(id -un)"],
-            capture_output=True, text=True, timeout=30, check=False)
+            [
+                "ssh",
+                "-i",
+                str(self.slivers.key),
+                "-p",
+                str(node.connection_port),
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                f"UserKnownHostsFile={known}",
+                "-o",
+                "StrictHostKeyChecking=yes",
+                "-o",
+                "ConnectTimeout=10",
+                f"{node.username}@{node.interface_ip}",
+                "echo $(hostname), $(. /etc/os-release; echo $PRETTY_NAME), as $(id -un)",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
         if out.returncode:
             raise SystemExit(f"cannot log in to node {node.id}: {out.stderr.strip()}")
         order.note(f"ssh: {out.stdout.strip()}")
@@ -287,8 +323,10 @@ class Demo:
 
     def show(self) -> None:
         """Everything, one after the other."""
-        for label, count, what in (("host", 3, "this machine's own system, read-only below a disk of their own"),
-                                   *([(demo_image.IMAGE, 2, "the image just built")] if self.image is not None else [])):
+        for label, count, what in (
+            ("host", 3, "this machine's own system, read-only below a disk of their own"),
+            *([(demo_image.IMAGE, 2, "the image just built")] if self.image is not None else []),
+        ):
             if label != "host" and self.image is not None:
                 self.image.run()
             self.order_nodes(label, count, what)
@@ -296,12 +334,24 @@ class Demo:
             if label == "host":
                 self.slivers.show_limits([o.node for o in self.orders])
             self.give_back()
-            self.nodes += [{"label": o.label, "driver": o.driver, "ready_ms": round(o.events["ready"], 1),
-                            "ssh_ms": round(o.events["ssh"], 1), "gone_ms": round(o.events["gone"], 1)} for o in self.orders]
+            self.nodes += [
+                {
+                    "label": o.label,
+                    "driver": o.driver,
+                    "ready_ms": round(o.events["ready"], 1),
+                    "ssh_ms": round(o.events["ssh"], 1),
+                    "gone_ms": round(o.events["gone"], 1),
+                }
+                for o in self.orders
+            ]
 
     def summary(self) -> dict[str, Any]:
-        return {"nodes": self.nodes, "images": [self.image.summary] if self.image is not None and self.image.summary else [],
-                "limits": self.slivers.limits, "left_behind": []}
+        return {
+            "nodes": self.nodes,
+            "images": [self.image.summary] if self.image is not None and self.image.summary else [],
+            "limits": self.slivers.limits,
+            "left_behind": [],
+        }
 
     def keep(self) -> None:
         nodepool = f"{pathlib.Path(sys.executable).with_name('nodepool')} -c {self.config}"
@@ -316,7 +366,7 @@ It is running; try these in another terminal:
   np request-list                 all requests
   tail -f {self.work}/launcher.log
 
-  {pathlib.Path(sys.executable).with_name('nodepool-nm')} --url {self.slivers.url} top    slivers, live
+  {pathlib.Path(sys.executable).with_name("nodepool-nm")} --url {self.slivers.url} top    slivers, live
 
 Log in to a node (its port is in: np list --detail):
 
@@ -343,8 +393,11 @@ Ctrl-C stops everything.""")
     def _stop(self) -> list[str]:
         left: list[str] = self.image.stop() if self.image is not None else []
         if self.facade is not None:
-            left += [f"node {n.id} ({n.state}): goes with the rest" for n in self.facade.nodeIterator(cached=False)
-                     if n.state in (zk.BUILDING, zk.INIT, zk.USED, zk.DELETING)]
+            left += [
+                f"node {n.id} ({n.state}): goes with the rest"
+                for n in self.facade.nodeIterator(cached=False)
+                if n.state in (zk.BUILDING, zk.INIT, zk.USED, zk.DELETING)
+            ]
             self.facade.disconnect()
         for name, process in reversed(self.processes):
             process.terminate()
@@ -387,8 +440,9 @@ def main() -> int:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup means it
             signal.signal(number, interrupt)
     # Messages of the libraries are of interest only when something goes wrong.
-    logging.basicConfig(filename=demo.work / "quickstart.log", level=logging.INFO,
-                        format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        filename=demo.work / "quickstart.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     summary: dict[str, Any] = {"nodes": [], "images": [], "left_behind": []}
     good = interrupted = False
     try:
@@ -417,8 +471,11 @@ def main() -> int:
         if demo.work.exists():
             say(f"The logs are in {demo.work}; when you have read them: rm -r {demo.work}")
     if good:
-        say(f"\nAll stopped; nothing left behind.\n{len(summary['nodes'])} nodes: ready after "
-            + ", ".join(f"{n['ready_ms']:.0f}" for n in summary["nodes"]) + " ms")
+        say(
+            f"\nAll stopped; nothing left behind.\n{len(summary['nodes'])} nodes: ready after "
+            + ", ".join(f"{n['ready_ms']:.0f}" for n in summary["nodes"])
+            + " ms"
+        )
     return 0 if good else 1
 
 

@@ -20,8 +20,14 @@ RELEASE = "bookworm"
 BUILD_TIMEOUT = 1500.0
 UPLOAD_TIMEOUT = 60.0
 #: What diskimage-builder needs for a Debian tree in a tar file.
-PROGRAMS = {"debootstrap": "debootstrap", "sudo": "sudo", "lsb_release": "lsb-release", "ps": "procps",
-            "qemu-img": "qemu-utils", "mksquashfs": "squashfs-tools"}
+PROGRAMS = {
+    "debootstrap": "debootstrap",
+    "sudo": "sudo",
+    "lsb_release": "lsb-release",
+    "ps": "procps",
+    "qemu-img": "qemu-utils",
+    "mksquashfs": "squashfs-tools",
+}
 
 
 def say(text: str) -> None:
@@ -85,11 +91,22 @@ class ImageDemo:
         """What the image adds to the configuration."""
         self.images.mkdir()
         return {
-            "images-dir": str(self.images), "build-log-dir": str(self.work / "build-logs"),
-            "diskimages": [{
-                "name": IMAGE, "elements": ["debian-minimal", "openssh-server"], "release": RELEASE, "username": "root",
-                "env-vars": {"DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0", "DIB_IMAGE_CACHE": str(self.work / "dib-cache"),
-                             **apt_mirrors(read_apt_sources())}}]}
+            "images-dir": str(self.images),
+            "build-log-dir": str(self.work / "build-logs"),
+            "diskimages": [
+                {
+                    "name": IMAGE,
+                    "elements": ["debian-minimal", "openssh-server"],
+                    "release": RELEASE,
+                    "username": "root",
+                    "env-vars": {
+                        "DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0",
+                        "DIB_IMAGE_CACHE": str(self.work / "dib-cache"),
+                        **apt_mirrors(read_apt_sources()),
+                    },
+                }
+            ],
+        }
 
     def run(self) -> None:
         """Build, upload, list.
@@ -100,14 +117,21 @@ class ImageDemo:
         nodepool = [self._program("nodepool"), "-c", str(self.config)]
         say(f"\nBuilding a Debian {RELEASE} image with diskimage-builder (a few minutes; --no-image skips it)")
         # Asked for before the builder is there, so that its first build is the one that is followed.
-        waiting = subprocess.Popen([*nodepool, "image-build", IMAGE, "--wait", "--timeout", str(int(BUILD_TIMEOUT))],
-                                   env=environment, stdin=subprocess.DEVNULL,
-                                   start_new_session=True)  # Ctrl-C is for us: the build ends with all the rest
+        waiting = subprocess.Popen(
+            [*nodepool, "image-build", IMAGE, "--wait", "--timeout", str(int(BUILD_TIMEOUT))],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # Ctrl-C is for us: the build ends with all the rest
         try:
             with open(self.work / "builder.log", "wb") as log:
                 self.process = subprocess.Popen(
                     [self._program("nodepool-builder"), "-f", "-c", str(self.config), "-p", str(self.work / "builder.pid")],
-                    stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                )
             if waiting.wait(BUILD_TIMEOUT + 60):
                 raise SystemExit(f"the image was not built; see {self.work}/build-logs and {self.work}/builder.log")
         finally:
@@ -122,8 +146,14 @@ class ImageDemo:
         subprocess.run([*nodepool, "image-list"], env=environment, check=True, timeout=60)
         build = self._json([*nodepool, "dib-image-list", "--detail"], environment)[0]
         (file,) = self.images.glob("*.tar")
-        self.summary = {"name": IMAGE, "formats": build["formats"], "state": build["state"], "seconds": build.get("elapsed"),
-                        "bytes": file.stat().st_size, "uploads": [upload["provider"]]}
+        self.summary = {
+            "name": IMAGE,
+            "formats": build["formats"],
+            "state": build["state"],
+            "seconds": build.get("elapsed"),
+            "bytes": file.stat().st_size,
+            "uploads": [upload["provider"]],
+        }
 
     def _json(self, command: list[str], environment: dict[str, str]) -> Any:
         out = subprocess.run([*command, "--format", "json"], env=environment, check=True, timeout=60, capture_output=True)

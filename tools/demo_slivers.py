@@ -67,9 +67,18 @@ class SliverDemo:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=60)
         first = free_ports(PLACES)
         config = self.work / "nodemanager.yaml"
-        config.write_text(yaml.safe_dump({
-            "state-dir": str(self.work / "slivers"), "run-dir": str(self.work / "run"), "backend": self.backend,
-            "max-slivers": PLACES, "ssh": {"ports": f"{first}-{first + PLACES - 1}"}, "api": {"tcp": False}}))
+        config.write_text(
+            yaml.safe_dump(
+                {
+                    "state-dir": str(self.work / "slivers"),
+                    "run-dir": str(self.work / "run"),
+                    "backend": self.backend,
+                    "max-slivers": PLACES,
+                    "ssh": {"ports": f"{first}-{first + PLACES - 1}"},
+                    "api": {"tcp": False},
+                }
+            )
+        )
         self._launch()
         for problem in self._wait_ready()["problems"]:
             say(f"  missing on this machine: {problem}")
@@ -77,9 +86,18 @@ class SliverDemo:
     def _launch(self) -> None:
         with open(self.work / "nodemanager.log", "ab") as log:
             self.process = subprocess.Popen(
-                [str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager")), "-f", "-c",
-                 str(self.work / "nodemanager.yaml"), "-p", str(self.work / "nodemanager.pid")],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                [
+                    str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager")),
+                    "-f",
+                    "-c",
+                    str(self.work / "nodemanager.yaml"),
+                    "-p",
+                    str(self.work / "nodemanager.pid"),
+                ],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
 
     def _wait_ready(self) -> dict[str, Any]:
         """What the node has.
@@ -111,19 +129,46 @@ class SliverDemo:
         else:
             limits = {"ram": MEMORY, "pids": 200}
         return {
-            "name": "here", "driver": "nodemanager", "ssh-keys": self.key.with_suffix(".pub").read_text(),
-            "hosts": [{"name": "this-machine", "url": self.url}], "cloud-images": [{"name": "host", **user}],
+            "name": "here",
+            "driver": "nodemanager",
+            "ssh-keys": self.key.with_suffix(".pub").read_text(),
+            "hosts": [{"name": "this-machine", "url": self.url}],
+            "cloud-images": [{"name": "host", **user}],
             "diskimages": [{"name": name} for name in images],
-            "pools": [{"name": "main", "max-servers": PLACES, "labels": [
-                {"name": "host", "cloud-image": "host", **limits},
-                *({"name": name, "diskimage": name, **limits} for name in images)]}]}
+            "pools": [
+                {
+                    "name": "main",
+                    "max-servers": PLACES,
+                    "labels": [
+                        {"name": "host", "cloud-image": "host", **limits},
+                        *({"name": name, "diskimage": name, **limits} for name in images),
+                    ],
+                }
+            ],
+        }
 
     def _ssh(self, node: Any, command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["ssh", "-i", str(self.key), "-p", str(node.connection_port), "-o", "BatchMode=yes", "-o",
-             f"UserKnownHostsFile={self.work}/known_hosts-{node.id}", "-o", "StrictHostKeyChecking=yes",
-             f"{node.username}@{node.interface_ip}", command],
-            capture_output=True, text=True, timeout=timeout, check=False)
+            [
+                "ssh",
+                "-i",
+                str(self.key),
+                "-p",
+                str(node.connection_port),
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                f"UserKnownHostsFile={self.work}/known_hosts-{node.id}",
+                "-o",
+                "StrictHostKeyChecking=yes",
+                f"{node.username}@{node.interface_ip}",
+                command,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     def show_limits(self, nodes: list[Any]) -> None:
         """A burner stays below its cap, and a hog is killed alone."""
@@ -141,10 +186,16 @@ class SliverDemo:
         hog = self._ssh(nodes[1], "tail /dev/zero; echo status $?")
         killed = "status 137" in hog.stdout
         alive = self._ssh(nodes[2], "echo alive").stdout.strip() == "alive" and self._ssh(nodes[1], "true").returncode == 0
-        say(f"  a program that takes all memory was {'killed' if killed else 'NOT killed'}; its node and the others "
-            f"{'go on' if alive else 'do NOT go on'}")
-        self.limits = {"cpu_limit_cores": CPU_LIMIT, "cpu_used_cores": round(used, 3), "memory_hog_killed": killed,
-                       "others_alive": alive}
+        say(
+            f"  a program that takes all memory was {'killed' if killed else 'NOT killed'}; its node and the others "
+            f"{'go on' if alive else 'do NOT go on'}"
+        )
+        self.limits = {
+            "cpu_limit_cores": CPU_LIMIT,
+            "cpu_used_cores": round(used, 3),
+            "memory_hog_killed": killed,
+            "others_alive": alive,
+        }
 
     def _show_rlimits(self, nodes: list[Any]) -> None:
         """Without root each process has limits, the node as a whole only one on their number."""
@@ -154,8 +205,10 @@ class SliverDemo:
         refused = "status 1" in hog.stdout
         held = forks.stdout.strip() not in ("", "0")
         alive = all(self._ssh(node, "echo alive").stdout.strip() == "alive" for node in nodes[:2])
-        say(f"  a program that takes all memory was {'refused more' if refused else 'NOT refused'}; the 201st process was "
-            f"{'refused' if held else 'NOT refused'}; the others {'go on' if alive else 'do NOT go on'}")
+        say(
+            f"  a program that takes all memory was {'refused more' if refused else 'NOT refused'}; the 201st process was "
+            f"{'refused' if held else 'NOT refused'}; the others {'go on' if alive else 'do NOT go on'}"
+        )
         self.limits = {"memory_hog_killed": refused, "process_limit_held": held, "others_alive": alive}
 
     def stop(self) -> list[str]:

@@ -88,17 +88,47 @@ def main() -> None:
     config.register_common_config_options()
     config.init(["--config-file", sys.argv[1]])
     config.setup_logging()
-    l2 = {"agent_type": constants.AGENT_TYPE_OVS, "binary": "neutron-openvswitch-agent", "host": HOST,
-          "topic": constants.L2_AGENT_TOPIC, "start_flag": True, "agent_id": AGENT, "configurations": {
-              "tunnel_types": ["vxlan"], "tunneling_ip": "127.0.0.1", "bridge_mappings": {"external": "br-ex"},
-              "datapath_type": "system", "ovs_hybrid_plug": False, "vhostuser_socket_dir": "/var/run/openvswitch"}}
-    l3 = {"agent_type": constants.AGENT_TYPE_L3, "binary": "neutron-l3-agent", "host": HOST, "topic": topics.L3_AGENT,
-          "start_flag": True, "configurations": {"agent_mode": "legacy", "handle_internal_only_routers": True,
-                                                 "interface_driver": "openvswitch", "log_agent_heartbeats": False}}
+    l2 = {
+        "agent_type": constants.AGENT_TYPE_OVS,
+        "binary": "neutron-openvswitch-agent",
+        "host": HOST,
+        "topic": constants.L2_AGENT_TOPIC,
+        "start_flag": True,
+        "agent_id": AGENT,
+        "configurations": {
+            "tunnel_types": ["vxlan"],
+            "tunneling_ip": "127.0.0.1",
+            "bridge_mappings": {"external": "br-ex"},
+            "datapath_type": "system",
+            "ovs_hybrid_plug": False,
+            "vhostuser_socket_dir": "/var/run/openvswitch",
+        },
+    }
+    l3 = {
+        "agent_type": constants.AGENT_TYPE_L3,
+        "binary": "neutron-l3-agent",
+        "host": HOST,
+        "topic": topics.L3_AGENT,
+        "start_flag": True,
+        "configurations": {
+            "agent_mode": "legacy",
+            "handle_internal_only_routers": True,
+            "interface_driver": "openvswitch",
+            "log_agent_heartbeats": False,
+        },
+    }
     states = [(agent_rpc.PluginReportStateAPI(topics.REPORTS), state) for state in (l2, l3)]
     ports = Ports(agent_rpc.PluginApi(topics.PLUGIN), delay)
-    agent_rpc.create_consumers([ports], topics.AGENT, [[topics.PORT, topics.UPDATE], [topics.PORT, topics.DELETE],
-                                                       [topics.NETWORK, topics.UPDATE], [topics.NETWORK, topics.DELETE]])
+    agent_rpc.create_consumers(
+        [ports],
+        topics.AGENT,
+        [
+            [topics.PORT, topics.UPDATE],
+            [topics.PORT, topics.DELETE],
+            [topics.NETWORK, topics.UPDATE],
+            [topics.NETWORK, topics.DELETE],
+        ],
+    )
     connection = lib_rpc.Connection()
     routers = Routers(l3_agent.L3PluginApi(topics.L3PLUGIN, HOST), delay)
     connection.create_consumer(f"{topics.L3_AGENT}.{HOST}", [routers], fanout=False)

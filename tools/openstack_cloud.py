@@ -24,8 +24,11 @@ import openstack_settings as settings
 
 TOOLS = pathlib.Path(__file__).resolve().parent
 VENV = pathlib.Path(os.environ.get("NODEPOOL_OPENSTACK_VENV") or TOOLS.parent / ".openstack-venv")
-PACKAGES = {"mariadb-server": "/usr/sbin/mariadbd", "rabbitmq-server": "/usr/lib/rabbitmq/bin/rabbitmq-server",
-            "qemu-utils": "/usr/bin/qemu-img"}
+PACKAGES = {
+    "mariadb-server": "/usr/sbin/mariadbd",
+    "rabbitmq-server": "/usr/lib/rabbitmq/bin/rabbitmq-server",
+    "qemu-utils": "/usr/bin/qemu-img",
+}
 START_TIMEOUT = 180.0
 STOP_TIMEOUT = 15.0
 SYNC_TIMEOUT = 300.0
@@ -52,8 +55,12 @@ def install() -> None:
         pip = str(VENV / "bin" / "pip")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True, stdout=sys.stderr, timeout=300)
         for what in (["setuptools<81", "wheel"], [*settings.PROJECTS, "pymysql", "gunicorn", "setuptools<81"]):
-            subprocess.run([pip, "install", "-qq", "--disable-pip-version-check", "-c", str(constraints), *what], check=True,
-                           stdout=sys.stderr, timeout=1800)
+            subprocess.run(
+                [pip, "install", "-qq", "--disable-pip-version-check", "-c", str(constraints), *what],
+                check=True,
+                stdout=sys.stderr,
+                timeout=1800,
+            )
         done.write_text(constraints.read_text())
 
 
@@ -149,16 +156,32 @@ class Cloud:
 
     def _spawn(self, name: str, words: list[str], **environment: str) -> None:
         with (self.dir / "logs" / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                                       cwd=self.dir, env=self._environment(**environment))
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.dir,
+                env=self._environment(**environment),
+            )
         self._save(**{name: [process.pid, _start_time(process.pid)]})
 
     def _run(self, name: str, *words: str, input: str | None = None, **environment: str) -> str:
         program = str(VENV / "bin" / words[0]) if (VENV / "bin" / words[0]).exists() else words[0]
         log = self.dir / "logs" / f"{name}.log"
         with log.open("a") as file:
-            done = subprocess.run([program, *words[1:]], cwd=self.dir, env=self._environment(**environment), stderr=file,
-                                  stdout=subprocess.PIPE, text=True, timeout=SYNC_TIMEOUT, check=False, input=input)
+            done = subprocess.run(
+                [program, *words[1:]],
+                cwd=self.dir,
+                env=self._environment(**environment),
+                stderr=file,
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=SYNC_TIMEOUT,
+                check=False,
+                input=input,
+            )
             file.write(done.stdout)
         if done.returncode:
             raise CloudError(f"{words[0]} {words[1] if len(words) > 1 else ''} failed with status {done.returncode}: see {log}")
@@ -178,12 +201,32 @@ class Cloud:
         data, sock = self.dir / "mysql", self.dir / "mysql.sock"
         if not (data / "ready").exists():
             shutil.rmtree(data, ignore_errors=True)
-            self._run("mysql", "mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}",
-                      "--auth-root-authentication-method=normal", "--skip-test-db")
-        self._spawn("mysql", [PACKAGES["mariadb-server"], "--no-defaults", "--user=root", f"--datadir={data}", f"--socket={sock}",
-                              f"--pid-file={self.dir}/mysql.pid", "--skip-networking", "--innodb-flush-log-at-trx-commit=0",
-                              "--innodb-buffer-pool-size=192M", "--max-connections=500", "--sync-binlog=0",
-                              "--innodb-flush-method=nosync"])
+            self._run(
+                "mysql",
+                "mariadb-install-db",
+                "--no-defaults",
+                "--user=root",
+                f"--datadir={data}",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+            )
+        self._spawn(
+            "mysql",
+            [
+                PACKAGES["mariadb-server"],
+                "--no-defaults",
+                "--user=root",
+                f"--datadir={data}",
+                f"--socket={sock}",
+                f"--pid-file={self.dir}/mysql.pid",
+                "--skip-networking",
+                "--innodb-flush-log-at-trx-commit=0",
+                "--innodb-buffer-pool-size=192M",
+                "--max-connections=500",
+                "--sync-binlog=0",
+                "--innodb-flush-method=nosync",
+            ],
+        )
         self._wait("mysql", lambda: _answers(socket.AF_UNIX, str(sock)))
         if not (data / "ready").exists():
             statements = "".join(f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb3;\n" for name in settings.DATABASES)
@@ -196,21 +239,29 @@ class Cloud:
     def _start_rabbit(self) -> None:
         ports, home = self.values["ports"], self.dir / "rabbit"
         home.mkdir(exist_ok=True)
-        (home / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{ports['amqp']}\nlog.file.level = warning\n"
-                                            "vm_memory_high_watermark.relative = 0.8\ndisk_free_limit.absolute = 10MB\n")
+        (home / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{ports['amqp']}\nlog.file.level = warning\n"
+            "vm_memory_high_watermark.relative = 0.8\ndisk_free_limit.absolute = 10MB\n"
+        )
         (home / "plugins").write_text("[].\n")
         erlang = {"ERL_EPMD_PORT": str(ports["epmd"]), "ERL_EPMD_ADDRESS": "127.0.0.1"}
         # Else the server starts it, in a session that nobody ends.
         self._spawn("epmd", ["epmd"], **erlang)
         self._wait("epmd", lambda: _answers(socket.AF_INET, ("127.0.0.1", ports["epmd"])))
         environment = erlang | {
-            "HOME": str(home), "RABBITMQ_NODENAME": "nodepool@localhost", "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODE_PORT": str(ports["amqp"]), "RABBITMQ_DIST_PORT": str(ports["dist"]),
+            "HOME": str(home),
+            "RABBITMQ_NODENAME": "nodepool@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(ports["amqp"]),
+            "RABBITMQ_DIST_PORT": str(ports["dist"]),
             "RABBITMQ_MNESIA_BASE": str(home / "data"),
-            "RABBITMQ_LOG_BASE": str(self.dir / "logs"), "RABBITMQ_PID_FILE": str(home / "pid"),
-            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq"), "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
+            "RABBITMQ_LOG_BASE": str(self.dir / "logs"),
+            "RABBITMQ_PID_FILE": str(home / "pid"),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 1:1"}
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 1:1",
+        }
         self._spawn("rabbit", [PACKAGES["rabbitmq-server"]], **environment)
         self._wait("rabbit", lambda: _answers(socket.AF_INET, ("127.0.0.1", ports["amqp"])))
 
@@ -232,13 +283,18 @@ class Cloud:
             for name in ("nova-conductor", "nova-scheduler", "nova-compute"):
                 self._spawn(name, [str(VENV / "bin" / name), "--config-file", str(conf / "nova" / "nova.conf")])
             for name in ("cinder-scheduler", "cinder-volume"):
-                self._spawn(name, [str(VENV / "bin" / name), "--config-file", str(conf / "cinder" / "cinder.conf")],
-                            PYTHONPATH=str(TOOLS))
+                self._spawn(
+                    name, [str(VENV / "bin" / name), "--config-file", str(conf / "cinder" / "cinder.conf")], PYTHONPATH=str(TOOLS)
+                )
             files = (conf / "neutron" / name for name in ("neutron.conf", "ml2.ini"))
-            self._spawn("neutron-rpc-server", [str(VENV / "bin" / "neutron-rpc-server"),
-                                               *(word for file in files for word in ("--config-file", str(file)))])
-            self._spawn("agents", [str(VENV / "bin" / "python"), str(TOOLS / "openstack_agents.py"),
-                                   str(conf / "neutron" / "neutron.conf")])
+            self._spawn(
+                "neutron-rpc-server",
+                [str(VENV / "bin" / "neutron-rpc-server"), *(word for file in files for word in ("--config-file", str(file)))],
+            )
+            self._spawn(
+                "agents",
+                [str(VENV / "bin" / "python"), str(TOOLS / "openstack_agents.py"), str(conf / "neutron" / "neutron.conf")],
+            )
             for future in futures:
                 future.result()
         self._content("content")
@@ -260,22 +316,41 @@ class Cloud:
     def _sync(self, name: str) -> None:
         conf = self.dir / "conf" / name
         for words in settings.SYNC[name]:
-            self._run(f"{name}-sync", *(word.format(conf=conf) for word in words),
-                      **{f"OS_{name.upper()}_CONFIG_DIR": str(conf), "OS_PLACEMENT_CONFIG_DIR": str(conf)})
+            self._run(
+                f"{name}-sync",
+                *(word.format(conf=conf) for word in words),
+                **{f"OS_{name.upper()}_CONFIG_DIR": str(conf), "OS_PLACEMENT_CONFIG_DIR": str(conf)},
+            )
 
     def _serve(self, name: str) -> None:
         conf, port = self.dir / "conf" / name, self.values["ports"][name]
-        self._spawn(name, [str(VENV / "bin" / "python"), str(TOOLS / "openstack_wsgi.py"), settings.WSGI[name],
-                           str(port), *(["--config-dir", str(conf)] if name == "cinder" else [])],
-                    **{f"OS_{name.upper()}_CONFIG_DIR": str(conf), f"OS_{name.upper()}_CONFIG_FILES": settings.FILES[name]})
+        self._spawn(
+            name,
+            [
+                str(VENV / "bin" / "python"),
+                str(TOOLS / "openstack_wsgi.py"),
+                settings.WSGI[name],
+                str(port),
+                *(["--config-dir", str(conf)] if name == "cinder" else []),
+            ],
+            **{f"OS_{name.upper()}_CONFIG_DIR": str(conf), f"OS_{name.upper()}_CONFIG_FILES": settings.FILES[name]},
+        )
         self._wait(name, lambda: _http(f"http://127.0.0.1:{port}/"))
 
     def _identities(self) -> None:
         """The administrator, the catalogue, a user for the services."""
         conf = self.dir / "conf" / "keystone"
-        self._run("keystone-bootstrap", "keystone-manage", "--config-dir", str(conf), "bootstrap", "--bootstrap-region-id",
-                  settings.REGION, OS_BOOTSTRAP_PASSWORD=self.values["password"],
-                  OS_BOOTSTRAP_PUBLIC_URL=f"http://127.0.0.1:{self.values['ports']['keystone']}/v3")
+        self._run(
+            "keystone-bootstrap",
+            "keystone-manage",
+            "--config-dir",
+            str(conf),
+            "bootstrap",
+            "--bootstrap-region-id",
+            settings.REGION,
+            OS_BOOTSTRAP_PASSWORD=self.values["password"],
+            OS_BOOTSTRAP_PUBLIC_URL=f"http://127.0.0.1:{self.values['ports']['keystone']}/v3",
+        )
         self._content("identities")
 
     # --- down

@@ -19,8 +19,15 @@ class Server(BaseApplication):  # type: ignore[misc]
         super().__init__()
 
     def load_config(self) -> None:
-        for name, value in {"bind": f"127.0.0.1:{self.port}", "workers": 1, "threads": 16, "worker_class": "gthread",
-                            "timeout": 300, "keepalive": 30, "proc_name": self.module}.items():
+        for name, value in {
+            "bind": f"127.0.0.1:{self.port}",
+            "workers": 1,
+            "threads": 16,
+            "worker_class": "gthread",
+            "timeout": 300,
+            "keepalive": 30,
+            "proc_name": self.module,
+        }.items():
             self.cfg.set(name, value)
         # The services ask each other about a hundred servers in one line.
         self.cfg.set("limit_request_line", 0)

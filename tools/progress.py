@@ -72,8 +72,14 @@ def step(title: str, stream: TextIO | None = None) -> Iterator[None]:
     line.end("done")
 
 
-def run_step(title: str, commands: Sequence[Sequence[str]], log: pathlib.Path, timeout: float = 1800.0,
-             environment: dict[str, str] | None = None, allowed: frozenset[int] = frozenset({0})) -> str:
+def run_step(
+    title: str,
+    commands: Sequence[Sequence[str]],
+    log: pathlib.Path,
+    timeout: float = 1800.0,
+    environment: dict[str, str] | None = None,
+    allowed: frozenset[int] = frozenset({0}),
+) -> str:
     """Run the commands, one after the other; what they print goes to the log. Returns what they printed.
 
     :param timeout: seconds for each.
@@ -85,8 +91,15 @@ def run_step(title: str, commands: Sequence[Sequence[str]], log: pathlib.Path, t
             for command in commands:
                 output.write(f"$ {' '.join(command)}\n".encode())
                 output.flush()
-                done = subprocess.run(command, check=False, env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                                      stderr=subprocess.STDOUT, timeout=timeout)
+                done = subprocess.run(
+                    command,
+                    check=False,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=timeout,
+                )
                 if done.returncode not in allowed:
                     raise StepFailed(title, _printed(log, begin))
         except subprocess.TimeoutExpired as error:

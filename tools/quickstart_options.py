@@ -34,8 +34,10 @@ def obstacle(arguments: argparse.Namespace) -> str | None:
     directory = tempfile.gettempdir()
     free = shutil.disk_usage(directory).free / 2**30
     if free < room:
-        return (f"{directory} has {free:.1f} GiB free and {room:.1f} GiB are needed; make room, set TMPDIR to another directory"
-                + ("" if arguments.no_image else ", or leave the image out with --no-image"))
+        return (
+            f"{directory} has {free:.1f} GiB free and {room:.1f} GiB are needed; make room, set TMPDIR to another directory"
+            + ("" if arguments.no_image else ", or leave the image out with --no-image")
+        )
     return None
 
 

@@ -19,8 +19,11 @@ def links(root: pathlib.Path) -> set[pathlib.Path]:
     """All links that make a service start at boot."""
     found: set[pathlib.Path] = set()
     for place in PLACES:
-        found |= {path for path in (root / place).rglob("*") if path.is_symlink()
-                  and (not place.startswith("etc/rc") or path.name.startswith("S"))}
+        found |= {
+            path
+            for path in (root / place).rglob("*")
+            if path.is_symlink() and (not place.startswith("etc/rc") or path.name.startswith("S"))
+        }
     return found
 
 

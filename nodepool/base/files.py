@@ -17,7 +17,7 @@ NEW = ".new-"
 
 @contextlib.contextmanager
 def new_file(
-    path: str, mode: int = 0o600, *, sync: bool = True, place: Callable[[str, str], Any] = os.replace,
+    path: str, mode: int = 0o600, *, sync: bool = True, place: Callable[[str, str], Any] = os.replace
 ) -> Iterator[BinaryIO]:
     """A file that becomes ``path`` when the block ends in order; until then, and after a crash, that is as it was.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from nodepool.exceptions import ConfigurationError
 
-TLS_REQUIRED = ("A TLS ZooKeeper connection is required; please supply the zookeeper-tls config values cert, key and ca (or set "
-                "zookeeper-insecure: true to go without)")
+TLS_REQUIRED = (
+    "A TLS ZooKeeper connection is required; please supply the zookeeper-tls config values cert, key and ca (or set "
+    "zookeeper-insecure: true to go without)"
+)
 
 
 def split_hosts(hosts: str) -> tuple[str, str]:
@@ -23,5 +25,6 @@ def split_hosts(hosts: str) -> tuple[str, str]:
     chroots.discard("")
     if len(chroots) > 1:
         raise ConfigurationError(
-            f"zookeeper-servers have different chroots {', '.join(sorted(chroots))}: give one, on the last server")
+            f"zookeeper-servers have different chroots {', '.join(sorted(chroots))}: give one, on the last server"
+        )
     return ",".join(servers), chroots.pop() if chroots else ""

@@ -20,7 +20,7 @@ MOST_PUBLISHED = 200
 def one_line(text: object) -> str:
     """The text as it fits into a list."""
     line = " ".join(str(text).split())
-    return line if len(line) <= LONGEST else line[:LONGEST - 3] + "..."
+    return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,13 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
     found = [
         Problem(one_line(f"image {image}: the last build failed: {build.reason or 'see its log'}"), host=build.builder or None)
         for image, build in sorted(newest.items())
-        if build.state == "failed" and (build.next_try is None or build.next_try > oldest)]
-    return found + [Problem(one_line(f"image {failure.image}: the last upload failed: {failure.reason}"), failure.provider)
-                    for _key, failure in sorted(progress.failures.items())
-                    if failure.next_try is None or failure.next_try > oldest]
+        if build.state == "failed" and (build.next_try is None or build.next_try > oldest)
+    ]
+    return found + [
+        Problem(one_line(f"image {failure.image}: the last upload failed: {failure.reason}"), failure.provider)
+        for _key, failure in sorted(progress.failures.items())
+        if failure.next_try is None or failure.next_try > oldest
+    ]
 
 
 def published(problems: list[Problem]) -> list[dict[str, Any]]:

@@ -126,17 +126,15 @@ class Reconciler(Generic[K]):
 
     BACKOFF = Backoff(0.5, 60.0)
 
-    def __init__(
-        self, name: str, reconcile: Callable[[K], float | None], log: logging.Logger, threads: int = 1,
-    ) -> None:
+    def __init__(self, name: str, reconcile: Callable[[K], float | None], log: logging.Logger, threads: int = 1) -> None:
         self.name = name
         self.queue: WorkQueue[K] = WorkQueue()
         self._reconcile = reconcile
         self._log = log
         self._failures: dict[K, int] = {}
         self._threads = [
-            threading.Thread(target=self._run, name=name if threads == 1 else f"{name}_{i}", daemon=True)
-            for i in range(threads)]
+            threading.Thread(target=self._run, name=name if threads == 1 else f"{name}_{i}", daemon=True) for i in range(threads)
+        ]
 
     @property
     def threads(self) -> list[threading.Thread]:

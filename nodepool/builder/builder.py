@@ -48,9 +48,7 @@ class NodePoolBuilder:
 
     log = logging.getLogger("nodepool.builder.NodePoolBuilder")
 
-    def __init__(
-        self, config_path: str, secure_path: str | None = None, num_builders: int = 1, num_uploaders: int = 4,
-    ) -> None:
+    def __init__(self, config_path: str, secure_path: str | None = None, num_builders: int = 1, num_uploaders: int = 4) -> None:
         self._config_path = config_path
         self._num_builders = num_builders
         self._num_uploaders = num_uploaders
@@ -66,9 +64,11 @@ class NodePoolBuilder:
         self.session_usable = self.state.session_usable
         self.upload_claims = self.state.upload_claims
         self.config_state = ConfigKeeper(
-            (config_path, secure_path), self.log,
+            (config_path, secure_path),
+            self.log,
             lambda stale: self.statsd.gauge(metrics.BUILDER_CONFIG_STALE(self.state.fqdn), stale),
-            ["zookeeper-servers", "images-dir"])
+            ["zookeeper-servers", "images-dir"],
+        )
         self._build_workers: list[BuildWorker] = []
         self._upload_workers: list[UploadWorker] = []
         self._janitor: CleanupWorker | None = None
@@ -148,8 +148,9 @@ class NodePoolBuilder:
         try:
             socket.getaddrinfo(name, None)
         except OSError as error:
-            self.log.warning("The name of this machine, %s, does not resolve (%s): image builds will fail. Add it to "
-                             "/etc/hosts", name, error)
+            self.log.warning(
+                "The name of this machine, %s, does not resolve (%s): image builds will fail. Add it to /etc/hosts", name, error
+            )
 
     def _start(self, config: Any) -> None:
         self._warn_about_name()
@@ -240,8 +241,11 @@ class NodePoolBuilder:
         ready = not details
         details += self.config_state.describe()
         if self.config is not None:
-            details += [f"provider {p.name}: not running" for p in self.config.providers.values()
-                        if p.manage_images and p.name not in self.config.provider_managers]
+            details += [
+                f"provider {p.name}: not running"
+                for p in self.config.providers.values()
+                if p.manage_images and p.name not in self.config.provider_managers
+            ]
         if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
             details += [str(problem) for problem in image_problems(self.state.progress.data())]
         return ready, details

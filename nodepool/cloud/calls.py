@@ -167,7 +167,8 @@ class CloudCalls:
             executor = self._executors.get(key)
             if executor is None:
                 executor = self._executors[key] = ThreadPoolExecutor(
-                    self._threads.get(key, 1), thread_name_prefix=f"Thread-{self.name}-{key}")
+                    self._threads.get(key, 1), thread_name_prefix=f"Thread-{self.name}-{key}"
+                )
             return executor
 
     def _back_off(self, call: _Call, kind: ErrorKind, error: Exception) -> None:
@@ -175,7 +176,9 @@ class CloudCalls:
         if self.clock() + pause >= call.until:
             raise CallTimeout(
                 f"{call.operation} did not succeed within {call.until - call.started:.0f} s"
-                f" ({call.tries} tries), last error: {bounded(str(error))}", kind) from error
+                f" ({call.tries} tries), last error: {bounded(str(error))}",
+                kind,
+            ) from error
         if self._wait(self._stopped, pause):
             raise CallsStopped(f"{self.name} is stopping") from error
 
@@ -205,8 +208,9 @@ class CloudCalls:
             call.rate.throttled(started)
             if call.rate.pace != before:
                 self._log.warning("Provider %s throttles %s: pace is now %s", self.name, call.operation, call.rate.describe())
-        self._log.debug("API call %s failed (%s) in %.3f s after %.3f s delay: %s",
-                        call.operation, kind.value, took, delay, message)
+        self._log.debug(
+            "API call %s failed (%s) in %.3f s after %.3f s delay: %s", call.operation, kind.value, took, delay, message
+        )
         statsd = metrics.shared()
         statsd.timing(self._metric(call), took * 1000)
         statsd.incr(metrics.API_ERRORS(self.name, call.operation, kind.value))
@@ -219,8 +223,9 @@ class CloudCalls:
             # Once is no news, and what somebody has to mend is told by those who asked.
             if kind is ErrorKind.TRANSIENT and call.operation in self._failing and call.operation not in self._reported:
                 self._reported.add(call.operation)
-                self._log.warning("Provider %s: %s fails again and again (%s): %s", self.name, call.operation, kind.value,
-                                  message)
+                self._log.warning(
+                    "Provider %s: %s fails again and again (%s): %s", self.name, call.operation, kind.value, message
+                )
             self._failing[call.operation] = noted
         return kind
 
@@ -238,8 +243,9 @@ class CloudCalls:
         return {
             "paces": {lane: rate.describe() for lane, rate in self.rates.items()},
             "throttled": any(rate.slowed for rate in self.rates.values()),
-            "last_error": None if error is None else {
-                "operation": error.operation, "kind": error.kind.value, "message": error.message, "time": error.when},
+            "last_error": None
+            if error is None
+            else {"operation": error.operation, "kind": error.kind.value, "message": error.message, "time": error.when},
         }
 
     def troubles(self) -> list[str]:
@@ -248,8 +254,11 @@ class CloudCalls:
         What may have been about a single thing fades: nobody may call that operation again.
         """
         faded = self._wall() - FADE
-        lines = [f"{error.operation} fails ({error.kind.value}): {' '.join(error.message.split())[:300]}"
-                 for error in list(self._failing.values()) if error.kind not in _FADING or error.when > faded]
+        lines = [
+            f"{error.operation} fails ({error.kind.value}): {' '.join(error.message.split())[:300]}"
+            for error in list(self._failing.values())
+            if error.kind not in _FADING or error.when > faded
+        ]
         lines += [f"throttled: {lane} calls at {rate.describe()}" for lane, rate in self.rates.items() if rate.slowed]
         return lines
 

@@ -134,8 +134,7 @@ class DeleteBatches:
         except Exception as error:
             if len(batch) > 1 and self._kind_of(error) not in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT):
                 # One bad id must not keep the others: each by itself from now on.
-                self._log.info("Deleting %s %ss at once failed, trying them singly: %s", len(batch), kind.name,
-                               message_of(error))
+                self._log.info("Deleting %s %ss at once failed, trying them singly: %s", len(batch), kind.name, message_of(error))
                 with self._lock:
                     for deletion in reversed(batch):
                         deletion.alone = True

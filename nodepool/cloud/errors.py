@@ -15,7 +15,7 @@ def bounded(text: str) -> str:
     """The text, or its start and length."""
     if len(text) <= LONGEST_MESSAGE:
         return text
-    return f"{text[:LONGEST_MESSAGE - 40]}... ({len(text)} characters)"
+    return f"{text[: LONGEST_MESSAGE - 40]}... ({len(text)} characters)"
 
 
 def message_of(error: BaseException) -> str:

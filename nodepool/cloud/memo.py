@@ -73,8 +73,9 @@ class Memo:
     def _share(self, key: Key, asked: Future[Any] | None) -> Any:
         assert asked is not None
         if not wait([asked], SHARED_DEADLINE).done:
-            raise CallTimeout(f"{key[0]} {key[1] or ''} was asked for by another thread, without an answer for"
-                              f" {SHARED_DEADLINE:.0f} s")
+            raise CallTimeout(
+                f"{key[0]} {key[1] or ''} was asked for by another thread, without an answer for {SHARED_DEADLINE:.0f} s"
+            )
         return asked.result()
 
     def renew(self, kinds: Collection[str] | None, names: Collection[str], pause: float = 0.0) -> None:
@@ -83,8 +84,7 @@ class Memo:
         :param pause: seconds since the last renewal within which nothing is renewed again.
         """
         with self._lock:
-            keys = [key for key in self._answers
-                    if (kinds is None or key[0] in kinds) and (key[1] is None or key[1] in names)]
+            keys = [key for key in self._answers if (kinds is None or key[0] in kinds) and (key[1] is None or key[1] in names)]
         for key in keys:
             with self._lock:
                 fetch = self._fetches.get(key)

@@ -89,7 +89,8 @@ class AdaptiveRate:
                     if deadline is not None and (deadline <= now or (turn is not None and turn > deadline)):
                         raise CallTimeout(
                             f"no turn for a call within {deadline - arrived:.1f} s at {self.describe()}",
-                            ErrorKind.THROTTLED if self.slowed else ErrorKind.TRANSIENT)
+                            ErrorKind.THROTTLED if self.slowed else ErrorKind.TRANSIENT,
+                        )
                     until = min((time for time in (turn, deadline) if time is not None), default=None)
                     self._wait(self._condition, None if until is None else until - now)
             finally:

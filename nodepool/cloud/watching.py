@@ -198,8 +198,10 @@ class Watched(Generic[V]):
         """Plan the next pass; with the lock held."""
         idle = [watch for watch in self._watches if watch.key not in self._asking]
         hurried = min((watch.next_look for watch in idle if not watch.patience), default=float("inf"))
-        due = min((hurried if watch.next_look <= hurried <= watch.next_look + watch.patience else watch.next_look
-                   for watch in idle), default=None)
+        due = min(
+            (hurried if watch.next_look <= hurried <= watch.next_look + watch.patience else watch.next_look for watch in idle),
+            default=None,
+        )
         timer = self._timer
         if due is not None and self.batch > 1:
             # Those who wait fall into step, so that one question serves them all.
@@ -220,20 +222,29 @@ class Watched(Generic[V]):
                 del self._watches[watch]
                 watch.ended = True
             idle = [watch for watch in self._watches if watch.key not in self._asking]
-            due = dict.fromkeys(watch.key for watch in idle if watch.next_look <= now or (
-                watch.next_look <= now + self.floor / 4 and watch.last_look + self.floor <= now))
+            due = dict.fromkeys(
+                watch.key
+                for watch in idle
+                if watch.next_look <= now or (watch.next_look <= now + self.floor / 4 and watch.last_look + self.floor <= now)
+            )
             keys = list(due)
             if due and self.batch > 1 and (spare := -len(keys) % self.batch):
                 # The question goes out anyway: ask for others too that nobody has looked at just now.
-                rest = sorted((watch for watch in idle if watch.key not in due and watch.last_look + self.floor <= now
-                               and watch.next_look - now < self.floor), key=lambda watch: watch.next_look)
+                rest = sorted(
+                    (
+                        watch
+                        for watch in idle
+                        if watch.key not in due and watch.last_look + self.floor <= now and watch.next_look - now < self.floor
+                    ),
+                    key=lambda watch: watch.next_look,
+                )
                 keys += list(dict.fromkeys(watch.key for watch in rest))[:spare]
             for watch in idle:
                 if watch.key in due or watch.key in keys:
                     watch.planned = min(watch.next_look, now)
             alone = {watch.key for watch in idle if watch.alone}
             shared = [key for key in keys if key not in alone]
-            questions = [shared[start:start + self.batch] for start in range(0, len(shared), self.batch)]
+            questions = [shared[start : start + self.batch] for start in range(0, len(shared), self.batch)]
             questions += [[key] for key in keys if key in alone]
             self._asking.update(keys)
             self._arm(now)

@@ -32,16 +32,24 @@ def _listen(text: str) -> tuple[str, int]:
 
 def create_parser() -> argparse.ArgumentParser:
     parser = make_daemon_parser(PROG, "Build disk images and upload them to providers.", PID_FILE)
-    parser.add_argument("--build-workers", metavar="N", type=whole_number(0), default=1,
-                        help="builds at one time (default: %(default)s)")
-    parser.add_argument("--upload-workers", metavar="N", type=whole_number(0), default=4,
-                        help="uploads at one time (default: %(default)s)")
-    parser.add_argument("--webapp", metavar="[ADDRESS:]PORT", type=_listen, default=None,
-                        help="serve metrics, readiness and lists of images over HTTP (default: no web server; address "
-                             "127.0.0.1)")
-    parser.add_argument("--finish-builds", action="store_true",
-                        help="on SIGTERM or SIGINT finish the running builds first, as on SIGUSR1; the signal given "
-                             "again ends them")
+    parser.add_argument(
+        "--build-workers", metavar="N", type=whole_number(0), default=1, help="builds at one time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--upload-workers", metavar="N", type=whole_number(0), default=4, help="uploads at one time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--webapp",
+        metavar="[ADDRESS:]PORT",
+        type=_listen,
+        default=None,
+        help="serve metrics, readiness and lists of images over HTTP (default: no web server; address 127.0.0.1)",
+    )
+    parser.add_argument(
+        "--finish-builds",
+        action="store_true",
+        help="on SIGTERM or SIGINT finish the running builds first, as on SIGUSR1; the signal given again ends them",
+    )
     return parser
 
 
@@ -101,8 +109,7 @@ class BuilderService:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the builder; the return value is the exit status."""
     args = create_parser().parse_args(arguments(argv))
-    return run_daemon(PROG, "nodepool-builder", args, lambda: BuilderService(args), STOP_LIMIT,
-                      finish_always=args.finish_builds)
+    return run_daemon(PROG, "nodepool-builder", args, lambda: BuilderService(args), STOP_LIMIT, finish_always=args.finish_builds)
 
 
 if __name__ == "__main__":

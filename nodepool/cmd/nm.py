@@ -17,12 +17,33 @@ from nodepool.process.program import absolute_path, arguments, run_console, seco
 from nodepool.version import get_version_string
 
 PROG = "nodepool-nm"
-LIST_COLUMNS = {"name": "Name", "state": "State", "image": "Image", "ssh": "SSH", "guarantee": "CPU Guarantee",
-                "memory": "Memory MiB", "expires": "Expires", "source": "Source", "error": "Error"}
-TOP_COLUMNS = {"name": "Name", "state": "State", "cpu": "CPU %", "guarantee": "Guarantee %", "cap": "Cap %", "share": "Share",
-               "memory": "Memory MiB", "memory_limit": "Limit MiB", "pids": "Pids", "tx": "Sent bit/s", "rx": "Recv bit/s",
-               "disk": "Disk MiB",
-               "sessions": "SSH", "loans": "Loans"}
+LIST_COLUMNS = {
+    "name": "Name",
+    "state": "State",
+    "image": "Image",
+    "ssh": "SSH",
+    "guarantee": "CPU Guarantee",
+    "memory": "Memory MiB",
+    "expires": "Expires",
+    "source": "Source",
+    "error": "Error",
+}
+TOP_COLUMNS = {
+    "name": "Name",
+    "state": "State",
+    "cpu": "CPU %",
+    "guarantee": "Guarantee %",
+    "cap": "Cap %",
+    "share": "Share",
+    "memory": "Memory MiB",
+    "memory_limit": "Limit MiB",
+    "pids": "Pids",
+    "tx": "Sent bit/s",
+    "rx": "Recv bit/s",
+    "disk": "Disk MiB",
+    "sessions": "SSH",
+    "loans": "Loans",
+}
 WAIT = 60.0
 #: Fault: no such sliver, or no name of one.
 BAD_ARGUMENT = 102
@@ -39,15 +60,19 @@ def default_url() -> str:
 def create_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PROG, description="Look at and steer the slivers of a node manager.")
     parser.add_argument("--version", action="version", version=f"Nodepool version: {get_version_string()}")
-    parser.add_argument("--url", default=os.environ.get("NODEPOOL_NM_URL") or default_url(),
-                        help="unix:/path, http://127.0.0.1:812 or https://host:8120 (default: %(default)s)")
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("NODEPOOL_NM_URL") or default_url(),
+        help="unix:/path, http://127.0.0.1:812 or https://host:8120 (default: %(default)s)",
+    )
     for name in ("ca", "cert", "key"):
         parser.add_argument(f"--{name}", type=absolute_path, metavar="FILE", help="for https")
     parser.add_argument("--debug", action="store_true", help="tracebacks of errors")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def command(name: str, function: Callable[[Client, argparse.Namespace], Any], text: str,
-                sliver: bool = True) -> argparse.ArgumentParser:
+    def command(
+        name: str, function: Callable[[Client, argparse.Namespace], Any], text: str, sliver: bool = True
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(function=function)
         if sliver:
@@ -57,27 +82,39 @@ def create_parser() -> argparse.ArgumentParser:
     listing = command("list", list_slivers, "list slivers", False)
     listing.add_argument("--format", choices=status.FORMATS, default="table")
     command("show", show, "all about a sliver")
-    create = command("create", create_sliver, "make a sliver as the options say; without options, one whose record its "
-                     "authority has sent with plc_instantiated off")
+    create = command(
+        "create",
+        create_sliver,
+        "make a sliver as the options say; without options, one whose record its authority has sent with plc_instantiated off",
+    )
     create.add_argument("--image", help="host, dir:/path, tar:/path, image:NAME or oci:REFERENCE")
     create.add_argument("--key", metavar="FILE", type=absolute_path, dest="ssh_key", help="public keys that may log in")
     create.add_argument("--network", help="none, nat or bridge:INTERFACE")
     create.add_argument("--lease", type=whole_number(1), metavar="SECONDS", help="time after which it goes by itself")
-    create.add_argument("--rspec", nargs="+", default=[], dest="resources", metavar="RESOURCE=AMOUNT",
-                        help="for example nm_mem_limit=512")
-    for name, method, text in (("delete", "DeleteSliver", "remove a sliver"), ("start", "Start", "start a sliver"),
-                               ("stop", "Stop", "end all processes of a sliver"),
-                               ("recreate", "ReCreate", "stop and start a sliver")):
+    create.add_argument(
+        "--rspec", nargs="+", default=[], dest="resources", metavar="RESOURCE=AMOUNT", help="for example nm_mem_limit=512"
+    )
+    for name, method, text in (
+        ("delete", "DeleteSliver", "remove a sliver"),
+        ("start", "Start", "start a sliver"),
+        ("stop", "Stop", "end all processes of a sliver"),
+        ("recreate", "ReCreate", "stop and start a sliver"),
+    ):
         sub = command(name, act, text)
         sub.set_defaults(method=method)
     command("console", show_console, "what the sliver printed")
     lend = command("loans", show_or_set_loans, "show what a sliver lends; with loans, replace all of them")
     lend.add_argument("loans", nargs="*", metavar="RECIPIENT:RESOURCE:AMOUNT", help="'none' for no loans")
-    command("capacity", lambda client, args: _print(client.call("GetCapacity")),
-            "what the node has: memory in MiB, disk in KiB, CPU in per mille of the host", False)
+    command(
+        "capacity",
+        lambda client, args: _print(client.call("GetCapacity")),
+        "what the node has: memory in MiB, disk in KiB, CPU in per mille of the host",
+        False,
+    )
     command("dump", lambda client, args: print(client.call("DumpDatabase")), "the whole database (root)", False)
-    old = command("import-pickle", import_database, "take over the database of the original; the node manager must not run",
-                  False)
+    old = command(
+        "import-pickle", import_database, "take over the database of the original; the node manager must not run", False
+    )
     old.add_argument("file", type=absolute_path, metavar="FILE", help="such as /root/pl_node_mgr_db.pickle")
     old.add_argument("--database", type=absolute_path, default="/var/lib/nodepool/nodemanager/nodemanager.sqlite", metavar="FILE")
     command("help", lambda client, args: print(client.call("Help"), end=""), "methods of the API", False)
@@ -126,14 +163,20 @@ def list_slivers(client: Client, args: argparse.Namespace) -> None:
     rows = []
     for sliver in client.call("ListSlivers"):
         effective = sliver.get("effective") or {}
-        rows.append({
-            "name": sliver["name"], "state": sliver["state"], "image": sliver["image"],
-            "ssh": f"{sliver['ssh_address']}:{sliver['ssh_port']}",
-            "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
-            "memory": effective.get("nm_mem_limit") or "-", "error": sliver["error"] or "",
-            # Who delivered its record; "driver" are launchers and this program.
-            "source": "API call" if sliver["source"] == "driver" and args.format == "table" else sliver["source"],
-            "expires": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sliver["expiry"])) if sliver["expiry"] else "never"})
+        rows.append(
+            {
+                "name": sliver["name"],
+                "state": sliver["state"],
+                "image": sliver["image"],
+                "ssh": f"{sliver['ssh_address']}:{sliver['ssh_port']}",
+                "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
+                "memory": effective.get("nm_mem_limit") or "-",
+                "error": sliver["error"] or "",
+                # Who delivered its record; "driver" are launchers and this program.
+                "source": "API call" if sliver["source"] == "driver" and args.format == "table" else sliver["source"],
+                "expires": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(sliver["expiry"])) if sliver["expiry"] else "never",
+            }
+        )
     print(status.output(status.Results(rows, LIST_COLUMNS), args.format))
 
 
@@ -156,8 +199,12 @@ def create_sliver(client: Client, args: argparse.Namespace) -> int:
             raise SystemExit(f"{PROG}: error: {item!r} is not RESOURCE=AMOUNT")
         rspec[name] = amount
     if any(given.values()) or rspec or args.ssh_key or args.lease:
-        record: dict[str, Any] = {"account_type": "sliver", "name": args.sliver, "rspec": rspec,
-                                  **{key: value for key, value in given.items() if value}}
+        record: dict[str, Any] = {
+            "account_type": "sliver",
+            "name": args.sliver,
+            "rspec": rspec,
+            **{key: value for key, value in given.items() if value},
+        }
         if args.ssh_key:
             with open(args.ssh_key, encoding="utf-8") as stream:
                 record["ssh_keys"] = stream.read()
@@ -173,8 +220,11 @@ def create_sliver(client: Client, args: argparse.Namespace) -> int:
             raise
     found = client.call("WaitSliver", args.sliver, "ready", WAIT, timeout=WAIT + 10)
     if found.get("state") != "ready":
-        print(f"{PROG}: error: {args.sliver} is {found.get('state')}: {found.get('error') or 'no reason known'}; "
-              f"it stays for a look (`{PROG} console {args.sliver}`) until `{PROG} delete {args.sliver}`", file=sys.stderr)
+        print(
+            f"{PROG}: error: {args.sliver} is {found.get('state')}: {found.get('error') or 'no reason known'}; "
+            f"it stays for a look (`{PROG} console {args.sliver}`) until `{PROG} delete {args.sliver}`",
+            file=sys.stderr,
+        )
         return 1
     print(f"{found['name']} is ready: ssh -p {found['ssh_port']} {found['username']}@{found['ssh_address']}")
     return 0
@@ -282,14 +332,24 @@ class Top:
             def rate(key: str, before: dict[str, int] = before, usage: dict[str, int] = usage, seconds: float = seconds) -> float:
                 return max(0.0, (usage.get(key, 0) - before.get(key, 0)) / seconds)
 
-            rows.append({
-                "name": name, "state": sliver["state"], "cpu": f"{rate('cpu_usec') / 1e4 / cores:.1f}",
-                "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
-                "cap": _percent(effective.get("nm_cpu_limit", 0)),
-                "share": effective.get("nm_cpu_share", ""), "memory": _mib(usage.get("memory_bytes")),
-                "memory_limit": effective.get("nm_mem_limit") or "-", "pids": usage.get("pids", ""),
-                "tx": _bits(rate("net_tx_bytes")), "rx": _bits(rate("net_rx_bytes")), "disk": _mib(usage.get("disk_bytes")),
-                "sessions": sliver.get("sessions", 0), "loans": loans or "-"})
+            rows.append(
+                {
+                    "name": name,
+                    "state": sliver["state"],
+                    "cpu": f"{rate('cpu_usec') / 1e4 / cores:.1f}",
+                    "guarantee": _percent(effective.get("nm_cpu_guaranteed_share", 0)),
+                    "cap": _percent(effective.get("nm_cpu_limit", 0)),
+                    "share": effective.get("nm_cpu_share", ""),
+                    "memory": _mib(usage.get("memory_bytes")),
+                    "memory_limit": effective.get("nm_mem_limit") or "-",
+                    "pids": usage.get("pids", ""),
+                    "tx": _bits(rate("net_tx_bytes")),
+                    "rx": _bits(rate("net_rx_bytes")),
+                    "disk": _mib(usage.get("disk_bytes")),
+                    "sessions": sliver.get("sessions", 0),
+                    "loans": loans or "-",
+                }
+            )
         return rows
 
 

@@ -55,10 +55,7 @@ class DiskImage(ConfigValue):
 
     def setFromConfig(self, config: dict[str, Any]) -> None:
         """Apply one level of options on top of the present values."""
-        for key, attribute in (
-            ("build-timeout", "build_timeout"),
-            ("rebuild-age", "rebuild_age"),
-        ):
+        for key, attribute in (("build-timeout", "build_timeout"), ("rebuild-age", "rebuild_age")):
             if config.get(key):
                 try:
                     setattr(self, attribute, int(config[key]))

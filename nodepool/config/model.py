@@ -253,9 +253,7 @@ class Config(ConfigValue):
         try:
             self.zookeeper_timeout = float(timeout)
         except (TypeError, ValueError):
-            raise ConfigError(
-                f"zookeeper-timeout: expected seconds, not {timeout!r}", where=("zookeeper-timeout",)
-            ) from None
+            raise ConfigError(f"zookeeper-timeout: expected seconds, not {timeout!r}", where=("zookeeper-timeout",)) from None
 
     def setZooKeeperTLS(self, zk_tls: dict[str, Any] | None) -> None:
         """Replaces all three paths; None changes nothing."""

@@ -52,8 +52,14 @@ class ProviderManager:
     log = logging.getLogger("nodepool.ProviderManager")
 
     @classmethod
-    def reconfigure(cls, old_config: Any, new_config: Any, zk_conn: ZooKeeper, only_image_manager: bool = False,
-                    retire: Callable[[Any], Any] | None = None) -> None:
+    def reconfigure(
+        cls,
+        old_config: Any,
+        new_config: Any,
+        zk_conn: ZooKeeper,
+        only_image_manager: bool = False,
+        retire: Callable[[Any], Any] | None = None,
+    ) -> None:
         """Fill ``new_config.provider_managers``.
 
         :param retire: stops a provider that was replaced or removed; default: at once.
@@ -134,8 +140,7 @@ class ProviderManager:
             cls._call(manager, "idle")
         joiners = []
         for manager in managers:
-            thread = threading.Thread(
-                target=cls._stop, args=(manager,), daemon=True, name=f"Thread-stop-{manager.provider.name}")
+            thread = threading.Thread(target=cls._stop, args=(manager,), daemon=True, name=f"Thread-stop-{manager.provider.name}")
             thread.start()
             joiners.append((manager, thread))
         now = time.monotonic()

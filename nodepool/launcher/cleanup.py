@@ -54,8 +54,7 @@ class LostRequests:
         if not candidates:
             return
         kazoo = facade.kazoo_client
-        answers = [(i, kazoo.get_children_async(paths.request_lock(i), watch=self._lock_changed))
-                   for i in sorted(candidates)]
+        answers = [(i, kazoo.get_children_async(paths.request_lock(i), watch=self._lock_changed)) for i in sorted(candidates)]
         for request_id, answer in answers:
             exists = True
             try:
@@ -94,8 +93,7 @@ class LostRequests:
         request.nodes = []
         txn = Txn(facade.kazoo_client)
         add_unlocked_check(txn, paths.request_lock(request_id), directory_exists)
-        txn.set(paths.request(request_id), request.serialize(), seen.version,
-                tree=facade.request_tree, record=request.copy())
+        txn.set(paths.request(request_id), request.serialize(), seen.version, tree=facade.request_tree, record=request.copy())
         directories: set[str] = set()
         for node_id in sorted(facade.node_tree.by_request.get(request_id, ())):
             node = facade.node_tree.get(node_id)
@@ -111,10 +109,10 @@ class LostRequests:
             else:
                 continue
             add_unlocked_check(
-                txn, directory, isinstance(told, NodeExistsError) if told else node_id in facade.node_tree.lock_dirs)
+                txn, directory, isinstance(told, NodeExistsError) if told else node_id in facade.node_tree.lock_dirs
+            )
             directories.add(directory)
-            txn.set(paths.node(node_id), changed.serialize(), node.version,
-                    tree=facade.node_tree, record=changed.copy())
+            txn.set(paths.node(node_id), changed.serialize(), node.version, tree=facade.node_tree, record=changed.copy())
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
             if error is None:
@@ -132,8 +130,13 @@ class CleanupWorker(threading.Thread):
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(self, state: LauncherState, nodes: NodeReconciler, lock_cleanup: Callable[[], float],
-                 now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        state: LauncherState,
+        nodes: NodeReconciler,
+        lock_cleanup: Callable[[], float],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(name="CleanupWorker", daemon=True)
         self.state = state
         self.nodes = nodes
@@ -219,8 +222,11 @@ class CleanupWorker(threading.Thread):
                 self.log.warning("The search for leaks of provider %s is still running", name)
                 continue
             thread = threading.Thread(
-                target=self._task, name=f"Thread-leaks-{name}", daemon=True,
-                args=(f"provider {name}", manager.cleanupLeakedResources))
+                target=self._task,
+                name=f"Thread-leaks-{name}",
+                daemon=True,
+                args=(f"provider {name}", manager.cleanupLeakedResources),
+            )
             self._leak_threads[name] = thread
             thread.start()
 

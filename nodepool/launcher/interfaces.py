@@ -50,5 +50,12 @@ class Requests(Protocol):
 
     def is_wanted(self, label: str) -> bool: ...
 
-    def release(self, request_id: str, wait_for: Reason | None = None, retry_after: float = 0.0,
-                checked_by: str | None = None, refused_by: str | None = None, full: bool = False) -> None: ...
+    def release(
+        self,
+        request_id: str,
+        wait_for: Reason | None = None,
+        retry_after: float = 0.0,
+        checked_by: str | None = None,
+        refused_by: str | None = None,
+        full: bool = False,
+    ) -> None: ...

@@ -44,8 +44,10 @@ def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
     for tree in trees:
         with tree.lock:
             bad = sorted(tree.bad.items())
-        found += [Problem(one_line(f"ZooKeeper record {path} is ignored until it is mended or removed: {reason}"))
-                  for path, reason in bad]
+        found += [
+            Problem(one_line(f"ZooKeeper record {path} is ignored until it is mended or removed: {reason}"))
+            for path, reason in bad
+        ]
     return found
 
 
@@ -77,8 +79,11 @@ class NodePool(threading.Thread):
         self.session_file: str | None = None
         self.stopped = self.state.stopped
         self.config_state = ConfigKeeper(
-            (configfile, securefile), self.log, lambda stale: self.statsd.gauge(metrics.LAUNCHER_CONFIG_STALE(), stale),
-            ["zookeeper-servers"])
+            (configfile, securefile),
+            self.log,
+            lambda stale: self.statsd.gauge(metrics.LAUNCHER_CONFIG_STALE(), stale),
+            ["zookeeper-servers"],
+        )
         self._wake = threading.Event()
         self._leaving: list[PoolWorker] = []
         self._component: LauncherComponent | None = None
@@ -90,7 +95,8 @@ class NodePool(threading.Thread):
         self.cleanup = CleanupWorker(self.state, self.node_reconciler, lambda: self.lock_cleanup())
         self.statistics = StatsWorker(self.state, self.assignment, self.publish_problems)
         self.events = LauncherEvents(
-            self.state, self.assignment, self.node_reconciler, self.min_ready, self.cleanup, self.statistics)
+            self.state, self.assignment, self.node_reconciler, self.min_ready, self.cleanup, self.statistics
+        )
         #: Knows the threads without which we serve nothing; who runs us ends the process when one has ended.
         self.watchdog = Watchdog()
         for thread in (self, self.assignment, self.min_ready, self.cleanup, *self.node_reconciler.threads):
@@ -157,8 +163,9 @@ class NodePool(threading.Thread):
         rows = [(i, labels, "requested", reasons) for i, labels, reasons in self.assignment.explain()]
         for request_id, handler in list(self.state.handlers.items()):
             reason = because(Code.PAUSED, why=handler.shortage or "no quota") if handler.paused else because(Code.LAUNCHING)
-            rows.append((request_id, tuple(handler.request.node_types), str(handler.request.state),
-                         (reason.at(handler.pw.label),)))
+            rows.append(
+                (request_id, tuple(handler.request.node_types), str(handler.request.state), (reason.at(handler.pw.label),))
+            )
         return sorted(rows, key=lambda row: row[0])
 
     def getReadiness(self) -> tuple[bool, list[str]]:
@@ -185,10 +192,15 @@ class NodePool(threading.Thread):
         if config is None:
             return records
         reasons = {**config.provider_failures, **config.provider_errors}
-        found = [Problem(": ".join(["not running", *([reasons[name]] if name in reasons else [])]), name)
-                 for name in config.providers_not_running]
-        found += [Problem(f"goes on with its last good configuration: {reason}", name)
-                  for name, reason in config.provider_errors.items() if name in config.providers]
+        found = [
+            Problem(": ".join(["not running", *([reasons[name]] if name in reasons else [])]), name)
+            for name in config.providers_not_running
+        ]
+        found += [
+            Problem(f"goes on with its last good configuration: {reason}", name)
+            for name, reason in config.provider_errors.items()
+            if name in config.providers
+        ]
         return found + provider_problems(config) + self.state.declines.problems(config) + records
 
     def publish_problems(self) -> None:

@@ -117,10 +117,8 @@ class StatsWorker(threading.Thread):
     def _stand_for_election(self) -> None:
         if self._election_thread is not None and self._election_thread.is_alive():
             return
-        self._election = self.state.zk.kazoo_client.Election(
-            f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}")
-        self._election_thread = threading.Thread(
-            target=self._run_election, name="ThreadPoolExecutor-election", daemon=True)
+        self._election = self.state.zk.kazoo_client.Election(f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}")
+        self._election_thread = threading.Thread(target=self._run_election, name="ThreadPoolExecutor-election", daemon=True)
         self._election_thread.start()
 
     def _run_election(self) -> None:
@@ -198,13 +196,13 @@ class StatsWorker(threading.Thread):
             if not pool.name:
                 continue
             values[metrics.ADDRESSABLE_REQUESTS(pool.provider_name, pool.name)] = sum(
-                count for key, count in sets if key <= pool.labels)
+                count for key, count in sets if key <= pool.labels
+            )
 
     def _internals(self) -> None:
         zk = self.state.zk
         queues = {"client.connection_queue": len(zk.kazoo_client._queue)}
-        for name, tree in (("node_cache", zk.node_tree), ("request_cache", zk.request_tree),
-                           ("image_cache", zk.image_tree)):
+        for name, tree in (("node_cache", zk.node_tree), ("request_cache", zk.request_tree), ("image_cache", zk.image_tree)):
             queues[f"{name}.event_queue"] = len(tree._deferred)
             queues[f"{name}.playback_queue"] = max(0, tree._outstanding)
         host = hostnames.short()

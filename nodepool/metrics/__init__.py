@@ -12,73 +12,122 @@ __all__ = ["Definition", "Metrics", "MetricsPipeline", "Series", "Snapshot", "sh
 
 # State of the cluster, by the elected launcher.
 NODES = Definition("nodepool.nodes.{state}", "nodepool_nodes", "Nodes by state")
-PROVIDER_NODES = Definition("nodepool.provider.{provider}.nodes.{state}", "nodepool_provider_nodes",
-                            "Nodes by provider and state")
+PROVIDER_NODES = Definition(
+    "nodepool.provider.{provider}.nodes.{state}", "nodepool_provider_nodes", "Nodes by provider and state"
+)
 LABEL_NODES = Definition("nodepool.label.{label}.nodes.{state}", "nodepool_label_nodes", "Nodes by label and state")
-ADDRESSABLE_REQUESTS = Definition("nodepool.provider.{provider}.pool.{pool}.addressable_requests",
-                                  "nodepool_pool_addressable_requests", "Requests whose labels the pool offers")
+ADDRESSABLE_REQUESTS = Definition(
+    "nodepool.provider.{provider}.pool.{pool}.addressable_requests",
+    "nodepool_pool_addressable_requests",
+    "Requests whose labels the pool offers",
+)
 
 # Launches: each a counter and a timer.
 LAUNCHES = Definition("nodepool.launch.{result}", "nodepool_launches", "Launch attempts by result")
-PROVIDER_LAUNCHES = Definition("nodepool.launch.provider.{provider}.{result}", "nodepool_provider_launches",
-                               "Launch attempts by provider and result")
-ZONE_LAUNCHES = Definition("nodepool.launch.provider.{provider}.{az}.{result}", "nodepool_zone_launches",
-                           "Launch attempts by provider, zone and result")
-REQUESTOR_LAUNCHES = Definition("nodepool.launch.requestor.{requestor}.{result}", "nodepool_requestor_launches",
-                                "Launch attempts by requestor and result")
+PROVIDER_LAUNCHES = Definition(
+    "nodepool.launch.provider.{provider}.{result}", "nodepool_provider_launches", "Launch attempts by provider and result"
+)
+ZONE_LAUNCHES = Definition(
+    "nodepool.launch.provider.{provider}.{az}.{result}", "nodepool_zone_launches", "Launch attempts by provider, zone and result"
+)
+REQUESTOR_LAUNCHES = Definition(
+    "nodepool.launch.requestor.{requestor}.{result}", "nodepool_requestor_launches", "Launch attempts by requestor and result"
+)
 
 # Each launcher.
-MAX_SERVERS = Definition("nodepool.provider.{provider}.max_servers", "nodepool_provider_max_servers",
-                         "Limit of servers over the provider's pools")
+MAX_SERVERS = Definition(
+    "nodepool.provider.{provider}.max_servers", "nodepool_provider_max_servers", "Limit of servers over the provider's pools"
+)
 TENANT_LIMIT = Definition("nodepool.tenant_limits.{tenant}.{limit}", "nodepool_tenant_limit", "Resource limit of the tenant")
-LEAKED = Definition("nodepool.provider.{provider}.leaked.{kind}", "nodepool_leaked_resources",
-                    "Leaked resources that were removed")
-API_CALLS = Definition("nodepool.provider.{provider}.api.{operation}", "nodepool_provider_api",
-                       "Calls of the provider's API, failed ones included")
-API_ERRORS = Definition("nodepool.provider.{provider}.api.{operation}.error.{kind}", "nodepool_provider_api_errors",
-                        "Failed calls of the provider's API by kind of error")
-LAUNCHER_CONFIG_STALE = Definition("nodepool.launcher.config_stale", "nodepool_launcher_config_stale",
-                                   "1 while the configuration file cannot be used")
-ZOOKEEPER_QUEUE = Definition("nodepool.launcher.{host}.zk.{queue}", "nodepool_zookeeper_queue",
-                             "Length of a queue between ZooKeeper and this launcher")
-REQUESTS_WAITING = Definition("nodepool.launcher.{host}.requests_waiting", "nodepool_launcher_requests_waiting",
-                              "Requests that wait for a pool of this launcher")
-REQUESTS_WAITING_FOR = Definition("nodepool.launcher.{host}.waiting_for.{reason}", "nodepool_launcher_requests_waiting_for",
-                                  "Requests that wait, by reason; those with several count for each")
-FOUND_BY_RESYNC = Definition("nodepool.launcher.{host}.found_by_resync", "nodepool_launcher_found_by_resync",
-                             "Requests that were found by the regular look at everything, not by an event: defects")
+LEAKED = Definition(
+    "nodepool.provider.{provider}.leaked.{kind}", "nodepool_leaked_resources", "Leaked resources that were removed"
+)
+API_CALLS = Definition(
+    "nodepool.provider.{provider}.api.{operation}", "nodepool_provider_api", "Calls of the provider's API, failed ones included"
+)
+API_ERRORS = Definition(
+    "nodepool.provider.{provider}.api.{operation}.error.{kind}",
+    "nodepool_provider_api_errors",
+    "Failed calls of the provider's API by kind of error",
+)
+LAUNCHER_CONFIG_STALE = Definition(
+    "nodepool.launcher.config_stale", "nodepool_launcher_config_stale", "1 while the configuration file cannot be used"
+)
+ZOOKEEPER_QUEUE = Definition(
+    "nodepool.launcher.{host}.zk.{queue}", "nodepool_zookeeper_queue", "Length of a queue between ZooKeeper and this launcher"
+)
+REQUESTS_WAITING = Definition(
+    "nodepool.launcher.{host}.requests_waiting",
+    "nodepool_launcher_requests_waiting",
+    "Requests that wait for a pool of this launcher",
+)
+REQUESTS_WAITING_FOR = Definition(
+    "nodepool.launcher.{host}.waiting_for.{reason}",
+    "nodepool_launcher_requests_waiting_for",
+    "Requests that wait, by reason; those with several count for each",
+)
+FOUND_BY_RESYNC = Definition(
+    "nodepool.launcher.{host}.found_by_resync",
+    "nodepool_launcher_found_by_resync",
+    "Requests that were found by the regular look at everything, not by an event: defects",
+)
 
 # Builds and uploads.
-IMAGE_EXIT_STATUS = Definition("nodepool.dib_image_build.{image}.status.rc", "nodepool_image_build_exit_status",
-                               "Exit status of the last build")
-IMAGE_LAST_BUILD = Definition("nodepool.dib_image_build.{image}.status.last_build", "nodepool_image_last_build_timestamp",
-                              "UNIX time of the last build")
+IMAGE_EXIT_STATUS = Definition(
+    "nodepool.dib_image_build.{image}.status.rc", "nodepool_image_build_exit_status", "Exit status of the last build"
+)
+IMAGE_LAST_BUILD = Definition(
+    "nodepool.dib_image_build.{image}.status.last_build", "nodepool_image_last_build_timestamp", "UNIX time of the last build"
+)
 IMAGE_BUILD = Definition("nodepool.dib_image_build.{image}.status.duration", "nodepool_image_build", "Builds of the image")
-IMAGE_SIZE = Definition("nodepool.dib_image_build.{image}.{format}.size", "nodepool_image_size_bytes",
-                        "Disk usage of the built image")
+IMAGE_SIZE = Definition(
+    "nodepool.dib_image_build.{image}.{format}.size", "nodepool_image_size_bytes", "Disk usage of the built image"
+)
 IMAGE_UPLOADS = Definition("nodepool.image_update.{image}.{provider}", "nodepool_image_uploads", "Finished image uploads")
-BUILD_REQUESTS = Definition("nodepool.image_build_requests", "nodepool_image_build_requests",
-                            "Images with a pending build request")
-BUILD_REQUESTED = Definition("nodepool.image.{image}.image_build_requests", "nodepool_image_build_requested",
-                             "1 when a build of the image is requested")
+BUILD_REQUESTS = Definition(
+    "nodepool.image_build_requests", "nodepool_image_build_requests", "Images with a pending build request"
+)
+BUILD_REQUESTED = Definition(
+    "nodepool.image.{image}.image_build_requests", "nodepool_image_build_requested", "1 when a build of the image is requested"
+)
 
 # Each builder.
-BUILD_STATE = Definition("nodepool.builder.{host}.image.{image}.build.state", "nodepool_builder_build_state",
-                         "0 idle, 1 building, 3 paused")
-BUILD_PHASE = Definition("nodepool.builder.{host}.image.{image}.build.phase", "nodepool_builder_build_phase",
-                         "Phase of the running build, 0 when none runs")
-BUILD_ELAPSED = Definition("nodepool.builder.{host}.image.{image}.build.elapsed", "nodepool_builder_build_elapsed_seconds",
-                           "Time that the running build has taken")
-BUILD_EXPECTED = Definition("nodepool.builder.{host}.image.{image}.build.expected", "nodepool_builder_build_expected_seconds",
-                            "Time that earlier builds of the image took; 0: not known")
-UPLOAD_STATE = Definition("nodepool.builder.{host}.image.{image}.provider.{provider}.upload.state",
-                          "nodepool_builder_upload_state", "0 idle, 2 uploading, 3 paused")
-UPLOAD_SENT = Definition("nodepool.builder.{host}.image.{image}.provider.{provider}.upload.bytes_sent",
-                         "nodepool_builder_upload_sent_bytes", "Sent of the running upload")
-UPLOAD_RATE = Definition("nodepool.builder.{host}.image.{image}.provider.{provider}.upload.rate",
-                         "nodepool_builder_upload_bytes_per_second", "Rate of the running upload")
-BUILDER_CONFIG_STALE = Definition("nodepool.builder.{host}.config_stale", "nodepool_builder_config_stale",
-                                  "1 while the configuration file cannot be used")
+BUILD_STATE = Definition(
+    "nodepool.builder.{host}.image.{image}.build.state", "nodepool_builder_build_state", "0 idle, 1 building, 3 paused"
+)
+BUILD_PHASE = Definition(
+    "nodepool.builder.{host}.image.{image}.build.phase",
+    "nodepool_builder_build_phase",
+    "Phase of the running build, 0 when none runs",
+)
+BUILD_ELAPSED = Definition(
+    "nodepool.builder.{host}.image.{image}.build.elapsed",
+    "nodepool_builder_build_elapsed_seconds",
+    "Time that the running build has taken",
+)
+BUILD_EXPECTED = Definition(
+    "nodepool.builder.{host}.image.{image}.build.expected",
+    "nodepool_builder_build_expected_seconds",
+    "Time that earlier builds of the image took; 0: not known",
+)
+UPLOAD_STATE = Definition(
+    "nodepool.builder.{host}.image.{image}.provider.{provider}.upload.state",
+    "nodepool_builder_upload_state",
+    "0 idle, 2 uploading, 3 paused",
+)
+UPLOAD_SENT = Definition(
+    "nodepool.builder.{host}.image.{image}.provider.{provider}.upload.bytes_sent",
+    "nodepool_builder_upload_sent_bytes",
+    "Sent of the running upload",
+)
+UPLOAD_RATE = Definition(
+    "nodepool.builder.{host}.image.{image}.provider.{provider}.upload.rate",
+    "nodepool_builder_upload_bytes_per_second",
+    "Rate of the running upload",
+)
+BUILDER_CONFIG_STALE = Definition(
+    "nodepool.builder.{host}.config_stale", "nodepool_builder_config_stale", "1 while the configuration file cannot be used"
+)
 CURRENT_BUILDS = Definition("nodepool.builder.{host}.current_builds", "nodepool_builder_current_builds", "Builds going on")
 CURRENT_UPLOADS = Definition("nodepool.builder.{host}.current_uploads", "nodepool_builder_current_uploads", "Uploads going on")
 BUILD_WORKERS = Definition("nodepool.builder.{host}.build_workers", "nodepool_builder_build_workers", "Build workers")

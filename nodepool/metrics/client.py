@@ -155,9 +155,7 @@ class MetricsPipeline:
     def __enter__(self) -> MetricsPipeline:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.send()
 
     def incr(self, stat: str, count: float = 1, rate: float = 1) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from nodepool.metrics.client import Metrics
 
+
 class NodepoolCollector:
     """Turns a snapshot into metric families at each scrape."""
 
@@ -26,8 +27,11 @@ class NodepoolCollector:
         snapshot = self._metrics.snapshot()
         yield from self._families(metrics_core.GaugeMetricFamily, "", snapshot.gauges)
         yield from self._families(metrics_core.CounterMetricFamily, "", snapshot.counters)
-        yield from self._families(metrics_core.SummaryMetricFamily, "_duration_seconds", {
-            stat: (count, total / 1000) for stat, (count, total) in snapshot.timers.items()})
+        yield from self._families(
+            metrics_core.SummaryMetricFamily,
+            "_duration_seconds",
+            {stat: (count, total / 1000) for stat, (count, total) in snapshot.timers.items()},
+        )
         dropped = metrics_core.CounterMetricFamily(
             "nodepool_statsd_dropped", "Values not sent to statsd because the queue was full"
         )

@@ -63,7 +63,8 @@ class StatsdSender:
             if self._thread is None:
                 self._stop = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._run, args=(self._stop,), name="ThreadPoolExecutor-statsd", daemon=True)
+                    target=self._run, args=(self._stop,), name="ThreadPoolExecutor-statsd", daemon=True
+                )
                 self._thread.start()
 
     def _run(self, stop: threading.Event) -> None:

@@ -46,34 +46,84 @@ def _port(value: object) -> int:
 
 _SECONDS = vol.All(vol.Any(int, float), vol.Range(min=0.1))
 _FACTOR = vol.All(vol.Any(int, float), vol.Range(min=1, max=1000))
-_SCHEMA = vol.Schema({
-    "state-dir": str, "run-dir": str, "log-file": str, "backend": str, "host-name": str, "host-group": str,
-    "id-base": vol.All(int, vol.Range(min=65536, max=4_000_000_000)),
-    "host-reserve": vol.All(int, vol.Range(min=0, max=900)),
-    "max-slivers": vol.All(int, vol.Range(min=1, max=30_000)),
-    "create-concurrency": vol.All(int, vol.Range(min=1, max=256)),
-    "delete-concurrency": vol.All(int, vol.Range(min=1, max=256)),
-    "default-rspec": {str: vol.Any(int, str)},
-    "overcommit": {"disk": _FACTOR, "memory": _FACTOR},
-    "ssh": {"address": str, "listen-address": str, "ports": _ports, "mode": vol.Any("connection", "sshd"),
-            "connections": vol.All(int, vol.Range(min=1, max=10_000))},
-    "api": {"unix": vol.Any(str, False), "old-unix": vol.Any(str, False), "tcp": _port, "controller-uids": [int],
-            "tls": {"address": str, "port": _port, vol.Required("cert"): str, vol.Required("key"): str,
-                    vol.Required("ca"): str, "controllers": [str]}},
-    "network": {"default": str, "cap": vol.All(int, vol.Range(min=1)), "exempt-ips": [str], "subnet": str, "dns": [str],
-                "reach": [str], "connections": vol.All(int, vol.Range(min=1, max=1_000_000)), "isolated": bool,
-                "daily-limit": vol.All(int, vol.Range(min=0))},
-    "sources": [vol.Any(
-        {vol.Required("slices-xml"): {"url": str, "file": str, "ca": str, "interval": _SECONDS, "cert": str, "key": str,
-                                       "default-slice": vol.Any(str, False)}},
-        {vol.Required("zookeeper"): {vol.Required("servers"): [dict], "tls": dict, "insecure": bool, "timeout": _SECONDS}})],
-    "tickets": {"keys": [str], "issuers": [str], "xml-keys": [str], "allow-sha1": bool},
-    "delegate-accounts": vol.Any("shared", "unix"),
-    "node-id": vol.Any(int, str),
-    "delegates": [{vol.Required("name"): str, "ssh-keys": vol.Any(str, [str]), "methods": [str]}],
-    # The one value that an operator of the original had to set.
-    "SA_HOSTNAME": str,
-})
+_SCHEMA = vol.Schema(
+    {
+        "state-dir": str,
+        "run-dir": str,
+        "log-file": str,
+        "backend": str,
+        "host-name": str,
+        "host-group": str,
+        "id-base": vol.All(int, vol.Range(min=65536, max=4_000_000_000)),
+        "host-reserve": vol.All(int, vol.Range(min=0, max=900)),
+        "max-slivers": vol.All(int, vol.Range(min=1, max=30_000)),
+        "create-concurrency": vol.All(int, vol.Range(min=1, max=256)),
+        "delete-concurrency": vol.All(int, vol.Range(min=1, max=256)),
+        "default-rspec": {str: vol.Any(int, str)},
+        "overcommit": {"disk": _FACTOR, "memory": _FACTOR},
+        "ssh": {
+            "address": str,
+            "listen-address": str,
+            "ports": _ports,
+            "mode": vol.Any("connection", "sshd"),
+            "connections": vol.All(int, vol.Range(min=1, max=10_000)),
+        },
+        "api": {
+            "unix": vol.Any(str, False),
+            "old-unix": vol.Any(str, False),
+            "tcp": _port,
+            "controller-uids": [int],
+            "tls": {
+                "address": str,
+                "port": _port,
+                vol.Required("cert"): str,
+                vol.Required("key"): str,
+                vol.Required("ca"): str,
+                "controllers": [str],
+            },
+        },
+        "network": {
+            "default": str,
+            "cap": vol.All(int, vol.Range(min=1)),
+            "exempt-ips": [str],
+            "subnet": str,
+            "dns": [str],
+            "reach": [str],
+            "connections": vol.All(int, vol.Range(min=1, max=1_000_000)),
+            "isolated": bool,
+            "daily-limit": vol.All(int, vol.Range(min=0)),
+        },
+        "sources": [
+            vol.Any(
+                {
+                    vol.Required("slices-xml"): {
+                        "url": str,
+                        "file": str,
+                        "ca": str,
+                        "interval": _SECONDS,
+                        "cert": str,
+                        "key": str,
+                        "default-slice": vol.Any(str, False),
+                    }
+                },
+                {
+                    vol.Required("zookeeper"): {
+                        vol.Required("servers"): [dict],
+                        "tls": dict,
+                        "insecure": bool,
+                        "timeout": _SECONDS,
+                    }
+                },
+            )
+        ],
+        "tickets": {"keys": [str], "issuers": [str], "xml-keys": [str], "allow-sha1": bool},
+        "delegate-accounts": vol.Any("shared", "unix"),
+        "node-id": vol.Any(int, str),
+        "delegates": [{vol.Required("name"): str, "ssh-keys": vol.Any(str, [str]), "methods": [str]}],
+        # The one value that an operator of the original had to set.
+        "SA_HOSTNAME": str,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -169,8 +219,10 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
     except vol.MultipleInvalid as errors:
         from nodepool.config.schema import advice
 
-        texts = [f"{'.'.join(str(part) for part in error.path) or 'top level'}: {error.msg}{advice(_SCHEMA, error)}"
-                 for error in errors.errors]
+        texts = [
+            f"{'.'.join(str(part) for part in error.path) or 'top level'}: {error.msg}{advice(_SCHEMA, error)}"
+            for error in errors.errors
+        ]
         raise ConfigurationError(f"{path}: {'; '.join(texts)}") from None
     try:
         defaults = rspec.validate(given.get("default-rspec", {}))
@@ -233,7 +285,8 @@ def parse(content: Any, path: str) -> NodeManagerConfig:
         delegates=tuple(given.get("delegates", ())),
         delegate_accounts=given.get("delegate-accounts", "shared"),
         node_id=str(given.get("node-id", "")),
-        log_file=given.get("log-file", ""))
+        log_file=given.get("log-file", ""),
+    )
 
 
 def total_memory() -> int:
@@ -260,8 +313,12 @@ def _check(given: Mapping[str, Any], path: str) -> None:
     network = given.get("network", {})
     if not records.NETWORK.fullmatch(network.get("default", "none")):
         raise ConfigurationError(f"{path}: network.default: none, nat or bridge:INTERFACE is wanted, not {network['default']!r}")
-    for option, values in (("exempt-ips", network.get("exempt-ips", [])), ("subnet", [network.get("subnet", "10.213.0.0/16")]),
-                           ("dns", network.get("dns", [])), ("reach", network.get("reach", []))):
+    for option, values in (
+        ("exempt-ips", network.get("exempt-ips", [])),
+        ("subnet", [network.get("subnet", "10.213.0.0/16")]),
+        ("dns", network.get("dns", [])),
+        ("reach", network.get("reach", [])),
+    ):
         for value in values:
             try:
                 if ipaddress.ip_network(value).version == 6 and option in ("reach", "subnet", "dns"):
@@ -269,12 +326,16 @@ def _check(given: Mapping[str, Any], path: str) -> None:
             except ValueError as error:
                 raise ConfigurationError(f"{path}: network.{option}: {error}") from None
     if given.get("id-base", 2_000_000) + (given.get("max-slivers", 1000) + 1) * 65536 > 2**32:
-        raise ConfigurationError(f"{path}: id-base: there is no room for {given.get('max-slivers', 1000)} slivers of 65536 ids; "
-                                 "lower id-base or max-slivers")
+        raise ConfigurationError(
+            f"{path}: id-base: there is no room for {given.get('max-slivers', 1000)} slivers of 65536 ids; "
+            "lower id-base or max-slivers"
+        )
     tls = given.get("api", {}).get("tls")
     if tls is not None and not tls.get("controllers"):
-        raise ConfigurationError(f"{path}: api.tls.controllers: the names in the certificates of the launchers are wanted, "
-                                 "such as [launcher1.example.org]; nobody else of that CA may do what they may")
+        raise ConfigurationError(
+            f"{path}: api.tls.controllers: the names in the certificates of the launchers are wanted, "
+            "such as [launcher1.example.org]; nobody else of that CA may do what they may"
+        )
     for number, entry in enumerate(given.get("delegates", ())):
         keys = entry.get("ssh-keys", "")
         try:
@@ -284,12 +345,20 @@ def _check(given: Mapping[str, Any], path: str) -> None:
             raise ConfigurationError(f"{path}: delegates.{number}: {error}") from None
         unknown = sorted(method for method in entry.get("methods", ()) if canonical(method) not in METHODS)
         if unknown:
-            raise ConfigurationError(f"{path}: delegates.{number}: methods: {', '.join(unknown)}: no such method; there are "
-                                     f"{', '.join(sorted(METHODS))}")
+            raise ConfigurationError(
+                f"{path}: delegates.{number}: methods: {', '.join(unknown)}: no such method; there are "
+                f"{', '.join(sorted(METHODS))}"
+            )
 
 
 def _tls(given: dict[str, Any] | None) -> TlsConfig | None:
     if given is None:
         return None
-    return TlsConfig(given.get("address", "0.0.0.0"), given.get("port", TLS_PORT), given["cert"], given["key"], given["ca"],
-                     tuple(given["controllers"]))
+    return TlsConfig(
+        given.get("address", "0.0.0.0"),
+        given.get("port", TLS_PORT),
+        given["cert"],
+        given["key"],
+        given["ca"],
+        tuple(given["controllers"]),
+    )

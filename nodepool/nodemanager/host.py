@@ -85,7 +85,8 @@ class Host:
         if self._services.cgroups is not None:
             there = set(self._services.cgroups.names())
             self._services.cgroups.rebalance(  # type: ignore[attr-defined]
-                {name: spec for name, spec in effective.items() if name in there})
+                {name: spec for name, spec in effective.items() if name in there}
+            )
 
     def tidy(self) -> None:
         """To be called now and then: what was in the way of removing deleted slivers may be gone."""
@@ -123,8 +124,9 @@ class Host:
             try:
                 self._services.net.node_cap(bits_per_second, list(exempt))  # type: ignore[attr-defined]
             except Exception as error:
-                log.error("The cap of this node, %s bit/s with exempt %s, cannot be applied: %s", bits_per_second, list(exempt),
-                          error)
+                log.error(
+                    "The cap of this node, %s bit/s with exempt %s, cannot be applied: %s", bits_per_second, list(exempt), error
+                )
 
     def account(self, effective: Mapping[str, Mapping[str, int]]) -> None:
         """Count what slivers have sent today; who is past the daily limit gets less, until the day is over (B.4)."""
@@ -133,10 +135,16 @@ class Host:
             return
         if self._accounts is None:
             self._accounts = Accounting(
-                lambda: self._database.counters("bandwidth"), lambda content: self._database.set_counters("bandwidth", content),
+                lambda: self._database.counters("bandwidth"),
+                lambda content: self._database.set_counters("bandwidth", content),
                 notify=lambda name, kind, used, limit: log.warning(
-                    "Sliver %s has sent %s MiB (%s) of the %s MiB that it may send in a day: its rate is cut", name, used >> 20,
-                    kind, limit >> 20))
+                    "Sliver %s has sent %s MiB (%s) of the %s MiB that it may send in a day: its rate is cut",
+                    name,
+                    used >> 20,
+                    kind,
+                    limit >> 20,
+                ),
+            )
         allowed = self._config.daily_limit or UNLIMITED
         limits = DailyLimits(allowed, allowed)
         cut = self._accounts.update(net.counters(), effective, dict.fromkeys(effective, limits))  # type: ignore[attr-defined]
@@ -177,16 +185,21 @@ class Host:
             raise NodeError(f"quota: all {self._config.max_slivers} places for slivers are taken")
         share = sum(spec["nm_cpu_guaranteed_share"] for spec in rest) + wanted["nm_cpu_guaranteed_share"]
         if share > 1000 - self._config.host_reserve:
-            raise NodeError(f"quota: guaranteed CPU of {share} per mille is more than "
-                            f"{1000 - self._config.host_reserve} (host-reserve {self._config.host_reserve})")
+            raise NodeError(
+                f"quota: guaranteed CPU of {share} per mille is more than "
+                f"{1000 - self._config.host_reserve} (host-reserve {self._config.host_reserve})"
+            )
         memory = self._memory_of(rest) + self._memory_of([wanted])
         if memory > self._memory:
-            raise NodeError(f"quota: memory of {memory} MiB is more than the host's {self._memory}"
-                            + (" (nm_mem_limit 0, no limit, counts as all of it)" if not wanted["nm_mem_limit"] else ""))
+            raise NodeError(
+                f"quota: memory of {memory} MiB is more than the host's {self._memory}"
+                + (" (nm_mem_limit 0, no limit, counts as all of it)" if not wanted["nm_mem_limit"] else "")
+            )
         disk, promised = self._disk({**others, name: wanted})
         if promised > disk:
-            raise NodeError(f"quota: disks of {promised} KiB are more than the {disk} KiB that this host can give to slivers "
-                            "(nm_disk_quota)")
+            raise NodeError(
+                f"quota: disks of {promised} KiB are more than the {disk} KiB that this host can give to slivers (nm_disk_quota)"
+            )
 
     def _memory_of(self, specs: Iterable[Mapping[str, int]]) -> int:
         return sum(spec["nm_mem_limit"] or self._unlimited for spec in specs)
@@ -209,9 +222,14 @@ class Host:
         disk, promised = self._disk(effective)
         default = with_defaults(self._config.default_rspec)
         return {
-            "host": self._config.host_name, "group": self._config.host_group, "cores": os.cpu_count() or 1,
-            "memory": self._memory, "disk": disk, "disk_free": max(0, disk - promised),
-            "slivers": self._config.max_slivers, "cpu": 1000 - self._config.host_reserve,
+            "host": self._config.host_name,
+            "group": self._config.host_group,
+            "cores": os.cpu_count() or 1,
+            "memory": self._memory,
+            "disk": disk,
+            "disk_free": max(0, disk - promised),
+            "slivers": self._config.max_slivers,
+            "cpu": 1000 - self._config.host_reserve,
             "ssh_address": self._config.ssh_address,
             "allocated": {
                 "slivers": len(effective),
@@ -220,9 +238,8 @@ class Host:
                 "disk": promised,
             },
             # What a sliver counts as that says nothing about it.
-            "default": {"memory": default["nm_mem_limit"],
-                        "disk": default["nm_disk_quota"] if self._services.disks is not None else 0},
+            "default": {
+                "memory": default["nm_mem_limit"],
+                "disk": default["nm_disk_quota"] if self._services.disks is not None else 0,
+            },
         }
-
-
-

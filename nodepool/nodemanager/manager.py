@@ -79,19 +79,30 @@ class NodeManager:
         fatal = [p for p in self.problems if p.fatal]
         if fatal:
             raise ConfigurationError(
-                f"backend {self.backend.name} cannot work here: " + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal))
+                f"backend {self.backend.name} cannot work here: " + "; ".join(f"{p.feature}: {p.remedy}" for p in fatal)
+            )
         self.room = Room(config.state_dir, config.overcommit_disk)
         self.database = Database(os.path.join(config.state_dir, "nodemanager.sqlite"), make_room=self.room.ensure)
         self.host = Host(config, self.database, self.services, self.room)
         self.problems += self.host.problems()
         self.trees = Trees(self.backend, self._room_left, self._announce)
         self.images = uploaded.Images(
-            os.path.join(config.state_dir, "images"), lambda name: self.trees.prepare(f"image:{name}"), self._room_left)
+            os.path.join(config.state_dir, "images"), lambda name: self.trees.prepare(f"image:{name}"), self._room_left
+        )
         self.gate = Gate(config.ssh_listen_address, *config.ssh_ports, self._serve_ssh, config.ssh_connections)
         self.watch = ProcessWatch(lambda name: self.slivers.look_at(name))
         self.sshd = SshServers(self.backend, lambda name: self.slivers.look_at(name)) if config.ssh_mode == "sshd" else None
-        self.slivers = Slivers(config, self.database, self.backend, self._opened, self.host.admit,
-                               usable=self.gate.free, told=self._told, removed=self._removed, api_socket=self._api_socket)
+        self.slivers = Slivers(
+            config,
+            self.database,
+            self.backend,
+            self._opened,
+            self.host.admit,
+            usable=self.gate.free,
+            told=self._told,
+            removed=self._removed,
+            api_socket=self._api_socket,
+        )
         self.startup = Startup(self.database, self.slivers, self.start_sliver)
         self.api = Api(self)
         self.servers: Any = None
@@ -248,8 +259,9 @@ class NodeManager:
                 changed()
 
     def _delegate_records(self) -> dict[str, dict[str, Any]]:
-        return {r.content["name"]: r.content for r in self.database.records()
-                if r.content.get("account_type") == records.DELEGATE}
+        return {
+            r.content["name"]: r.content for r in self.database.records() if r.content.get("account_type") == records.DELEGATE
+        }
 
     def _run_expiry(self) -> None:
         checked = time.monotonic()
@@ -325,9 +337,14 @@ class NodeManager:
         with self.database.transaction():
             record = self._record(name)
             if CREATED in values and record.get("plc_instantiated"):
-                raise NodeError(f"sliver {name} is kept by its authority: "
-                                + ("it exists already, or will soon, without being asked for" if values[CREATED]
-                                   else "it cannot be deleted here"))
+                raise NodeError(
+                    f"sliver {name} is kept by its authority: "
+                    + (
+                        "it exists already, or will soon, without being asked for"
+                        if values[CREATED]
+                        else "it cannot be deleted here"
+                    )
+                )
             self.database.update_local(key_of(name), **values)
 
     def create_sliver(self, name: str) -> None:
@@ -418,8 +435,9 @@ class NodeManager:
 
     def reached(self, name: str, state: str) -> dict[str, Any] | None:
         """The sliver, when it is ready, stopped or gone as it is wanted, or cannot get there; else None."""
-        ends = {"ready": (READY, FAILED, DISABLED, ABSENT), "stopped": (STOPPED, FAILED, ABSENT, DISABLED),
-                "gone": (ABSENT,)}[state]
+        ends = {"ready": (READY, FAILED, DISABLED, ABSENT), "stopped": (STOPPED, FAILED, ABSENT, DISABLED), "gone": (ABSENT,)}[
+            state
+        ]
         found = self.slivers.status(name).state
         # A record that was only just put has not been looked at yet.
         return self.describe(name) if found in ends and (found != ABSENT or self.sliver_record(name) is None) else None
@@ -439,22 +457,38 @@ class NodeManager:
         index = local.get("index")
         address, port = self._ssh_place(handle, index)
         return {
-            "name": name, "state": status.state, "error": status.error, "source": stored.source,
-            "image": record.get("image", "host"), "rspec": self.slivers.granted(record),
+            "name": name,
+            "state": status.state,
+            "error": status.error,
+            "source": stored.source,
+            "image": record.get("image", "host"),
+            "rspec": self.slivers.granted(record),
             "effective": (self.slivers.effective() if effective is None else effective).get(name, {}),
-            "expiry": stored.expiry or 0, "metadata": record.get("metadata") or {}, "username": self.slivers.username(record),
-            "index": index or 0, "ssh_address": address, "ssh_port": port,
+            "expiry": stored.expiry or 0,
+            "metadata": record.get("metadata") or {},
+            "username": self.slivers.username(record),
+            "index": index or 0,
+            "ssh_address": address,
+            "ssh_port": port,
             "own_ssh": self.sshd is not None and port == sshd.PORT,
-            "host_keys": [handle["host_key"]] if handle.get("host_key") else [], "backend": self.backend.name,
-            "address": str(handle.get("address") or ""), "sessions": self._sessions(name), "since": status.since,
+            "host_keys": [handle["host_key"]] if handle.get("host_key") else [],
+            "backend": self.backend.name,
+            "address": str(handle.get("address") or ""),
+            "sessions": self._sessions(name),
+            "since": status.since,
         }
 
     def _sessions(self, name: str) -> int:
         return self.gate.sessions(name) + (self.sshd.sessions(name) if self.sshd is not None else 0)
 
     def capacity(self) -> dict[str, Any]:
-        return {**self.host.capacity(self.slivers.effective()), "images": self.images.names(), "backend": self.backend.name,
-                "prepared": self.trees.prepared, "problems": [f"{p.feature}: {p.remedy}" for p in self.problems]}
+        return {
+            **self.host.capacity(self.slivers.effective()),
+            "images": self.images.names(),
+            "backend": self.backend.name,
+            "prepared": self.trees.prepared,
+            "problems": [f"{p.feature}: {p.remedy}" for p in self.problems],
+        }
 
     def usage(self, name: str) -> dict[str, int]:
         record, local = self._record(name), self.database.local(key_of(name))
@@ -469,8 +503,11 @@ class NodeManager:
         return self.backend.console(spec).decode(errors="replace")
 
     def xids(self) -> dict[str, int]:
-        return {key.partition("_")[2]: self.config.id_base + int(local["index"]) * 65536
-                for key, local in self.database.locals().items() if key.startswith("sliver_") and local.get("index")}
+        return {
+            key.partition("_")[2]: self.config.id_base + int(local["index"]) * 65536
+            for key, local in self.database.locals().items()
+            if key.startswith("sliver_") and local.get("index")
+        }
 
     def sliver_of_uid(self, uid: int) -> str | None:
         """The sliver that a user id of the host belongs to."""

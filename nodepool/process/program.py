@@ -30,9 +30,7 @@ def make_parser(prog: str, description: str) -> argparse.ArgumentParser:
         "-c", dest="config", metavar="FILE", type=absolute_path, default=CONFIG_FILE,
         help="configuration file (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "-s", dest="secure", metavar="FILE", type=absolute_path, default=None, help="file with secrets"
-    )
+    parser.add_argument("-s", dest="secure", metavar="FILE", type=absolute_path, default=None, help="file with secrets")
     return parser
 
 

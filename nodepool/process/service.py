@@ -82,8 +82,12 @@ def choose_logging(args: argparse.Namespace, server: str, foreground: bool) -> L
 
 
 def run_daemon(
-    prog: str, server: str, args: argparse.Namespace, make_service: Callable[[], Service],
-    stop_limit: float = STOP_LIMIT, finish_always: bool = False,
+    prog: str,
+    server: str,
+    args: argparse.Namespace,
+    make_service: Callable[[], Service],
+    stop_limit: float = STOP_LIMIT,
+    finish_always: bool = False,
 ) -> int:
     """Run until told to stop; a failure to start is one line for the terminal and status 1.
 
@@ -259,8 +263,10 @@ class Runner:
         deadline = time.monotonic() + self._stop_limit
         thread.join(self._stop_limit)
         # The interpreter would wait for these without limit.
-        waiting = [thread, *(t for t in threading.enumerate()
-                             if not t.daemon and t is not threading.current_thread() and t not in _pooled())]
+        waiting = [
+            thread,
+            *(t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread() and t not in _pooled()),
+        ]
         for one in waiting:
             one.join(max(0.0, deadline - time.monotonic()))
         return not any(one.is_alive() for one in waiting)

@@ -110,9 +110,7 @@ def _node_row(node: Any, now: float) -> dict[str, Any]:
     }
 
 
-def node_list(
-    zk: Any, node_id: str | None = None, detail: bool = True, clock: Callable[[], float] = time.time
-) -> Results:
+def node_list(zk: Any, node_id: str | None = None, detail: bool = True, clock: Callable[[], float] = time.time) -> Results:
     """All nodes by id, or the one node asked for (no row when it does not exist)."""
     now = clock()
     nodes = zk.readNodes(with_contenders=True)
@@ -146,8 +144,13 @@ def request_list(zk: Any, detail: bool = False) -> Results:
 def waiting_list(nodepool: Any) -> Results:
     """Requests that this launcher has seen and that are not fulfilled yet, each with the reason why."""
     rows = [
-        {"id": request_id, "node_types": list(labels), "state": state, "reason": render(reasons),
-         "codes": [reason.code.word for reason in reasons]}
+        {
+            "id": request_id,
+            "node_types": list(labels),
+            "state": state,
+            "reason": render(reasons),
+            "codes": [reason.code.word for reason in reasons],
+        }
         for request_id, labels, state, reasons in nodepool.explain()
     ]
     return Results(rows, WAITING_COLUMNS)
@@ -181,10 +184,7 @@ def provider_images(zk: Any, provider: str) -> Results:
     for upload in images.uploads:
         if upload.provider_name == provider:
             upload_ids.setdefault((upload.image_name, upload.build_id), []).append(upload.id)
-    rows = [
-        {"image": image, "build_id": build, "upload_ids": sorted(ids)}
-        for (image, build), ids in sorted(upload_ids.items())
-    ]
+    rows = [{"image": image, "build_id": build, "upload_ids": sorted(ids)} for (image, build), ids in sorted(upload_ids.items())]
     return Results(rows, PROVIDER_IMAGE_COLUMNS)
 
 
@@ -194,12 +194,38 @@ def provider_nodes(zk: Any, provider: str) -> Results:
 
 
 __all__ = [
-    "ALIEN_COLUMNS", "BUILD_COLUMNS", "BUILD_DETAIL_COLUMNS", "FORMATS", "IMAGE_STATUS_COLUMNS", "LABEL_COLUMNS",
-    "NODE_COLUMNS", "NODE_DETAIL_COLUMNS", "PROBLEM_COLUMNS", "PROGRESS_COLUMNS", "PROVIDER_IMAGE_COLUMNS",
-    "PROVIDER_NODE_COLUMNS", "REDACTED", "REQUEST_COLUMNS", "REQUEST_DETAIL_COLUMNS", "UPLOAD_COLUMNS", "UPLOAD_DETAIL_COLUMNS",
+    "ALIEN_COLUMNS",
+    "BUILD_COLUMNS",
+    "BUILD_DETAIL_COLUMNS",
+    "FORMATS",
+    "IMAGE_STATUS_COLUMNS",
+    "LABEL_COLUMNS",
+    "NODE_COLUMNS",
+    "NODE_DETAIL_COLUMNS",
+    "PROBLEM_COLUMNS",
+    "PROGRESS_COLUMNS",
+    "PROVIDER_IMAGE_COLUMNS",
+    "PROVIDER_NODE_COLUMNS",
+    "REDACTED",
+    "REQUEST_COLUMNS",
+    "REQUEST_DETAIL_COLUMNS",
+    "UPLOAD_COLUMNS",
+    "UPLOAD_DETAIL_COLUMNS",
     "WAITING_COLUMNS",
     "Results",
-    "build_request_state", "dib_image_list", "format_age", "format_bytes", "image_list", "image_progress",
-    "image_status", "label_list", "node_list", "output", "problem_list", "provider_images", "provider_nodes", "request_list",
+    "build_request_state",
+    "dib_image_list",
+    "format_age",
+    "format_bytes",
+    "image_list",
+    "image_progress",
+    "image_status",
+    "label_list",
+    "node_list",
+    "output",
+    "problem_list",
+    "provider_images",
+    "provider_nodes",
+    "request_list",
     "waiting_list",
 ]

@@ -20,14 +20,7 @@ UPLOAD_COLUMNS = {
     "state": "State",
     "age": "Age",
 }
-BUILD_COLUMNS = {
-    "id": "ID",
-    "image": "Image",
-    "builder": "Builder",
-    "formats": "Formats",
-    "state": "State",
-    "age": "Age",
-}
+BUILD_COLUMNS = {"id": "ID", "image": "Image", "builder": "Builder", "formats": "Formats", "state": "State", "age": "Age"}
 UPLOAD_DETAIL_COLUMNS = {
     **UPLOAD_COLUMNS,
     "bytes_sent": "Bytes Sent",
@@ -103,9 +96,7 @@ def image_list(zk: Any, detail: bool = False, ended: bool = True) -> Results:
     :param detail: also the progress of running uploads and the reason of failed ones.
     :param ended: with ``detail``: also the last failed upload to a provider whose record is gone.
     """
-    uploads = sorted(
-        zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id)
-    )
+    uploads = sorted(zk.readImages().uploads, key=lambda u: (u.image_name, u.build_id, u.provider_name, u.id))
     if not detail:
         return Results([_upload_row(upload) for upload in uploads], UPLOAD_COLUMNS)
     progress: ProgressData = zk.readProgress()
@@ -160,9 +151,7 @@ def _build_progress(progress: BuildProgress | None, now: float) -> dict[str, Any
     }
 
 
-def dib_image_list(
-    zk: Any, detail: bool = False, ended: bool = True, clock: Callable[[], float] = time.time
-) -> Results:
+def dib_image_list(zk: Any, detail: bool = False, ended: bool = True, clock: Callable[[], float] = time.time) -> Results:
     """Image builds; those of an image paused through ZooKeeper have the state ``paused``.
 
     :param detail: also how far running builds are, and why failed ones failed.

@@ -113,12 +113,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def output(
-    results: Results,
-    fmt: str,
-    fields: Iterable[str] | None = None,
-    clock: Callable[[], float] = time.time,
-) -> str:
+def output(results: Results, fmt: str, fields: Iterable[str] | None = None, clock: Callable[[], float] = time.time) -> str:
     """The text of the results, without a final newline.
 
     ``pretty`` (or ``table``) honours ``fields`` in the table's order; ``json`` holds all keys;

@@ -35,7 +35,6 @@ class Listing:
     own: bool = False
 
 
-
 def _uploads(zk: ZooKeeper) -> status.Results:
     """The table of old; JSON has the keys of the detailed one."""
     return status.Results(status.image_list(zk, detail=True, ended=False).rows, status.UPLOAD_COLUMNS)
@@ -112,8 +111,10 @@ class Application:
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper has not been reached yet")
         if not getattr(zk, "synced", True):
             # A call to ZooKeeper would wait for the server, and with it the few threads that answer /ready, too.
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, (
-                "ZooKeeper's content is being read, try again" if zk.connected else "ZooKeeper cannot be reached"))
+            raise HttpError(
+                http.HTTPStatus.SERVICE_UNAVAILABLE,
+                ("ZooKeeper's content is being read, try again" if zk.connected else "ZooKeeper cannot be reached"),
+            )
         arguments = {name: request.parameters[name] for name in listing.parameters if name in request.parameters}
         form = "json" if media == JSON else "pretty"
         fields = _fields(request, listing) if form == "pretty" else None

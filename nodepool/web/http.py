@@ -64,17 +64,13 @@ def parse_parameters(query: str) -> dict[str, str]:
     :raises HttpError: not UTF-8, too many or too long (400).
     """
     try:
-        pairs = urllib.parse.parse_qsl(
-            query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS
-        )
+        pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
     except ValueError as error:
         raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Bad query: {error}") from None
     result: dict[str, str] = {}
     for name, value in pairs:
         if len(value) > MAX_PARAMETER_LENGTH:
-            raise HttpError(
-                http.HTTPStatus.BAD_REQUEST, f"Parameter is longer than {MAX_PARAMETER_LENGTH} characters"
-            )
+            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Parameter is longer than {MAX_PARAMETER_LENGTH} characters")
         result.setdefault(name, value)
     return result
 

@@ -28,9 +28,7 @@ log = logging.getLogger("nodepool.WebApp")
 def _listen(address: str, port: int) -> socket.socket:
     """A bound socket; ``OSError`` with address and port in its text."""
     try:
-        family, kind, proto, _, target = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        family, kind, proto, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(family, kind, proto)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,9 +54,7 @@ class WebApp(threading.Thread):
     The socket listens once this is constructed; ``OSError`` when it cannot.
     """
 
-    def __init__(
-        self, nodepool: Any, port: int = 8005, listen_address: str = "0.0.0.0", cache_expiry: float = 1
-    ) -> None:
+    def __init__(self, nodepool: Any, port: int = 8005, listen_address: str = "0.0.0.0", cache_expiry: float = 1) -> None:
         super().__init__(name="Thread-WebApp", daemon=True)
         self.nodepool = nodepool
         self.port = port

@@ -38,8 +38,11 @@ class Component:
         self.client = client
         self.path: str | None = None
         self.content: dict[str, Any] = {
-            "hostname": hostname, "state": self.STOPPED, "kind": self.kind,
-            "version": version or get_version_string(), "model_api": MODEL_API,
+            "hostname": hostname,
+            "state": self.STOPPED,
+            "kind": self.kind,
+            "version": version or get_version_string(),
+            "model_api": MODEL_API,
         }
         self._lock = threading.Lock()
         self._version = 0
@@ -146,8 +149,7 @@ class Component:
     def update(self, **values: Any) -> None:
         """Change attributes; written only when something differs, or as soon as there is a connection again."""
         with self._lock:
-            changed = {key: value for key, value in values.items()
-                       if key not in self.content or self.content[key] != value}
+            changed = {key: value for key, value in values.items() if key not in self.content or self.content[key] != value}
             if not changed:
                 return
             self.content.update(changed)
@@ -187,7 +189,13 @@ class PoolComponent(Component):
 
     kind = "pool"
     ATTRIBUTES: ClassVar[dict[str, Any]] = {
-        "id": None, "name": None, "provider_name": None, "supported_labels": [], "priority": 100, "paused": False}
+        "id": None,
+        "name": None,
+        "provider_name": None,
+        "supported_labels": [],
+        "priority": 100,
+        "paused": False,
+    }
 
     def __init__(self, client: ZooKeeperClient, hostname: str, version: str | None = None) -> None:
         super().__init__(client, hostname, version)
@@ -204,8 +212,7 @@ class PoolComponent(Component):
 class RegisteredPool:
     """A pool of any launcher as read from ZooKeeper."""
 
-    __slots__ = ("content", "id", "labels", "name", "path", "paused", "priority", "provider_name", "state",
-                 "supported_labels")
+    __slots__ = ("content", "id", "labels", "name", "path", "paused", "priority", "provider_name", "state", "supported_labels")
 
     def __init__(self, path: str, content: dict[str, Any]) -> None:
         self.path = path
@@ -336,6 +343,13 @@ class _ComponentRegistry:
 COMPONENT_REGISTRY = _ComponentRegistry()
 
 __all__ = [
-    "COMPONENT_REGISTRY", "BuilderComponent", "Component", "ComponentTree", "LauncherComponent",
-    "PoolComponent", "RegisteredPool", "read_launchers", "read_pools",
+    "COMPONENT_REGISTRY",
+    "BuilderComponent",
+    "Component",
+    "ComponentTree",
+    "LauncherComponent",
+    "PoolComponent",
+    "RegisteredPool",
+    "read_launchers",
+    "read_pools",
 ]

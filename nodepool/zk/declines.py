@@ -55,7 +55,7 @@ def read(kazoo: Any, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str],
     there = sorted(pair for pair in pairs if path(*pair).rpartition("/")[2] in names)
     found: dict[tuple[str, str], str] = {}
     for start in range(0, len(there), PIPELINE):
-        for pair, answer in [(pair, kazoo.get_async(path(*pair))) for pair in there[start:start + PIPELINE]]:
+        for pair, answer in [(pair, kazoo.get_async(path(*pair))) for pair in there[start : start + PIPELINE]]:
             try:
                 values = parse_object(answer.get(timeout=TIMEOUT)[0])
             except (NoNodeError, RecordError):
@@ -69,8 +69,10 @@ def reasons(kazoo: Any, requests: Iterable[Any]) -> dict[str, list[str]]:
     """Request id -> why each pool that is known to have declined it did, in the order of ``declined_by``."""
     requests = list(requests)
     found = read(kazoo, ((request.id, launcher_id) for request in requests for launcher_id in request.declined_by))
-    return {request.id: [found[request.id, launcher_id] for launcher_id in request.declined_by
-                         if (request.id, launcher_id) in found] for request in requests}
+    return {
+        request.id: [found[request.id, launcher_id] for launcher_id in request.declined_by if (request.id, launcher_id) in found]
+        for request in requests
+    }
 
 
 __all__ = ["ROOT", "path", "pool_of", "read", "reasons", "serialize"]

@@ -51,17 +51,24 @@ class Txn:
         self.records: dict[int, tuple[Tree[Any], str, Any]] = {}
         self.callback: Callback | None = None
 
-    def create(self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False,
-               tree: Tree[Any] | None = None, record: Any = None) -> int:
+    def create(
+        self,
+        path: str,
+        data: bytes = b"",
+        ephemeral: bool = False,
+        sequence: bool = False,
+        tree: Tree[Any] | None = None,
+        record: Any = None,
+    ) -> int:
         """Add a creation; returns the index of its result (the path)."""
         if record is not None and tree is not None:
             self.records[len(self.operations)] = (tree, path, record)
-        self.operations.append(Create(
-            self.client.full_path(path), data, OPEN_ACL_UNSAFE, (1 if ephemeral else 0) | (2 if sequence else 0)))
+        self.operations.append(
+            Create(self.client.full_path(path), data, OPEN_ACL_UNSAFE, (1 if ephemeral else 0) | (2 if sequence else 0))
+        )
         return len(self.operations) - 1
 
-    def set(self, path: str, data: bytes, version: int = -1,
-            tree: Tree[Any] | None = None, record: Any = None) -> int:
+    def set(self, path: str, data: bytes, version: int = -1, tree: Tree[Any] | None = None, record: Any = None) -> int:
         """Add a write; returns the index of its result (the new stat)."""
         if record is not None and tree is not None:
             self.records[len(self.operations)] = (tree, path, record)
@@ -139,8 +146,7 @@ class Writer:
         for txn in txns:
             for index, (tree, path, _record) in txn.records.items():
                 tree.expect(path, isinstance(txn.operations[index], Create))
-        self._client.submit(
-            Transaction(operations), Reply(lambda results, error, zxid: self._answer(txns, results, error, zxid)))
+        self._client.submit(Transaction(operations), Reply(lambda results, error, zxid: self._answer(txns, results, error, zxid)))
 
     def _answer(self, txns: list[Txn], results: list[Any] | None, error: BaseException | None, zxid: int) -> None:
         failed = -1
@@ -149,8 +155,7 @@ class Writer:
         else:
             assert results is not None
             for index, result in enumerate(results):
-                if isinstance(result, BaseException) and not isinstance(
-                        result, (RolledBackError, RuntimeInconsistency)):
+                if isinstance(result, BaseException) and not isinstance(result, (RolledBackError, RuntimeInconsistency)):
                     failed = index
                     break
         trees: set[Tree[Any]] = set()
@@ -168,13 +173,15 @@ class Writer:
                 assert results is not None
                 if start <= failed < end:
                     problem = TransactionFailed(
-                        failed - start, results[failed], self._client.unchroot(txn.operations[failed - start].path))
+                        failed - start, results[failed], self._client.unchroot(txn.operations[failed - start].path)
+                    )
                 else:
                     again.append(txn)
             for index, (tree, path, record) in txn.records.items():
                 trees.add(tree)
-                self._guard(tree.settle, path, record if part is not None else None,
-                            part[index] if part is not None else None, zxid)
+                self._guard(
+                    tree.settle, path, record if part is not None else None, part[index] if part is not None else None, zxid
+                )
             if problem is not None or part is not None:
                 finished.append((txn, part, problem))
             start = end

@@ -80,8 +80,14 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         """Begin to mirror; called by itself once connected."""
         if self.kazoo_client.chroot:
             self.kazoo_client.ensure_path("/")
-        for path in (paths.NODES, paths.REQUESTS, paths.REQUEST_LOCKS, paths.IMAGES,
-                     f"{paths.COMPONENTS}/pool", f"{paths.COMPONENTS}/launcher"):
+        for path in (
+            paths.NODES,
+            paths.REQUESTS,
+            paths.REQUEST_LOCKS,
+            paths.IMAGES,
+            f"{paths.COMPONENTS}/pool",
+            f"{paths.COMPONENTS}/launcher",
+        ):
             try:
                 self.kazoo_client.create(path, makepath=True)
             except NodeExistsError:
@@ -124,7 +130,30 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
 
 
 __all__ = [
-    "ABORTED", "BUILDING", "DELETED", "DELETING", "FAILED", "FULFILLED", "HOLD", "INIT", "IN_USE", "PENDING", "READY",
-    "REQUESTED", "TESTING", "UPLOADING", "USED", "BaseModel", "ImageBuild", "ImageBuildRequest", "ImageData",
-    "ImageUpload", "Node", "NodeRequest", "NodeRequestLockStats", "RecordError", "ZooKeeper", "ZooKeeperClient",
+    "ABORTED",
+    "BUILDING",
+    "DELETED",
+    "DELETING",
+    "FAILED",
+    "FULFILLED",
+    "HOLD",
+    "INIT",
+    "IN_USE",
+    "PENDING",
+    "READY",
+    "REQUESTED",
+    "TESTING",
+    "UPLOADING",
+    "USED",
+    "BaseModel",
+    "ImageBuild",
+    "ImageBuildRequest",
+    "ImageData",
+    "ImageUpload",
+    "Node",
+    "NodeRequest",
+    "NodeRequestLockStats",
+    "RecordError",
+    "ZooKeeper",
+    "ZooKeeperClient",
 ]

@@ -39,9 +39,29 @@ def test_rootless(nm: UserDaemon) -> None:
     with nm.session("mallory", user="zuul") as session:
         for module in MODULES:
             done = subprocess.run(
-                ["ssh", "-i", str(nm.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
-                 "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", "zuul@127.0.0.1", "exec python3 -I -"],
-                input=program(module).replace("/root/", "/home/zuul/"), capture_output=True, text=True, timeout=90, check=False)
+                [
+                    "ssh",
+                    "-i",
+                    str(nm.key),
+                    "-p",
+                    str(found["ssh_port"]),
+                    "-o",
+                    "BatchMode=yes",
+                    "-o",
+                    "StrictHostKeyChecking=no",
+                    "-o",
+                    f"UserKnownHostsFile={os.devnull}",
+                    "-o",
+                    "LogLevel=ERROR",
+                    "zuul@127.0.0.1",
+                    "exec python3 -I -",
+                ],
+                input=program(module).replace("/root/", "/home/zuul/"),
+                capture_output=True,
+                text=True,
+                timeout=90,
+                check=False,
+            )
             assert done.returncode == 0, done.stderr[-2000:]
             assert bad(module, results(done.stdout)) == []
         session.communicate("bye\n", timeout=20)

@@ -18,11 +18,13 @@ from tests.support.fault_proxy import Forward, Reply, Request, hang
 Figures = dict[str, float]
 #: Seconds from the call that starts an instance until it is shown as running.
 BOOT = 3.0
-_SHOWN = re.compile(rb"<instanceId>(i-\w+)</instanceId>((?:(?!<instanceId>).)*?)<code>16</code>(\s*)<name>running</name>",
-                    re.DOTALL)
+_SHOWN = re.compile(
+    rb"<instanceId>(i-\w+)</instanceId>((?:(?!<instanceId>).)*?)<code>16</code>(\s*)<name>running</name>", re.DOTALL
+)
 
 AWS_TARGETS: dict[str, tuple[float, bool]] = {
-    "EC2 node: running to ready, median ms": (500, True), "100 EC2 nodes at once: of the cloud's own time": (1.5, True),
+    "EC2 node: running to ready, median ms": (500, True),
+    "100 EC2 nodes at once: of the cloud's own time": (1.5, True),
     "230 EC2 deletions asked for: s": (5, True),
     "ready node beside a hanging EC2: of alone": (1.3, True),
 }
@@ -109,8 +111,10 @@ def nodes(bench: Bench, count: int = 40, outstanding: int = 10) -> Figures:
                 waits.append((zuul.ended[first][0] - ec2.begun[instance] - BOOT) * 1000)
                 used += zuul.use([first])
         zuul.wait_gone(used)
-        return {"EC2 calls per node, 40 one after the other": (ec2.calls() - before) / count,
-                "EC2 node: running to ready, median ms": median(waits)}
+        return {
+            "EC2 calls per node, 40 one after the other": (ec2.calls() - before) / count,
+            "EC2 node: running to ready, median ms": median(waits),
+        }
     finally:
         ec2.close()
 
@@ -135,8 +139,10 @@ def at_once(bench: Bench, count: int = 100, deletions: int = 230) -> Figures:
             asked.wait(0.05)
         assert len(ec2.ends) >= deletions, f"{len(ec2.ends)} of {deletions} deletions"
         zuul.wait_gone(gone)
-        return {"100 EC2 nodes at once: of the cloud's own time": (end - min(zuul.submitted[i] for i in ids)) / own,
-                "230 EC2 deletions asked for: s": max(ec2.ends.values()) - started}
+        return {
+            "100 EC2 nodes at once: of the cloud's own time": (end - min(zuul.submitted[i] for i in ids)) / own,
+            "230 EC2 deletions asked for: s": max(ec2.ends.values()) - started,
+        }
     finally:
         ec2.close()
 

@@ -38,8 +38,13 @@ class ImageWatch:
     """Notes when the records of builds and uploads first had which state."""
 
     def __init__(self, settings: dict[str, Any], chroot: str) -> None:
-        self.client = ZooKeeperClient(f"127.0.0.1:{settings['port']}{chroot}", timeout=30, tls_cert=settings["cert"],
-                                      tls_key=settings["key"], tls_ca=settings["ca"])
+        self.client = ZooKeeperClient(
+            f"127.0.0.1:{settings['port']}{chroot}",
+            timeout=30,
+            tls_cert=settings["cert"],
+            tls_key=settings["key"],
+            tls_ca=settings["ca"],
+        )
         self.client.connect(timeout=30)
         assert self.client.client is not None
         self.kazoo = self.client.client
@@ -75,11 +80,15 @@ class ImageWatch:
 
     def find(self, state: str, uploads: bool, known: set[str]) -> list[tuple[Key, float]]:
         """What had this state, without builds already known."""
-        return [(key, seen) for (key, s), seen in list(self.seen.items())
-                if s == state and (key[2] is not None) == uploads and key[1] not in known]
+        return [
+            (key, seen)
+            for (key, s), seen in list(self.seen.items())
+            if s == state and (key[2] is not None) == uploads and key[1] not in known
+        ]
 
-    def wait(self, count: int, state: str, uploads: bool, known: set[str] | None = None,
-             timeout: float = 300.0) -> list[tuple[Key, float]]:
+    def wait(
+        self, count: int, state: str, uploads: bool, known: set[str] | None = None, timeout: float = 300.0
+    ) -> list[tuple[Key, float]]:
         deadline = time.monotonic() + timeout
         with self.condition:
             while len(found := self.find(state, uploads, known or set())) < count:
@@ -105,18 +114,47 @@ class BuilderRun:
         (work / "images").mkdir()
         names = [f"image-{i}" for i in range(images)]
         self.config = work / "nodepool.yaml"
-        self.config.write_text(yaml.safe_dump({
-            "zookeeper-servers": [{"host": "127.0.0.1", "port": port or settings["port"], "chroot": bench.chroot}],
-            "zookeeper-tls": {"ca": settings["ca"], "cert": settings["cert"], "key": settings["key"]},
-            "images-dir": str(work / "images"), "build-log-dir": str(work / "build-log"),
-            "labels": [], "diskimages": [
-                {"name": name, "elements": ["vm"], "formats": ["qcow2"], "dib-cmd": str(CREATE),
-                 "env-vars": {"TMPDIR": str(work)}} for name in names],
-            "providers": [
-                {"name": f"fake-{i}", "driver": "fake", "cloud": "fake", "region-name": "fake-region", "rate": 0.0001,
-                 "diskimages": [{"name": name} for name in names],
-                 "pools": [{"name": "main", "max-servers": 9, "availability-zones": ["az1"], "networks": ["net-name"],
-                            "labels": []}]} for i in range(providers)]}))
+        self.config.write_text(
+            yaml.safe_dump(
+                {
+                    "zookeeper-servers": [{"host": "127.0.0.1", "port": port or settings["port"], "chroot": bench.chroot}],
+                    "zookeeper-tls": {"ca": settings["ca"], "cert": settings["cert"], "key": settings["key"]},
+                    "images-dir": str(work / "images"),
+                    "build-log-dir": str(work / "build-log"),
+                    "labels": [],
+                    "diskimages": [
+                        {
+                            "name": name,
+                            "elements": ["vm"],
+                            "formats": ["qcow2"],
+                            "dib-cmd": str(CREATE),
+                            "env-vars": {"TMPDIR": str(work)},
+                        }
+                        for name in names
+                    ],
+                    "providers": [
+                        {
+                            "name": f"fake-{i}",
+                            "driver": "fake",
+                            "cloud": "fake",
+                            "region-name": "fake-region",
+                            "rate": 0.0001,
+                            "diskimages": [{"name": name} for name in names],
+                            "pools": [
+                                {
+                                    "name": "main",
+                                    "max-servers": 9,
+                                    "availability-zones": ["az1"],
+                                    "networks": ["net-name"],
+                                    "labels": [],
+                                }
+                            ],
+                        }
+                        for i in range(providers)
+                    ],
+                }
+            )
+        )
         self.watch = ImageWatch(settings, bench.chroot)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -125,7 +163,12 @@ class BuilderRun:
         with open(self.bench.work / "log" / "builder.log", "ab") as out:
             self.process = subprocess.Popen(
                 [str(self.program), "-f", "-c", str(self.config), "-p", str(self.bench.work / "builder.pid"), *options],
-                stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd="/", env={**os.environ, **self.bench.environment})
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env={**os.environ, **self.bench.environment},
+            )
 
     def cpu(self) -> float:
         """Seconds of processor time so far."""
@@ -170,10 +213,12 @@ def rest(bench: Bench, images: int = 20, providers: int = 5, seconds: float = 12
         run.close()
         proxy.close()
     minutes = taken / 60
-    return {"builder at rest: ZooKeeper operations/min": sum(n for k, n in counts.items() if k != PING) / minutes,
-            "builder at rest: reads/min": sum(n for k, n in counts.items() if k in READS) / minutes,
-            "builder at rest: pings/min": counts[PING] / minutes,
-            "builder at rest: CPU %": used / taken * 100}
+    return {
+        "builder at rest: ZooKeeper operations/min": sum(n for k, n in counts.items() if k != PING) / minutes,
+        "builder at rest: reads/min": sum(n for k, n in counts.items() if k in READS) / minutes,
+        "builder at rest: pings/min": counts[PING] / minutes,
+        "builder at rest: CPU %": used / taken * 100,
+    }
 
 
 def request(bench: Bench, samples: int = 10) -> Figures:
@@ -189,27 +234,34 @@ def request(bench: Bench, samples: int = 10) -> Figures:
             known = run.watch.builds()
             asked = time.monotonic()
             run.watch.kazoo.create(f"{IMAGES_ROOT}/image-0/request-build")
-            (_, building), = run.watch.wait(1, "building", False, known)
-            (_, built), = run.watch.wait(1, "ready", False, known)
-            (_, sending), = run.watch.wait(1, "uploading", True, known)
-            (_, ready), = run.watch.wait(1, "ready", True, known)
+            ((_, building),) = run.watch.wait(1, "building", False, known)
+            ((_, built),) = run.watch.wait(1, "ready", False, known)
+            ((_, sending),) = run.watch.wait(1, "uploading", True, known)
+            ((_, ready),) = run.watch.wait(1, "ready", True, known)
             started.append(building - asked)
             uploading.append(sending - built)
             done.append(ready - asked)
     finally:
         run.close()
-    return {**spread("builder: request to building", started), **spread("builder: built to uploading", uploading),
-            **spread("builder: request to uploaded", done)}
+    return {
+        **spread("builder: request to building", started),
+        **spread("builder: built to uploading", uploading),
+        **spread("builder: request to uploaded", done),
+    }
 
 
 def spread(name: str, seconds: list[float]) -> Figures:
     """Milliseconds."""
-    return {f"{name}: {what} ms": value * 1000
-            for what, value in (("median", median(seconds)), ("min", min(seconds)), ("max", max(seconds)))}
+    return {
+        f"{name}: {what} ms": value * 1000
+        for what, value in (("median", median(seconds)), ("min", min(seconds)), ("max", max(seconds)))
+    }
 
 
 BUILDER_SCENARIOS: dict[str, Callable[[Bench], Figures]] = {"builder-rest": rest, "builder-request": request}
 BUILDER_TARGETS: dict[str, tuple[float, bool]] = {
-    "builder at rest: ZooKeeper operations/min": (60, True), "builder at rest: CPU %": (1, True),
-    "builder: request to building: median ms": (200, True), "builder: built to uploading: median ms": (200, True),
+    "builder at rest: ZooKeeper operations/min": (60, True),
+    "builder at rest: CPU %": (1, True),
+    "builder: request to building: median ms": (200, True),
+    "builder: built to uploading: median ms": (200, True),
 }

@@ -14,9 +14,26 @@ from collections import Counter
 from typing import Any
 
 #: Operation codes of ZooKeeper's protocol.
-NAMES = {1: "create", 2: "delete", 3: "exists", 4: "get", 5: "set", 6: "get_acl", 8: "children", 9: "sync", 11: "ping",
-         12: "children2", 13: "check", 14: "multi", 15: "create2", 100: "auth", 101: "set_watches", 105: "set_watches2",
-         106: "add_watch", -11: "close"}
+NAMES = {
+    1: "create",
+    2: "delete",
+    3: "exists",
+    4: "get",
+    5: "set",
+    6: "get_acl",
+    8: "children",
+    9: "sync",
+    11: "ping",
+    12: "children2",
+    13: "check",
+    14: "multi",
+    15: "create2",
+    100: "auth",
+    101: "set_watches",
+    105: "set_watches2",
+    106: "add_watch",
+    -11: "close",
+}
 READS = frozenset({"exists", "get", "get_acl", "children", "children2"})
 PING = "ping"
 

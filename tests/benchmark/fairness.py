@@ -141,9 +141,23 @@ class Host:
 
     def command(self, name: str, *words: str) -> list[str]:
         """That runs a shell's line inside."""
-        return ["ssh", "-i", str(self.nm.key), "-p", str(self.places[name]["ssh_port"]), "-o", "BatchMode=yes", "-o",
-                "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", "root@127.0.0.1",
-                *words]
+        return [
+            "ssh",
+            "-i",
+            str(self.nm.key),
+            "-p",
+            str(self.places[name]["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            f"UserKnownHostsFile={os.devnull}",
+            "-o",
+            "LogLevel=ERROR",
+            "root@127.0.0.1",
+            *words,
+        ]
 
     # What is measured, each in milliseconds.
 
@@ -183,16 +197,24 @@ class PodmanHost(Host):
 
     def podman(self, *words: str) -> list[str]:
         # crun refuses hosts where cgroup v2 has controllers beside v1; it need not see that.
-        script = ('umount /sys/fs/cgroup/unified 2>/dev/null; mount --bind "$1/.passwd" /etc/passwd; cd "$1"; home=$1; shift; '
-                  f'exec setpriv --reuid={user.USER_ID} --regid={user.USER_ID} --clear-groups env -i HOME="$home" '
-                  f'USER={user.USER_NAME} XDG_RUNTIME_DIR="$home/run" PATH="$PATH" podman --log-level=error '
-                  '--cgroup-manager=cgroupfs "$@"')
+        script = (
+            'umount /sys/fs/cgroup/unified 2>/dev/null; mount --bind "$1/.passwd" /etc/passwd; cd "$1"; home=$1; shift; '
+            f'exec setpriv --reuid={user.USER_ID} --regid={user.USER_ID} --clear-groups env -i HOME="$home" '
+            f'USER={user.USER_NAME} XDG_RUNTIME_DIR="$home/run" PATH="$PATH" podman --log-level=error '
+            '--cgroup-manager=cgroupfs "$@"'
+        )
         return ["unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh", str(self.home), *words]
 
     def _run(self, *words: str) -> float:
         begun = time.monotonic()
-        subprocess.run(self.podman(*words), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL, timeout=120)
+        subprocess.run(
+            self.podman(*words),
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=120,
+        )
         return (time.monotonic() - begun) * 1000
 
     def close(self) -> None:
@@ -210,8 +232,18 @@ class PodmanHost(Host):
         subprocess.run(["chown", "-R", f"{user.USER_ID}:{user.USER_ID}", str(tree)], check=True, timeout=60)
 
     def _start(self, name: str) -> float:
-        return self._run("run", "--detach", "--name", name, "--cgroups=disabled", "--network=none", "--rootfs",
-                         str(self.work / name), "/bin/sleep", "100000")
+        return self._run(
+            "run",
+            "--detach",
+            "--name",
+            name,
+            "--cgroups=disabled",
+            "--network=none",
+            "--rootfs",
+            str(self.work / name),
+            "/bin/sleep",
+            "100000",
+        )
 
     def again(self, name: str) -> None:
         self._run("rm", "--force", "--time", "0", name)
@@ -255,8 +287,13 @@ def measure(host: Host, rounds: int) -> dict[str, float]:
             writer.stdin.write("go\n")
             writer.stdin.flush()
             write = float(writer.stdout.readline())
-            values = {"login": host.login(number), "write": write, "create": host.create(number), "delete": host.delete(number),
-                      "capacity": max(host.capacity(number) for _ in range(5))}
+            values = {
+                "login": host.login(number),
+                "write": write,
+                "create": host.create(number),
+                "delete": host.delete(number),
+                "capacity": max(host.capacity(number) for _ in range(5)),
+            }
             if number:  # the first warms up
                 for key, value in values.items():
                     found[key].append(value)
@@ -267,8 +304,9 @@ def measure(host: Host, rounds: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def inside(host: Host, name: str) -> Iterator[None]:
-    with subprocess.Popen(host.command("mallory", "exec python3 -u -"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True) as session:
+    with subprocess.Popen(
+        host.command("mallory", "exec python3 -u -"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as session:
         assert session.stdin is not None and session.stdout is not None
         session.stdin.write(PROGRAMS[name])
         session.stdin.close()
@@ -294,9 +332,12 @@ while True:
 @contextlib.contextmanager
 def logins(host: Host) -> Iterator[None]:
     """Connections to the port of a sliver that is busy, as from other machines, as fast as they are taken."""
-    with inside(host, "cpu"), subprocess.Popen(
-            ["nice", "-n", "19", sys.executable, "-c", FLOOD, str(host.places["mallory"]["ssh_port"])],
-            start_new_session=True) as flood:
+    with (
+        inside(host, "cpu"),
+        subprocess.Popen(
+            ["nice", "-n", "19", sys.executable, "-c", FLOOD, str(host.places["mallory"]["ssh_port"])], start_new_session=True
+        ) as flood,
+    ):
         try:
             yield
         finally:
@@ -315,19 +356,25 @@ def main() -> int:
     found = {"node manager": rows_of(Host, args.attacks.split(","), kinds, args.rounds)}
     if args.podman:
         # It has no API, and nobody logs in from outside.
-        found["podman"] = rows_of(PodmanHost, [name for name in args.attacks.split(",") if name not in ("api", "logins")], kinds,
-                                  args.rounds)
+        found["podman"] = rows_of(
+            PodmanHost, [name for name in args.attacks.split(",") if name not in ("api", "logins")], kinds, args.rounds
+        )
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
     rows = found["node manager"]
-    missed = [f"{name} {key}" for name, row in rows.items() for key, value in row.items() if name != "quiet"
-              and (value > CAPACITY_MS if key == "capacity" else value > RATIO * rows["quiet"][key])]
+    missed = [
+        f"{name} {key}"
+        for name, row in rows.items()
+        for key, value in row.items()
+        if name != "quiet" and (value > CAPACITY_MS if key == "capacity" else value > RATIO * rows["quiet"][key])
+    ]
     print("Targets missed: " + (", ".join(missed) or "none"))
     return 1 if missed else 0
 
 
-def rows_of(kind: type[Host], attacks: list[str], kinds: dict[str, Callable[[Host], Any]],
-            rounds: int) -> dict[str, dict[str, float]]:
+def rows_of(
+    kind: type[Host], attacks: list[str], kinds: dict[str, Callable[[Host], Any]], rounds: int
+) -> dict[str, dict[str, float]]:
     rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="nodepool-fair-") as work:
         host = kind(pathlib.Path(work))

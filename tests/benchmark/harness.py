@@ -56,8 +56,8 @@ class Launcher:
         self.started = time.monotonic()
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
-                [python, str(HERE / "serve.py"), str(config)], stdout=out, stderr=out, cwd="/",
-                env={**os.environ, **environment})
+                [python, str(HERE / "serve.py"), str(config)], stdout=out, stderr=out, cwd="/", env={**os.environ, **environment}
+            )
 
     def cpu(self) -> float:
         """Seconds of processor time so far."""
@@ -96,7 +96,8 @@ class Zuul:
     def __init__(self, server: Server, chroot: str) -> None:
         s = server.settings
         self.client = ZooKeeperClient(
-            f"127.0.0.1:{s['port']}{chroot}", timeout=30, tls_cert=s["cert"], tls_key=s["key"], tls_ca=s["ca"])
+            f"127.0.0.1:{s['port']}{chroot}", timeout=30, tls_cert=s["cert"], tls_key=s["key"], tls_ca=s["ca"]
+        )
         self.client.connect(timeout=30)
         self.kazoo = self.client.client
         assert self.kazoo is not None
@@ -122,8 +123,10 @@ class Zuul:
         now = time.monotonic()
         self.reads += 1
         assert self.kazoo is not None
-        self.kazoo.submit(GetData(self.kazoo.full_path(path), None), Reply(
-            lambda result, error, _z: self._request_read(path.rsplit("/", 1)[1], now, result, error)))
+        self.kazoo.submit(
+            GetData(self.kazoo.full_path(path), None),
+            Reply(lambda result, error, _z: self._request_read(path.rsplit("/", 1)[1], now, result, error)),
+        )
 
     def _request_read(self, request_id: str, seen: float, result: Any, error: BaseException | None) -> None:
         if error is not None:
@@ -146,20 +149,34 @@ class Zuul:
 
     def request_data(self, labels: list[str], relative_priority: int = 0, tenant: str | None = None) -> bytes:
         now = time.time()
-        return json.dumps({
-            "requestor_data": {"build_set_uuid": "b", "tenant_name": tenant, "pipeline_name": "check",
-                               "job_uuid": "j", "job_name": "unit", "span_info": None},
-            "node_types": labels, "requestor": "bench", "created_time": now, "provider": None, "state": "requested",
-            "state_time": now, "relative_priority": relative_priority, "event_id": uuid.uuid4().hex,
-            "tenant_name": tenant}).encode()
+        return json.dumps(
+            {
+                "requestor_data": {
+                    "build_set_uuid": "b",
+                    "tenant_name": tenant,
+                    "pipeline_name": "check",
+                    "job_uuid": "j",
+                    "job_name": "unit",
+                    "span_info": None,
+                },
+                "node_types": labels,
+                "requestor": "bench",
+                "created_time": now,
+                "provider": None,
+                "state": "requested",
+                "state_time": now,
+                "relative_priority": relative_priority,
+                "event_id": uuid.uuid4().hex,
+                "tenant_name": tenant,
+            }
+        ).encode()
 
     def submit(self, labels: list[str], priority: str = "200", relative_priority: int = 0) -> str:
         """One request; returns its id."""
         assert self.kazoo is not None
         start = time.monotonic()
         self.updates += 1
-        path = self.kazoo.create(f"/nodepool/requests/{priority}-", self.request_data(labels, relative_priority),
-                                 sequence=True)
+        path = self.kazoo.create(f"/nodepool/requests/{priority}-", self.request_data(labels, relative_priority), sequence=True)
         request_id = str(path).rsplit("/", 1)[1]
         self.submitted[request_id] = start
         return request_id
@@ -168,8 +185,10 @@ class Zuul:
         """All at once, pipelined."""
         assert self.kazoo is not None
         start = time.monotonic()
-        answers = [self.kazoo.create_async(f"/nodepool/requests/{priority}-", self.request_data(labels), sequence=True)
-                   for labels in many]
+        answers = [
+            self.kazoo.create_async(f"/nodepool/requests/{priority}-", self.request_data(labels), sequence=True)
+            for labels in many
+        ]
         self.updates += len(many)
         ids = [str(a.get(timeout=60)).rsplit("/", 1)[1] for a in answers]
         for request_id in ids:
@@ -240,15 +259,29 @@ class Zuul:
         """Idle ready nodes, written directly."""
         assert self.kazoo is not None
         now = time.time()
-        record = {"state": "ready", "state_time": now, "created_time": now, "provider": "p0", "pool": "main",
-                  "type": ["idle"], "allocated_to": None, "launcher": "bench", "external_id": "x",
-                  "interface_ip": "192.0.2.1", "connection_port": 22, "host_keys": ["ssh-ed25519 AAAA"],
-                  "username": "zuul", "resources": {"cores": 1, "instances": 1, "ram": 1024}, **values}
+        record = {
+            "state": "ready",
+            "state_time": now,
+            "created_time": now,
+            "provider": "p0",
+            "pool": "main",
+            "type": ["idle"],
+            "allocated_to": None,
+            "launcher": "bench",
+            "external_id": "x",
+            "interface_ip": "192.0.2.1",
+            "connection_port": 22,
+            "host_keys": ["ssh-ed25519 AAAA"],
+            "username": "zuul",
+            "resources": {"cores": 1, "instances": 1, "ram": 1024},
+            **values,
+        }
         ids: list[str] = []
         data = json.dumps(record).encode()
         for start in range(0, count, 100):
-            operations = [Create(self.kazoo.full_path("/nodepool/nodes/"), data, OPEN_ACL_UNSAFE, 2)
-                          for _ in range(min(100, count - start))]
+            operations = [
+                Create(self.kazoo.full_path("/nodepool/nodes/"), data, OPEN_ACL_UNSAFE, 2) for _ in range(min(100, count - start))
+            ]
             answer = self.kazoo.handler.async_result()
             self.kazoo.submit(Transaction(operations), answer)
             ids += [str(p).rsplit("/", 1)[1] for p in answer.get(timeout=60)]
@@ -284,16 +317,21 @@ class Bench:
         (self.work / "log").mkdir()
         self.chroot = f"/bench-{uuid.uuid4().hex[:12]}"
         (self.work / "clouds.yaml").write_text(
-            "clouds: {fake: {auth: {username: u, password: p, project_name: n, auth_url: 'http://fake.example'}}}")
+            "clouds: {fake: {auth: {username: u, password: p, project_name: n, auth_url: 'http://fake.example'}}}"
+        )
         self.environment = {"OS_CLIENT_CONFIG_FILE": str(self.work / "clouds.yaml")}
         self.zuul: Zuul
         self.launcher: Launcher
 
     def start(self, config: dict[str, Any], timeout: float = 10.0) -> None:
         s = self.server.settings
-        full = {"zookeeper-servers": [{"host": "127.0.0.1", "port": s["port"], "chroot": self.chroot}],
-                "zookeeper-tls": {"ca": s["ca"], "cert": s["cert"], "key": s["key"]},
-                "zookeeper-timeout": timeout, "webapp": {"port": 0}, **config}
+        full = {
+            "zookeeper-servers": [{"host": "127.0.0.1", "port": s["port"], "chroot": self.chroot}],
+            "zookeeper-tls": {"ca": s["ca"], "cert": s["cert"], "key": s["key"]},
+            "zookeeper-timeout": timeout,
+            "webapp": {"port": 0},
+            **config,
+        }
         self.config_path = self.work / "nodepool.yaml"
         self.config_path.write_text(yaml.safe_dump(full))
         if not hasattr(self, "zuul"):

@@ -30,8 +30,7 @@ class Figures:
         met = value <= target if smaller else value >= target
         self.rows.append({"what": what, "value": round(value, 3), "target": target, "met": met, "spread": spread})
         sign, verdict = "<=" if smaller else ">=", "met" if met else "NOT MET"
-        print(f"{what:58} {value:10.2f}   target {sign} {target:<8g} {verdict}  {spread}",
-              flush=True)
+        print(f"{what:58} {value:10.2f}   target {sign} {target:<8g} {verdict}  {spread}", flush=True)
 
 
 def spread(values: list[float]) -> str:
@@ -89,10 +88,29 @@ def burn(nm: NmDaemon, names: list[str], loops: int, seconds: float) -> dict[str
     """Cores used by each of these slivers at the same time."""
     script = f"for i in $(seq {loops}); do timeout {seconds + 3:g} sh -c 'while :; do :; done' & done; wait"
     found = {name: nm.client.call("GetRecord", name) for name in names}
-    programs = [subprocess.Popen(
-        ["ssh", "-i", str(nm.key), "-p", str(found[name]["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
-         "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", "root@127.0.0.1", script], stdin=subprocess.DEVNULL)
-        for name in names]
+    programs = [
+        subprocess.Popen(
+            [
+                "ssh",
+                "-i",
+                str(nm.key),
+                "-p",
+                str(found[name]["ssh_port"]),
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                "StrictHostKeyChecking=no",
+                "-o",
+                f"UserKnownHostsFile={os.devnull}",
+                "-o",
+                "LogLevel=ERROR",
+                "root@127.0.0.1",
+                script,
+            ],
+            stdin=subprocess.DEVNULL,
+        )
+        for name in names
+    ]
     deadline = time.monotonic() + 30
     while any(nm.client.call("GetUsage", name)["pids"] < loops + 2 for name in names) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -18,8 +18,9 @@ def instant(count: int = 1, labels: list[str] | None = None, **pool: Any) -> dic
     return {
         "labels": [{"name": label} for label in [*labels, "idle"]],
         "providers": [
-            {"name": f"p{i}", "driver": "instant", "pools": [{"name": "main", "labels": labels, **pool}]}
-            for i in range(count)]}
+            {"name": f"p{i}", "driver": "instant", "pools": [{"name": "main", "labels": labels, **pool}]} for i in range(count)
+        ],
+    }
 
 
 def fake(count: int, servers: int, min_ready: int = 0) -> dict[str, Any]:
@@ -27,10 +28,22 @@ def fake(count: int, servers: int, min_ready: int = 0) -> dict[str, Any]:
     return {
         "labels": [{"name": "small", "min-ready": min_ready}],
         "providers": [
-            {"name": f"fake-{i}", "cloud": "fake", "rate": 0.0001, "cloud-images": [{"name": "Fake Precise"}],
-             "pools": [{"name": "main", "max-servers": servers,
-                        "labels": [{"name": "small", "cloud-image": "Fake Precise", "min-ram": 8192}]}]}
-            for i in range(count)]}
+            {
+                "name": f"fake-{i}",
+                "cloud": "fake",
+                "rate": 0.0001,
+                "cloud-images": [{"name": "Fake Precise"}],
+                "pools": [
+                    {
+                        "name": "main",
+                        "max-servers": servers,
+                        "labels": [{"name": "small", "cloud-image": "Fake Precise", "min-ram": 8192}],
+                    }
+                ],
+            }
+            for i in range(count)
+        ],
+    }
 
 
 def ready_node(bench: Bench, samples: int = 20) -> Figures:
@@ -72,8 +85,12 @@ def burst(bench: Bench) -> Figures:
 
 def classic(count: int = 1) -> dict[str, Any]:
     """Providers of the `test` driver, written as for 11.0.0: no state machine, its launches block on ZooKeeper."""
-    return {"labels": [{"name": "small"}], "providers": [
-        {"name": f"p{i}", "driver": "test", "pools": [{"name": "main", "labels": ["small"]}]} for i in range(count)]}
+    return {
+        "labels": [{"name": "small"}],
+        "providers": [
+            {"name": f"p{i}", "driver": "test", "pools": [{"name": "main", "labels": ["small"]}]} for i in range(count)
+        ],
+    }
 
 
 def classic_burst(bench: Bench) -> Figures:
@@ -114,8 +131,13 @@ def metastatic(bench: Bench, count: int = 500) -> Figures:
     """Slots over backing nodes of 64 slots."""
     config = instant(labels=["backing"])
     config["labels"].append({"name": "slot"})
-    config["providers"].append({"name": "meta", "driver": "metastatic", "pools": [
-        {"name": "main", "labels": [{"name": "slot", "backing-label": "backing", "max-parallel-jobs": 64}]}]})
+    config["providers"].append(
+        {
+            "name": "meta",
+            "driver": "metastatic",
+            "pools": [{"name": "main", "labels": [{"name": "slot", "backing-label": "backing", "max-parallel-jobs": 64}]}],
+        }
+    )
     bench.start(config)
     start = time.monotonic()
     end = bench.zuul.wait(bench.zuul.submit_many([["slot"]] * count))
@@ -213,8 +235,11 @@ def restart(bench: Bench, nodes: int = 500, waiting: int = 250) -> Figures:
     end = zuul.wait(ids)
     later = sorted(zuul.ended[i][0] for i in ids if zuul.ended[i][0] > start)
     zuul.wait_gone(doomed)
-    return {"restart: first decision s": (later[0] if later else end) - start, "restart: all served s": end - start,
-            "restart: served before the kill": float(done)}
+    return {
+        "restart: first decision s": (later[0] if later else end) - start,
+        "restart: all served s": end - start,
+        "restart: served before the kill": float(done),
+    }
 
 
 def urgent(bench: Bench, waiting: int = 2000) -> Figures:
@@ -236,9 +261,26 @@ def urgent(bench: Bench, waiting: int = 2000) -> Figures:
 
 def static_pressure(bench: Bench, hosts: int, waiting: int = 2000, slots: int = 50) -> Figures:
     """All slots of static hosts are in use, thousands wait; then all slots come free at once."""
-    bench.start({"labels": [{"name": "small"}], "providers": [{"name": "static", "driver": "static", "pools": [
-        {"name": "main", "nodes": [{"name": f"fake-host-{i}", "labels": ["small"], "max-parallel-jobs": slots // hosts}
-                                   for i in range(hosts)]}]}]})
+    bench.start(
+        {
+            "labels": [{"name": "small"}],
+            "providers": [
+                {
+                    "name": "static",
+                    "driver": "static",
+                    "pools": [
+                        {
+                            "name": "main",
+                            "nodes": [
+                                {"name": f"fake-host-{i}", "labels": ["small"], "max-parallel-jobs": slots // hosts}
+                                for i in range(hosts)
+                            ],
+                        }
+                    ],
+                }
+            ],
+        }
+    )
     zuul = bench.zuul
     first = zuul.submit_many([["small"]] * slots)
     zuul.wait(first)

@@ -93,8 +93,7 @@ class DriverConformance:
     def test_four_at_once(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
         self.start(bench, cloud)
         requests = [bench.submit(LABEL) for _ in range(4)]
-        nodes = [node for request in requests
-                 for node in bench.accept(bench.wait_state(request, FULFILLED, cloud.patience * 2))]
+        nodes = [node for request in requests for node in bench.accept(bench.wait_state(request, FULFILLED, cloud.patience * 2))]
         assert len({cloud.instance_of(node.external_id) for node in nodes}) == 4 == len(cloud.instances())
         bench.give_back(*nodes)
         self.wait_empty(bench, cloud)

@@ -28,8 +28,11 @@ class Amazon(CloudUnderTest):
         self._allowed = math.inf
         self._paused = False
         # moto has no limits, and its instances run at once.
-        aws.proxy.fail(lambda request: request.operation == "RunInstances" and len(self.instances()) >= self._allowed,
-                       ec2_error("VcpuLimitExceeded"), math.inf)
+        aws.proxy.fail(
+            lambda request: request.operation == "RunInstances" and len(self.instances()) >= self._allowed,
+            ec2_error("VcpuLimitExceeded"),
+            math.inf,
+        )
         aws.proxy.fail(lambda request: request.operation == "DescribeInstances" and self._paused, self._pending, math.inf)
 
     @staticmethod
@@ -92,8 +95,13 @@ class Amazon(CloudUnderTest):
 
     def stray(self, metadata: dict[str, str]) -> str:
         tags = [{"Key": key, "Value": value} for key, value in metadata.items()]
-        made = self.aws.ec2.run_instances(ImageId=self.aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium",
-                                          TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
+        made = self.aws.ec2.run_instances(
+            ImageId=self.aws.ami,
+            MinCount=1,
+            MaxCount=1,
+            InstanceType="t3.medium",
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+        )
         return str(made["Instances"][0]["InstanceId"])
 
 

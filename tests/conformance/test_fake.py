@@ -47,8 +47,17 @@ class FakeCloud(CloudUnderTest):
         self.asked = 0
         monkeypatch.setattr("nodepool.driver.fake.adapter.FakeAdapter.fake_cloud", lambda: self.cloud)
         path = tmp / "clouds.yaml"
-        path.write_text(yaml.safe_dump({"clouds": {"fake": {"auth": {"username": "fake", "password": "fake",
-                                                                     "project_id": "fake", "auth_url": "http://fake"}}}}))
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "clouds": {
+                        "fake": {
+                            "auth": {"username": "fake", "password": "fake", "project_id": "fake", "auth_url": "http://fake"}
+                        }
+                    }
+                }
+            )
+        )
         monkeypatch.delenv("OS_CLIENT_CONFIG_FILE", raising=False)
         monkeypatch.setattr("openstack.config.loader.CONFIG_FILES", [str(path)])
 
@@ -58,9 +67,14 @@ class FakeCloud(CloudUnderTest):
             raise ConnectionError("the fake cloud is down")
 
     def provider(self) -> dict[str, Any]:
-        return {"name": PROVIDER, "driver": "fake", "cloud": "fake", "rate": 0.0001,
-                "cloud-images": [{"name": "image", "image-name": "Fake Precise", "username": "zuul"}],
-                "pools": [{"name": "main", "labels": [{"name": LABEL, "cloud-image": "image", "min-ram": 8192}]}]}
+        return {
+            "name": PROVIDER,
+            "driver": "fake",
+            "cloud": "fake",
+            "rate": 0.0001,
+            "cloud-images": [{"name": "image", "image-name": "Fake Precise", "username": "zuul"}],
+            "pools": [{"name": "main", "labels": [{"name": LABEL, "cloud-image": "image", "min-ram": 8192}]}],
+        }
 
     def instances(self) -> set[str]:
         return {server.id for server in list(self.cloud._server_list) if server.status != "DELETED"}

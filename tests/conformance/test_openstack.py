@@ -36,8 +36,9 @@ class Real(CloudUnderTest):
         self._faults: list[Fault] = []
         self._throttling: Fault | None = None
         self._paused = False
-        cloud.compute.fail(lambda request: self._paused and request.method == "GET" and "/servers/" in request.path,
-                           self._building, math.inf)
+        cloud.compute.fail(
+            lambda request: self._paused and request.method == "GET" and "/servers/" in request.path, self._building, math.inf
+        )
 
     @staticmethod
     def _building(request: Request, forward: Forward) -> Reply:
@@ -75,8 +76,11 @@ class Real(CloudUnderTest):
         self._room.close()
         if yes:
             admin = self.openstack.admin.compute
-            service = next(found["id"] for found in admin.get("/os-services", microversion="2.53").json()["services"]
-                           if found["binary"] == "nova-compute")
+            service = next(
+                found["id"]
+                for found in admin.get("/os-services", microversion="2.53").json()["services"]
+                if found["binary"] == "nova-compute"
+            )
 
             def turn(status: str) -> None:
                 answer = admin.put(f"/os-services/{service}", json={"status": status}, microversion="2.53")
@@ -97,8 +101,11 @@ class Real(CloudUnderTest):
 
     def throttle(self, calls: int) -> int:
         def refuse(_request: Request, _forward: Forward) -> Reply:
-            return Reply(429, b'{"overLimit": {"message": "slow down", "code": 429}}',
-                         [("Content-Type", "application/json"), ("Retry-After", "1")])
+            return Reply(
+                429,
+                b'{"overLimit": {"message": "slow down", "code": 429}}',
+                [("Content-Type", "application/json"), ("Retry-After", "1")],
+            )
 
         self._throttling = self.openstack.compute.fail(lambda _request: True, refuse, calls)
         return calls
@@ -111,9 +118,18 @@ class Real(CloudUnderTest):
 
     def stray(self, metadata: dict[str, str]) -> str:
         sdk = self.openstack.sdk
-        answer = sdk.compute.post("/servers", json={"server": {
-            "name": "stray", "imageRef": sdk.image.find_image("base").id, "flavorRef": sdk.compute.find_flavor("tiny").id,
-            "networks": [{"uuid": self.openstack.network_id("private")}], "metadata": metadata}})
+        answer = sdk.compute.post(
+            "/servers",
+            json={
+                "server": {
+                    "name": "stray",
+                    "imageRef": sdk.image.find_image("base").id,
+                    "flavorRef": sdk.compute.find_flavor("tiny").id,
+                    "networks": [{"uuid": self.openstack.network_id("private")}],
+                    "metadata": metadata,
+                }
+            },
+        )
         assert answer.status_code == 202, answer.text
         server: str = answer.json()["server"]["id"]
         wait_for(lambda: self.openstack.server(server)["status"] == "ACTIVE", self.patience, "an active server")

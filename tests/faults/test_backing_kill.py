@@ -39,7 +39,11 @@ class Launcher:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "nodepool.cmd.launcher", "-f", "--no-webapp", "-c", config, "-p", str(tmp_path / "pid")],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            )
 
     def kill(self) -> None:
         self.process.kill()

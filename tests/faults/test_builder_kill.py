@@ -30,8 +30,9 @@ def revived(bench: BuilderBench, crash_at: str) -> str:
 
 
 @pytest.mark.spec("BLD-2: a killed builder's build is failed, its files, processes and trees go, the image is built again")
-@pytest.mark.parametrize("crash_at", ["build-record-before", "build-record-after", "process-before", "process-after",
-                                      "result-before"])
+@pytest.mark.parametrize(
+    "crash_at", ["build-record-before", "build-record-after", "process-before", "process-after", "result-before"]
+)
 def test_during_a_build(bench: BuilderBench, crash_at: str) -> None:
     bench.config(images=[bench.image(env={"CREATE_MOUNTS": "1"})])
     hit = revived(bench, crash_at)
@@ -92,9 +93,19 @@ def test_manual_request_survives(bench: BuilderBench) -> None:
 
 
 @pytest.mark.spec("BLD-10.B: an upload not in progress is dropped, its image too; it is made again")
-@pytest.mark.parametrize("crash_at", [
-    "upload-record-before", "upload-record-after", "note-before", "note-after", "cloud-before", "cloud-after",
-    "upload-result-before", "upload-result-after"])
+@pytest.mark.parametrize(
+    "crash_at",
+    [
+        "upload-record-before",
+        "upload-record-after",
+        "note-before",
+        "note-after",
+        "cloud-before",
+        "cloud-after",
+        "upload-result-before",
+        "upload-result-after",
+    ],
+)
 def test_during_an_upload(bench: BuilderBench, crash_at: str) -> None:
     revived(bench, crash_at)
     assert len(bench.runs()) == 1, "the build is not made again"

@@ -16,9 +16,12 @@ from tests.conftest import wait_for
 from tests.support.faults.builder import DEADLINE, BuilderBench, BuilderProcess, bench
 from tests.support.faults.launcher import SESSION, Proxy
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180),
-              # kazoo leaves the socket of a refused TLS connection to the garbage collector.
-              pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.timeout(180),
+    # kazoo leaves the socket of a refused TLS connection to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 __all__ = ["bench"]
 

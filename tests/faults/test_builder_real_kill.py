@@ -38,16 +38,32 @@ def configure(bench: BuilderBench) -> Any:
     block_device = sample["debian-flat"]["env-vars"]["DIB_BLOCK_DEVICE_CONFIG"]
 
     def write(fmt: str, **options: Any) -> None:
-        bench.config(providers=[], top={"elements-dir": str(elements)}, images=[{
-            "name": "debian", "elements": ["debian-minimal"], "release": "bookworm", "formats": [fmt], **options,
-            "env-vars": {"DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0", "DIB_IMAGE_CACHE": str(bench.tmp / "cache"),
-                         "DIB_BLOCK_DEVICE_CONFIG": block_device, **demo_image.apt_mirrors(demo_image.read_apt_sources())}}])
+        bench.config(
+            providers=[],
+            top={"elements-dir": str(elements)},
+            images=[
+                {
+                    "name": "debian",
+                    "elements": ["debian-minimal"],
+                    "release": "bookworm",
+                    "formats": [fmt],
+                    **options,
+                    "env-vars": {
+                        "DIB_DEBIAN_USE_DEBOOTSTRAP_CACHE": "0",
+                        "DIB_IMAGE_CACHE": str(bench.tmp / "cache"),
+                        "DIB_BLOCK_DEVICE_CONFIG": block_device,
+                        **demo_image.apt_mirrors(demo_image.read_apt_sources()),
+                    },
+                }
+            ],
+        )
 
     return write
 
 
 def wait_phase(bench: BuilderBench, builder: BuilderProcess, phase: str, besides: tuple[str, ...] = ()) -> str:
     """Until a build is in this phase; its id."""
+
     def reached() -> str:
         assert builder.alive(), builder.text()[-3000:]
         for build in bench.builds("debian", state=None):
@@ -84,7 +100,8 @@ def test_stopped_in_the_root_phase(bench: BuilderBench, configure: Any) -> None:
     progress = bench.progress(build_id)
     assert progress is not None and progress.state == FAILED and progress.reason == "the builder was told to stop"
     assert (bench.tmp / "logs-b0" / f"debian-{build_id}.log").read_text().splitlines()[-1] == (
-        "Build terminated: the builder was told to stop")
+        "Build terminated: the builder was told to stop"
+    )
 
 
 @pytest.mark.spec("BLD-2: mounts, loop device, processes and trees of a killed real build go with the next start")

@@ -69,8 +69,9 @@ def test_command_ignores_term(bench: BuilderBench) -> None:
 
 
 @pytest.mark.spec("BLD-2: keep a way to ask for 'finish the current build, then exit'")
-@pytest.mark.parametrize(("options", "number"), [((), signal.SIGUSR1), (("--finish-builds",), signal.SIGTERM)],
-                         ids=["SIGUSR1", "--finish-builds"])
+@pytest.mark.parametrize(
+    ("options", "number"), [((), signal.SIGUSR1), (("--finish-builds",), signal.SIGTERM)], ids=["SIGUSR1", "--finish-builds"]
+)
 def test_build_is_finished(bench: BuilderBench, options: tuple[str, ...], number: signal.Signals) -> None:
     builder, build_id = begin(bench, *options)
     builder.send(number)

@@ -23,9 +23,15 @@ AT_ONCE = 4
 CASES = [
     *(f"txn-{when}:{n}" for n in range(1, TRANSACTIONS + 1) for when in ("before", "after")),
     *(f"{step}-{when}:{n}" for step in ("create", "delete") for when in ("before", "after") for n in (1, 2)),
-    "txn-sent:1", "txn-sent:2", "txn-done:2", "txn-done:6",
+    "txn-sent:1",
+    "txn-sent:2",
+    "txn-done:2",
+    "txn-done:6",
     # The launcher that cleans up dies, too (and the third one has to do it).
-    "txn-after:1,txn-before:1", "txn-after:2,txn-after:1", "txn-after:3,txn-after:2", "create-after:2,txn-before:3",
+    "txn-after:1,txn-before:1",
+    "txn-after:2,txn-after:1",
+    "txn-after:3,txn-after:2",
+    "create-after:2,txn-before:3",
     "txn-after:8,delete-after:1",
     # With min-ready nodes: their requests, the hand-over of one that is ready, its replacement.
     *(f"ready:txn-after:{n}" for n in range(1, 13)),
@@ -38,11 +44,11 @@ def no_thread_survives() -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-             ) -> Iterator[dict[str, Future[dict[str, Any]]]]:
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[dict[str, Any]]]]:
     """The futures of all cases that were selected."""
-    selected = [i.callspec.params["case"] for i in request.session.items if i.path == request.path and
-                hasattr(i, "callspec")]
+    selected = [i.callspec.params["case"] for i in request.session.items if i.path == request.path and hasattr(i, "callspec")]
     settings, tmp = zookeeper_server(), tmp_path_factory.mktemp("crash")
 
     def run(case: str) -> dict[str, Any]:
@@ -77,9 +83,14 @@ def one_life(bench: Bench, crashes: list[str]) -> dict[str, Any]:
     zuul.use([request_id])
     bench.wait_nothing_left(30, revive)
     bench.check_fencing()
-    return {**bench.check_counts(), "launchers": len(launchers),
-            "transactions": sum(any("/nodepool/nodes" in op["path"] or "/nodepool/requests" in op["path"]
-                                    for op in line["ops"]) for line in bench.transactions())}
+    return {
+        **bench.check_counts(),
+        "launchers": len(launchers),
+        "transactions": sum(
+            any("/nodepool/nodes" in op["path"] or "/nodepool/requests" in op["path"] for op in line["ops"])
+            for line in bench.transactions()
+        ),
+    }
 
 
 def ready_life(bench: Bench, crash: str) -> dict[str, Any]:
@@ -95,8 +106,12 @@ def ready_life(bench: Bench, crash: str) -> dict[str, Any]:
     def kept() -> bool:
         revive()
         nodes = list(zuul.read("nodes").values())
-        return len(nodes) == 1 and nodes[0]["state"] == "ready" and not nodes[0]["allocated_to"] and not any(
-            r["requestor"] != "zuul" for r in zuul.read("requests").values())
+        return (
+            len(nodes) == 1
+            and nodes[0]["state"] == "ready"
+            and not nodes[0]["allocated_to"]
+            and not any(r["requestor"] != "zuul" for r in zuul.read("requests").values())
+        )
 
     zuul = bench.zuul
     wait_for(kept, 30, "the ready node")

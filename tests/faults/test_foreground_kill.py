@@ -27,15 +27,23 @@ def start(bench: Bench, config: pathlib.Path, again: LauncherProcess | None = No
         launcher.prepare(bench, config, "foreground")
     else:
         launcher.log, launcher.port, launcher.config = again.log, again.port, again.config
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(HERE / "drivers"),
-           "HOME": str(bench.tmp / "home")}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "NODEPOOL_FAULT_DRIVERS": str(HERE / "drivers"),
+        "HOME": str(bench.tmp / "home"),
+    }
     for name in ("XDG_STATE_HOME", "STATE_DIRECTORY"):
         env.pop(name, None)
     # The directory of the default pid file may be there on this machine.
     with open(launcher.log, "ab") as out:
         launcher.process = subprocess.Popen(
             [sys.executable, str(HERE / "serve.py"), "-f", "-c", str(launcher.config), "-p", "/nonexistent/nodepool.pid"],
-            stdout=out, stderr=out, cwd="/", env=env)
+            stdout=out,
+            stderr=out,
+            cwd="/",
+            env=env,
+        )
     bench.launchers.append(launcher)
     return launcher
 

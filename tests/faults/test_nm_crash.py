@@ -18,8 +18,11 @@ from tests.conftest import wait_for
 from tests.support.faults.launcher import HERE
 from tests.support.nodemanager.scene import NmDaemon
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(600),
-              pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root"),
+]
 #: More steps than any of the two has.
 MOST = 80
 
@@ -35,9 +38,17 @@ class CrashingDaemon(NmDaemon):
         with open(self.tmp / "log", "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(HERE / "serve_nm.py"), "-f", "-c", str(self.config), "-p", str(self.tmp / "pid")],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_NM_CRASH": str(number),
-                     "NODEPOOL_NM_ARMED": str(self.armed), "NODEPOOL_NM_STEPS": str(self.steps)})
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(REPOSITORY),
+                    "NODEPOOL_NM_CRASH": str(number),
+                    "NODEPOOL_NM_ARMED": str(self.armed),
+                    "NODEPOOL_NM_STEPS": str(self.steps),
+                },
+            )
         wait_for(self.answers, 30, "the node manager to answer")
 
     def died(self) -> bool:
@@ -60,8 +71,13 @@ class CrashingDaemon(NmDaemon):
 
 
 def record(nm: NmDaemon, network: str) -> dict[str, Any]:
-    return {"account_type": "sliver", "name": "alpha", "rspec": {"nm_disk_quota": 102400, "nm_mem_limit": 128},
-            "network": network, "ssh_keys": nm.key.with_suffix(".pub").read_text()}
+    return {
+        "account_type": "sliver",
+        "name": "alpha",
+        "rspec": {"nm_disk_quota": 102400, "nm_mem_limit": 128},
+        "network": network,
+        "ssh_keys": nm.key.with_suffix(".pub").read_text(),
+    }
 
 
 def settled(nm: CrashingDaemon, state: str) -> bool:

@@ -67,8 +67,11 @@ def test_connection_cut(bench: Bench, proxy: Proxy, how: str, seconds: float) ->
 def test_many_short_cuts(bench: Bench, proxy: Proxy, seed: int) -> None:
     """The session lives on, but again and again nobody knows whether the last writes were done."""
     bench.cloud.set(create_delay=0.2, delete_delay=0.1)
-    launcher = bench.start(bench.config(
-        bench.provider(pool={"max-servers": 12}), labels=[{"name": "l0", "min-ready": 2}], hosts=proxy.host, session=5.0))
+    launcher = bench.start(
+        bench.config(
+            bench.provider(pool={"max-servers": 12}), labels=[{"name": "l0", "min-ready": 2}], hosts=proxy.host, session=5.0
+        )
+    )
     bench.wait_pools(1)
     open_ids: list[str] = []
     choose = random.Random(seed)
@@ -97,11 +100,15 @@ def test_many_short_cuts(bench: Bench, proxy: Proxy, seed: int) -> None:
     assert cuts > 10
     unknown = sum(line["error"] is not None for line in bench.answers())
     assert unknown > 5, "the cuts hit nothing"
+
     # What min-ready asks for is there, and nothing else.
     def settled() -> bool:
         nodes = bench.zuul.read("nodes").values()
-        return len(nodes) == 2 and all(n["state"] == "ready" and not n["allocated_to"] for n in nodes) and \
-            not bench.zuul.read("requests")
+        return (
+            len(nodes) == 2
+            and all(n["state"] == "ready" and not n["allocated_to"] for n in nodes)
+            and not bench.zuul.read("requests")
+        )
 
     wait_for(settled, 20, "two idle nodes and nothing else")
     launcher.rewrite(lambda c: c.update(labels=[{"name": "l0", "max-ready-age": 1}]))
@@ -112,8 +119,9 @@ def test_many_short_cuts(bench: Bench, proxy: Proxy, seed: int) -> None:
     assert len({line["session"] for line in bench.transactions()}) == 1
 
 
-@pytest.mark.parametrize(("how", "delay"), [
-    ("stop", 0.0), ("stop", 0.3), ("stop", 1.0), ("hold", 0.3), ("close", 0.3), ("hold", 1.0)])
+@pytest.mark.parametrize(
+    ("how", "delay"), [("stop", 0.0), ("stop", 0.3), ("stop", 1.0), ("hold", 0.3), ("close", 0.3), ("hold", 1.0)]
+)
 def test_replaced_launcher_overwrites_nothing(bench: Bench, proxy: Proxy, how: str, delay: float) -> None:
     """One launcher stands still or is cut off, the other takes over; the first, back again, has lost its locks."""
     bench.cloud.set(create_delay=1.0, delete_delay=0.3)

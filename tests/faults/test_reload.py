@@ -16,8 +16,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 def test_providers_added_changed_and_removed(bench: Bench) -> None:
     bench.cloud.set(create_delay=1.0, delete_delay=0.1)
     zuul = bench.zuul
-    providers: dict[str, dict[str, Any]] = {
-        name: bench.provider(name, ["l0", f"only-{name}"]) for name in ("p0", "p1", "p2")}
+    providers: dict[str, dict[str, Any]] = {name: bench.provider(name, ["l0", f"only-{name}"]) for name in ("p0", "p1", "p2")}
     labels = [{"name": n} for n in ("l0", "only-p0", "only-p1", "only-p2")]
     launcher = bench.start(bench.config(providers["p0"], providers["p1"], labels=labels))
     bench.wait_pools(2)
@@ -73,8 +72,11 @@ def test_a_bad_file_is_kept_out(bench: Bench) -> None:
     bench.wait_pools(1)
     good = launcher.config.read_text()
     ids = [zuul.submit("l0") for _ in range(5)]
-    bad = {"broken YAML": good + "\n  - : [", "empty": "",
-           "a label nobody defines": good.replace("labels:\n- name: l0", "labels:\n- name: other", 1)}
+    bad = {
+        "broken YAML": good + "\n  - : [",
+        "empty": "",
+        "a label nobody defines": good.replace("labels:\n- name: l0", "labels:\n- name: other", 1),
+    }
     for what, text in bad.items():
         launcher.config.write_text(text)
         wait_for(lambda: "stale" in launcher.readiness(), 5, f"{what}: readiness tells")

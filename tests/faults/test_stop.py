@@ -36,7 +36,11 @@ def start_program(bench: Bench, number: int) -> LauncherProcess:
     with open(launcher.log, "ab") as out:
         launcher.process = subprocess.Popen(
             [*command, "-f", "-c", str(launcher.config), "-p", str(bench.tmp / f"{number}.pid")],
-            stdout=out, stderr=out, cwd="/", env=env)
+            stdout=out,
+            stderr=out,
+            cwd="/",
+            env=env,
+        )
     bench.launchers.append(launcher)
     bench.wait_ready(launcher)
     return launcher
@@ -71,8 +75,7 @@ def test_stop_with_launches_under_way(bench: Bench, number: signal.Signals) -> N
     began = time.monotonic()
     second = start_program(bench, 2)
     zuul.wait_fulfilled(slow + quick, 30)
-    print(f"stopped in {seconds:.1f} s with {dict(states)}; "
-          f"all served {time.monotonic() - began:.1f} s after the restart began")
+    print(f"stopped in {seconds:.1f} s with {dict(states)}; all served {time.monotonic() - began:.1f} s after the restart began")
     zuul.use(early[2:] + slow + quick)
     # Those that were abandoned are deleted by their records, not by the search for leaks (60 s).
     bench.wait_nothing_left(15)

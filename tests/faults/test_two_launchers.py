@@ -91,8 +91,17 @@ def test_metastatic_slots_are_booked_once(bench: Bench) -> None:
     """200 nodes on backing nodes of 16 slots, taken and returned while one of the launchers dies."""
     bench.cloud.set(create_delay=0.2, delete_delay=0.1)
     backing = bench.provider("p0", ["backing"])
-    metastatic = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "max-servers": 200, "labels": [
-        {"name": "slot", "backing-label": "backing", "max-parallel-jobs": 16, "grace-time": 1}]}]}
+    metastatic = {
+        "name": "meta",
+        "driver": "metastatic",
+        "pools": [
+            {
+                "name": "main",
+                "max-servers": 200,
+                "labels": [{"name": "slot", "backing-label": "backing", "max-parallel-jobs": 16, "grace-time": 1}],
+            }
+        ],
+    }
     config = bench.config(backing, metastatic)
     launchers = [bench.start(config, wait=False) for _ in range(2)]
     zuul = bench.zuul

@@ -13,9 +13,12 @@ import pytest
 from tests.conftest import wait_for
 from tests.support.faults.launcher import SESSION, Bench, Proxy, own_server
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(120),
-              # kazoo leaves the socket of a refused TLS connection to the garbage collector.
-              pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.timeout(120),
+    # kazoo leaves the socket of a refused TLS connection to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 REQUESTS = 30
 

@@ -42,23 +42,48 @@ class BuilderBench:
 
     def image(self, name: str = "fake-image", **options: Any) -> dict[str, Any]:
         """An entry of ``diskimages``."""
-        return {"name": name, "elements": ["fedora", "vm"], "release": 21, "dib-cmd": str(CREATE),
-                "env-vars": {"TMPDIR": str(self.tmp)}, **options}
+        return {
+            "name": name,
+            "elements": ["fedora", "vm"],
+            "release": 21,
+            "dib-cmd": str(CREATE),
+            "env-vars": {"TMPDIR": str(self.tmp)},
+            **options,
+        }
 
     @staticmethod
-    def provider(name: str = "fake-provider", images: list[Any] | tuple[Any, ...] = ("fake-image",),
-                 cloud: str = "fake", **options: Any) -> dict[str, Any]:
+    def provider(
+        name: str = "fake-provider", images: list[Any] | tuple[Any, ...] = ("fake-image",), cloud: str = "fake", **options: Any
+    ) -> dict[str, Any]:
         """An entry of ``providers``: a fake cloud with these images."""
-        return {"name": name, "cloud": cloud, "driver": "fake", "region-name": "fake-region", "rate": 0.0001,
-                "diskimages": [i if isinstance(i, dict) else {"name": i, "meta": {"key": "value"}} for i in images],
-                "pools": [{"name": "main", "max-servers": 9, "availability-zones": ["az1"],
-                           "networks": ["net-name"], "labels": []}], **options}
+        return {
+            "name": name,
+            "cloud": cloud,
+            "driver": "fake",
+            "region-name": "fake-region",
+            "rate": 0.0001,
+            "diskimages": [i if isinstance(i, dict) else {"name": i, "meta": {"key": "value"}} for i in images],
+            "pools": [{"name": "main", "max-servers": 9, "availability-zones": ["az1"], "networks": ["net-name"], "labels": []}],
+            **options,
+        }
 
-    def config(self, images: list[dict[str, Any]], providers: list[dict[str, Any]] | tuple[Any, ...] = (),
-               name: str = "nodepool.yaml", **top: Any) -> str:
+    def config(
+        self,
+        images: list[dict[str, Any]],
+        providers: list[dict[str, Any]] | tuple[Any, ...] = (),
+        name: str = "nodepool.yaml",
+        **top: Any,
+    ) -> str:
         """Write a configuration file; returns its path."""
-        values = {"images-dir": str(self.images_dir), "build-log-dir": str(self.log_dir), "build-log-retention": 1,
-                  "elements-dir": ".", "diskimages": images, "providers": list(providers), **top}
+        values = {
+            "images-dir": str(self.images_dir),
+            "build-log-dir": str(self.log_dir),
+            "build-log-retention": 1,
+            "elements-dir": ".",
+            "diskimages": images,
+            "providers": list(providers),
+            **top,
+        }
         return self.chroot.config(values, name)
 
     # -- builders
@@ -101,14 +126,19 @@ class BuilderBench:
         wait_for(lambda: len(self.builds(image, state)) == count, timeout, f"{count} builds of {image} in state {state}")
         return self.builds(image, state)
 
-    def wait_build(self, image: str = "fake-image", besides: tuple[str, ...] = (), state: str = "ready",
-                   timeout: float = 20) -> Any:
+    def wait_build(
+        self, image: str = "fake-image", besides: tuple[str, ...] = (), state: str = "ready", timeout: float = 20
+    ) -> Any:
         """A build that is none of these."""
-        return wait_for(lambda: next((b for b in self.builds(image, state) if b.id not in besides), None), timeout,
-                        f"another build of {image} in state {state}")
+        return wait_for(
+            lambda: next((b for b in self.builds(image, state) if b.id not in besides), None),
+            timeout,
+            f"another build of {image} in state {state}",
+        )
 
-    def wait_upload(self, image: str = "fake-image", provider: str = "fake-provider", build: str | None = None,
-                    timeout: float = 20) -> Any:
+    def wait_upload(
+        self, image: str = "fake-image", provider: str = "fake-provider", build: str | None = None, timeout: float = 20
+    ) -> Any:
         def found() -> Any:
             return next((u for u in self.uploads(image, provider) if build in (None, u.build_id)), None)
 
@@ -121,7 +151,7 @@ class BuilderBench:
 
     def files(self, image: str = "fake-image", build_id: str = "") -> set[str]:
         """What of the image is in images-dir, without the common beginning ``<image>-``."""
-        return {p.name[len(image) + 1:] for p in self.images_dir.glob(f"{image}-{build_id}*")}
+        return {p.name[len(image) + 1 :] for p in self.images_dir.glob(f"{image}-{build_id}*")}
 
     def formats(self, image: str, build_id: str) -> set[str]:
         """Extensions of the image files of a build."""
@@ -130,7 +160,7 @@ class BuilderBench:
         return {f.extension for f in DibImageFile.from_image_id(str(self.images_dir), f"{image}-{build_id}")}
 
     def logs(self, image: str = "fake-image") -> set[str]:
-        return {p.name[len(image) + 1:-4] for p in self.log_dir.glob(f"{image}-*.log")}
+        return {p.name[len(image) + 1 : -4] for p in self.log_dir.glob(f"{image}-*.log")}
 
     def log_text(self, image: str, build_id: str) -> str:
         return (self.log_dir / f"{image}-{build_id}.log").read_text()

@@ -106,7 +106,7 @@ def half_sent(proxy: FaultProxy, then: Callable[[], object]) -> Action:
                 if key not in HOP_BY_HOP:
                     connection.putheader(key, value)
             connection.putheader("Content-Length", str(len(request.body)))
-            connection.endheaders(request.body[:len(request.body) // 2])
+            connection.endheaders(request.body[: len(request.body) // 2])
             then()
         finally:
             connection.close()
@@ -126,8 +126,11 @@ def hang(until: threading.Event, then: Action | None = None) -> Action:
 
 def ec2_error(code: str, status: int = 400, message: str = "made up") -> Action:
     """An error as EC2 writes it."""
-    return reply(status, f'<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{code}</Code>'
-                         f"<Message>{message}</Message></Error></Errors><RequestID>r-1</RequestID></Response>")
+    return reply(
+        status,
+        f'<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{code}</Code>'
+        f"<Message>{message}</Message></Error></Errors><RequestID>r-1</RequestID></Response>",
+    )
 
 
 @dataclass
@@ -141,9 +144,7 @@ class Fault:
 class FaultProxy:
     """Listens on a port of its own on loopback until closed."""
 
-    def __init__(
-        self, upstream: tuple[str, int], look_alike: Callable[[Request, Forward], Reply | None] | None = None
-    ) -> None:
+    def __init__(self, upstream: tuple[str, int], look_alike: Callable[[Request, Forward], Reply | None] | None = None) -> None:
         self.upstream = upstream
         self.look_alike = look_alike
         self.requests: list[Request] = []
@@ -160,7 +161,8 @@ class FaultProxy:
         self._server = _Server(("127.0.0.1", 0), Handler)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="fault-proxy", daemon=True)
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="fault-proxy", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -276,8 +278,7 @@ class _Handler(BaseHTTPRequestHandler):
             pass
 
     def _serve(self) -> None:
-        request = Request(
-            self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, self._body())
+        request = Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, self._body())
         answer = self.owner.answer(request)
         if answer is None or self.owner._closed.is_set():
             self.close_connection = True
@@ -290,7 +291,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(answer.body if answer.cut_after is None else answer.body[:answer.cut_after])
+            self.wfile.write(answer.body if answer.cut_after is None else answer.body[: answer.cut_after])
         if answer.cut_after is not None:
             self.close_connection = True
             self.wfile.flush()

@@ -70,7 +70,11 @@ class Daemon(Revived):
             # Its port may be in use by whatever else runs on the machine, then the launcher ends.
             self._command.append("--no-webapp")
         self._environment = {
-            **os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(faults / "drivers"), **environment}
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "NODEPOOL_FAULT_DRIVERS": str(faults / "drivers"),
+            **environment,
+        }
         super().__init__()
 
     def _run(self) -> subprocess.Popen[bytes]:

@@ -15,10 +15,15 @@ import yaml
 
 from tests.conftest import Chroot, wait_for
 
-CLOUDS = {"clouds": {
-    name: {"auth": {"username": "user", "password": "secret", "project_name": "project",
-                    "auth_url": "http://localhost/"}, **({"image_format": fmt} if fmt else {})}
-    for name, fmt in (("fake", None), ("fake-vhd", "vhd"), ("fake-qcow2", "qcow2"), ("fake-raw", "raw"))}}
+CLOUDS = {
+    "clouds": {
+        name: {
+            "auth": {"username": "user", "password": "secret", "project_name": "project", "auth_url": "http://localhost/"},
+            **({"image_format": fmt} if fmt else {}),
+        }
+        for name, fmt in (("fake", None), ("fake-vhd", "vhd"), ("fake-qcow2", "qcow2"), ("fake-raw", "raw"))
+    }
+}
 
 #: What Zuul puts into a request when it submits it (ZK-5).
 ZUUL_SYSTEM = "0123456789abcdef0123456789abcdef"
@@ -45,11 +50,18 @@ class Zuul:
         now = time.time()
         record = {
             "requestor_data": {"build_set_uuid": "bs", "tenant_name": "t", "pipeline_name": "check", "job_name": "j"},
-            "node_types": list(labels), "requestor": ZUUL_SYSTEM, "created_time": now, "provider": None,
-            "state": "requested", "state_time": now, "relative_priority": 0, "event_id": "event", "tenant_name": None,
-            **fields}
-        path = self.client.create(
-            f"/nodepool/requests/{priority}-", json.dumps(record).encode(), sequence=True, makepath=True)
+            "node_types": list(labels),
+            "requestor": ZUUL_SYSTEM,
+            "created_time": now,
+            "provider": None,
+            "state": "requested",
+            "state_time": now,
+            "relative_priority": 0,
+            "event_id": "event",
+            "tenant_name": None,
+            **fields,
+        }
+        path = self.client.create(f"/nodepool/requests/{priority}-", json.dumps(record).encode(), sequence=True, makepath=True)
         return str(path).rsplit("/", 1)[1]
 
     def request(self, request_id: str) -> Any:
@@ -127,7 +139,7 @@ class StatsdReceiver:
 
     def last(self, name: str) -> str | None:
         """The latest ``value|type`` of a name."""
-        return next((line[len(name) + 1:] for line in reversed(self.lines) if line.startswith(f"{name}:")), None)
+        return next((line[len(name) + 1 :] for line in reversed(self.lines) if line.startswith(f"{name}:")), None)
 
     def wait(self, name: str, value: str, timeout: float = 10) -> None:
         wait_for(lambda: f"{name}:{value}" in self.lines, timeout, f"{name}:{value}, have {self.last(name)},")
@@ -165,8 +177,9 @@ class LauncherBench:
     def config(self, text: str | dict[str, Any], name: str = "nodepool.yaml") -> str:
         return self.chroot.config(text, name)
 
-    def quota(self, cores: float = 100, instances: float = 20, ram: float = 1000000, volumes: float = 100,
-              gigabytes: float = 1000000) -> None:
+    def quota(
+        self, cores: float = 100, instances: float = 20, ram: float = 1000000, volumes: float = 100, gigabytes: float = 1000000
+    ) -> None:
         """What the fake clouds allow from now on."""
         cloud = "nodepool.driver.fake.adapter.FakeOpenStackCloud"
         self.monkeypatch.setattr(f"{cloud}._get_quota", staticmethod(lambda: (cores, instances, ram)))
@@ -177,8 +190,14 @@ class LauncherBench:
 
     # -- launchers
 
-    def make(self, config: str | dict[str, Any], secure: str | None = None, name: str = "nodepool.yaml",
-             cleanup_interval: float = 1, delete_interval: float = 0.2) -> Any:
+    def make(
+        self,
+        config: str | dict[str, Any],
+        secure: str | None = None,
+        name: str = "nodepool.yaml",
+        cleanup_interval: float = 1,
+        delete_interval: float = 0.2,
+    ) -> Any:
         from nodepool.launcher import NodePool
 
         pool = NodePool(secure, self.config(config, name))
@@ -195,8 +214,7 @@ class LauncherBench:
 
     def wait_ready(self, pool: Any) -> None:
         wait_for(lambda: pool.ready, what="launcher ready")
-        wait_for(lambda: pool.workers_by_id().keys() <= {p.id for p in pool.zk.getRegisteredPools()},
-                 what="all pools registered")
+        wait_for(lambda: pool.workers_by_id().keys() <= {p.id for p in pool.zk.getRegisteredPools()}, what="all pools registered")
 
     def stop(self, pool: Any) -> None:
         self.pools.remove(pool)
@@ -241,8 +259,7 @@ class LauncherBench:
 
     def nodes(self, **values: Any) -> list[Any]:
         """Nodes whose attributes have these values."""
-        return [n for n in self.zk.nodeIterator(cached=False)
-                if all(getattr(n, key) == value for key, value in values.items())]
+        return [n for n in self.zk.nodeIterator(cached=False) if all(getattr(n, key) == value for key, value in values.items())]
 
     def wait_nodes(self, count: int, timeout: float = 15, **values: Any) -> list[Any]:
         found: list[Any] = []
@@ -303,8 +320,14 @@ def expire_session(pool: Any) -> None:
     from kazoo.client import KazooClient
 
     kazoo = pool.zk.kazoo_client
-    other = KazooClient(hosts=",".join(f"{h}:{p}" for h, p in kazoo.hosts), client_id=kazoo.client_id, use_ssl=True,
-                        certfile=kazoo.certfile, keyfile=kazoo.keyfile, ca=kazoo.ca)
+    other = KazooClient(
+        hosts=",".join(f"{h}:{p}" for h, p in kazoo.hosts),
+        client_id=kazoo.client_id,
+        use_ssl=True,
+        certfile=kazoo.certfile,
+        keyfile=kazoo.keyfile,
+        ca=kazoo.ca,
+    )
     other.start(10)
     other.stop()
     other.close()
@@ -318,20 +341,26 @@ def make_bench(chroot: Chroot, monkeypatch: pytest.MonkeyPatch, tmp_path: pathli
         bench.close()
 
 
-def provider(name: str = "fake-provider", /, *, labels: Any = None, pool: Any = None, label: Any = None,
-             pools: Any = None, **options: Any) -> dict[str, Any]:
+def provider(
+    name: str = "fake-provider", /, *, labels: Any = None, pool: Any = None, label: Any = None, pools: Any = None, **options: Any
+) -> dict[str, Any]:
     """A fake provider with one pool; every label is a ``Fake Precise`` cloud image of 4 cores and 8192 MiB."""
+
     def entries(names: list[str]) -> list[dict[str, Any]]:
         return [{"name": n, "cloud-image": "fake-image", "min-ram": 8192, **(label or {})} for n in names]
 
     if pools is None:
         pools = [{"name": "main", "labels": entries(labels or ["fake-label"]), **(pool or {})}]
     else:
-        pools = [{**p, "labels": entries(p["labels"]) if isinstance(p["labels"][0], str) else p["labels"]}
-                 for p in pools]
-    return {"name": name, "cloud": "fake", "rate": 0.0001,
-            "cloud-images": [{"name": "fake-image", "image-name": "Fake Precise", "username": "zuul"}],
-            "pools": pools, **options}
+        pools = [{**p, "labels": entries(p["labels"]) if isinstance(p["labels"][0], str) else p["labels"]} for p in pools]
+    return {
+        "name": name,
+        "cloud": "fake",
+        "rate": 0.0001,
+        "cloud-images": [{"name": "fake-image", "image-name": "Fake Precise", "username": "zuul"}],
+        "pools": pools,
+        **options,
+    }
 
 
 def config(*providers: dict[str, Any], labels: Any = None, **options: Any) -> dict[str, Any]:
@@ -341,5 +370,4 @@ def config(*providers: dict[str, Any], labels: Any = None, **options: Any) -> di
         for pool in entry["pools"]:
             for item in pool["labels"]:
                 names.setdefault(item if isinstance(item, str) else item["name"], {})
-    return {"labels": [{"name": n, **((labels or {}).get(n, {}))} for n in names],
-            "providers": list(providers), **options}
+    return {"labels": [{"name": n, **((labels or {}).get(n, {}))} for n in names], "providers": list(providers), **options}

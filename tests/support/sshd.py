@@ -52,7 +52,10 @@ class SSHServer:
     """
 
     def __init__(
-        self, kinds: Sequence[str] = tuple(KEY_TYPES), port: int | None = None, options: Sequence[str] = (),
+        self,
+        kinds: Sequence[str] = tuple(KEY_TYPES),
+        port: int | None = None,
+        options: Sequence[str] = (),
         address: str = "127.0.0.1",
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="nodepool-sshd-"))

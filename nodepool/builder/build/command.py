@@ -33,11 +33,7 @@ def build_command(diskimage: DiskImage, images_dir: str, base: str) -> list[str]
 
 
 def build_environment(
-    diskimage: DiskImage,
-    output: str,
-    elements_dir: str | None,
-    base_environment: Mapping[str, str],
-    private_tmp: str | None,
+    diskimage: DiskImage, output: str, elements_dir: str | None, base_environment: Mapping[str, str], private_tmp: str | None
 ) -> dict[str, str]:
     """The command's whole environment; ``env-vars`` of the image override everything."""
     environment = dict(base_environment)

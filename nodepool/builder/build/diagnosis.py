@@ -11,7 +11,8 @@ _CHATTER = re.compile(r"\++ |DEBUG |INFO |I: |Unmount |dib-run-parts ")
 _ERROR = re.compile(
     r"^E: |\berror\b|\bfatal\b|\bfailed\b|\bfailure\b|no such file|not found|no space left|permission denied|unable to|"
     r"can't |cannot |could not|does not exist|timed out|unresolvable|unknown",
-    re.IGNORECASE)
+    re.IGNORECASE,
+)
 #: diskimage-builder begins to clear up: what follows is no cause. Early in its trace it only sets that trap.
 _CLEARING_UP = re.compile(r":trap_cleanup:\d|\s(?<!trap )trap_cleanup$")
 

@@ -61,13 +61,12 @@ def due(diskimage: DiskImage, newest: ImageBuild | None, now: float) -> tuple[st
 
 def configuration_of(diskimage: DiskImage) -> Hashable:
     """Changes when the configuration of the image does."""
-    return tuple((key, repr(sorted(value) if isinstance(value, set) else value))
-                 for key, value in sorted(vars(diskimage).items()))
+    return tuple(
+        (key, repr(sorted(value) if isinstance(value, set) else value)) for key, value in sorted(vars(diskimage).items())
+    )
 
 
-def plan(
-    config: Config, images: ImageData, busy: Container[str], back_off: Callable[[str, Hashable], float], now: float,
-) -> Plan:
+def plan(config: Config, images: ImageData, busy: Container[str], back_off: Callable[[str, Hashable], float], now: float) -> Plan:
     """The next build: manual requests first, then by file order.
 
     :param busy: images that somebody builds or that are to be left alone in this pass.

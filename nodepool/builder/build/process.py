@@ -59,8 +59,12 @@ class Redactor:
                 if len(text) >= _MIN_SECRET and text.lower() not in _NO_SECRETS:
                     # As printed, and as bash writes it in a trace (single quotes) or in "declare -p" (double quotes).
                     quoted = shlex.quote(text)
-                    forms = (text, quoted[1:-1] if quoted != text else text, text.replace("'", "'\\''"),
-                             re.sub(r'([$`"\\])', r"\\\1", text))
+                    forms = (
+                        text,
+                        quoted[1:-1] if quoted != text else text,
+                        text.replace("'", "'\\''"),
+                        re.sub(r'([$`"\\])', r"\\\1", text),
+                    )
                     words.update(form.encode() for form in forms)
         self._words = sorted(words, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, self._words))) if words else None
@@ -87,7 +91,7 @@ class Redactor:
         """Length of the longest end of the data with which a secret begins."""
         longest = 0
         for word in self._words:
-            end = data[-(len(word) - 1):]
+            end = data[-(len(word) - 1) :]
             # Two bytes at once leave few places to look at, even for a key of some thousand bytes.
             at = end.find(word[:2])
             while at >= 0 and not word.startswith(end[at:]):
@@ -266,7 +270,7 @@ class BuildProcess:
     def _write(self, data: bytes) -> None:
         while data and self.log_error is None:
             try:
-                data = data[self._log_file.write(data):]
+                data = data[self._log_file.write(data) :]
             except (OSError, ValueError) as error:
                 # The output must be read on, else the command would hang.
                 self.log_error = str(error)
@@ -348,7 +352,7 @@ class _Tail:
     def add(self, data: bytes) -> None:
         self._data += data
         if len(self._data) > self._limit:
-            self._data = self._data[-self._limit:]
+            self._data = self._data[-self._limit :]
             self._cut = True
 
     def text(self) -> str:
@@ -356,10 +360,7 @@ class _Tail:
 
 
 def run_hook(
-    args: Sequence[str],
-    environment: Mapping[str, str] | None,
-    timeout: float,
-    log: logging.Logger | logging.LoggerAdapter[Any],
+    args: Sequence[str], environment: Mapping[str, str] | None, timeout: float, log: logging.Logger | logging.LoggerAdapter[Any]
 ) -> tuple[int, str, str]:
     """Run a program for its status and both outputs (the last 64 KiB of each).
 

@@ -43,8 +43,9 @@ WITHOUT_FILE = frozenset({"docker"})
 class BuildRun:
     """Runs the command for one image; the build lock is held by the caller."""
 
-    def __init__(self, state: BuilderState, config: Any, diskimage: DiskImage, wanted: WantedBuild, lock: HeldLock,
-                 log: logging.Logger) -> None:
+    def __init__(
+        self, state: BuilderState, config: Any, diskimage: DiskImage, wanted: WantedBuild, lock: HeldLock, log: logging.Logger
+    ) -> None:
         self._state = state
         self.image = wanted.image
         self.build_id = uuid.uuid4().hex
@@ -65,9 +66,17 @@ class BuildRun:
         self._aborted: str | None = None
         self._guard = threading.Lock()
         self.progress = BuildProgress(
-            self.image, self.build_id, state.fqdn, state.builder_id, phase="starting", started=time.time(),
-            expected=self._expected(), log=image_files.log_path(log_dir, self.image, self.build_id),
-            formats=list(self._formats), manual=wanted.manual)
+            self.image,
+            self.build_id,
+            state.fqdn,
+            state.builder_id,
+            phase="starting",
+            started=time.time(),
+            expected=self._expected(),
+            log=image_files.log_path(log_dir, self.image, self.build_id),
+            formats=list(self._formats),
+            manual=wanted.manual,
+        )
 
     @property
     def key(self) -> tuple[str, str]:
@@ -138,11 +147,14 @@ class BuildRun:
             raise BuildProblem(problem)
         args = command.build_command(diskimage, config.images_dir, self._base)
         entry = build_journal.BuildJournal(config.images_dir).begin(
-            self.image, self.build_id, base, private="TMPDIR" not in diskimage.env_vars)
+            self.image, self.build_id, base, private="TMPDIR" not in diskimage.env_vars
+        )
         self._entry = entry
         try:
-            environment = command.build_environment(
-                diskimage, output, config.elements_dir, os.environ, entry.private_tmp) | entry.environment
+            environment = (
+                command.build_environment(diskimage, output, config.elements_dir, os.environ, entry.private_tmp)
+                | entry.environment
+            )
             image_files.prune_logs(self._log_dir, self.image, config.build_log_retention, self.log)
             with image_files.open_log(self.progress.log) as log_file:
                 secrets = [diskimage.env_vars[name] for name in diskimage.secret_names if name in diskimage.env_vars]
@@ -158,13 +170,18 @@ class BuildRun:
         try:
             image_files.close_to_others(directory)
         except OSError as error:
-            self.log.warning("Cannot set a default access control list for %s (%s): until build %s is over, images in it can be "
-                             "read by whoever may enter it; take that right from others (chmod o-rwx)",
-                             directory, error.strerror, self._base)
+            self.log.warning(
+                "Cannot set a default access control list for %s (%s): until build %s is over, images in it can be "
+                "read by whoever may enter it; take that right from others (chmod o-rwx)",
+                directory,
+                error.strerror,
+                self._base,
+            )
 
     def _space_needed(self) -> int:
-        return max(int(self._config.build_min_free) * MIB,
-                   SPACE_FACTOR * image_files.expected_bytes(self._config.images_dir, self.image))
+        return max(
+            int(self._config.build_min_free) * MIB, SPACE_FACTOR * image_files.expected_bytes(self._config.images_dir, self.image)
+        )
 
     def _start(self, process: BuildProcess, args: list[str], entry: Any) -> None:
         with self._guard:
@@ -175,7 +192,8 @@ class BuildRun:
             except OSError as error:
                 self.log.error("Cannot start %s: %s", " ".join(args), error)
                 raise BuildProblem(
-                    f"cannot start {args[0]}: {error.strerror or error}; {_start_remedy(error, args[0])}") from error
+                    f"cannot start {args[0]}: {error.strerror or error}; {_start_remedy(error, args[0])}"
+                ) from error
             self._process = process
         assert process.pid is not None
         entry.started(process.pid)
@@ -214,11 +232,16 @@ class BuildRun:
         missing = set(self._formats) - present - WITHOUT_FILE
         if not missing:
             return None
-        wanted = {p.image_type for p in self._config.providers.values()
-                  if p.manage_images and self.image in (p.diskimages or {}) and getattr(p, "image_type", None)}
+        wanted = {
+            p.image_type
+            for p in self._config.providers.values()
+            if p.manage_images and self.image in (p.diskimages or {}) and getattr(p, "image_type", None)
+        }
         if missing & wanted or not present:
-            return (f"the command ended with exit status 0, but wrote no file for "
-                    f"{', '.join(sorted(missing & wanted or missing))} (expected {self._base}.<format> in images-dir)")
+            return (
+                f"the command ended with exit status 0, but wrote no file for "
+                f"{', '.join(sorted(missing & wanted or missing))} (expected {self._base}.<format> in images-dir)"
+            )
         self.log.warning("Build %s has no file for %s", self._base, ", ".join(sorted(missing)))
         return None
 
@@ -278,8 +301,13 @@ class BuildRun:
             self._remove_request()
         else:
             progress.next_try = backoff.failed(self.image, self._wanted.subject)
-            self.log.error("Build %s failed: %s; log %s; next try in %.0f s", self._base, reason, progress.log,
-                           progress.next_try - time.time())
+            self.log.error(
+                "Build %s failed: %s; log %s; next try in %.0f s",
+                self._base,
+                reason,
+                progress.log,
+                progress.next_try - time.time(),
+            )
         self._publish()
         if ending is not None:
             self._send_statistics()
@@ -289,8 +317,7 @@ class BuildRun:
         if not self._wanted.manual or self._wanted.request is None:
             return
         try:
-            self._state.zk.kazoo_client.delete(
-                f"{paths.image(self.image)}/request-build", version=self._wanted.request[1])
+            self._state.zk.kazoo_client.delete(f"{paths.image(self.image)}/request-build", version=self._wanted.request[1])
         except (NoNodeError, BadVersionError):
             pass
         except KazooException as error:

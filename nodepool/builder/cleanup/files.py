@@ -12,8 +12,12 @@ from nodepool.zk.records import DELETING
 
 
 def clean_files(
-    config: Any, snapshot: Snapshot, going: Collection[BuildKey], running: Callable[[], Collection[BuildKey]],
-    absent: Callable[[str, str], bool], log: logging.Logger,
+    config: Any,
+    snapshot: Snapshot,
+    going: Collection[BuildKey],
+    running: Callable[[], Collection[BuildKey]],
+    absent: Callable[[str, str], bool],
+    log: logging.Logger,
 ) -> None:
     """Remove what nobody needs in ``images-dir``.
 

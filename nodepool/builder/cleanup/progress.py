@@ -24,8 +24,13 @@ class ProgressCleaner:
     :param lock_free: whether nobody builds the image, proved.
     """
 
-    def __init__(self, store: Callable[[], ProgressStore], absent: Callable[[str, str], bool],
-                 lock_free: Callable[[str], bool], log: logging.Logger) -> None:
+    def __init__(
+        self,
+        store: Callable[[], ProgressStore],
+        absent: Callable[[str, str], bool],
+        lock_free: Callable[[str], bool],
+        log: logging.Logger,
+    ) -> None:
         self._store = store
         self._absent = absent
         self._lock_free = lock_free
@@ -71,5 +76,9 @@ class ProgressCleaner:
 
     def _forgotten(self, failure: UploadFailure, snapshot: Snapshot, rules: Rules, before: float) -> bool:
         """The pair is not configured here.  Other builders may have it: theirs stays, for a time."""
-        return (failure.provider in rules.known or failure.key in self._pairs or failure.image not in snapshot.data.names
-                or (failure.time or 0.0) < before)
+        return (
+            failure.provider in rules.known
+            or failure.key in self._pairs
+            or failure.image not in snapshot.data.names
+            or (failure.time or 0.0) < before
+        )

@@ -53,7 +53,8 @@ class Lanes:
         """Wait until all is done, at most ``timeout`` seconds; lanes that hang since an earlier call are left alone."""
         with self._condition:
             done = self._condition.wait_for(
-                lambda: not self._running() or all(lane.stuck for lane in self._lanes.values()), timeout)
+                lambda: not self._running() or all(lane.stuck for lane in self._lanes.values()), timeout
+            )
             for lane in self._lanes.values():
                 lane.stuck = True
             return done

@@ -122,15 +122,20 @@ class RecordCleaner:
                 if found is None or found.state != DELETING:
                     return
                 if manager is None:
-                    self.log.warning("Image %s (%s) cannot be deleted: provider %s is not running", found.external_name,
-                                     found.external_id, key[2])
+                    self.log.warning(
+                        "Image %s (%s) cannot be deleted: provider %s is not running",
+                        found.external_name,
+                        found.external_id,
+                        key[2],
+                    )
                     return
                 self.log.info("Deleting image %s (%s) of %s", found.external_name, found.external_id, key[2])
                 try:
                     manager.deleteImage(found.external_name, found.external_id)
                 except Exception:  # a driver may raise anything
-                    self.log.exception("Unable to delete image %s (%s) of %s, it is tried again:", found.external_name,
-                                       found.external_id, key[2])
+                    self.log.exception(
+                        "Unable to delete image %s (%s) of %s, it is tried again:", found.external_name, found.external_id, key[2]
+                    )
                     return
                 self._zk.deleteUpload(*key)
         except (KazooException, RuntimeError) as error:  # RuntimeError: the builder has stopped meanwhile
@@ -203,9 +208,18 @@ class RecordCleaner:
         """People shall see the attempt, also when its builder had no time to tell of it."""
         store = ProgressStore(self._zk.kazoo_client)
         if store.read_build(build.id or "") is None:
-            store.write_build(BuildProgress(
-                build.image_name or "", build.id or "", build.builder or "", build.builder_id or "", state=FAILED,
-                reason=ABANDONED, ended=time.time(), formats=list(build.formats)))
+            store.write_build(
+                BuildProgress(
+                    build.image_name or "",
+                    build.id or "",
+                    build.builder or "",
+                    build.builder_id or "",
+                    state=FAILED,
+                    reason=ABANDONED,
+                    ended=time.time(),
+                    formats=list(build.formats),
+                )
+            )
 
     # -- what is no record
 

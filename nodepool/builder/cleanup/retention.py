@@ -95,11 +95,17 @@ class Rules:
     running_uploads: Collection[tuple[str, str, str]] = frozenset()
 
     @staticmethod
-    def of(config: Config, running_builds: Collection[BuildKey] = frozenset(),
-           running_uploads: Collection[tuple[str, str, str]] = frozenset()) -> Rules:
+    def of(
+        config: Config,
+        running_builds: Collection[BuildKey] = frozenset(),
+        running_uploads: Collection[tuple[str, str, str]] = frozenset(),
+    ) -> Rules:
         return Rules(
-            frozenset(config.diskimages), {p.name: frozenset(p.diskimages) for p in image_providers(config)},
-            running_builds, running_uploads)
+            frozenset(config.diskimages),
+            {p.name: frozenset(p.diskimages) for p in image_providers(config)},
+            running_builds,
+            running_uploads,
+        )
 
 
 @dataclass
@@ -176,12 +182,14 @@ class Snapshot:
         kept_builds, kept_uploads = self.kept_builds(image, rules), self.kept_uploads(image)
         plans = [self._plan(build, kept_builds, kept_uploads, rules, everything) for build in self.builds[image].values()]
         if everything:
-            plans += [self._plan_empty(image, build_id, rules)
-                      for name, build_id in sorted(self.data.empty_builds) if name == image]
+            plans += [
+                self._plan_empty(image, build_id, rules) for name, build_id in sorted(self.data.empty_builds) if name == image
+            ]
         return [plan for plan in plans if not plan.idle]
 
-    def _plan(self, build: ImageBuild, kept_builds: set[str], kept_uploads: set[UploadKey], rules: Rules,
-              everything: bool) -> BuildPlan:
+    def _plan(
+        self, build: ImageBuild, kept_builds: set[str], kept_uploads: set[UploadKey], rules: Rules, everything: bool
+    ) -> BuildPlan:
         image, build_id = build.image_name or "", build.id or ""
         plan = BuildPlan(image, build_id, build.state)
         kept = build_id in kept_builds
@@ -204,15 +212,20 @@ class Snapshot:
     def _held(self, plan: BuildPlan) -> bool:
         """Whether an upload needs the build and will go on needing it."""
         going = {upload_key(upload) for upload in plan.delete}
-        return any(upload.state != DELETING and upload_key(upload) not in going
-                   for upload in self.uploads.get((plan.image, plan.build), []))
+        return any(
+            upload.state != DELETING and upload_key(upload) not in going
+            for upload in self.uploads.get((plan.image, plan.build), [])
+        )
 
     def _plan_empty(self, image: str, build_id: str, rules: Rules) -> BuildPlan:
         """No such record: its uploads have nothing to live from."""
         plan = BuildPlan(image, build_id, None)
         if (image, build_id) not in rules.running_builds:
-            plan.delete = [u for u in self.uploads.get((image, build_id), [])
-                           if u.provider_name in rules.known and not self.uploading(u, rules)]
+            plan.delete = [
+                u
+                for u in self.uploads.get((image, build_id), [])
+                if u.provider_name in rules.known and not self.uploading(u, rules)
+            ]
             plan.remove = not self._held(plan)
         return plan
 
@@ -220,8 +233,9 @@ class Snapshot:
 # -- files
 
 
-def surplus_formats(build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: DiskImage,
-                    providers: Iterable[Any]) -> set[str]:
+def surplus_formats(
+    build: ImageBuild, uploads: Iterable[ImageUpload], diskimage: DiskImage, providers: Iterable[Any]
+) -> set[str]:
     """Formats whose files ``delete-after-upload`` allows to delete now (BLD-12).
 
     :param uploads: those of this build.

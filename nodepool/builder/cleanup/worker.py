@@ -42,7 +42,8 @@ class CleanupWorker(Worker):
         self._lanes = Lanes(self.name, self.log, lambda: self._running or self._by_hand)
         self._records = RecordCleaner(state, self._lanes, self.log)
         self._progress = ProgressCleaner(
-            lambda: ProgressStore(self._zk.kazoo_client), self._records.absent, self._records.build_lock_free, self.log)
+            lambda: ProgressStore(self._zk.kazoo_client), self._records.absent, self._records.build_lock_free, self.log
+        )
         self._strays = StraySweeper(state, self._lanes)
         self._pass_lock = threading.Lock()
         #: A pass that somebody else's thread makes, whether ours runs or not.
@@ -57,8 +58,9 @@ class CleanupWorker(Worker):
         self._unlisted: set[str] = set()
 
     @staticmethod
-    def deleteLocalBuild(images_dir: str, image_name: str, build_id: str,
-                         log: logging.Logger | logging.LoggerAdapter[Any]) -> bool:
+    def deleteLocalBuild(
+        images_dir: str, image_name: str, build_id: str, log: logging.Logger | logging.LoggerAdapter[Any]
+    ) -> bool:
         """Remove all files of a build; True when nothing is left."""
         return image_files.delete_local_build(images_dir, image_name, build_id, log)
 
@@ -99,7 +101,8 @@ class CleanupWorker(Worker):
             for upload in snapshot.data.uploads
         ) or any(
             build.state == DELETING and self._subject(snapshot, build.image_name or "", build.id or "") not in self._tried
-            for build in snapshot.data.builds)
+            for build in snapshot.data.builds
+        )
 
     @staticmethod
     def _subject(snapshot: Snapshot, image: str, build_id: str) -> Hashable:
@@ -151,8 +154,9 @@ class CleanupWorker(Worker):
         if self._lanes.wait(CLOUD_WAIT):
             self._finish(unfinished, snapshot, going)
 
-    def _clean_image(self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey],
-                     unfinished: list[BuildPlan]) -> None:
+    def _clean_image(
+        self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey], unfinished: list[BuildPlan]
+    ) -> None:
         plans = snapshot.plan(image, rules, everything)
         self._tell_unlisted(image, snapshot, rules, plans)
         for plan in plans:
@@ -178,7 +182,9 @@ class CleanupWorker(Worker):
             self.log.warning(
                 "Image %s is not in the configuration of this builder: its builds (made by %s) and their uploads to providers "
                 "that are configured here are being deleted. If another builder is to make it, list it here, too",
-                image, ", ".join(sorted(makers)) or "nobody known")
+                image,
+                ", ".join(sorted(makers)) or "nobody known",
+            )
 
     def _finish(self, plans: list[BuildPlan], snapshot: Snapshot, going: set[BuildKey]) -> None:
         for plan in plans:
@@ -207,8 +213,14 @@ class CleanupWorker(Worker):
 
     def _report_unreadable(self, data: ImageData) -> None:
         for image, build_id in sorted(data.bad_builds - self._reported):
-            self.log.error("The record of build %s-%s cannot be read; it and its files stay. Repair it, or remove the znode "
-                           "/nodepool/images/%s/builds/%s", image, build_id, image, build_id)
+            self.log.error(
+                "The record of build %s-%s cannot be read; it and its files stay. Repair it, or remove the znode "
+                "/nodepool/images/%s/builds/%s",
+                image,
+                build_id,
+                image,
+                build_id,
+            )
         self._reported = set(data.bad_builds)
 
     def _emitBuildRequestStats(self) -> None:

@@ -175,8 +175,10 @@ class BuildJournal:
             except OSError as error:
                 del _running[entry.path]
                 os.unlink(entry.path)
-                raise BuilderError(f"diskimage {image}: no temporary directory can be made in {base}: {error.strerror}; "
-                                   "set TMPDIR in its env-vars, or for the builder, to one that can be written") from error
+                raise BuilderError(
+                    f"diskimage {image}: no temporary directory can be made in {base}: {error.strerror}; "
+                    "set TMPDIR in its env-vars, or for the builder, to one that can be written"
+                ) from error
         return entry
 
     def entries(self, log: Logger = log) -> list[Entry]:
@@ -359,8 +361,10 @@ class ImagesDirInUse(ConfigurationError):
     """Another builder holds it."""
 
     def __init__(self, images_dir: str, holder: str) -> None:
-        super().__init__(f"images-dir {images_dir} is in use by builder process {holder or '(unknown)'}; "
-                         "every builder needs a directory of its own")
+        super().__init__(
+            f"images-dir {images_dir} is in use by builder process {holder or '(unknown)'}; "
+            "every builder needs a directory of its own"
+        )
         self.by_this_process = holder == str(os.getpid())
 
 

@@ -238,8 +238,10 @@ def close_to_others(directory: str) -> None:
             raise
         entries = [(tag, rights, _ACL_NO_ID) for tag, rights in _ACL_PLAIN]
     else:
-        entries = [(tag, 0 if tag == _ACL_OTHER else rights, number)
-                   for tag, rights, number in _ACL_ENTRY.iter_unpack(present[_ACL_VERSION.size:])]
+        entries = [
+            (tag, 0 if tag == _ACL_OTHER else rights, number)
+            for tag, rights, number in _ACL_ENTRY.iter_unpack(present[_ACL_VERSION.size :])
+        ]
     wanted = _ACL_VERSION.pack(2) + b"".join(_ACL_ENTRY.pack(*entry) for entry in entries)
     os.setxattr(directory, _DEFAULT_ACL, wanted)
 
@@ -289,7 +291,7 @@ def prune_logs(log_dir: str, image: str, retention: int, log: logging.Logger | l
     except OSError as error:
         log.warning("Cannot look for old logs of %s in %s: %s", image, log_dir, error.strerror)
         return
-    for _, path in sorted(aged, reverse=True)[max(retention, 1):]:
+    for _, path in sorted(aged, reverse=True)[max(retention, 1) :]:
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -334,8 +336,9 @@ def builder_id(images_dir: str) -> str:
     except FileNotFoundError:
         return _new_builder_id(path)
     except OSError as error:
-        raise ConfigurationError(f"images-dir: cannot read {path}: {error.strerror}; make it readable for user "
-                                 f"{os.geteuid()}") from error
+        raise ConfigurationError(
+            f"images-dir: cannot read {path}: {error.strerror}; make it readable for user {os.geteuid()}"
+        ) from error
     try:
         uuid.UUID(text)
     except ValueError:
@@ -410,8 +413,10 @@ def check_space(images_dir: str, tmp_dir: str, needed_bytes: int) -> str | None:
         free = free_bytes(path)
         if free < needed_bytes:
             remedy = "or set TMPDIR in the image's env-vars to a larger one" if path == tmp_dir else "or set a larger images-dir"
-            return (f"{option} {path} has {free // MIB} MiB free, the build needs about {-(-needed_bytes // MIB)} MiB; "
-                    f"make room there {remedy}")
+            return (
+                f"{option} {path} has {free // MIB} MiB free, the build needs about {-(-needed_bytes // MIB)} MiB; "
+                f"make room there {remedy}"
+            )
     return None
 
 

@@ -94,8 +94,10 @@ def detach(wanted: Callable[[str], bool], deadline: float) -> list[str]:
         if error := run_privileged(["losetup", "-d", f"/dev/{name}"], _limit(deadline)):
             problems.setdefault(name, error)
     # A device in use is only marked to go when its last user goes.
-    return [f"/dev/{name} is still attached to {_backing_file(name)}: {problems.get(name, 'it is in use')}"
-            for name in loop_devices(wanted)]
+    return [
+        f"/dev/{name} is still attached to {_backing_file(name)}: {problems.get(name, 'it is in use')}"
+        for name in loop_devices(wanted)
+    ]
 
 
 def remove_tree(path: str, deadline: float) -> str | None:

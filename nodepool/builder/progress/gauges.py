@@ -24,11 +24,13 @@ def _served(data: ImageData, image: str) -> bool:
     since, held = data.build_locks.get(image, (0.0, False))
     return held and any(
         build.image_name == image and build.state == BUILDING and build.stat is not None and build.stat.ctime / 1000 >= since
-        for build in data.builds)
+        for build in data.builds
+    )
 
 
-def gauges(config: Config, data: ImageData, fqdn: str, building: list[str | None],
-           uploading: list[tuple[str, str] | None]) -> dict[str, int]:
+def gauges(
+    config: Config, data: ImageData, fqdn: str, building: list[str | None], uploading: list[tuple[str, str] | None]
+) -> dict[str, int]:
     """Name -> value.
 
     :param building: image of each build worker.

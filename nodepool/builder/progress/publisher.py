@@ -70,7 +70,8 @@ class Publisher(threading.Thread):
             self._next_details = 0.0
             self._condition.notify_all()
             return self._condition.wait_for(
-                lambda: not (self._urgent or self._details or self._busy) or not self.is_alive(), timeout)
+                lambda: not (self._urgent or self._details or self._busy) or not self.is_alive(), timeout
+            )
 
     def stop(self) -> None:
         """Write what is left, for a moment, and end."""

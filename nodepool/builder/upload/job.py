@@ -69,8 +69,11 @@ class UploadJob:
         :raises KazooException: ZooKeeper failed before anything was done.
         """
         try:
-            lock = HeldLock(self._state.zk.client, f"{paths.uploads(self.image, self.build_id, self.provider)}/lock",
-                            record=paths.build(self.image, self.build_id))
+            lock = HeldLock(
+                self._state.zk.client,
+                f"{paths.uploads(self.image, self.build_id, self.provider)}/lock",
+                record=paths.build(self.image, self.build_id),
+            )
         except ZKLockException:
             return Result.SKIPPED
         self._lock = lock
@@ -88,8 +91,7 @@ class UploadJob:
         """Conditions 4 and 6, read with the lock held."""
         zk = self._state.zk
         build = zk.getBuild(self.image, self.build_id)
-        return (build is not None and build.state == READY
-                and not zk.getUploads(self.image, self.build_id, self.provider, [READY]))
+        return build is not None and build.state == READY and not zk.getUploads(self.image, self.build_id, self.provider, [READY])
 
     def _new_record(self, state: str) -> ImageUpload:
         build = self._candidate.build
@@ -129,17 +131,30 @@ class UploadJob:
         provider = self._candidate.provider
         path, image_file = self._file(provider.image_type)
         name = self._external_name(provider.image_name_format)
-        self._note = upload_journal.begin(
-            self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name)
+        self._note = upload_journal.begin(self._config.images_dir, (self.image, self.build_id, self.provider, self.number), name)
         meter = UploadMeter(path)
-        progress = UploadProgress(self.image, self.build_id, self.provider, self.number, self._state.fqdn,
-                                  started=self._started, bytes_total=meter.total, attempt=self._attempt)
+        progress = UploadProgress(
+            self.image,
+            self.build_id,
+            self.provider,
+            self.number,
+            self._state.fqdn,
+            started=self._started,
+            bytes_total=meter.total,
+            attempt=self._attempt,
+        )
         publisher, key = self._state.publisher, ("upload", self.build_id, self.provider, self.number)
         publisher.sample(key, lambda: self._sample(meter, progress))
         try:
             external_id = manager.uploadImage(
-                self._candidate.provider_image, name, path, image_type=provider.image_type, meta=self._metadata(),
-                md5=image_file.md5, sha256=image_file.sha256)
+                self._candidate.provider_image,
+                name,
+                path,
+                image_type=provider.image_type,
+                meta=self._metadata(),
+                md5=image_file.md5,
+                sha256=image_file.sha256,
+            )
         except Exception as error:
             # What the cloud may have all the same is looked for by cleaning, as it is noted.
             self.log.exception("Failed to upload %s (build %s) to %s:", self.image, self.build_id, self.provider)
@@ -164,20 +179,27 @@ class UploadJob:
 
     def _external_name(self, name_format: str) -> str:
         try:
-            return name_format.format(image_name=self.image, upload_id=self.number, build_id=self.build_id,
-                                      timestamp=str(self._state.upload_claims.second(self.image)))
+            return name_format.format(
+                image_name=self.image,
+                upload_id=self.number,
+                build_id=self.build_id,
+                timestamp=str(self._state.upload_claims.second(self.image)),
+            )
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UploadError(
                 f"image-name-format {name_format!r} of provider {self.provider} cannot be filled ({error!r}); it may use "
-                "{image_name}, {upload_id}, {timestamp} and {build_id}") from None
+                "{image_name}, {upload_id}, {timestamp} and {build_id}"
+            ) from None
 
     def _metadata(self) -> dict[str, Any]:
         diskimage = self._config.diskimages.get(self.image)
         provider_image = self._candidate.provider_image
         return {
             **(getattr(diskimage, "meta", None) or {}),
-            **(getattr(provider_image, "tags", None) or {}), **(getattr(provider_image, "meta", None) or {}),
-            "nodepool_build_id": self.build_id, "nodepool_upload_id": self.number,
+            **(getattr(provider_image, "tags", None) or {}),
+            **(getattr(provider_image, "meta", None) or {}),
+            "nodepool_build_id": self.build_id,
+            "nodepool_upload_id": self.number,
         }
 
     def _hook(self, external_id: str) -> None:
@@ -251,16 +273,14 @@ class UploadJob:
                 return self._failed()
             self.log.error("Upload of %s to %s failed: %s", self.image, self.provider, self.reason)
             try:
-                self._locked(
-                    lambda: self._state.zk.deleteUpload(self.image, self.build_id, self.provider, self.number))
+                self._locked(lambda: self._state.zk.deleteUpload(self.image, self.build_id, self.provider, self.number))
             except Lost as error:
                 self.log.warning("Upload %s of %s to %s: %s", self.number, self.image, self.provider, error)
             return Result.FAILED
         record = self._new_record(DELETING)
         record.external_id, record.external_name = external_id, name
         record.format = self._candidate.provider.image_type
-        self.log.error("Upload of %s to %s failed: %s; deleting the image is tried again", self.image, self.provider,
-                       self.reason)
+        self.log.error("Upload of %s to %s failed: %s; deleting the image is tried again", self.image, self.provider, self.reason)
         try:
             self._store(record)
             self._settled()
@@ -286,8 +306,7 @@ class UploadJob:
     def _others_ready(self) -> bool:
         if self._lock is None or not self._lock.regained:
             return False
-        return any(u.id != self.number
-                   for u in self._state.zk.getUploads(self.image, self.build_id, self.provider, [READY]))
+        return any(u.id != self.number for u in self._state.zk.getUploads(self.image, self.build_id, self.provider, [READY]))
 
     def _locked(self, write: Callable[[], Any]) -> None:
         """:raises Lost: see :meth:`_store`."""
@@ -298,8 +317,9 @@ class UploadJob:
 
     def publish_failure(self, next_try: float) -> None:
         """``next_try`` in the clock of the back-off, which is UNIX time."""
-        failure = UploadFailure(self.image, self.provider, self.build_id, self.number, self.reason, time.time(),
-                                self._attempt, next_try)
+        failure = UploadFailure(
+            self.image, self.provider, self.build_id, self.number, self.reason, time.time(), self._attempt, next_try
+        )
         self._publish(lambda store: store.write_failure(failure))
 
     def _sample(self, meter: UploadMeter, progress: UploadProgress) -> Callable[[ProgressStore], Any]:
@@ -311,5 +331,3 @@ class UploadJob:
 
     def _publish(self, write: Callable[[ProgressStore], Any]) -> None:
         self._state.publisher.write(("upload-failure", self.image, self.provider), write)
-
-

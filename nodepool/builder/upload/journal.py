@@ -96,8 +96,7 @@ def notes(images_dir: str) -> list[Note]:
         try:
             with open(path, encoding="utf-8") as file:
                 values = json.load(file)
-            image, build, provider, number, name = (
-                str(values[key]) for key in ("image", "build", "provider", "number", "name"))
+            image, build, provider, number, name = (str(values[key]) for key in ("image", "build", "provider", "number", "name"))
             note = Note(directory, image, build, provider, number, name, float(values["time"]))
             if note.path == path:
                 found.append(note)
@@ -127,8 +126,10 @@ def is_of(item: object, key: UploadKey) -> bool:
         return False
     properties = properties_of(item)
     _image, build, provider, number = key
-    return all(str(value_of(properties, f"nodepool_{name}")) == value
-               for name, value in (("build_id", build), ("upload_id", number), ("provider_name", provider)))
+    return all(
+        str(value_of(properties, f"nodepool_{name}")) == value
+        for name, value in (("build_id", build), ("upload_id", number), ("provider_name", provider))
+    )
 
 
 class StraySweeper:
@@ -148,8 +149,13 @@ class StraySweeper:
             if note.provider in config.provider_managers:
                 self._lanes.submit(note.provider, ("stray", note.path), lambda note=note: self._look(note))  # type: ignore[misc]
             elif time.time() - note.time > MAX_AGE:
-                log.warning("Giving up: upload %s of %s may have left the image %s in %s, which is not configured any more",
-                            note.number, note.image, note.name, note.provider)
+                log.warning(
+                    "Giving up: upload %s of %s may have left the image %s in %s, which is not configured any more",
+                    note.number,
+                    note.image,
+                    note.name,
+                    note.provider,
+                )
                 note.end()
 
     def _look(self, note: Note) -> None:
@@ -166,8 +172,13 @@ class StraySweeper:
             try:
                 found = [item for item in (listing() if listing is not None else ()) if is_of(item, note.key)]
             except Exception as error:
-                log.warning("Cannot look for what upload %s of %s left in %s: %r; it is tried again", note.number,
-                            note.image, note.provider, error)
+                log.warning(
+                    "Cannot look for what upload %s of %s left in %s: %r; it is tried again",
+                    note.number,
+                    note.image,
+                    note.provider,
+                    error,
+                )
                 return
             if not self._remove_parts(manager, note):
                 return
@@ -177,8 +188,15 @@ class StraySweeper:
                 if record is not None and record.external_id == external_id:
                     continue
                 name = value_of(item, "name") or note.name
-                log.warning("Upload %s of %s (build %s) left image %s (%s) in %s; deleting it", note.number, note.image,
-                            note.build, name, external_id, note.provider)
+                log.warning(
+                    "Upload %s of %s (build %s) left image %s (%s) in %s; deleting it",
+                    note.number,
+                    note.image,
+                    note.build,
+                    name,
+                    external_id,
+                    note.provider,
+                )
                 try:
                     discard(manager, name, external_id)
                 except Exception:  # a driver may raise anything
@@ -198,7 +216,12 @@ class StraySweeper:
         try:
             remove(note.name, note.time)
         except Exception as error:  # a driver may raise anything
-            log.warning("Cannot remove the parts that upload %s of %s left in %s: %r; it is tried again", note.number, note.image,
-                        note.provider, error)
+            log.warning(
+                "Cannot remove the parts that upload %s of %s left in %s: %r; it is tried again",
+                note.number,
+                note.image,
+                note.provider,
+                error,
+            )
             return False
         return True

@@ -78,8 +78,10 @@ class Context:
         if has_records or name in known:
             return
         close = difflib.get_close_matches(name, sorted(known), n=1)
-        self.refuse(f"provider {name} is neither in {self.args.config} nor in ZooKeeper"
-                    + (f"; did you mean {close[0]}?" if close else ""))
+        self.refuse(
+            f"provider {name} is neither in {self.args.config} nor in ZooKeeper"
+            + (f"; did you mean {close[0]}?" if close else "")
+        )
 
     def close(self) -> None:
         zk, self._zk = self._zk, None
@@ -98,7 +100,5 @@ def add_command(subparsers: Subparsers, name: str, function: Command, text: str)
 
 def add_listing(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
     parser = add_command(subparsers, name, function, text)
-    parser.add_argument(
-        "--format", choices=status.FORMATS, default="table", help="representation (default: %(default)s)"
-    )
+    parser.add_argument("--format", choices=status.FORMATS, default="table", help="representation (default: %(default)s)")
     return parser

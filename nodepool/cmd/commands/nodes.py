@@ -69,11 +69,15 @@ def _lock(zk: ZooKeeper, node: Node) -> None:
         zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT)
     except TimeoutException as error:
         holder = next(iter(zk.getNodeLockContenders(node)), None)
-        facts = [f"state {node.state}", f"request {node.allocated_to}" if node.allocated_to else "",
-                 f"locked by {holder}" if holder else ""]
+        facts = [
+            f"state {node.state}",
+            f"request {node.allocated_to}" if node.allocated_to else "",
+            f"locked by {holder}" if holder else "",
+        ]
         raise TimeoutException(
             f"node {node.id} is in use ({', '.join(filter(None, facts))}): no lock within {LOCK_TIMEOUT:g} s; "
-            "see its user data in `nodepool list --detail`") from error
+            "see its user data in `nodepool list --detail`"
+        ) from error
 
 
 def delete(context: Context) -> None:

@@ -158,8 +158,12 @@ class Validation:
             except ConfigError as exc:
                 if "required key" not in exc.message:  # the schema said so
                     self.note(exc.message, exc.where)
-        if servers and not self.data.get("zookeeper-tls") and "zookeeper-tls" not in self.replaced \
-                and self.data.get("zookeeper-insecure") is not True:
+        if (
+            servers
+            and not self.data.get("zookeeper-tls")
+            and "zookeeper-tls" not in self.replaced
+            and self.data.get("zookeeper-insecure") is not True
+        ):
             self.note("zookeeper-tls with cert, key and ca is required, here or in the secure file",
                       ("zookeeper-servers",), error=False)  # fmt: skip
 
@@ -178,9 +182,7 @@ class Validation:
     def _diskimages(self) -> None:
         self._duplicates("diskimages", "diskimage", error=True)
         entries = {
-            item["name"]: (index, item)
-            for index, item in dicts(self.data.get("diskimages"))
-            if isinstance(item.get("name"), str)
+            item["name"]: (index, item) for index, item in dicts(self.data.get("diskimages")) if isinstance(item.get("name"), str)
         }
         said: set[tuple[Any, ...]] = set()
         for name in entries:

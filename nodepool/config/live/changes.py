@@ -7,8 +7,12 @@ from typing import Any
 
 from nodepool.config.model import Config
 
-SECTIONS = {"labels": "labels", "diskimages": "diskimages", "providers": "providers",
-            "tenant_resource_limits": "tenant-resource-limits"}
+SECTIONS = {
+    "labels": "labels",
+    "diskimages": "diskimages",
+    "providers": "providers",
+    "tenant_resource_limits": "tenant-resource-limits",
+}
 
 
 def summary(config: Config) -> str:
@@ -38,6 +42,9 @@ def changes(old: Config, new: Config) -> str:
 
 
 def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    parts = [("new", new.keys() - old.keys()), ("removed", old.keys() - new.keys()),
-             ("changed", {name for name in old.keys() & new.keys() if old[name] != new[name]})]
+    parts = [
+        ("new", new.keys() - old.keys()),
+        ("removed", old.keys() - new.keys()),
+        ("changed", {name for name in old.keys() & new.keys() if old[name] != new[name]}),
+    ]
     return ", ".join(f"{what} {' '.join(sorted(names))}" for what, names in parts if names)

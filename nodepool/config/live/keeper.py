@@ -28,7 +28,7 @@ class ConfigKeeper:
     """
 
     def __init__(
-        self, paths: Iterable[str | None], log: logging.Logger, stale_changed: Callable[[int], Any], required: Sequence[str] = (),
+        self, paths: Iterable[str | None], log: logging.Logger, stale_changed: Callable[[int], Any], required: Sequence[str] = ()
     ) -> None:
         self._paths = [path for path in paths if path]
         self._log = log

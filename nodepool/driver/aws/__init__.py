@@ -23,8 +23,10 @@ class AwsDriver(statemachine.StateMachineDriver):
         """Profiles: a provider whose profile was missing is tried again. New keys are noticed without (credentials.py)."""
         if not self._used:
             return {}
-        files = (os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
-                 os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")
+        files = (
+            os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
+            os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+        )
         return {path: modification_time(path) for path in map(os.path.expanduser, files)}
 
     def getProviderConfig(self, provider: dict[str, Any]) -> Any:

@@ -82,23 +82,45 @@ class AwsAdapter(statemachine.Adapter):
         self.non_mutating_rate_limiter = AdaptiveRate(f"{name}-read", READ_FACTOR * rate)
         self.quota_service_rate_limiter = AdaptiveRate(f"{name}-quota", rate)
         self.calls = CloudCalls(
-            provider_config.name, classify,
-            {"read": self.non_mutating_rate_limiter, "write": self.rate_limiter, "quota": self.quota_service_rate_limiter,
-             "delete": AdaptiveRate(f"{name}-delete", rate), "upload": AdaptiveRate(f"{name}-upload", None)},
-            threads={"read": 10, "write": max(min(int(4 * rate), 8), 1), "delete": 4}, log=self.log)
+            provider_config.name,
+            classify,
+            {
+                "read": self.non_mutating_rate_limiter,
+                "write": self.rate_limiter,
+                "quota": self.quota_service_rate_limiter,
+                "delete": AdaptiveRate(f"{name}-delete", rate),
+                "upload": AdaptiveRate(f"{name}-upload", None),
+            },
+            threads={"read": 10, "write": max(min(int(4 * rate), 8), 1), "delete": 4},
+            log=self.log,
+        )
         self.timers = Timers(name)
         self.deletes = DeleteBatches(
-            name, classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log)
+            name, classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log
+        )
         self.deletes.add_kind("instance", self._terminate, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
         self.deletes.add_kind("host", self._release, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
         self.cloud = AwsLookups(self)
         self.gone = RecentlyGone()
         self.watched_instances: Watched[dict[str, Any]] = Watched(
-            f"instances of {provider_config.name}", self.cloud.some_instances, self.calls.run, self.timers,
-            batch=WATCH_BATCH, floor=self.LOOK_FLOOR, narrow=True, log=self.log)
+            f"instances of {provider_config.name}",
+            self.cloud.some_instances,
+            self.calls.run,
+            self.timers,
+            batch=WATCH_BATCH,
+            floor=self.LOOK_FLOOR,
+            narrow=True,
+            log=self.log,
+        )
         self.watched_hosts: Watched[dict[str, Any]] = Watched(
-            f"hosts of {provider_config.name}", self.cloud.some_hosts, self.calls.run, self.timers,
-            batch=DELETE_BATCH, floor=self.LOOK_FLOOR, log=self.log)
+            f"hosts of {provider_config.name}",
+            self.cloud.some_hosts,
+            self.calls.run,
+            self.timers,
+            batch=DELETE_BATCH,
+            floor=self.LOOK_FLOOR,
+            log=self.log,
+        )
         self.quota = AwsQuota(self.cloud, self.log)
         self.templates = LaunchTemplates(self)
         self.launching = Launching(self)
@@ -146,8 +168,9 @@ class AwsAdapter(statemachine.Adapter):
             check_answer(method, answer)
             return answer
 
-        return self.calls.call(method, ask, lane=lane, idempotent=idempotent,
-                               deadline=READ_DEADLINE if lane == "read" else DEADLINE, **kw)
+        return self.calls.call(
+            method, ask, lane=lane, idempotent=idempotent, deadline=READ_DEADLINE if lane == "read" else DEADLINE, **kw
+        )
 
     def tag(self, ids: list[str], tags: dict[str, str]) -> None:
         self.ec2("create_tags", lane="write", idempotent=True, Resources=ids, Tags=tag_dict_to_list(tags))
@@ -210,9 +233,12 @@ class AwsAdapter(statemachine.Adapter):
         for _ in range(2):
             left = [instance_id for instance_id in wanted if instance_id not in found]
             for start in range(0, len(left), WATCH_BATCH):
-                found.update(self.cloud.some_instances(left[start:start + WATCH_BATCH]))
-        return [each for instance_id, each in wanted.items()
-                if instance_id not in found or state_of(found[instance_id]) in INSTANCE_FAILED]
+                found.update(self.cloud.some_instances(left[start : start + WATCH_BATCH]))
+        return [
+            each
+            for instance_id, each in wanted.items()
+            if instance_id not in found or state_of(found[instance_id]) in INSTANCE_FAILED
+        ]
 
     def listResources(self) -> Iterator[AwsResource]:
         yield from self.leaks.resources()
@@ -274,8 +300,10 @@ class AwsAdapter(statemachine.Adapter):
 
     def _listImages(self) -> list[dict[str, Any]]:
         """For ``nodepool alien-image-list``."""
-        return [{"id": ami["ImageId"], "name": ami.get("Name"), "properties": tag_list_to_dict(ami.get("Tags"))}
-                for ami in self.cloud.list_amis()]
+        return [
+            {"id": ami["ImageId"], "name": ami.get("Name"), "properties": tag_list_to_dict(ami.get("Tags"))}
+            for ami in self.cloud.list_amis()
+        ]
 
 
 class _Refused(Exception):

@@ -98,8 +98,7 @@ class AwsProviderDiskImage(ConfigValue):
         self.encrypted = bool(image.get("encrypted", False) or image.get("kms-key-id"))
         self.kms_key_id: str | None = image.get("kms-key-id")
         if self.imds_support == "v2.0" and self.import_method == "image":
-            raise ConfigError(
-                f"IMDSv2 requires 'snapshot' or 'ebs-direct' as import-method of diskimage {self.name}")
+            raise ConfigError(f"IMDSv2 requires 'snapshot' or 'ebs-direct' as import-method of diskimage {self.name}")
         if trouble := schema.key_trouble(image):
             raise ConfigError(f"diskimage {self.name}: {trouble}", where=("kms-key-id",))
 
@@ -146,8 +145,13 @@ class AwsLabel(ConfigValue):
         self.security_group_ids: list[str] = label.get("security-group-ids") or provider_pool.security_group_ids
         self.capacity_reservation: dict[str, str] | None = label.get("capacity-reservation")
         self.ladder = alternatives.build(
-            self.instance_type, provider_pool.subnet_ids, provider_pool.az, self.use_spot, self.capacity_reservation,
-            label.get("alternatives") or [])
+            self.instance_type,
+            provider_pool.subnet_ids,
+            provider_pool.az,
+            self.use_spot,
+            self.capacity_reservation,
+            label.get("alternatives") or [],
+        )
         self._check(label)
 
     def _load_image(self, label: dict[str, Any], provider: AwsProviderConfig) -> None:
@@ -158,7 +162,8 @@ class AwsLabel(ConfigValue):
             if name not in images:
                 raise UnknownImage(
                     f"{key} {name} does not exist in provider {provider.name} but is referenced in label {self.name}",
-                    where=(key,))
+                    where=(key,),
+                )
             if key == "cloud-image":
                 self.cloud_image = provider.cloud_images[name]
             else:
@@ -172,8 +177,9 @@ class AwsLabel(ConfigValue):
         if self.dedicated_host and not self.pool.az:
             raise ConfigError("Availability-zone is required for dedicated hosts", where=("dedicated-host",))
         if label.get("alternatives") and (self.fleet or self.dedicated_host):
-            raise ConfigError(f"alternatives of label {self.name} cannot be used together with fleet or dedicated-host",
-                              where=("alternatives",))
+            raise ConfigError(
+                f"alternatives of label {self.name} cannot be used together with fleet or dedicated-host", where=("alternatives",)
+            )
 
     @staticmethod
     def getSchema() -> Any:
@@ -316,9 +322,7 @@ class AwsProviderConfig(ProviderConfig):
         return v.Schema(schema.provider())
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {
-            label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels
-        }
+        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}
 
 
 class _at:

@@ -61,10 +61,12 @@ class AwsLeaks:
     def copy_tags(self) -> None:
         """Imports leave AMI and snapshot without tags: copy those of the task when it is ours."""
         self._tasks = None
-        untagged = [(ami["ImageId"], self._ami_tags(ami))
-                    for ami in self.cloud.list_amis() if self._unknown(ami, "ImageId")]
-        untagged += [(snapshot["SnapshotId"], self._snapshot_tags(snapshot))
-                     for snapshot in self.cloud.list_snapshots() if self._unknown(snapshot, "SnapshotId")]
+        untagged = [(ami["ImageId"], self._ami_tags(ami)) for ami in self.cloud.list_amis() if self._unknown(ami, "ImageId")]
+        untagged += [
+            (snapshot["SnapshotId"], self._snapshot_tags(snapshot))
+            for snapshot in self.cloud.list_snapshots()
+            if self._unknown(snapshot, "SnapshotId")
+        ]
         for key, tags in untagged:
             if tags and tags.get("nodepool_provider_name") == self.adapter.provider.name:
                 self.adapter.tag([key], tags)
@@ -117,8 +119,7 @@ class AwsLeaks:
             AwsResource.TYPE_VOLUME: lambda: adapter.ec2("delete_volume", lane="delete", VolumeId=resource.id),
             AwsResource.TYPE_AMI: lambda: adapter.ec2("deregister_image", lane="delete", ImageId=resource.id),
             AwsResource.TYPE_SNAPSHOT: lambda: adapter.ec2("delete_snapshot", lane="delete", SnapshotId=resource.id),
-            AwsResource.TYPE_OBJECT: lambda: adapter.delete_object(
-                adapter.provider.object_storage["bucket-name"], resource.id),
+            AwsResource.TYPE_OBJECT: lambda: adapter.delete_object(adapter.provider.object_storage["bucket-name"], resource.id),
         }
         try:
             calls[resource.type]()

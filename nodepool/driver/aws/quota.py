@@ -77,8 +77,10 @@ class AwsQuota:
         cpu = info.get("VCpuInfo") or {}
         cores, vcpus = cpu.get("DefaultCores"), cpu.get("DefaultVCpus")
         args: dict[str, Any] = {
-            "cores": cores if cores is not None else vcpus, "ram": (info.get("MemoryInfo") or {}).get("SizeInMiB"),
-            "instances": 1}
+            "cores": cores if cores is not None else vcpus,
+            "ram": (info.get("MemoryInfo") or {}).get("SizeInMiB"),
+            "instances": 1,
+        }
         code = instance_code(instance_type, spot)
         if code:
             args[code] = vcpus
@@ -151,7 +153,8 @@ class AwsQuota:
                     codes = VOLUME_QUOTA_CODES.get(label.volume_type)
                     if codes is None:
                         self._warn_once(
-                            "volume " + label.volume_type, "Unknown quota code for volume type: %s", label.volume_type)
+                            "volume " + label.volume_type, "Unknown quota code for volume type: %s", label.volume_type
+                        )
                     else:
                         ebs.update(codes)
         return {code for code in ec2 if code}, {code for code in ebs if code}

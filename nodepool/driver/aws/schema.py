@@ -48,8 +48,10 @@ def key_trouble(image: dict[str, Any]) -> str | None:
     key = image.get("kms-key-id")
     if image.get("import-method") != "ebs-direct" or not key or _KEY_ARN.fullmatch(str(key)):
         return None
-    return ("kms-key-id must be the ARN of a key (arn:aws:kms:REGION:ACCOUNT:key/ID) when import-method is ebs-direct, "
-            f"which takes no key id and no alias: {key}")
+    return (
+        "kms-key-id must be the ARN of a key (arn:aws:kms:REGION:ACCOUNT:key/ID) when import-method is ebs-direct, "
+        f"which takes no key id and no alias: {key}"
+    )
 
 
 def diskimage() -> Any:

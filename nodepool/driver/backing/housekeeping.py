@@ -27,7 +27,8 @@ class Housekeeping:
         self.log = slots.log
         #: Backing nodes whose grace time may be over: they are not looked at once a minute only.
         self.idle: Reconciler[BackingNodeRecord] = Reconciler(
-            f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, self.log)
+            f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, self.log
+        )
 
     # Finding
 
@@ -77,8 +78,11 @@ class Housekeeping:
             self._unlock(node)
             return
         # Who waits for a slot here would stand in two places.
-        present = {user for user in data.allocations.values()
-                   if not slots.waits(user) and slots.zk.getNode(user, cached=True) is not None}
+        present = {
+            user
+            for user in data.allocations.values()
+            if not slots.waits(user) and slots.zk.getNode(user, cached=True) is not None
+        }
         with slots.lock:
             if node_id in slots.book.by_backing_node:
                 return

@@ -178,9 +178,7 @@ class SlotBook:
             record.deallocateSlot(node_id)
         return record
 
-    def merge(
-        self, record: BackingNodeRecord, stored: dict[int, str], exists: Callable[[str], bool] | None = None
-    ) -> list[str]:
+    def merge(self, record: BackingNodeRecord, stored: dict[int, str], exists: Callable[[str], bool] | None = None) -> list[str]:
         """Take over what is stored on the backing node.
 
         Entries that we knew before and have freed since are leftovers. The result are our nodes that were not stored

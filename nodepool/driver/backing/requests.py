@@ -22,6 +22,7 @@ TAKE_OVER_TIMEOUT = 30.0
 """How long to try to lock a backing node that was given to us, in seconds."""
 TAKE_OVER_BACKOFF = Backoff(0.02, 1.0)
 
+
 class BackingRequests:
     """The requests of one provider that are under way. Callbacks of ZooKeeper never wait here."""
 
@@ -35,9 +36,7 @@ class BackingRequests:
         self.doubtful: set[float] = set()
         """``created_time`` of requests that may or may not exist."""
 
-    def ask(
-        self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]
-    ) -> None:
+    def ask(self, record: BackingNodeRecord, machine: Occupant, actions: list[Action]) -> None:
         backing, priority = transactions.backing_request(machine.label, self._slots.my_id, machine.request)
         txn = transactions.create_request(self._slots.zk, backing, priority)
 
@@ -79,9 +78,7 @@ class BackingRequests:
         if request is not None:
             changed(request)
 
-    def _request_changed(
-        self, record: BackingNodeRecord, request_id: str, request: NodeRequest | None
-    ) -> None:
+    def _request_changed(self, record: BackingNodeRecord, request_id: str, request: NodeRequest | None) -> None:
         actions: list[Action] = []
         with self._slots.lock:
             if request_id not in self.open or record.node_id is not None or record.taking:

@@ -191,11 +191,7 @@ class BackingSlots:
             elif record.node_id is not None:
                 # Usually under way already; after a lost connection this sends it again.
                 self.store(record, actions)
-            elif (
-                record.request_id is not None
-                and not record.taking
-                and self.zk.getCachedRequest(record.request_id) is None
-            ):
+            elif record.request_id is not None and not record.taking and self.zk.getCachedRequest(record.request_id) is None:
                 self.requests.gone(record, actions)
             if backing_node is not None:
                 self._waiting.pop(machine.node_id, None)
@@ -229,9 +225,7 @@ class BackingSlots:
             awaited, label = machine.record, machine.label
             if awaited is None or awaited.node_id is not None or awaited.taking or machine.problem is not None:
                 continue
-            if label.name != record.label_name or (
-                label.max_age is not None and record.launched <= time.time() - label.max_age
-            ):
+            if label.name != record.label_name or (label.max_age is not None and record.launched <= time.time() - label.max_age):
                 continue
             self.log.info("Node %s takes a free slot of %s", machine.node_id, record)
             self.book.deallocate(machine.node_id)
@@ -282,11 +276,7 @@ class BackingSlots:
         actions.append(lambda: self.submit(txn, lambda error: self._stored(record, machines, stored, error)))
 
     def _stored(
-        self,
-        record: BackingNodeRecord,
-        machines: list[Occupant],
-        stored: dict[int, str],
-        error: BaseException | None,
+        self, record: BackingNodeRecord, machines: list[Occupant], stored: dict[int, str], error: BaseException | None
     ) -> None:
         actions: list[Action] = []
         with self.lock:
@@ -321,9 +311,7 @@ class BackingSlots:
                 self.store(record, actions, node)
         self.do(actions)
 
-    def grant(
-        self, record: BackingNodeRecord, machines: list[Occupant], actions: list[Action]
-    ) -> None:
+    def grant(self, record: BackingNodeRecord, machines: list[Occupant], actions: list[Action]) -> None:
         for machine in machines:
             if self._waiting.get(machine.node_id) is machine and machine.record is record:
                 machine.granted = True
@@ -468,9 +456,7 @@ class BackingSlots:
             if self.stopped:
                 return
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(
-                    4, thread_name_prefix=f"ThreadPoolExecutor-metastatic-{self.provider.name}"
-                )
+                self._executor = ThreadPoolExecutor(4, thread_name_prefix=f"ThreadPoolExecutor-metastatic-{self.provider.name}")
             future = self._executor.submit(function, *args)
         future.add_done_callback(self._log_failure)
 

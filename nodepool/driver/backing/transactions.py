@@ -57,9 +57,7 @@ def _node(txn: Txn, facade: ZooKeeper, node: zk.Node, **values: Any) -> None:
     txn.set(paths.node(node.id or ""), changed.serialize(), version, tree=facade.node_tree, record=changed)
 
 
-def take_over(
-    facade: ZooKeeper, node: zk.Node, request_id: str, record: BackingNodeRecord, owner: str, lock_exists: bool
-) -> Txn:
+def take_over(facade: ZooKeeper, node: zk.Node, request_id: str, record: BackingNodeRecord, owner: str, lock_exists: bool) -> Txn:
     """Lock the fulfilled backing node for good, sign it, and end the request.
 
     Making the lock directory anew fails when anybody else contends for the lock.

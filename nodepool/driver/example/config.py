@@ -115,9 +115,7 @@ class ExampleProviderConfig(ProviderConfig):
             image.key = image_options.get("key")
             image.python_path = image_options.get("python-path", "auto")
             image.connection_type = image_options.get("connection-type", "ssh")
-            image.connection_port = image_options.get(
-                "connection-port", 5986 if image.connection_type == "winrm" else 22
-            )
+            image.connection_port = image_options.get("connection-port", 5986 if image.connection_type == "winrm" else 22)
             self.cloud_images[str(image.name)] = image
         for pool_options in options["pools"]:
             pool = ExamplePool()
@@ -156,6 +154,4 @@ class ExampleProviderConfig(ProviderConfig):
         )
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {
-            label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels
-        }
+        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

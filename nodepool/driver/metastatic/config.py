@@ -41,8 +41,7 @@ class MetastaticLabel(ConfigValue):
         self.host_key_checking: bool = label.get("host-key-checking", provider_pool.host_key_checking)
         if self.max_age is not None and self.max_age < self.min_retention_time:
             raise ConfigError(
-                f"label {self.name}: The max_age must be greater than or equal to the min_retention_time",
-                where=("max-age",),
+                f"label {self.name}: The max_age must be greater than or equal to the min_retention_time", where=("max-age",)
             )
         if not isinstance(self.max_parallel_jobs, int) or self.max_parallel_jobs < 1:
             raise ConfigError(f"label {self.name}: max-parallel-jobs must be at least 1", where=("max-parallel-jobs",))
@@ -149,9 +148,7 @@ class MetastaticProviderConfig(ProviderConfig):
                         where=place,
                     )
                 if label.name not in newconfig.labels:
-                    raise UnknownName(
-                        f"label {label.name!r} is not defined in the top-level labels list", where=(*place, "name")
-                    )
+                    raise UnknownName(f"label {label.name!r} is not defined in the top-level labels list", where=(*place, "name"))
                 newconfig.labels[label.name].pools.append(pool)
 
     def _getLabel(self, name: str) -> MetastaticLabel | None:
@@ -173,9 +170,7 @@ class MetastaticProviderConfig(ProviderConfig):
         )
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {
-            name for pool in self._pools.values() if not pool_name or pool.name == pool_name for name in pool.labels
-        }
+        return {name for pool in self._pools.values() if not pool_name or pool.name == pool_name for name in pool.labels}
 
 
 def _require(entry: Any, keys: tuple[str, ...], where: tuple[PathItem, ...]) -> None:

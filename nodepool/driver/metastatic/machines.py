@@ -21,9 +21,7 @@ class MetastaticInstance(Instance):
         "python_path", "shell_type", "connection_port", "connection_type",
     )  # fmt: skip
 
-    def __init__(
-        self, backing_node: Node, slot: int | None, node: Node, metadata: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, backing_node: Node, slot: int | None, node: Node, metadata: dict[str, str] | None = None) -> None:
         super().__init__()
         self.metadata = metadata or {}
         self.slot = slot
@@ -52,8 +50,9 @@ class MetastaticCreateStateMachine(StateMachine):
     REQUESTING = "requesting backing node"
     COMPLETE = "complete"
 
-    def __init__(self, slots: BackingSlots, hostname: str, label: Any, metadata: dict[str, str],
-                 request: NodeRequest, log: Log) -> None:
+    def __init__(
+        self, slots: BackingSlots, hostname: str, label: Any, metadata: dict[str, str], request: NodeRequest, log: Log
+    ) -> None:
         super().__init__()
         self._slots = slots
         self.hostname = hostname

@@ -110,11 +110,19 @@ class NodeManagerAdapter(statemachine.Adapter):
     def record(self, name: str, label: Any, image: str, metadata: dict[str, str], host: ManagedHost) -> dict[str, Any]:
         source = label.cloud_image or self.provider.diskimages[label.diskimage.name]
         return {
-            "account_type": "sliver", "name": name, "image": image, "rspec": rspec_of(label, host.cores),
-            "ssh_keys": label.ssh_keys, "metadata": dict(metadata), "username": source.username or "root",
-            "expiry": int(time.time()) + self.provider.lease_time, "plc_instantiated": True, "hostname": name,
+            "account_type": "sliver",
+            "name": name,
+            "image": image,
+            "rspec": rspec_of(label, host.cores),
+            "ssh_keys": label.ssh_keys,
+            "metadata": dict(metadata),
+            "username": source.username or "root",
+            "expiry": int(time.time()) + self.provider.lease_time,
+            "plc_instantiated": True,
+            "hostname": name,
             **({"network": label.network} if label.network else {}),
-            **({"privileges": list(label.privileges)} if label.privileges else {})}
+            **({"privileges": list(label.privileges)} if label.privileges else {}),
+        }
 
     def wait_for_hosts(self, machine: CreateMachine) -> None:
         """Have this machine woken when a host can be used."""
@@ -143,8 +151,9 @@ class NodeManagerAdapter(statemachine.Adapter):
         """
         host = self.hosts.get(host_name)
         if host is None and not self.provider.discover:
-            self.log.warning("Host %s is not in provider %s any more; sliver %s is left to its lease", host_name,
-                             self.provider.name, sliver)
+            self.log.warning(
+                "Host %s is not in provider %s any more; sliver %s is left to its lease", host_name, self.provider.name, sliver
+            )
             raise exceptions.NotFound
         if host is None or host.gone:
             raise RpcError(f"host {host_name} is not announced")
@@ -194,21 +203,28 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def listInstances(self) -> Iterable[NodeManagerInstance]:
         """Of a host that does not answer, what it last had."""
-        return [NodeManagerInstance(host, sliver, self.provider)
-                for host, slivers in self._lists(QUOTA_TIMEOUT)
-                for sliver in (slivers if slivers is not None else host.slivers)]
+        return [
+            NodeManagerInstance(host, sliver, self.provider)
+            for host, slivers in self._lists(QUOTA_TIMEOUT)
+            for sliver in (slivers if slivers is not None else host.slivers)
+        ]
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
         """Of hosts that answer only; a sliver that does not run counts as missing."""
-        running = {host.name: {s["name"] for s in slivers if s.get("state") not in NOT_RUNNING}
-                   for host, slivers in self._lists(PASS_TIMEOUT) if slivers is not None}
-        return [found for found in external_ids if isinstance(found, dict) and found.get("host") in running
-                and found.get("sliver") not in running[found["host"]]]
+        running = {
+            host.name: {s["name"] for s in slivers if s.get("state") not in NOT_RUNNING}
+            for host, slivers in self._lists(PASS_TIMEOUT)
+            if slivers is not None
+        }
+        return [
+            found
+            for found in external_ids
+            if isinstance(found, dict) and found.get("host") in running and found.get("sliver") not in running[found["host"]]
+        ]
 
     def listResources(self) -> Iterable[NodeManagerResource]:
         """Of hosts that answer only: what is missing here is never taken for gone."""
-        return [NodeManagerResource(host.name, sliver) for host, slivers in self._lists(PASS_TIMEOUT)
-                for sliver in slivers or ()]
+        return [NodeManagerResource(host.name, sliver) for host, slivers in self._lists(PASS_TIMEOUT) for sliver in slivers or ()]
 
     def periodic(self) -> None:
         """Images are spread, leases renewed, strays deleted."""
@@ -218,8 +234,11 @@ class NodeManagerAdapter(statemachine.Adapter):
         for host, slivers in lists:
             ours = [s for s in slivers if (s.get("metadata") or {}).get("nodepool_provider_name") == self.provider.name]
             strays = [s["name"] for s in ours if self._is_stray(host, s)]
-            due = [s["name"] for s in ours if (s.get("expiry") or 0) - time.time() < self.provider.lease_time * RENEW_AT
-                   and s["name"] not in strays]
+            due = [
+                s["name"]
+                for s in ours
+                if (s.get("expiry") or 0) - time.time() < self.provider.lease_time * RENEW_AT and s["name"] not in strays
+            ]
             if strays or due:
                 host.submit(lambda host=host, strays=strays, due=due: self._tend(host, strays, due))  # type: ignore[misc]
 
@@ -228,8 +247,12 @@ class NodeManagerAdapter(statemachine.Adapter):
         if self._zk is None:
             return False
         node = self._zk.getNode(sliver["metadata"].get("nodepool_node_id"), cached=True)
-        return (node is not None and node.state in (zk.READY, zk.IN_USE, zk.USED, zk.HOLD)
-                and isinstance(node.external_id, dict) and node.external_id.get("host") != host.name)
+        return (
+            node is not None
+            and node.state in (zk.READY, zk.IN_USE, zk.USED, zk.HOLD)
+            and isinstance(node.external_id, dict)
+            and node.external_id.get("host") != host.name
+        )
 
     def _tend(self, host: ManagedHost, strays: list[str], due: list[str]) -> None:
         """Part of the periodic pass: leases of our slivers go on as long as a launcher lives."""
@@ -263,8 +286,12 @@ class NodeManagerAdapter(statemachine.Adapter):
         if not capacities:
             return QuotaInformation(default=math.inf)
         return QuotaInformation(
-            cores=sum(c["cores"] * c["cpu"] / 1000 for c in capacities), instances=sum(c["slivers"] for c in capacities),
-            ram=sum(c["memory"] for c in capacities), disk=sum(c["disk"] for c in capacities) / (1 << 20), default=math.inf)
+            cores=sum(c["cores"] * c["cpu"] / 1000 for c in capacities),
+            instances=sum(c["slivers"] for c in capacities),
+            ram=sum(c["memory"] for c in capacities),
+            disk=sum(c["disk"] for c in capacities) / (1 << 20),
+            default=math.inf,
+        )
 
     def getQuotaForLabel(self, label: Any) -> QuotaInformation:
         # Of a host as good as any: they differ in cores at most.
@@ -294,8 +321,9 @@ class NodeManagerAdapter(statemachine.Adapter):
         try:
             return str(future.result(CONSOLE_TIMEOUT))
         except (RpcError, RpcFault, FutureTimeout) as error:
-            self.log.warning("The console of %s on %s cannot be had: %s", external_id["sliver"], host.name,
-                             str(error) or "it takes too long")
+            self.log.warning(
+                "The console of %s on %s cannot be had: %s", external_id["sliver"], host.name, str(error) or "it takes too long"
+            )
             return None
 
     def notifyNodescanFailure(self, label: Any, external_id: Any) -> None:
@@ -319,13 +347,20 @@ class NodeManagerAdapter(statemachine.Adapter):
     # -- images
 
     def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
+        self,
+        provider_image: Any,
+        image_name: str,
+        filename: str,
+        image_format: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
     ) -> str:
         """To all hosts at the same time; hosts that cannot take it get no slivers of it.
 
         :raises HostError: no host took it.
         """
+
         def send(host: ManagedHost) -> None:
             # One that hangs is found out before a large file goes there.
             host.call("GetCapacity")
@@ -352,8 +387,10 @@ class NodeManagerAdapter(statemachine.Adapter):
     def _everywhere(self, function: Any, timeout: float) -> list[str]:
         """Run on all hosts at the same time; the texts of failures."""
         deadline = time.monotonic() + timeout
-        futures = [(host, host.submit(lambda host=host: function(host), wait=True))  # type: ignore[misc]
-                   for host in self.hosts.all()]
+        futures = [
+            (host, host.submit(lambda host=host: function(host), wait=True))  # type: ignore[misc]
+            for host in self.hosts.all()
+        ]
         failures = []
         for host, future in futures:
             try:

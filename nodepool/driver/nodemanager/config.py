@@ -114,12 +114,17 @@ class NodeManagerPool(ConfigPool):
         if cloud_image is not None:
             label.cloud_image = provider.cloud_images.get(cloud_image)
             if label.cloud_image is None:
-                raise ConfigError(f"cloud-image {cloud_image} does not exist in provider {provider.name} but is referenced in "
-                                  f"label {label.name}", where=(*where, "cloud-image"))
+                raise ConfigError(
+                    f"cloud-image {cloud_image} does not exist in provider {provider.name} but is referenced in "
+                    f"label {label.name}",
+                    where=(*where, "cloud-image"),
+                )
         else:
             if diskimage not in provider.diskimages:
-                raise ConfigError(f"diskimage {diskimage} does not exist in provider {provider.name} but is referenced in "
-                                  f"label {label.name}", where=(*where, "diskimage"))
+                raise ConfigError(
+                    f"diskimage {diskimage} does not exist in provider {provider.name} but is referenced in label {label.name}",
+                    where=(*where, "diskimage"),
+                )
             label.diskimage = full_config.diskimages[diskimage]
         label.host_key_checking = bool(options.get("host-key-checking", False))
         label.cpus = options.get("cpus", 0)
@@ -217,8 +222,11 @@ class NodeManagerProviderConfig(ProviderConfig):
             if host.name in self.hosts:
                 raise ConfigError(f"host {host.name} is given twice", where=("hosts", number))
             if not _URL.match(host.url):
-                raise ConfigError(f"host {host.name}: {host.url!r} is no address of a node manager; unix:/path, "
-                                  "https://host:port or http://127.0.0.1:port is wanted", where=("hosts", number, "url"))
+                raise ConfigError(
+                    f"host {host.name}: {host.url!r} is no address of a node manager; unix:/path, "
+                    "https://host:port or http://127.0.0.1:port is wanted",
+                    where=("hosts", number, "url"),
+                )
             if host.url.startswith("https:") and not (host.ca_cert and host.client_cert and host.client_key):
                 raise ConfigError(f"host {host.name}: https needs ca-cert, client-cert and client-key", where=("hosts", number))
             self.hosts[host.name] = host
@@ -226,8 +234,9 @@ class NodeManagerProviderConfig(ProviderConfig):
             raise ConfigError("either hosts (at least one) or discover: true is needed, or backing-label", where=("hosts",))
         self.lease_time = options.get("lease-time", 86400)
         if self.lease_time < MIN_LEASE:
-            raise ConfigError(f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a minute",
-                              where=("lease-time",))
+            raise ConfigError(
+                f"lease-time must be at least {MIN_LEASE} s: launchers renew leases about once a minute", where=("lease-time",)
+            )
         # A backing node may have to be made first.
         self.boot_timeout = options.get("boot-timeout", 30 if self.backing is None else 120)
         self.launch_timeout = options.get("launch-timeout", 60 if self.backing is None else 3600)
@@ -259,8 +268,10 @@ class NodeManagerProviderConfig(ProviderConfig):
         for each in self._pools.values():
             for label in each.labels.values():
                 if label.backing_label in self.getSupportedLabels():
-                    raise ConfigError(f"label {label.name}: backing-label {label.backing_label} is a label of this very provider",
-                                      where=("backing-label",))
+                    raise ConfigError(
+                        f"label {label.name}: backing-label {label.backing_label} is a label of this very provider",
+                        where=("backing-label",),
+                    )
 
     def _getLabel(self, backing_label: str) -> BackingOptions | None:
         """What holds for backing nodes of this label; None when they are not used (any more)."""
@@ -281,23 +292,71 @@ class NodeManagerProviderConfig(ProviderConfig):
 
     def getSchema(self) -> v.Schema:
         keys = v.Any(str, [str])
-        image = {v.Required("name"): str, "username": str, "python-path": str, "shell-type": str, "connection-type": str,
-                 "meta": dict, "pause": bool}
+        image = {
+            v.Required("name"): str,
+            "username": str,
+            "python-path": str,
+            "shell-type": str,
+            "connection-type": str,
+            "meta": dict,
+            "pause": bool,
+        }
         number = v.Any(int, float)
-        label = {v.Required("name"): str, "cloud-image": str, "diskimage": str, "cpus": number, "cpu-limit": number, "ram": int,
-                 "disk": int, "pids": int, "net-max": v.Any(int, str), "net-min": v.Any(int, str),
-                 "network": str, "privileges": [str],
-                 "host-key-checking": bool, "ssh-keys": keys, "rspec": dict, "backing-label": str}
-        pool = {**ConfigPool.getCommonSchemaDict(), v.Required("name"): str, v.Required("labels"): [label], "max-cores": number,
-                "max-ram": int, "availability-zones": [str]}
-        host = {v.Required("name"): str, v.Required("url"): str, "ca-cert": str, "client-cert": str, "client-key": str,
-                "ssh-address": str, "group": str}
+        label = {
+            v.Required("name"): str,
+            "cloud-image": str,
+            "diskimage": str,
+            "cpus": number,
+            "cpu-limit": number,
+            "ram": int,
+            "disk": int,
+            "pids": int,
+            "net-max": v.Any(int, str),
+            "net-min": v.Any(int, str),
+            "network": str,
+            "privileges": [str],
+            "host-key-checking": bool,
+            "ssh-keys": keys,
+            "rspec": dict,
+            "backing-label": str,
+        }
+        pool = {
+            **ConfigPool.getCommonSchemaDict(),
+            v.Required("name"): str,
+            v.Required("labels"): [label],
+            "max-cores": number,
+            "max-ram": int,
+            "availability-zones": [str],
+        }
+        host = {
+            v.Required("name"): str,
+            v.Required("url"): str,
+            "ca-cert": str,
+            "client-cert": str,
+            "client-key": str,
+            "ssh-address": str,
+            "group": str,
+        }
         tls: dict[Any, Any] = dict.fromkeys(TLS_KEYS, str)
-        return v.Schema({
-            v.Required("pools"): [pool], "hosts": [host], "discover": bool, **tls,
-            **backing_config.SCHEMA, "lease-time": int, "boot-timeout": int,
-            "launch-timeout": int, "launch-retries": int, "rate": number, "placement": v.Any("spread", "pack"),
-            "cloud-images": [{**image, "root": str}], "diskimages": [image], "post-upload-hook": str, "ssh-keys": keys})
+        return v.Schema(
+            {
+                v.Required("pools"): [pool],
+                "hosts": [host],
+                "discover": bool,
+                **tls,
+                **backing_config.SCHEMA,
+                "lease-time": int,
+                "boot-timeout": int,
+                "launch-timeout": int,
+                "launch-retries": int,
+                "rate": number,
+                "placement": v.Any("spread", "pack"),
+                "cloud-images": [{**image, "root": str}],
+                "diskimages": [image],
+                "post-upload-hook": str,
+                "ssh-keys": keys,
+            }
+        )
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
         return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

@@ -111,13 +111,15 @@ class ManagedHost:
             pass
         return self.client.call(method, *arguments, timeout=timeout)
 
-    def ask(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT, wait: bool = False,
-            patient: bool = False) -> Future[Any]:
+    def ask(
+        self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT, wait: bool = False, patient: bool = False
+    ) -> Future[Any]:
         """A call on a thread of this host; fails at once while the host is known not to answer.
 
         :param wait: it takes its time on purpose.
         :param patient: ask whatever is known.
         """
+
         def run() -> Any:
             if not patient and not self.usable:
                 self.look()
@@ -286,8 +288,10 @@ class ManagedHost:
         if found is None:
             return Free(Needs(0.0, 0.0, 0.0), 0.0)
         given = found["allocated"]
-        return Free(Needs(found["cpu"] - given["cpu"], found["memory"] - given["memory"], found["disk"] - given["disk"]),
-                    found["slivers"] - given["slivers"])
+        return Free(
+            Needs(found["cpu"] - given["cpu"], found["memory"] - given["memory"], found["disk"] - given["disk"]),
+            found["slivers"] - given["slivers"],
+        )
 
     def list_slivers(self) -> Future[list[dict[str, Any]]]:
         """All of the host, at most a second old; who asks at the same time shares the answer."""
@@ -379,8 +383,9 @@ class Hosts:
 
     # -- placement
 
-    def candidates(self, az: str | None, placement: str, needed: Callable[[Mapping[str, Any]], Needs],
-                   image: str, without: Collection[str]) -> list[ManagedHost]:
+    def candidates(
+        self, az: str | None, placement: str, needed: Callable[[Mapping[str, Any]], Needs], image: str, without: Collection[str]
+    ) -> list[ManagedHost]:
         """Hosts that answer, best first: most room (spread) or least (pack); those that look unfit come last.
 
         :param needed: by a sliver, on a host of that capacity.

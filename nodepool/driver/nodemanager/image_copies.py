@@ -43,8 +43,10 @@ class ImageSpreader:
             for image in sorted(wanted - has):
                 source = next((other for other, there in answering if image in there), None)
                 if source is not None and self._claim(host):
-                    host.submit(lambda host=host, source=source, image=image: self._copy(source, host, image),  # type: ignore[misc]
-                                wait=True).add_done_callback(lambda _done, host=host: self._release(host))  # type: ignore[misc]
+                    host.submit(
+                        lambda host=host, source=source, image=image: self._copy(source, host, image),  # type: ignore[misc]
+                        wait=True,
+                    ).add_done_callback(lambda _done, host=host: self._release(host))  # type: ignore[misc]
                     break
 
     def _claim(self, host: ManagedHost) -> bool:
@@ -70,7 +72,8 @@ class ImageSpreader:
                 file.seek(0)
                 host.upload(image, file, digest.hexdigest(), STALL)
         except (RpcError, RpcFault, OSError) as error:
-            self._log.warning("Image %s cannot be copied from %s to %s: %s; it is tried again", image, source.name, host.name,
-                              error)
+            self._log.warning(
+                "Image %s cannot be copied from %s to %s: %s; it is tried again", image, source.name, host.name, error
+            )
         finally:
             host.forget()

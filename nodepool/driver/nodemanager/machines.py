@@ -62,15 +62,20 @@ def too_large(label: Any, name: str, capacity: Mapping[str, Any]) -> str | None:
     needs = needed_by(label, capacity)
     if needs.cpu <= capacity["cpu"] and needs.memory <= capacity["memory"] and needs.disk <= capacity["disk"]:
         return None
-    return (f"{name} {capacity['cpu'] * capacity['cores'] / 1000:g} cores, {capacity['memory']} MiB, and disks of "
-            f"{capacity['disk'] / (1 << 20):.1f} GiB; it needs {needs.cpu * capacity['cores'] / 1000:g}, {needs.memory:g} and "
-            f"{needs.disk / (1 << 20):.1f}")
+    return (
+        f"{name} {capacity['cpu'] * capacity['cores'] / 1000:g} cores, {capacity['memory']} MiB, and disks of "
+        f"{capacity['disk'] / (1 << 20):.1f} GiB; it needs {needs.cpu * capacity['cores'] / 1000:g}, {needs.memory:g} and "
+        f"{needs.disk / (1 << 20):.1f}"
+    )
 
 
 def quota_of(rspec: dict[str, Any], cores: int) -> QuotaInformation:
     return QuotaInformation(
-        cores=rspec.get("nm_cpu_guaranteed_share", 0) * cores / 1000, instances=1, ram=rspec.get("nm_mem_limit", 0),
-        disk=rspec.get("nm_disk_quota", 0) / (1 << 20))
+        cores=rspec.get("nm_cpu_guaranteed_share", 0) * cores / 1000,
+        instances=1,
+        ram=rspec.get("nm_mem_limit", 0),
+        disk=rspec.get("nm_disk_quota", 0) / (1 << 20),
+    )
 
 
 class NodeManagerInstance(statemachine.Instance):
@@ -79,8 +84,9 @@ class NodeManagerInstance(statemachine.Instance):
     :param quota: what it counts as; default: what it was granted.
     """
 
-    def __init__(self, host: ManagedHost, sliver: dict[str, Any], provider: ProviderConfig,
-                 quota: QuotaInformation | None = None) -> None:
+    def __init__(
+        self, host: ManagedHost, sliver: dict[str, Any], provider: ProviderConfig, quota: QuotaInformation | None = None
+    ) -> None:
         super().__init__()
         effective = sliver.get("effective") or {}
         self._quota = quota if quota is not None else quota_of(effective, host.cores)
@@ -137,8 +143,9 @@ class CreateMachine(statemachine.StateMachine):
 
     PLACING, WAITING, COMPLETE = "placing", "waiting for the sliver", "complete"
 
-    def __init__(self, adapter: Hosting, name: str, label: Any, image: str, metadata: dict[str, str],
-                 az: str | None, log: Log) -> None:
+    def __init__(
+        self, adapter: Hosting, name: str, label: Any, image: str, metadata: dict[str, str], az: str | None, log: Log
+    ) -> None:
         super().__init__()
         self._adapter = adapter
         self._name = name
@@ -166,8 +173,9 @@ class CreateMachine(statemachine.StateMachine):
                 return instance
         elif self.next_wake is not None and time.monotonic() < self.next_wake and not self._adapter.hosts_changed(self):
             return None
-        if self.waiting_future is None and (self.next_wake is None or self.state != self.WAITING
-                                            or time.monotonic() >= self.next_wake):
+        if self.waiting_future is None and (
+            self.next_wake is None or self.state != self.WAITING or time.monotonic() >= self.next_wake
+        ):
             self.next_wake = None
             if self.state == self.WAITING:
                 self._wait()
@@ -205,9 +213,12 @@ class CreateMachine(statemachine.StateMachine):
             raise exceptions.LaunchStatusException(f"no host takes {self._name}: {texts}")
         # Nobody answers. The launch time-out ends this.
         if not self._said:
-            self._log.warning("No host of provider %s%s can be used at present: %s", self._adapter.provider.name,
-                              f" in zone {self._az}" if self._az else "",
-                              self._adapter.hosts.problems() or "none is known")
+            self._log.warning(
+                "No host of provider %s%s can be used at present: %s",
+                self._adapter.provider.name,
+                f" in zone {self._az}" if self._az else "",
+                self._adapter.hosts.problems() or "none is known",
+            )
             self._said = True
         self._silent.clear()
         self._adapter.wait_for_hosts(self)
@@ -238,8 +249,15 @@ class CreateMachine(statemachine.StateMachine):
     def _wait(self, seconds: float = WAIT) -> None:
         assert self._host is not None
         trying = self._silent_since is not None
-        self.waiting_future = self._host.ask("WaitSliver", self._name, "ready", 0 if trying else seconds,
-                                             timeout=2.0 if trying else seconds + MARGIN, wait=True, patient=trying)
+        self.waiting_future = self._host.ask(
+            "WaitSliver",
+            self._name,
+            "ready",
+            0 if trying else seconds,
+            timeout=2.0 if trying else seconds + MARGIN,
+            wait=True,
+            patient=trying,
+        )
 
     def _waited(self, future: Future[Any]) -> NodeManagerInstance | None:
         host = self._host
@@ -271,7 +289,8 @@ class CreateMachine(statemachine.StateMachine):
         if state == "failed" or (waiting and state in ("absent", "disabled", "deleting")):
             host.launch_failed()
             raise exceptions.LaunchStatusException(
-                f"sliver {self._name} on {host.name} is {state}: {sliver.get('error') or 'somebody else changed it'}")
+                f"sliver {self._name} on {host.name} is {state}: {sliver.get('error') or 'somebody else changed it'}"
+            )
         self.state = self.WAITING
         return None
 
@@ -309,8 +328,7 @@ class DeleteMachine(statemachine.StateMachine):
         self.next_wake = None
         self.state = self.DELETING
         try:
-            self.waiting_future = self._adapter.delete(
-                str(self.external_id.get("host")), str(self.external_id.get("sliver")))
+            self.waiting_future = self._adapter.delete(str(self.external_id.get("host")), str(self.external_id.get("sliver")))
         except RpcError as error:
             self._silent(error)
 
@@ -321,8 +339,11 @@ class DeleteMachine(statemachine.StateMachine):
         if now - self._silent_since < GIVE_UP:
             self.next_wake = now + RETRY
             return
-        self._log.warning("Sliver %s cannot be deleted and is left to its lease, or until its host is back: %s",
-                          self.external_id.get("sliver"), error)
+        self._log.warning(
+            "Sliver %s cannot be deleted and is left to its lease, or until its host is back: %s",
+            self.external_id.get("sliver"),
+            error,
+        )
         self._end()
 
     def _end(self) -> None:

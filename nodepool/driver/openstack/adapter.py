@@ -80,23 +80,43 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         rates = dict.fromkeys(("read", "write", "delete"), compute)
         rates.update((lane, AdaptiveRate(f"{name}-{lane}", rate)) for lane in ("network", "volume", "image", "identity"))
         self.calls = CloudCalls(
-            provider_config.name, errors.classify, rates, threads=LANE_THREADS, log=self.log, retry_after=errors.retry_after,
-            overload=errors.is_overload)
+            provider_config.name,
+            errors.classify,
+            rates,
+            threads=LANE_THREADS,
+            log=self.log,
+            retry_after=errors.retry_after,
+            overload=errors.is_overload,
+        )
         self.timers = Timers(name)
         self._client = self._getClient()
         self._api = self._getApi()
         self._initLookups()
         self.deletes = DeleteBatches(
-            name, errors.classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log)
+            name, errors.classify, lambda function: self.calls.run(function, lane="delete"), self.timers, log=self.log
+        )
         self.deletes.add_kind("server", self._deleteServers, batch=1, parallel=LANE_THREADS["delete"])
         floor, ceiling = self.LOOKS
         self.watched_servers: Watched[Any] = Watched(
-            f"servers of {provider_config.name}", self._someServers, self.calls.run, self.timers, batch=WATCH_BATCH,
-            floor=floor, ceiling=ceiling, log=self.log)
+            f"servers of {provider_config.name}",
+            self._someServers,
+            self.calls.run,
+            self.timers,
+            batch=WATCH_BATCH,
+            floor=floor,
+            ceiling=ceiling,
+            log=self.log,
+        )
         self.watched_ips: Watched[Any] = Watched(
-            f"floating IPs of {provider_config.name}", self._someFloatingIps,
-            functools.partial(self.calls.run, lane="network"), self.timers, batch=1, floor=floor, ceiling=ceiling,
-            log=self.log)
+            f"floating IPs of {provider_config.name}",
+            self._someFloatingIps,
+            functools.partial(self.calls.run, lane="network"),
+            self.timers,
+            batch=1,
+            floor=floor,
+            ceiling=ceiling,
+            log=self.log,
+        )
         self.leaks = LeakCleaner(self, provider_config, self.log)
         #: Of servers that others delete nobody tells us.
         self._attached: LRUCache[str, list[str]] = LRUCache(ATTACHED)
@@ -111,8 +131,11 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         from nodepool.driver.openstack.api.transport import prepare
 
         # The pace is kept by our own calls: the SDK's counts for one adapter each.
-        return prepare(openstack.connection.Connection(
-            config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()))
+        return prepare(
+            openstack.connection.Connection(
+                config=self.provider.cloud_config, use_direct_get=False, app_name="nodepool", app_version=get_version_string()
+            )
+        )
 
     def _getApi(self) -> Api:
         """How the rest of the driver asks the cloud behind the client."""
@@ -188,8 +211,12 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
                 except CallsStopped:
                     raise
                 except Exception as error:
-                    self.log.warning("Server %s of provider %s is not listed and cannot be asked for, nothing is done: %s",
-                                     external_id, self.provider.name, error)
+                    self.log.warning(
+                        "Server %s of provider %s is not listed and cannot be asked for, nothing is done: %s",
+                        external_id,
+                        self.provider.name,
+                        error,
+                    )
                     continue
             if server is None or does_not_run(server):
                 missing.append(external_id)
@@ -245,8 +272,13 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         except Exception as exc:
             if errors.classify(exc) is ErrorKind.OTHER:
                 raise
-            self.log.warning("Provider %s cannot look for cloud image %s of label %s: %s", self.provider.name,
-                             wanted.external_name, label.name, exc)
+            self.log.warning(
+                "Provider %s cannot look for cloud image %s of label %s: %s",
+                self.provider.name,
+                wanted.external_name,
+                label.name,
+                exc,
+            )
             self._not_ready[label.name] = f"cannot look for {place}: {exc}"
             return False
         self._not_ready[label.name] = f"{place} was not found in cloud {self.provider.cloud_config.name}"

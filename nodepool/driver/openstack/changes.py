@@ -143,8 +143,11 @@ class CloudChanges:
         try:
             listed = self._api.list_floating_ips()
             found = [ip["id"] for ip in listed if ip["floating_ip_address"] in shown]
-            marked = [ip for ip in listed if ip["id"] not in found and wanted
-                      and _marks(floating_ip_metadata(ip.get("description"))) == wanted]
+            marked = [
+                ip
+                for ip in listed
+                if ip["id"] not in found and wanted and _marks(floating_ip_metadata(ip.get("description"))) == wanted
+            ]
             # The marks name the node, which may have another server by now.
             ports = {port["id"] for port in self._api.ports_of(server_id)} if any(ip.get("port_id") for ip in marked) else set()
             return found + [ip["id"] for ip in marked if (ip["port_id"] in ports if ip.get("port_id") else loose)]

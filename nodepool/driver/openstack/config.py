@@ -130,9 +130,7 @@ class ProviderPool(ConfigPool):
             self.labels[label.name] = label
             full_config.labels[label.name].pools.append(self)
 
-    def _load_label(
-        self, options: dict[str, Any], where: tuple[PathItem, ...], full_config: Any, provider: Any
-    ) -> ProviderLabel:
+    def _load_label(self, options: dict[str, Any], where: tuple[PathItem, ...], full_config: Any, provider: Any) -> ProviderLabel:
         label = ProviderLabel()
         label.name = _name(options, where)
         label.pool = self
@@ -161,8 +159,7 @@ class ProviderPool(ConfigPool):
         label.host_key_checking = options.get("host-key-checking", self.host_key_checking)
         label.volume_type = options.get("volume-type")
         if label.volume_type and not label.boot_from_volume:
-            raise ConfigError(
-                f"volume-type of label {label.name} needs boot-from-volume: true", where=(*where, "volume-type"))
+            raise ConfigError(f"volume-type of label {label.name} needs boot-from-volume: true", where=(*where, "volume-type"))
         label.azs = options.get("availability-zones")
         label.security_groups = options.get("security-groups") or []
         label.server_group = options.get("server-group")
@@ -213,8 +210,7 @@ class OpenStackProviderConfig(ProviderConfig):
         except Exception as exc:
             cloud = self.provider.get("cloud")
             raise ProviderUnavailable(
-                f"cloud {cloud!r} of provider {self.name} cannot be used, see its entry in clouds.yaml: {exc}",
-                where=("cloud",),
+                f"cloud {cloud!r} of provider {self.name} cannot be used, see its entry in clouds.yaml: {exc}", where=("cloud",)
             ) from exc
 
     def load(self, newconfig: Any) -> None:
@@ -280,9 +276,7 @@ class OpenStackProviderConfig(ProviderConfig):
         return v.Schema(provider_schema())
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {
-            label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels
-        }
+        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}
 
 
 def _one_of(keys: tuple[str, ...], exactly_one: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -186,7 +186,8 @@ class CloudLookups:
                                                                  if flavor_name else ""))  # fmt: skip
             raise exceptions.RuntimeConfigurationException(
                 f"Unable to find flavor {wanted} in provider {self.provider.name}; the cloud has"
-                f" {', '.join(str(flavor.name) for flavor in self._listFlavors()) or 'none'}")
+                f" {', '.join(str(flavor.name) for flavor in self._listFlavors()) or 'none'}"
+            )
         return flavor
 
     def _matchFlavor(self, flavor_name: str | None, min_ram: int) -> Any:
@@ -206,7 +207,8 @@ class CloudLookups:
         if network is None:
             raise exceptions.RuntimeConfigurationException(
                 f"Unable to find network {name} (option networks) in provider {self.provider.name}; the cloud has"
-                f" {', '.join(str(known.get('name')) for known in self._networks().all) or 'none'}")
+                f" {', '.join(str(known.get('name')) for known in self._networks().all) or 'none'}"
+            )
         return network
 
     def _findServerGroup(self, name: str) -> Any:
@@ -214,7 +216,8 @@ class CloudLookups:
             group = self._api.get_server_group(name)
             if group is None:
                 raise exceptions.RuntimeConfigurationException(
-                    f"Unable to find server group {name} (option server-group) in provider {self.provider.name}")
+                    f"Unable to find server group {name} (option server-group) in provider {self.provider.name}"
+                )
             return group
 
         return self._remember("server-group", name, fetch)

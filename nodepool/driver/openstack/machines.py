@@ -333,7 +333,8 @@ class OpenStackCreateStateMachine(_ApiMachine):
             self.looked_away(reached=False)
             raise exceptions.IPAddTimeoutException(
                 f"Floating IP {self.floating_ip['floating_ip_address']} of server {self.external_id} did not become active"
-                f" within {FLOATING_IP_TIMEOUT:.0f} s")
+                f" within {FLOATING_IP_TIMEOUT:.0f} s"
+            )
         if look is not None and look.value is None:
             self.looked_away(reached=False)
             raise exceptions.LaunchNetworkException(f"Floating IP {self.floating_ip['id']} has vanished")

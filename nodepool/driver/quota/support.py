@@ -201,8 +201,7 @@ class QuotaSupport:
         name = self.provider.name
         pool_name = pool.name if pool is not None else None
         tree = self._zk.node_tree
-        parts: list[Mapping[str, float]] = [
-            tree.usage(name, pool_name), self._zk.reservations.provider(name, pool_name)]
+        parts: list[Mapping[str, float]] = [tree.usage(name, pool_name), self._zk.reservations.provider(name, pool_name)]
         for node_pool, label, count in tree.unmeasured_nodes(name, pool_name):
             need = self._estimate(node_pool, label)
             if need is not None:

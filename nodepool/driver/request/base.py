@@ -41,7 +41,9 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self._ready_nodes: list[zk.Node] = []
         self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.driver.NodeRequestHandler[{self.launcher_id}]"),
-            event_id=request.event_id, node_request_id=request.id)
+            event_id=request.event_id,
+            node_request_id=request.id,
+        )
         self.provider: Any = None
         self.pool: Any = None
         self.zk: Any = None

@@ -44,8 +44,9 @@ class RequestEnds(HandlerBase):
 
         self.zk.writer.submit(txn, answered)
 
-    def _answered(self, then: Callable[..., None], args: tuple[Any, ...], results: list[Any] | None,
-                  error: BaseException | None) -> None:
+    def _answered(
+        self, then: Callable[..., None], args: tuple[Any, ...], results: list[Any] | None, error: BaseException | None
+    ) -> None:
         if self.done:
             # Dropped meanwhile: what was obtained is given back, the rest is found again from ZooKeeper. The request may
             # be in other hands by now.
@@ -127,7 +128,8 @@ class RequestEnds(HandlerBase):
         elif self._failed_nodes:
             self.log.info("Declining node request because nodes failed: %s", [n.id for n in self._failed_nodes])
             self.declined_because = "; ".join(
-                [f"node {', '.join(n.id or '' for n in self._failed_nodes)} could not be made", *self._label_problems()])
+                [f"node {', '.join(n.id or '' for n in self._failed_nodes)} could not be made", *self._label_problems()]
+            )
             self.declineRequest()
         elif len(self._ready_nodes) < len(self.request.node_types):
             # Aborted for quota: the pool tries again, now and then, until there is some.
@@ -184,8 +186,7 @@ class RequestEnds(HandlerBase):
         return result
 
     def _fulfil(self) -> None:
-        self.request.nodes = self._ordered_ids(
-            [(entry["label"], entry["node_id"]) for entry in self._satisfied_types.data])
+        self.request.nodes = self._ordered_ids([(entry["label"], entry["node_id"]) for entry in self._satisfied_types.data])
         self.request.state = zk.FULFILLED
         txn = Txn(self.zk.kazoo_client)
         for node in self.nodeset:
@@ -202,8 +203,13 @@ class RequestEnds(HandlerBase):
     def _add_request_end(self, txn: Txn) -> int:
         """Write the request, then give up its lock."""
         request = self.request
-        index = txn.set(paths.request(request.id or ""), request.serialize(),
-                        request.version, tree=self.zk.request_tree, record=request.copy())
+        index = txn.set(
+            paths.request(request.id or ""),
+            request.serialize(),
+            request.version,
+            tree=self.zk.request_tree,
+            record=request.copy(),
+        )
         if self.accepted:
             txn.delete(request.lock.path)
         return index

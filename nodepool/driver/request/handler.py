@@ -103,8 +103,11 @@ class NodeRequestHandler(RequestEnds):
         if step.short is not None:
             # At once: the pool takes nothing more from now on, not only when this has been written.
             if not self.paused:
-                self.log.info("Pausing request handling: not enough quota for %s%s", step.short,
-                              f" ({self.shortage})" if self.shortage else "")
+                self.log.info(
+                    "Pausing request handling: not enough quota for %s%s",
+                    step.short,
+                    f" ({self.shortage})" if self.shortage else "",
+                )
             self._set_paused(True)
         if step.empty and self.accepted:
             self._after_step(step)
@@ -122,8 +125,13 @@ class NodeRequestHandler(RequestEnds):
             taken = False
             try:
                 candidate = tree.get(node_id)
-                if (candidate is not None and candidate.state == zk.READY and candidate.allocated_to is None
-                        and not tree.is_locked(node_id) and self.checkReusableNode(candidate)):
+                if (
+                    candidate is not None
+                    and candidate.state == zk.READY
+                    and candidate.allocated_to is None
+                    and not tree.is_locked(node_id)
+                    and self.checkReusableNode(candidate)
+                ):
                     self._noteReuse(candidate)
                     taken = True
                     return candidate.copy()  # type: ignore[no-any-return]
@@ -151,8 +159,7 @@ class NodeRequestHandler(RequestEnds):
             node.requestor = self.request.requestor
             node.attributes = self.pool.node_attributes
             self.setNodeMetadata(node)
-            self.zk.reservations.reserve(
-                id(node), node.provider, node.pool, None, self._needs(label, node))
+            self.zk.reservations.reserve(id(node), node.provider, node.pool, None, self._needs(label, node))
             return node
 
     def _needs(self, label: str, node: zk.Node) -> dict[str, Any]:
@@ -192,8 +199,12 @@ class NodeRequestHandler(RequestEnds):
 
     def _commit(self, step: Step) -> None:
         txn = Txn(self.zk.kazoo_client)
-        step.fused = (not self.accepted and step.short is None and not step.created
-                      and type(self).nodeReusedNotification is NodeRequestHandlerNotifications.nodeReusedNotification)
+        step.fused = (
+            not self.accepted
+            and step.short is None
+            and not step.created
+            and type(self).nodeReusedNotification is NodeRequestHandlerNotifications.nodeReusedNotification
+        )
         self._add_request(txn, step)
         for _label, node in step.reused:
             node.allocated_to = self.request.id
@@ -207,10 +218,12 @@ class NodeRequestHandler(RequestEnds):
             else:
                 step.lock_index[id(node)] = add_lock(txn, directory, exists)
             step.set_index[id(node)] = txn.set(
-                paths.node(node.id or ""), node.serialize(), version, tree=self.zk.node_tree, record=node.copy())
+                paths.node(node.id or ""), node.serialize(), version, tree=self.zk.node_tree, record=node.copy()
+            )
         for _label, node in step.created:
             step.set_index[id(node)] = txn.create(
-                f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.zk.node_tree, record=node.copy())
+                f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.zk.node_tree, record=node.copy()
+            )
         self._submit(State.WRITING, txn, self._committed, step)
 
     def _add_request(self, txn: Txn, step: Step) -> None:
@@ -231,8 +244,8 @@ class NodeRequestHandler(RequestEnds):
             changed.state = zk.PENDING
         step.request_record = changed
         step.request_index = txn.set(
-            paths.request(request.id or ""), changed.serialize(), version, tree=self.zk.request_tree,
-            record=changed.copy())
+            paths.request(request.id or ""), changed.serialize(), version, tree=self.zk.request_tree, record=changed.copy()
+        )
 
     def _committed(self, step: Step, results: list[Any] | None, error: BaseException | None) -> None:
         self._forget(step)
@@ -315,7 +328,8 @@ class NodeRequestHandler(RequestEnds):
             self.prepareNode(node)
             step.lock_index[id(node)] = add_lock(txn, paths.node_lock(node.id or ""), False)
             step.set_index[id(node)] = txn.set(
-                paths.node(node.id or ""), node.serialize(), 0, tree=self.zk.node_tree, record=node.copy())
+                paths.node(node.id or ""), node.serialize(), 0, tree=self.zk.node_tree, record=node.copy()
+            )
         self._submit(State.WRITING, txn, self._created, step)
 
     def _created(self, step: Step, results: list[Any] | None, error: BaseException | None) -> None:

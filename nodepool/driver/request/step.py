@@ -36,8 +36,18 @@ class LabelRecorder:
 class Step:
     """What one pass of a handler wants to write, and where the answers will be."""
 
-    __slots__ = ("created", "fused", "lock_index", "more", "request_index", "request_lock_index", "request_record", "reused",
-                 "set_index", "short")
+    __slots__ = (
+        "created",
+        "fused",
+        "lock_index",
+        "more",
+        "request_index",
+        "request_lock_index",
+        "request_record",
+        "reused",
+        "set_index",
+        "short",
+    )
 
     def __init__(self) -> None:
         self.reused: list[tuple[str, zk.Node]] = []

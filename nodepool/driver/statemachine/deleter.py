@@ -44,7 +44,8 @@ class StateMachineNodeDeleter:
         self.manager = provider_manager
         self.node = node
         self.log: Log = get_annotated_logger(
-            logging.getLogger(f"nodepool.StateMachineNodeDeleter.{provider_manager.provider.name}"), node_id=node.id)
+            logging.getLogger(f"nodepool.StateMachineNodeDeleter.{provider_manager.provider.name}"), node_id=node.id
+        )
         self.start_time = time.monotonic()
         self.state_machine: Any = None
         self._pace = Pace()
@@ -87,8 +88,7 @@ class StateMachineNodeDeleter:
                 self._remove()
                 return None
             if time.monotonic() - self.start_time > self.DELETE_TIMEOUT:
-                raise exceptions.ServerDeleteTimeoutException(
-                    f"Timeout of {self.DELETE_TIMEOUT} s deleting {node.external_id}")
+                raise exceptions.ServerDeleteTimeoutException(f"Timeout of {self.DELETE_TIMEOUT} s deleting {node.external_id}")
             return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
         except exceptions.NotFound:
             self.log.info("Instance %s not found in provider %s", node.external_id, node.provider)

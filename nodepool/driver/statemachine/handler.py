@@ -62,8 +62,12 @@ class StateMachineHandler(NodeRequestHandler):
         for name in ("cores", "instances", "ram"):
             extra.pop(name, None)
         return QuotaInformation(
-            cores=getattr(pool, "max_cores", None), instances=pool.max_servers, ram=getattr(pool, "max_ram", None),
-            default=math.inf, **extra)
+            cores=getattr(pool, "max_cores", None),
+            instances=pool.max_servers,
+            ram=getattr(pool, "max_ram", None),
+            default=math.inf,
+            **extra,
+        )
 
     def hasProviderQuota(self, node_types: list[str]) -> bool:
         needed = QuotaInformation()

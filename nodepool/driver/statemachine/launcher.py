@@ -26,8 +26,19 @@ DELETE_LIMIT = 600.0
 """Seconds after which an orphan that cannot be deleted is left to the search for leaks."""
 DELETE_BACKOFF = Backoff(0.1, 10.0)
 """Pauses after failed deletions."""
-INSTANCE_FIELDS = ("external_id", "public_ipv4", "private_ipv4", "public_ipv6", "host_id", "cloud", "region", "az",
-                   "driver_data", "slot", "node_properties")
+INSTANCE_FIELDS = (
+    "external_id",
+    "public_ipv4",
+    "private_ipv4",
+    "public_ipv6",
+    "host_id",
+    "cloud",
+    "region",
+    "az",
+    "driver_data",
+    "slot",
+    "node_properties",
+)
 
 
 class StateMachineNodeLauncher(StatsReporter):
@@ -42,7 +53,10 @@ class StateMachineNodeLauncher(StatsReporter):
         self.manager = handler.manager
         self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.StateMachineNodeLauncher.{provider_config.name}"),
-            event_id=handler.request.event_id, node_request_id=handler.request.id, node_id=node.id)
+            event_id=handler.request.event_id,
+            node_request_id=handler.request.id,
+            node_id=node.id,
+        )
         self.attempts = 1
         self.retries: int = provider_config.launch_retries
         self.state_machine: Any = None
@@ -94,11 +108,11 @@ class StateMachineNodeLauncher(StatsReporter):
             upload = self.zk.getMostRecentImageUpload(name, self.provider_config.name, cached=True)
             if upload is None:
                 raise exceptions.LaunchNodepoolException(
-                    f"Unable to find current cloud image {name} in {self.provider_config.name}")
+                    f"Unable to find current cloud image {name} in {self.provider_config.name}"
+                )
             image = self.provider_config.diskimages[name]
             self._image_external_id = upload.external_id
-            node.image_id = (
-                f"{self.zk._imageUploadPath(upload.image_name, upload.build_id, upload.provider_name)}/{upload.id}")
+            node.image_id = f"{self.zk._imageUploadPath(upload.image_name, upload.build_id, upload.provider_name)}/{upload.id}"
         else:
             image = label.cloud_image
             self._image_external_id = None
@@ -108,8 +122,7 @@ class StateMachineNodeLauncher(StatsReporter):
         node.shell_type = image.shell_type
         node.connection_port = image.connection_port
         node.connection_type = image.connection_type
-        node.resources = dict(
-            self.manager.quotaNeededByLabel(node.type[0], self.handler.pool).get_resources())
+        node.resources = dict(self.manager.quotaNeededByLabel(node.type[0], self.handler.pool).get_resources())
 
     def launch(self) -> None:
         """Begin: the (possibly slow) making of the create machine runs on the provider's start threads.
@@ -151,14 +164,16 @@ class StateMachineNodeLauncher(StatsReporter):
         node = self.node
         self.start_time = time.monotonic()
         metadata = {
-            "nodepool_node_id": node.id or "", "nodepool_pool_name": self.handler.pool.name,
+            "nodepool_node_id": node.id or "",
+            "nodepool_pool_name": self.handler.pool.name,
             "nodepool_provider_name": self.provider_config.name,
         }
-        self.log.info("Creating server with hostname np%s for %s (attempt %s of %s)",
-                      node.id, node.type[0], self.attempts, self.retries)
+        self.log.info(
+            "Creating server with hostname np%s for %s (attempt %s of %s)", node.id, node.type[0], self.attempts, self.retries
+        )
         machine = self.manager.adapter.getCreateStateMachine(
-            f"np{node.id}", self.label, self._image_external_id, metadata, self.handler.request,
-            node.az, self.log)
+            f"np{node.id}", self.label, self._image_external_id, metadata, self.handler.request, node.az, self.log
+        )
         machine.wake = self.wake
         self.state_machine = machine
 

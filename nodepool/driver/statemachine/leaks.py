@@ -18,8 +18,13 @@ SETTLED = (READY, IN_USE, USED, HOLD)
 def _key(resource: Any) -> Hashable:
     """What names the leaked thing in two successive lists."""
     metadata = resource.metadata
-    return (resource.type, metadata.get("nodepool_node_id"), metadata.get("nodepool_build_id"),
-            metadata.get("nodepool_upload_id"), str(getattr(resource, "id", "")))
+    return (
+        resource.type,
+        metadata.get("nodepool_node_id"),
+        metadata.get("nodepool_build_id"),
+        metadata.get("nodepool_upload_id"),
+        str(getattr(resource, "id", "")),
+    )
 
 
 def _leaked(resource: Any, node: Any) -> bool:
@@ -52,7 +57,9 @@ class LeakSearch:
         uploads = {
             (build, upload.id)
             for builds in zk.getProviderUploads(name).values()
-            for build, entries in builds.items() for upload in entries}
+            for build, entries in builds.items()
+            for upload in entries
+        }
         nodes_before, uploads_before = self.nodes, self.uploads
         self.nodes, self.uploads = {}, {}
         for resource in resources:

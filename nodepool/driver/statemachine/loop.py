@@ -29,8 +29,7 @@ class MachineLoop:
     :param finished: called on the loop's thread with a machine that has ended.
     """
 
-    def __init__(self, name: str, log: logging.Logger | logging.LoggerAdapter[Any],
-                 finished: Callable[[Any], None]) -> None:
+    def __init__(self, name: str, log: logging.Logger | logging.LoggerAdapter[Any], finished: Callable[[Any], None]) -> None:
         self._log = log
         self._finished = finished
         self._queue: WorkQueue[Any] = WorkQueue()

@@ -102,15 +102,19 @@ class Adapter:
         """Release threads and connections; do not block for long."""
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
-        az: str | None, log: logging.LoggerAdapter[Any] | logging.Logger,
+        self,
+        hostname: str,
+        label: Any,
+        image_external_id: object,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        az: str | None,
+        log: logging.LoggerAdapter[Any] | logging.Logger,
     ) -> StateMachine:
         """A machine that creates one instance; called with all seven arguments by position."""
         raise NotImplementedError
 
-    def getDeleteStateMachine(
-        self, external_id: Any, log: logging.LoggerAdapter[Any] | logging.Logger
-    ) -> StateMachine:
+    def getDeleteStateMachine(self, external_id: Any, log: logging.LoggerAdapter[Any] | logging.Logger) -> StateMachine:
         """A machine that deletes what ``external_id`` names."""
         raise NotImplementedError
 
@@ -157,8 +161,14 @@ class Adapter:
         return True
 
     def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
+        self,
+        provider_image: Any,
+        image_name: str,
+        filename: str,
+        image_format: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
     ) -> Any:
         """Upload the image file; returns its external id."""
         raise NotImplementedError

@@ -69,8 +69,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.running = True
         self.log.debug("Starting")
         self.nodescan_worker.start()
-        self.state_machine_start_worker = ThreadPoolExecutor(
-            START_THREADS, thread_name_prefix=f"start-{self.provider.name}")
+        self.state_machine_start_worker = ThreadPoolExecutor(START_THREADS, thread_name_prefix=f"start-{self.provider.name}")
         self.create_loop.start()
         self.delete_loop.start()
 
@@ -79,8 +78,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         if not self.running or self.stop_thread is not None:
             return
         self.log.debug("Stopping")
-        self.stop_thread = threading.Thread(
-            target=self._stop, name=f"Thread-stop-{self.provider.name}", daemon=True)
+        self.stop_thread = threading.Thread(target=self._stop, name=f"Thread-stop-{self.provider.name}", daemon=True)
         self.stop_thread.start()
 
     def _stop(self) -> None:
@@ -159,8 +157,11 @@ class StateMachineProvider(Provider, QuotaSupport):
             return True
         if getattr(label, "cloud_image", None):
             reason = getattr(self.adapter, "whyNotReady", lambda _label: None)(label)
-            self.label_problems.note(label.name, "image", reason or (
-                f"cloud image {label.cloud_image.name} (option cloud-image) is not available in the cloud"))
+            self.label_problems.note(
+                label.name,
+                "image",
+                reason or (f"cloud image {label.cloud_image.name} (option cloud-image) is not available in the cloud"),
+            )
         return False
 
     #: Seconds after which a label that could not work is tried again: the cloud may have got what was missing.
@@ -223,8 +224,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         known |= {node.id for node in self._zk.getProviderNodes(name)}
         for instance in instances:
             metadata = getattr(instance, "metadata", None) or {}
-            if (metadata.get("nodepool_provider_name") == name
-                    and metadata.get("nodepool_node_id") in known):
+            if metadata.get("nodepool_provider_name") == name and metadata.get("nodepool_node_id") in known:
                 continue
             try:
                 used.add(instance.getQuotaInformation())
@@ -250,13 +250,20 @@ class StateMachineProvider(Provider, QuotaSupport):
             self._leaks.run(self._zk)
 
     def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_type: str | None = None,
-        meta: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
+        self,
+        provider_image: Any,
+        image_name: str,
+        filename: str,
+        image_type: str | None = None,
+        meta: dict[str, Any] | None = None,
+        md5: str | None = None,
+        sha256: str | None = None,
     ) -> Any:
         metadata = dict(meta or {})
         metadata["nodepool_provider_name"] = self.provider.name
         return self.adapter.uploadImage(
-            provider_image, image_name, filename, image_format=image_type, metadata=metadata, md5=md5, sha256=sha256)
+            provider_image, image_name, filename, image_format=image_type, metadata=metadata, md5=md5, sha256=sha256
+        )
 
     def deleteImage(self, name: str, id: Any) -> None:
         self.adapter.deleteImage(external_id=id)

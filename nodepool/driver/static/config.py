@@ -166,6 +166,4 @@ class StaticProviderConfig(ProviderConfig):
         return v.Schema(provider)
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {
-            label for pool in self._pools.values() if not pool_name or pool.name == pool_name for label in pool.labels
-        }
+        return {label for pool in self._pools.values() if not pool_name or pool.name == pool_name for label in pool.labels}

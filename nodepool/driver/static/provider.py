@@ -109,9 +109,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
         self._host_locks = {host: threading.Lock() for host in self._hosts}
         if zk_conn is None:
             return
-        self._executor = ThreadPoolExecutor(
-            MAX_WORKERS, thread_name_prefix=f"ThreadPoolExecutor-static-{self.provider.name}"
-        )
+        self._executor = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix=f"ThreadPoolExecutor-static-{self.provider.name}")
         try:
             self._read_records()
             jobs = [self._submit(host, update=True) for host in self._hosts]
@@ -297,10 +295,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
         name = static_node["name"]
         try:
             keys = nodeutils.nodescan(
-                name,
-                port=static_node["connection-port"],
-                timeout=static_node["timeout"],
-                gather_hostkeys=gather,
+                name, port=static_node["connection-port"], timeout=static_node["timeout"], gather_hostkeys=gather
             )
         except exceptions.ConnectionTimeoutException as error:
             raise StaticNodeError(f"{name}: connection timeout: {error}") from error
@@ -425,10 +420,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
             return True
         try:
             nodeutils.nodescan(
-                static_node["name"],
-                port=static_node["connection-port"],
-                timeout=static_node["timeout"],
-                gather_hostkeys=False,
+                static_node["name"], port=static_node["connection-port"], timeout=static_node["timeout"], gather_hostkeys=False
             )
             return True
         except Exception as error:

@@ -59,6 +59,4 @@ class TestConfig(ProviderConfig):
         return v.Schema({"pools": [pool]})
 
     def getSupportedLabels(self, pool_name: str | None = None) -> set[str]:
-        return {
-            label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels
-        }
+        return {label for name, pool in self._pools.items() if not pool_name or name == pool_name for label in pool.labels}

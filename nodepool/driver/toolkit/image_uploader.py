@@ -34,9 +34,7 @@ class ImageUploader:
     concurrency = 10
     segment_size: int | None = None
 
-    def __init__(
-        self, adapter: Any, log: logging.Logger, path: str, image_name: str, metadata: dict[str, Any] | None
-    ) -> None:
+    def __init__(self, adapter: Any, log: logging.Logger, path: str, image_name: str, metadata: dict[str, Any] | None) -> None:
         if self.segment_size is None:
             raise Exception(f"{type(self).__name__} must set segment_size")
         self.adapter = adapter

@@ -25,9 +25,7 @@ class RateLimitInstance:
         self.start_time = self.limiter.clock()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.end_time = self.limiter.clock()
         if self.logmethod:
             self.logmethod("%s in %ss after %ss delay", self.msg, self.end_time - self.start_time, self.delay)

@@ -104,12 +104,7 @@ class LazyExecutorTTLCache:
     """
 
     def __init__(
-        self,
-        ttl: float,
-        executor: Executor,
-        *,
-        max_age: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, ttl: float, executor: Executor, *, max_age: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ttl = ttl
         self.executor = executor

@@ -40,7 +40,8 @@ class ReadyCheck:
             if find is None or (running is not None and running.is_alive()):
                 continue
             self._threads[name] = threading.Thread(
-                target=self._check, name=f"Thread-ready-{name}", daemon=True, args=(name, find, nodes))
+                target=self._check, name=f"Thread-ready-{name}", daemon=True, args=(name, find, nodes)
+            )
             self._threads[name].start()
 
     def _check(self, name: str, find: Any, nodes: list[zk.Node]) -> None:
@@ -51,8 +52,13 @@ class ReadyCheck:
                 missing = find(some) if some else []
             except FOREIGN as error:  # a driver may raise anything; the nodes stay as they are
                 which = "" if some is texts else f" with an odd external_id ({', '.join(sorted(str(n.id) for n in some))})"
-                self.log.warning("Ready nodes of provider %s%s cannot be compared with the cloud: %s: %s", name, which,
-                                 type(error).__name__, error)
+                self.log.warning(
+                    "Ready nodes of provider %s%s cannot be compared with the cloud: %s: %s",
+                    name,
+                    which,
+                    type(error).__name__,
+                    error,
+                )
                 continue
             for node in missing:
                 self._nodes.discard(node)

@@ -118,8 +118,9 @@ class NodeReconciler:
                 changed.allocated_to = None
                 self._change(node, changed, "Unallocated ready node %s: its request is gone")
             return None
-        limits = [age for label in node.type
-                  if (age := getattr(self.state.config.labels.get(label), "max_ready_age", 0) or 0) > 0]
+        limits = [
+            age for label in node.type if (age := getattr(self.state.config.labels.get(label), "max_ready_age", 0) or 0) > 0
+        ]
         if (node.requestor or "").startswith(METASTATIC):
             limits.append(BACKING_AGE)
         if not limits:
@@ -176,8 +177,7 @@ class NodeReconciler:
         node_id = seen.id or ""
         txn, directory = Txn(facade.kazoo_client), paths.node_lock(node_id)
         add_unlocked_check(txn, directory, node_id in facade.node_tree.lock_dirs if exists is None else exists)
-        txn.set(paths.node(node_id), changed.serialize(), seen.version,
-                tree=facade.node_tree, record=changed.copy())
+        txn.set(paths.node(node_id), changed.serialize(), seen.version, tree=facade.node_tree, record=changed.copy())
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
             if error is None:
@@ -227,8 +227,7 @@ class NodeReconciler:
             changed.state = zk.DELETING
         txn = Txn(facade.kazoo_client)
         lock = add_lock(txn, paths.node_lock(node_id), node_id in facade.node_tree.lock_dirs)
-        index = txn.set(paths.node(node_id), changed.serialize(), node.version,
-                        tree=facade.node_tree, record=changed.copy())
+        index = txn.set(paths.node(node_id), changed.serialize(), node.version, tree=facade.node_tree, record=changed.copy())
 
         def locked(results: list[Any] | None, error: BaseException | None) -> None:
             self._marking.discard(node_id)

@@ -42,7 +42,8 @@ class LabelCheck:
                 self._questions.setdefault(provider, {})[label] = (what, ask)
                 if provider not in self._threads and not self._stopped:
                     thread = threading.Thread(
-                        target=self._run, args=(provider,), name=f"PoolWorker-min-ready-{provider}", daemon=True)
+                        target=self._run, args=(provider,), name=f"PoolWorker-min-ready-{provider}", daemon=True
+                    )
                     self._threads[provider] = thread
                     thread.start()
                 return False

@@ -77,8 +77,14 @@ class PoolRoom:
         if pool is not None and not cls.labels.issubset(pool.labels):
             return PoolView(self.label, paused=self.paused)  # it will not be asked
         closed = self._guarded(self._closed_to, cls)
-        return PoolView(self.label, self.load, self.paused, closed, self._full.reason(cls.labels),
-                        None if closed else self._guarded(self._admission, cls))
+        return PoolView(
+            self.label,
+            self.load,
+            self.paused,
+            closed,
+            self._full.reason(cls.labels),
+            None if closed else self._guarded(self._admission, cls),
+        )
 
     def _guarded(self, ask: Callable[[RequestClass], Reason | None], cls: RequestClass) -> Reason | None:
         """A driver or an option that raises closes this pool only, and says so where people look for the reason."""
@@ -140,8 +146,7 @@ class PoolRoom:
     def _has_none(self, label: str) -> bool:
         """Whether it is certain that there is no node of the label, and somebody waits for one."""
         manager = self.getProviderManager()
-        return (self._counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0
-                and self.assignment.is_wanted(label))
+        return self._counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0 and self.assignment.is_wanted(label)
 
     def note_full(self, labels: list[str], reason: Reason) -> None:
         """There is no room for these labels: until that changes we are asked for them last, and say so to all launchers."""
@@ -179,4 +184,3 @@ class PoolRoom:
             self.assignment.recheck(Code.MAX_CONCURRENCY)
         if self._counts_labels(self.getProviderManager()):
             self.assignment.recheck(Code.BEING_TAKEN)
-

@@ -135,8 +135,11 @@ class PoolWorker(threading.Thread, PoolRoom):
     def recorded(self, handler: Any, missing: list[str]) -> None:
         """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
         tenant = handler.request.tenant_name
-        if not tenant or tenant not in self.nodepool.config.tenant_resource_limits \
-                or not isinstance(handler.manager, QuotaSupport):
+        if (
+            not tenant
+            or tenant not in self.nodepool.config.tenant_resource_limits
+            or not isinstance(handler.manager, QuotaSupport)
+        ):
             return
         key, reservations = ("tenant", handler), self.getZK().reservations
         needed = QuotaInformation()
@@ -182,8 +185,9 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.nodepool.handler_finished(handler)
         request_id, reason = handler.request.id, outcome.wait_for
         if outcome.how is How.WITHDRAWN:
-            self.assignment.release(request_id, wait_for=reason, checked_by=self.launcher_id if outcome.checked else None,
-                                    refused_by=self.launcher_id)
+            self.assignment.release(
+                request_id, wait_for=reason, checked_by=self.launcher_id if outcome.checked else None, refused_by=self.launcher_id
+            )
         elif outcome.how is How.REFUSED:
             if reason is None:
                 told = self._counts_labels(self.getProviderManager())
@@ -223,16 +227,14 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _take_on(self, request_id: str, check_only: bool, gives_way: bool) -> None:
         zk = self.getZK()
         request = zk.request_tree.get(request_id)
-        if request is None or request.state != REQUESTED or self.launcher_id in request.declined_by \
-                or not self.running:
+        if request is None or request.state != REQUESTED or self.launcher_id in request.declined_by or not self.running:
             self._offered.discard(request_id)
             self.assignment.release(request_id)
             self._launches_ended()
             return
         manager = self.getProviderManager()
         if manager is None:
-            self.assignment.release(request_id, wait_for=because(Code.PROVIDER_NOT_RUNNING),
-                               refused_by=self.launcher_id)
+            self.assignment.release(request_id, wait_for=because(Code.PROVIDER_NOT_RUNNING), refused_by=self.launcher_id)
             self._launches_ended()
             return
         try:
@@ -353,8 +355,10 @@ class PoolWorker(threading.Thread, PoolRoom):
             return
         priority = pool.priority if pool.priority is not None else provider.priority
         self.component.update(
-            supported_labels=sorted(pool.labels), paused=self.paused or bool(self._full),
-            priority=100 if priority is None else priority)
+            supported_labels=sorted(pool.labels),
+            paused=self.paused or bool(self._full),
+            priority=100 if priority is None else priority,
+        )
 
     # -- the thread
 
@@ -428,8 +432,13 @@ class PoolWorker(threading.Thread, PoolRoom):
         component = PoolComponent(self.nodepool.zk.client, hostnames.short())
         priority = pool.priority if pool.priority is not None else provider.priority
         component.content.update(
-            id=self.launcher_id, name=self.pool_name, provider_name=self.provider_name, state=component.RUNNING,
-            supported_labels=sorted(pool.labels), priority=100 if priority is None else priority)
+            id=self.launcher_id,
+            name=self.pool_name,
+            provider_name=self.provider_name,
+            state=component.RUNNING,
+            supported_labels=sorted(pool.labels),
+            priority=100 if priority is None else priority,
+        )
         component.register()
         self.component = component
 

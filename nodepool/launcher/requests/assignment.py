@@ -121,10 +121,19 @@ class Assignment(threading.Thread):
         """Whether what is waited for may have happened after that moment (condition held)."""
         return self._woken > moment or any(
             at > moment and reason.matches(what.code, **dict(what.parameters))
-            for what, at in self._rechecked.items() for reason in reasons)
+            for what, at in self._rechecked.items()
+            for reason in reasons
+        )
 
-    def release(self, request_id: str, wait_for: Reason | None = None, retry_after: float = 0.0,
-                checked_by: str | None = None, refused_by: str | None = None, full: bool = False) -> None:
+    def release(
+        self,
+        request_id: str,
+        wait_for: Reason | None = None,
+        retry_after: float = 0.0,
+        checked_by: str | None = None,
+        refused_by: str | None = None,
+        full: bool = False,
+    ) -> None:
         """A pool is through with the request; when it is still open it is queued again.
 
         :param wait_for: the reason why its class has to wait for a change; only for this pool with ``refused_by``.
@@ -185,8 +194,10 @@ class Assignment(threading.Thread):
         """(request, labels, why it has not been taken) of all requests waiting here, in serving order."""
         with self._condition:
             entries = [(key, request_id, cls) for request_id, (cls, key) in self._where.items()]
-        return [(request_id, cls.node_types, cls.reasons or (because(Code.NOT_LOOKED_AT),)) for _, request_id, cls in sorted(
-            entries, key=lambda entry: entry[:2])]
+        return [
+            (request_id, cls.node_types, cls.reasons or (because(Code.NOT_LOOKED_AT),))
+            for _, request_id, cls in sorted(entries, key=lambda entry: entry[:2])
+        ]
 
     def is_wanted(self, label: str) -> bool:
         """Whether a request that waits here wants such a node."""
@@ -235,14 +246,21 @@ class Assignment(threading.Thread):
             self._remove(request_id)
             return
         declined = tuple(sorted(set(request.declined_by)))
-        class_key = (tuple(request.node_types), request.provider, request.tenant_name, declined,
-                     request.reuse, request.requestor == MIN_READY)
+        class_key = (
+            tuple(request.node_types),
+            request.provider,
+            request.tenant_name,
+            declined,
+            request.reuse,
+            request.requestor == MIN_READY,
+        )
         sort_key = request.priority
         entry = self._where.get(request_id)
         cls = self._classes.get(class_key)
         if cls is None:
             cls = self._classes[class_key] = RequestClass(
-                tuple(request.node_types), request.provider, request.tenant_name, frozenset(declined))
+                tuple(request.node_types), request.provider, request.tenant_name, frozenset(declined)
+            )
         if entry is not None:
             if entry[0] is cls and entry[1] == sort_key:
                 return
@@ -295,8 +313,7 @@ class Assignment(threading.Thread):
                     del self._classes[key]
                 for cls in self._classes.values():
                     cls.look_again()
-            heads = [(cls.queue[0], id(cls), cls) for cls in self._classes.values()
-                     if cls.queue and not cls.reasons]
+            heads = [(cls.queue[0], id(cls), cls) for cls in self._classes.values() if cls.queue and not cls.reasons]
             look_at_moves = self._look_at_moves
             self._look_at_moves = False
         if ready and look_at_moves:
@@ -375,8 +392,7 @@ class Assignment(threading.Thread):
             cls.logged = repr(error)
             self.log.error("Cannot assign request %s (%s):", request_id, ",".join(cls.node_types), exc_info=error)
 
-    def _decide(self, cls: RequestClass, request_id: str, pools: list[RegisteredPool],
-                workers: Mapping[str, Pool]) -> None:
+    def _decide(self, cls: RequestClass, request_id: str, pools: list[RegisteredPool], workers: Mapping[str, Pool]) -> None:
         self.decisions += 1
         with self._condition:
             events, left = self._events, self._left_to_others.get(request_id)
@@ -442,17 +458,23 @@ class Assignment(threading.Thread):
         directory = paths.request_lock(request_id)
         txn = Txn(zk.kazoo_client)
         add_unlocked_check(txn, directory, lock_directory_exists)
-        txn.set(paths.request(request_id), request.serialize(), request.version,
-                tree=zk.request_tree, record=request.copy())
+        txn.set(paths.request(request_id), request.serialize(), request.version, tree=zk.request_tree, record=request.copy())
 
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
             if error is None:
                 if request.state == FAILED:
-                    self.log.info("Failed request %s: %s", request_id, why_not_offered(
-                        request.node_types, zk.getRegisteredPools()) or self.state.declines.known(request))
+                    self.log.info(
+                        "Failed request %s: %s",
+                        request_id,
+                        why_not_offered(request.node_types, zk.getRegisteredPools()) or self.state.declines.known(request),
+                    )
                 self.release(request_id)
-            elif isinstance(error, TransactionFailed) and error.path == directory and error.index == 0 \
-                    and not lock_directory_exists:
+            elif (
+                isinstance(error, TransactionFailed)
+                and error.path == directory
+                and error.index == 0
+                and not lock_directory_exists
+            ):
                 self._write_decline(request, True)
             else:
                 if not isinstance(error, (TransactionFailed, KazooException)):

@@ -88,8 +88,9 @@ def eligible_pools(cls: RequestClass, pools: list[RegisteredPool]) -> list[Regis
     return eligible
 
 
-def choose(cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, PoolView], version: int,
-           insist: bool = False) -> Decision:
+def choose(
+    cls: RequestClass, pools: list[RegisteredPool], views: Mapping[str, PoolView], version: int, insist: bool = False
+) -> Decision:
     """Decide about the head of the class from a snapshot; no effects.
 
     :param views: our own pools by launcher id; at least those that are eligible.

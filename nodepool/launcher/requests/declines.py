@@ -47,9 +47,9 @@ class Declines:
             if self._parent_made is not kazoo:
                 self._parent_made = kazoo
                 kazoo.create_async(declines.ROOT, makepath=True).rawlink(self._written)
-            kazoo.create_async(
-                declines.path(request_id, launcher_id), declines.serialize(pool, reason), ephemeral=True
-            ).rawlink(self._written)
+            kazoo.create_async(declines.path(request_id, launcher_id), declines.serialize(pool, reason), ephemeral=True).rawlink(
+                self._written
+            )
         except Exception as error:  # the decline itself counts
             self.log.debug("Cannot tell why request %s was declined: %r", request_id, error)
         if self._zk().request_tree.get(request_id) is None:
@@ -76,8 +76,13 @@ class Declines:
 
     def problems(self, config: Config) -> list[Problem]:
         """Of the labels and providers that are configured still."""
-        return [problem for name, problems in sorted(self._failing.items()) if name in config.providers
-                for problem in problems.listed() if problem.label in config.labels]
+        return [
+            problem
+            for name, problems in sorted(self._failing.items())
+            if name in config.providers
+            for problem in problems.listed()
+            if problem.label in config.labels
+        ]
 
     # -- the end of a request
 

@@ -135,8 +135,13 @@ class MinReady(threading.Thread):
         tree = zk.node_tree
         with tree.lock:
             found = [tree.nodes[i] for i in tree.min_ready if i in tree.nodes]
-            return sum(1 for node in found if label.name in node.type and zk.request_tree.get(node.allocated_to) is None
-                       and (node.state == READY or tree.is_locked(node.id)))
+            return sum(
+                1
+                for node in found
+                if label.name in node.type
+                and zk.request_tree.get(node.allocated_to) is None
+                and (node.state == READY or tree.is_locked(node.id))
+            )
 
     def _servable(self, label: Any) -> bool:
         """Whether some pool of ours could serve it, quota aside."""
@@ -150,8 +155,9 @@ class MinReady(threading.Thread):
             except KazooException:
                 raise
             except Exception as error:  # another pool may serve it
-                self._log_once(key, f"Cannot tell whether provider {getattr(provider, 'name', None)} can serve "
-                                    f"label {label.name}:", error)
+                self._log_once(
+                    key, f"Cannot tell whether provider {getattr(provider, 'name', None)} can serve label {label.name}:", error
+                )
         return False
 
     def _pool_can_serve(self, label: Any, pool: Any, provider: Any) -> bool:
@@ -189,8 +195,16 @@ class MinReady(threading.Thread):
                 request.node_types = [label.name]
                 request.reuse = False
                 request.event_id = uuid.uuid4().hex
-                indexes.append(txn.create(f"{paths.REQUESTS}/{PRIORITY}-", request.serialize(), ephemeral=True,
-                                          sequence=True, tree=zk.request_tree, record=request))
+                indexes.append(
+                    txn.create(
+                        f"{paths.REQUESTS}/{PRIORITY}-",
+                        request.serialize(),
+                        ephemeral=True,
+                        sequence=True,
+                        tree=zk.request_tree,
+                        record=request,
+                    )
+                )
             txn.delete(mark.path)
             try:
                 results = zk.writer.run(txn)
@@ -222,8 +236,9 @@ class MinReady(threading.Thread):
                 self._finish(request)
             elif request.state == FAILED:
                 self._failed.failed(label)
-                self.log.info("Min-ready request %s for %s failed; next try in %.0f s", request_id, label,
-                              self._failed.wait(label))
+                self.log.info(
+                    "Min-ready request %s for %s failed; next try in %.0f s", request_id, label, self._failed.wait(label)
+                )
                 zk.deleteNodeRequest(request)
                 self._requests.pop(request_id, None)
 
@@ -231,8 +246,11 @@ class MinReady(threading.Thread):
         """The answer to a creation got lost: find what our session has created."""
         zk = self.state.zk
         session = zk.client.session_id
-        found = [r for r in zk.nodeRequestIterator(cached=False)
-                 if r.requestor == MIN_READY and r.stat is not None and r.stat.ephemeralOwner == session]
+        found = [
+            r
+            for r in zk.nodeRequestIterator(cached=False)
+            if r.requestor == MIN_READY and r.stat is not None and r.stat.ephemeralOwner == session
+        ]
         for request in found:
             self._requests.setdefault(request.id or "", request.node_types[0])
         self._adopt = False
@@ -246,8 +264,7 @@ class MinReady(threading.Thread):
                 continue
             node = seen.copy()
             node.allocated_to = None
-            txn.set(paths.node(node_id), node.serialize(), seen.version,
-                    tree=zk.node_tree, record=node.copy())
+            txn.set(paths.node(node_id), node.serialize(), seen.version, tree=zk.node_tree, record=node.copy())
         txn.delete(paths.request(request.id or ""))
         try:
             zk.writer.run(txn)

@@ -99,16 +99,22 @@ def end_standstill(state: LauncherState, worker: Pool) -> None:
     """
     waiting = [h for w in state.getPoolWorkers(worker.provider_name) for h in list(w.paused_handlers)]
     worst = max((h for h in waiting if h.nodeset), key=lambda h: h.request.priority, default=None)
-    if worst is None or worst.pw is not worker or time.monotonic() - worst.paused_since < STANDSTILL \
-            or any(node.state != READY for node in worst.nodeset):
+    if (
+        worst is None
+        or worst.pw is not worker
+        or time.monotonic() - worst.paused_since < STANDSTILL
+        or any(node.state != READY for node in worst.nodeset)
+    ):
         return
-    better = [h for h in waiting if h.request.priority < worst.request.priority
-              and time.monotonic() - h.paused_since >= STANDSTILL]
+    better = [
+        h for h in waiting if h.request.priority < worst.request.priority and time.monotonic() - h.paused_since >= STANDSTILL
+    ]
     here = [h.request.id for h in better if h.pw is worker] or _stuck_elsewhere(state, worker, worst)
     there = [h.request.id for h in better if h.wants_more_of_provider]
     if here or there:
-        worst.log.info("Giving request and nodes back: request %s, which is first, waits for room in the same provider",
-                       (here or there)[0])
+        worst.log.info(
+            "Giving request and nodes back: request %s, which is first, waits for room in the same provider", (here or there)[0]
+        )
         worker.post(worst, worst.move, STANDSTILL if here else LONG_REST, not here)
 
 
@@ -121,11 +127,17 @@ def _stuck_elsewhere(state: LauncherState, worker: Pool, worst: Any) -> list[str
     found = []
     for request_id, node_ids in candidates.items():
         request = zk.request_tree.get(request_id)
-        if request is None or request.state != PENDING or request.priority >= worst.request.priority \
-                or state.is_handled(request_id):
+        if (
+            request is None
+            or request.state != PENDING
+            or request.priority >= worst.request.priority
+            or state.is_handled(request_id)
+        ):
             continue
         nodes = [node for node in map(tree.get, node_ids) if node is not None]
-        if nodes and all((n.provider, n.pool, n.state) == (worker.provider_name, worker.pool_name, READY)
-                         and now - n.state_time >= STANDSTILL for n in nodes):
+        if nodes and all(
+            (n.provider, n.pool, n.state) == (worker.provider_name, worker.pool_name, READY) and now - n.state_time >= STANDSTILL
+            for n in nodes
+        ):
             found.append(str(request_id))
     return found

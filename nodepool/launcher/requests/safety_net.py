@@ -53,8 +53,9 @@ class SafetyNet:
             self._count(request_id, f"it could go on, but no event had told so ({offered[1]})")
 
     def _count(self, request_id: str, why: str) -> None:
-        self.log.warning("Request %s was found by the regular look at everything: %s. Please report this as a defect",
-                         request_id, why)
+        self.log.warning(
+            "Request %s was found by the regular look at everything: %s. Please report this as a defect", request_id, why
+        )
         self._statsd.incr(self._name())
 
     @staticmethod

@@ -21,8 +21,9 @@ log = logging.getLogger("nodepool.Tenants")
 _lock = threading.Lock()
 
 
-def tenant_shortage(state: LauncherState, request: NodeRequest, limits: Mapping[str, float], pool: ConfigPool, manager: Any,
-                    key: Hashable) -> Reason | None:
+def tenant_shortage(
+    state: LauncherState, request: NodeRequest, limits: Mapping[str, float], pool: ConfigPool, manager: Any, key: Hashable
+) -> Reason | None:
     """None when the tenant may have the nodes of this request (they are then promised), else what is short."""
     needed = QuotaInformation()
     for label in request.node_types:

@@ -143,8 +143,9 @@ class Client:
             raise RpcError(f"{self.url}: {method}: not an XML-RPC answer: {error}") from error
         return result
 
-    def _request(self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float,
-                 stream: BinaryIO | None = None) -> tuple[int, bytes]:
+    def _request(
+        self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float, stream: BinaryIO | None = None
+    ) -> tuple[int, bytes]:
         """Status and body; a body of success goes to the stream instead."""
         connection = self._connection(timeout)
         with self._lock:
@@ -204,7 +205,8 @@ class Client:
         size = os.fstat(stream.fileno()).st_size
         path = f"/images/{quote(name, safe='')}" + (f"?sha256={sha256}" if sha256 else "")
         status, answer = self._request(
-            "PUT", path, stream, {"Content-Type": "application/x-tar", "Content-Length": str(size)}, timeout)
+            "PUT", path, stream, {"Content-Type": "application/x-tar", "Content-Length": str(size)}, timeout
+        )
         self._check(status, answer)
 
     def get_image(self, name: str, stream: BinaryIO, timeout: float = PIECE_TIMEOUT) -> None:

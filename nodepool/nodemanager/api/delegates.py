@@ -118,8 +118,18 @@ class UnixAccounts:
                 raise AccountError(f"the host has another account of this name, with the shell {other.pw_shell}")
             self._list_shell()
             # No password fits "*"; a locked account ("!") could not log in with a key either.
-            self._run("useradd", "--create-home", "--user-group", "--shell", self.shell, "--password", "*",
-                      "--comment", "Nodepool delegate", name)
+            self._run(
+                "useradd",
+                "--create-home",
+                "--user-group",
+                "--shell",
+                self.shell,
+                "--password",
+                "*",
+                "--comment",
+                "Nodepool delegate",
+                name,
+            )
             log.info("Account %s made for a delegate", name)
             account = pwd.getpwnam(name)
         write_keys(account, keys)

@@ -46,9 +46,20 @@ PIECE = 1 << 20
 #: away from it.
 LINGER_BYTES = 8 << 20
 LINGER_TIME = 2.0
-_REASONS = {200: "OK", 201: "Created", 204: "No Content", 400: "Bad Request", 403: "Forbidden", 404: "Not Found",
-            405: "Method Not Allowed", 408: "Request Timeout", 411: "Length Required", 413: "Content Too Large",
-            431: "Request Header Fields Too Large", 500: "Internal Server Error"}
+_REASONS = {
+    200: "OK",
+    201: "Created",
+    204: "No Content",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    411: "Length Required",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+}
 
 
 class Refused(Exception):
@@ -61,8 +72,10 @@ class Refused(Exception):
 
 def head(status: int, content_type: str, length: int) -> bytes:
     """The first lines of an answer."""
-    return (f"HTTP/1.0 {status} {_REASONS.get(status, 'Answer')}\r\nContent-Type: {content_type}\r\n"
-            f"Content-Length: {length}\r\nConnection: close\r\n\r\n").encode("ascii")
+    return (
+        f"HTTP/1.0 {status} {_REASONS.get(status, 'Answer')}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {length}\r\nConnection: close\r\n\r\n"
+    ).encode("ascii")
 
 
 def refusal(refused: Refused) -> bytes:
@@ -114,7 +127,7 @@ class Request:
                 return False
             end = min(place)
             self._head(bytes(self.data[:end]))
-            del self.data[:end + (4 if self.data[end:end + 4] == b"\r\n\r\n" else 2)]
+            del self.data[: end + (4 if self.data[end : end + 4] == b"\r\n\r\n" else 2)]
             if not self.is_call:
                 return True
             self._length = self.length()
@@ -123,7 +136,7 @@ class Request:
                 raise Refused(413, f"a request may have at most {limit} bytes")
         if len(self.data) < self._length:
             return False
-        del self.data[self._length:]
+        del self.data[self._length :]
         return True
 
     def ended(self) -> Refused | None:
@@ -240,7 +253,7 @@ class Desk:
             _linger(connection)
 
     def _image(self, connection: socket.socket, request: Request) -> tuple[int, str, bytes | BinaryIO]:
-        verb, name, query = request.verb, unquote(request.path[len("/images/"):]), parse_qs(request.query)
+        verb, name, query = request.verb, unquote(request.path[len("/images/") :]), parse_qs(request.query)
         try:
             if verb == "GET" and not name:
                 return 200, "application/json", json.dumps(self._images.names()).encode()

@@ -59,7 +59,7 @@ def _answer(connection: socket.socket) -> tuple[bytes, bytes]:
         if not piece or len(data) > MAX_HEAD:
             raise _Failed("recv: the node manager gave no answer")
         data += piece
-    return data[:end], data[end + 4:]
+    return data[:end], data[end + 4 :]
 
 
 def _exchange(path: str, delegate: str | None, request: bytes) -> None:

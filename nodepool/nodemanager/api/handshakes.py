@@ -53,8 +53,9 @@ class Handshakes(Generic[P]):
     :param done: called by the loop's thread.
     """
 
-    def __init__(self, loop: EventLoop, who: Callable[[ssl.SSLSocket], P | None],
-                 done: Callable[[ssl.SSLSocket, P], None]) -> None:
+    def __init__(
+        self, loop: EventLoop, who: Callable[[ssl.SSLSocket], P | None], done: Callable[[ssl.SSLSocket, P], None]
+    ) -> None:
         self._loop = loop
         self._who = who
         self._done = done
@@ -78,8 +79,13 @@ class Handshakes(Generic[P]):
         # Of IPv6 the half that a client cannot choose.
         address = ":".join(address.split(":")[:4]) if ":" in address else address
         counts = Counter(other.address for other in self._open)
-        crowded = (address if counts[address] >= MAX_PER_ADDRESS
-                   else max(counts, key=lambda other: counts[other]) if len(self._open) >= MAX_HANDSHAKES else None)
+        crowded = (
+            address
+            if counts[address] >= MAX_PER_ADDRESS
+            else max(counts, key=lambda other: counts[other])
+            if len(self._open) >= MAX_HANDSHAKES
+            else None
+        )
         oldest = next((other for other in self._open if other.address == crowded), None)
         if oldest is not None:
             self.give_up(oldest)

@@ -43,8 +43,14 @@ class Identity:
     :param delegate_shell: login shell of the accounts that delegates have of their own; None: they have none.
     """
 
-    def __init__(self, sliver_of_uid: SliverOfUid, delegate_methods: DelegateMethods, own_uid: int | None = None,
-                 controllers: Collection[int] = (), delegate_shell: str | None = None) -> None:
+    def __init__(
+        self,
+        sliver_of_uid: SliverOfUid,
+        delegate_methods: DelegateMethods,
+        own_uid: int | None = None,
+        controllers: Collection[int] = (),
+        delegate_shell: str | None = None,
+    ) -> None:
         self._sliver_of_uid = sliver_of_uid
         self._delegate_methods = delegate_methods
         self._controllers = frozenset(controllers)
@@ -152,15 +158,18 @@ def _diagnose(local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int
     :raises OSError: this kernel does not answer such questions.
     """
     cookie = struct.pack("=II", 0xFFFFFFFF, 0xFFFFFFFF)
-    question = (_DIAG_REQUEST.pack(socket.AF_INET, _TCP, 0, 0xFFFFFFFF)
-                + _ADDRESSES.pack(local[1], remote[1], socket.inet_aton(local[0]), b"", socket.inet_aton(remote[0]), b"")
-                + struct.pack("=I", 0) + cookie)
+    question = (
+        _DIAG_REQUEST.pack(socket.AF_INET, _TCP, 0, 0xFFFFFFFF)
+        + _ADDRESSES.pack(local[1], remote[1], socket.inet_aton(local[0]), b"", socket.inet_aton(remote[0]), b"")
+        + struct.pack("=I", 0)
+        + cookie
+    )
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(2)
         kernel.send(_HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 1, 0) + question)
         answer = kernel.recv(8192)
     _, kind, _, _, _ = _HEADER.unpack_from(answer)
-    body = answer[_HEADER.size:]
+    body = answer[_HEADER.size :]
     if kind == _NLMSG_ERROR:
         (code,) = struct.unpack_from("=i", body)
         if code == -2:  # ENOENT: no such socket

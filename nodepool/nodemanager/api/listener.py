@@ -48,8 +48,14 @@ class Listener(Waiter):
 
     _told = float("-inf")
 
-    def __init__(self, stream: socket.socket, identify: Callable[[socket.socket], Peer | None],
-                 context: ssl.SSLContext | None = None, slivers: bool = False, whose: Hashable = None) -> None:
+    def __init__(
+        self,
+        stream: socket.socket,
+        identify: Callable[[socket.socket], Peer | None],
+        context: ssl.SSLContext | None = None,
+        slivers: bool = False,
+        whose: Hashable = None,
+    ) -> None:
         super().__init__()
         self.rank = 3 if slivers else 0
         self._slivers = slivers
@@ -61,8 +67,13 @@ class Listener(Waiter):
         self._whose = whose
         self._loop: EventLoop | None = None
 
-    def begin(self, loop: EventLoop, handshakes: Handshakes[Peer], enter: Callable[[socket.socket, Peer], None],
-              charge: Callable[[Hashable, float], tuple[float, float]]) -> None:
+    def begin(
+        self,
+        loop: EventLoop,
+        handshakes: Handshakes[Peer],
+        enter: Callable[[socket.socket, Peer], None],
+        charge: Callable[[Hashable, float], tuple[float, float]],
+    ) -> None:
         """``charge``: takes processor time of a caller, and tells how long it, and everybody like it, has to wait for more."""
         self._loop, self._handshakes, self._enter, self._charge = loop, handshakes, enter, charge
         loop.watch(self, IN)

@@ -167,43 +167,109 @@ def _text(value: object, what: str) -> str:
     return value
 
 
-METHODS: dict[str, Method] = {method.name: method for method in (
-    Method("Help", (), "this text", "anyone", lambda node, caller, a: help_text()),
-    Method("DumpDatabase", (), "all that is known, as JSON text", "root", lambda node, caller, a: node.dump()),
-    Method("CreateSliver", ("sliver",), "make a sliver that is not kept by its authority", "target",
-           lambda node, caller, a: node.create_sliver(a[0]), True),
-    Method("DeleteSliver", ("sliver",), "remove a sliver that is not kept by its authority", "target",
-           lambda node, caller, a: node.delete_sliver(a[0]), True),
-    Method("Start", ("sliver",), "run the start scripts of a sliver", "target",
-           lambda node, caller, a: node.start_sliver(a[0]), True),
-    Method("Stop", ("sliver",), "end all processes of a sliver", "target", lambda node, caller, a: node.stop_sliver(a[0]), True),
-    Method("ReCreate", ("sliver",), "stop a sliver, make sure that it exists, start it", "target",
-           lambda node, caller, a: node.recreate_sliver(a[0]), True),
-    Method("GetRSpec", ("sliver",), "resources granted to a sliver, without loans", "target",
-           lambda node, caller, a: node.granted(a[0])),
-    Method("GetEffectiveRSpec", ("sliver",), "resources of a sliver with loans", "target",
-           lambda node, caller, a: node.effective(a[0])),
-    Method("GetLoans", ("sliver",), "loans that a sliver makes: [recipient, resource, amount]", "target",
-           lambda node, caller, a: [list(loan) for loan in node.loans_of(a[0])]),
-    Method("SetLoans", ("sliver", "loans"), "replace all loans of a sliver (the caller's, when the first argument is left "
-           "out); one [recipient, resource, amount], or a list of them", "target", _loans, True),
-    Method("GetRecord", ("sliver",), "all that is known of a sliver", "target",
-           lambda node, caller, a: node.describe(a[0])),
-    Method("GetUsage", ("sliver",), "what a sliver uses at present", "target", lambda node, caller, a: node.usage(a[0])),
-    Method("GetConsole", ("sliver",), "the end of what its first process printed", "target",
-           lambda node, caller, a: node.console(a[0])),
-    Method("WaitSliver", ("sliver", "state", "timeout"), "wait until a sliver is ready, stopped or gone, at most so many "
-           "seconds", "target", _wait),
-    Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller", _renew),
-    Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", _put),
-    Method("ListSlivers", (), "all slivers of this node", "controller",
-           lambda node, caller, a: node.describe_all()),
-    Method("GetCapacity", (), "what this node has, and what is given away", "anyone", lambda node, caller, a: node.capacity()),
-    Method("GetXIDs", (), "first user id of each sliver", "anyone", lambda node, caller, a: node.xids()),
-    Method("GetSSHKeys", (), "keys of each sliver", "anyone", lambda node, caller, a: node.ssh_keys()),
-    Method("Ticket", ("signed",), "take over the slivers of a signed ticket", "anyone",
-           lambda node, caller, a: node.ticket(_text(a[0], "ticket"))),
-)}
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("Help", (), "this text", "anyone", lambda node, caller, a: help_text()),
+        Method("DumpDatabase", (), "all that is known, as JSON text", "root", lambda node, caller, a: node.dump()),
+        Method(
+            "CreateSliver",
+            ("sliver",),
+            "make a sliver that is not kept by its authority",
+            "target",
+            lambda node, caller, a: node.create_sliver(a[0]),
+            True,
+        ),
+        Method(
+            "DeleteSliver",
+            ("sliver",),
+            "remove a sliver that is not kept by its authority",
+            "target",
+            lambda node, caller, a: node.delete_sliver(a[0]),
+            True,
+        ),
+        Method(
+            "Start",
+            ("sliver",),
+            "run the start scripts of a sliver",
+            "target",
+            lambda node, caller, a: node.start_sliver(a[0]),
+            True,
+        ),
+        Method(
+            "Stop", ("sliver",), "end all processes of a sliver", "target", lambda node, caller, a: node.stop_sliver(a[0]), True
+        ),
+        Method(
+            "ReCreate",
+            ("sliver",),
+            "stop a sliver, make sure that it exists, start it",
+            "target",
+            lambda node, caller, a: node.recreate_sliver(a[0]),
+            True,
+        ),
+        Method(
+            "GetRSpec",
+            ("sliver",),
+            "resources granted to a sliver, without loans",
+            "target",
+            lambda node, caller, a: node.granted(a[0]),
+        ),
+        Method(
+            "GetEffectiveRSpec",
+            ("sliver",),
+            "resources of a sliver with loans",
+            "target",
+            lambda node, caller, a: node.effective(a[0]),
+        ),
+        Method(
+            "GetLoans",
+            ("sliver",),
+            "loans that a sliver makes: [recipient, resource, amount]",
+            "target",
+            lambda node, caller, a: [list(loan) for loan in node.loans_of(a[0])],
+        ),
+        Method(
+            "SetLoans",
+            ("sliver", "loans"),
+            "replace all loans of a sliver (the caller's, when the first argument is left "
+            "out); one [recipient, resource, amount], or a list of them",
+            "target",
+            _loans,
+            True,
+        ),
+        Method("GetRecord", ("sliver",), "all that is known of a sliver", "target", lambda node, caller, a: node.describe(a[0])),
+        Method("GetUsage", ("sliver",), "what a sliver uses at present", "target", lambda node, caller, a: node.usage(a[0])),
+        Method(
+            "GetConsole",
+            ("sliver",),
+            "the end of what its first process printed",
+            "target",
+            lambda node, caller, a: node.console(a[0]),
+        ),
+        Method(
+            "WaitSliver",
+            ("sliver", "state", "timeout"),
+            "wait until a sliver is ready, stopped or gone, at most so many seconds",
+            "target",
+            _wait,
+        ),
+        Method("RenewSliver", ("sliver", "expiry"), "let a sliver live until this UNIX time", "controller", _renew),
+        Method("PutRecord", ("record",), "add or change a sliver by its record", "controller", _put),
+        Method("ListSlivers", (), "all slivers of this node", "controller", lambda node, caller, a: node.describe_all()),
+        Method(
+            "GetCapacity", (), "what this node has, and what is given away", "anyone", lambda node, caller, a: node.capacity()
+        ),
+        Method("GetXIDs", (), "first user id of each sliver", "anyone", lambda node, caller, a: node.xids()),
+        Method("GetSSHKeys", (), "keys of each sliver", "anyone", lambda node, caller, a: node.ssh_keys()),
+        Method(
+            "Ticket",
+            ("signed",),
+            "take over the slivers of a signed ticket",
+            "anyone",
+            lambda node, caller, a: node.ticket(_text(a[0], "ticket")),
+        ),
+    )
+}
 SYNONYMS = {"Create": "CreateSliver", "Destroy": "DeleteSliver", "Recreate": "ReCreate", "AdminTicket": "Ticket"}
 
 
@@ -238,8 +304,11 @@ class Api:
         if method.name == "SetLoans" and len(arguments) == 1 and caller.kind == SLIVER:
             arguments.insert(0, caller.name)
         if len(arguments) != len(method.arguments):
-            raise Fault(WRONG_COUNT, f"Invalid argument count: got {len(arguments)}, expecting {len(method.arguments)} "
-                        f"({', '.join(method.arguments) or 'none'})")
+            raise Fault(
+                WRONG_COUNT,
+                f"Invalid argument count: got {len(arguments)}, expecting {len(method.arguments)} "
+                f"({', '.join(method.arguments) or 'none'})",
+            )
         record = self._target(method, arguments)
         self._permit(caller, method, arguments, record)
         if method.changes:
@@ -280,8 +349,9 @@ class Api:
         record = self._node.sliver_record(name)
         # What is gone already has been waited for successfully.
         if record is None and method.name != "WaitSliver":
-            raise Fault(BAD_ARGUMENT, "Invalid argument: the first argument must be a sliver name: "
-                        f"there is no sliver {name} here")
+            raise Fault(
+                BAD_ARGUMENT, f"Invalid argument: the first argument must be a sliver name: there is no sliver {name} here"
+            )
         return record
 
     def _permit(self, caller: Caller, method: Method, arguments: Sequence[Any], record: dict[str, Any] | None) -> None:
@@ -296,9 +366,12 @@ class Api:
                 return
             if self._delegated(caller, method, record or {}):
                 return
-        raise Fault(DENIED, f"Permission denied: {caller} may not call {method.name}"
-                    + (f" for {arguments[0]}" if method.who == "target" else "")
-                    + (f" ({caller.advice})" if caller.advice else ""))
+        raise Fault(
+            DENIED,
+            f"Permission denied: {caller} may not call {method.name}"
+            + (f" for {arguments[0]}" if method.who == "target" else "")
+            + (f" ({caller.advice})" if caller.advice else ""),
+        )
 
     def _delegated(self, caller: Caller, method: Method, record: Mapping[str, Any]) -> bool:
         """Whether the record names this caller for this method.
@@ -313,4 +386,3 @@ class Api:
         if caller.kind not in (SLIVER, CERTIFICATE) or self._node.is_delegate(caller.name):
             return False
         return caller.kind == SLIVER or self._node.sliver_record(caller.name) is None
-

@@ -45,8 +45,11 @@ class Servers:
         self._config = config
         self._manager = manager
         self.identity = Identity(
-            manager.sliver_of_uid, self._delegate_methods, controllers=config.controller_uids,
-            delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None)
+            manager.sliver_of_uid,
+            self._delegate_methods,
+            controllers=config.controller_uids,
+            delegate_shell=delegates.forward_program() if config.delegate_accounts == "unix" else None,
+        )
         self.connections = Connections(Desk(api, manager.images, self.identity), self._of_certificate)
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
@@ -160,8 +163,9 @@ class Servers:
                 except OSError as error:
                     raise ConfigurationError(f"api.unix: {path} is there and cannot be tried: {error.strerror}") from error
                 else:
-                    raise ConfigurationError(f"api.unix: another node manager answers at {path}; stop it, or give this one "
-                                             "another run-dir")
+                    raise ConfigurationError(
+                        f"api.unix: another node manager answers at {path}; stop it, or give this one another run-dir"
+                    )
                 finally:
                     probe.close()
             else:
@@ -206,9 +210,11 @@ class Servers:
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
-            raise ConfigurationError(f"{option}: cannot listen on {address} port {port}: {error.strerror}; choose another port, "
-                                     "or false for none" if option == "api.tcp" else
-                                     f"{option}: cannot listen on {address} port {port}: {error.strerror}") from error
+            raise ConfigurationError(
+                f"{option}: cannot listen on {address} port {port}: {error.strerror}; choose another port, or false for none"
+                if option == "api.tcp"
+                else f"{option}: cannot listen on {address} port {port}: {error.strerror}"
+            ) from error
         return listener
 
     def _context(self) -> ssl.SSLContext:

@@ -93,10 +93,11 @@ def response(result: object) -> bytes:
 
 def fault(code: int, text: str) -> bytes:
     """The text of a refusal."""
-    return (f"<?xml version='1.0'?>\n<methodResponse>\n<fault>\n<value><struct>\n<member><name>faultCode</name>\n"
-            f"<value><int>{code}</int></value></member>\n<member><name>faultString</name>\n"
-            f"<value><string>{_escape(text)}</string></value></member>\n</struct></value>\n</fault>\n</methodResponse>\n"
-            ).encode("utf-8", "replace")
+    return (
+        f"<?xml version='1.0'?>\n<methodResponse>\n<fault>\n<value><struct>\n<member><name>faultCode</name>\n"
+        f"<value><int>{code}</int></value></member>\n<member><name>faultString</name>\n"
+        f"<value><string>{_escape(text)}</string></value></member>\n</struct></value>\n</fault>\n</methodResponse>\n"
+    ).encode("utf-8", "replace")
 
 
 def parse_call(body: bytes) -> tuple[str, tuple[Any, ...]]:

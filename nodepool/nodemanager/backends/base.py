@@ -179,11 +179,13 @@ class NetworkService(Protocol):
 class ZygoteService(Protocol):
     """The part of `zygote.Zygote` that backends use."""
 
-    def call(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
-             timeout: float = 30.0) -> tuple[dict[str, Any], list[int]]: ...
+    def call(
+        self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
+    ) -> tuple[dict[str, Any], list[int]]: ...
 
-    def begin(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
-              timeout: float = 30.0) -> Starting: ...
+    def begin(
+        self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
+    ) -> Starting: ...
 
 
 @dataclass
@@ -260,8 +262,16 @@ class Backend(ABC):
         """cpu_usec, memory_bytes, memory_peak, pids, disk_bytes, net_tx_bytes, net_rx_bytes; what is unknown is absent."""
 
     @abstractmethod
-    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int | None, stdout: int | None, stderr: int | None,
-              env: Mapping[str, str] | None = None, user: str = "root") -> Spawned:
+    def spawn(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        stdin: int | None,
+        stdout: int | None,
+        stderr: int | None,
+        env: Mapping[str, str] | None = None,
+        user: str = "root",
+    ) -> Spawned:
         """A process inside all namespaces and the cgroup.
 
         Its streams are pipes, or None for the sliver's own /dev/null: nothing else of the host may be open inside.

@@ -29,9 +29,18 @@ class MountedTreeBackend(NativeBackend):
             self.trees.mkdir(mode=0o711, exist_ok=True)
             target.mkdir(mode=0o700, exist_ok=True)
         if not os.path.ismount(target):
-            self.services.zygote.call("mount_tree", {
-                "base": self.base(spec.index), "count": self.ids, "writable": str(self._writable(spec.name)),
-                "stage": str(self.state_dir / "stage"), "layers": dict(layers), "target": str(target)}, timeout=MAKE_TIMEOUT)
+            self.services.zygote.call(
+                "mount_tree",
+                {
+                    "base": self.base(spec.index),
+                    "count": self.ids,
+                    "writable": str(self._writable(spec.name)),
+                    "stage": str(self.state_dir / "stage"),
+                    "layers": dict(layers),
+                    "target": str(target),
+                },
+                timeout=MAKE_TIMEOUT,
+            )
         return target
 
     def _furnish(self, spec: SliverSpec, handle: Handle, private: bytes, public: str) -> Handle:
@@ -40,10 +49,16 @@ class MountedTreeBackend(NativeBackend):
             self._confine(spec, handle)
             request = self._furnishing(spec)
             request["files"] += [*ssh_files(private, public), *self._network_files(spec)]
-            self.services.zygote.call("furnish", {
-                **self._identity(handle), "hostname": spec.hostname or spec.name,
-                "directories": ["/run/sshd"],  # on a /run of systemd's own it is not there before its unit has run
-                **request}, timeout=MAKE_TIMEOUT)
+            self.services.zygote.call(
+                "furnish",
+                {
+                    **self._identity(handle),
+                    "hostname": spec.hostname or spec.name,
+                    "directories": ["/run/sshd"],  # on a /run of systemd's own it is not there before its unit has run
+                    **request,
+                },
+                timeout=MAKE_TIMEOUT,
+            )
             self._begin_work(spec, handle)
         except BaseException:
             self._kill(spec.name, spec.index, handle)

@@ -62,16 +62,32 @@ class NativeBackend(Backend):
         if os.geteuid() != 0:
             return [Problem("root", True, "run nodepool-nodemanager as root, or use the backend rootless")]
         if not any(line.split()[4] == "/" for line in Path("/proc/self/mountinfo").read_text().splitlines()):
-            return [Problem("root directory", True, "this process runs in a chroot, where no sliver can get a root of its own; "
-                            "run it where / is a mount point")]
+            return [
+                Problem(
+                    "root directory",
+                    True,
+                    "this process runs in a chroot, where no sliver can get a root of its own; run it where / is a mount point",
+                )
+            ]
         release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
         if release < KERNEL:
-            problems.append(Problem(f"kernel {KERNEL[0]}.{KERNEL[1]}", True,
-                                    f"this is {os.uname().release}; overlays cannot be id-mapped before {KERNEL[0]}.{KERNEL[1]}"))
+            problems.append(
+                Problem(
+                    f"kernel {KERNEL[0]}.{KERNEL[1]}",
+                    True,
+                    f"this is {os.uname().release}; overlays cannot be id-mapped before {KERNEL[0]}.{KERNEL[1]}",
+                )
+            )
         elif (failure := self._probe()) is not None:
-            problems.append(Problem("sliver root tree", True, f"{failure}; slivers need namespaces, id-mapped "
-                                    "overlays and the capabilities of root (a container may lack them: start it privileged), or "
-                                    "use the backend rootless as an ordinary user"))
+            problems.append(
+                Problem(
+                    "sliver root tree",
+                    True,
+                    f"{failure}; slivers need namespaces, id-mapped "
+                    "overlays and the capabilities of root (a container may lack them: start it privileged), or "
+                    "use the backend rootless as an ordinary user",
+                )
+            )
         if self.services.cgroups is None:
             problems.append(Problem("cgroups", False, "mount the cgroup controllers; without them slivers have no limits"))
         if not os.path.exists("/usr/sbin/sshd"):
@@ -81,9 +97,15 @@ class NativeBackend(Backend):
     def _probe(self) -> str | None:
         self._prepare()
         try:
-            self.services.zygote.call("probe", {
-                "base": self.services.id_base, "count": IDS_PER_SLIVER, "scratch": str(self.state_dir / "stage"),
-                "layer": str(self.state_dir / "slivers")})
+            self.services.zygote.call(
+                "probe",
+                {
+                    "base": self.services.id_base,
+                    "count": IDS_PER_SLIVER,
+                    "scratch": str(self.state_dir / "stage"),
+                    "layer": str(self.state_dir / "slivers"),
+                },
+            )
         except BackendError as error:
             return str(error)
         return None
@@ -124,8 +146,14 @@ class NativeBackend(Backend):
         if not self._gone(spec.name, spec.index):
             self._kill(spec.name, spec.index, None)
         tree = self._tree(spec)
-        handle: Handle = {"backend": self.name, "name": spec.name, "index": spec.index, "generation": 0, "template": tree.key,
-                          "privileges": list(spec.privileges)}
+        handle: Handle = {
+            "backend": self.name,
+            "name": spec.name,
+            "index": spec.index,
+            "generation": 0,
+            "template": tree.key,
+            "privileges": list(spec.privileges),
+        }
         return self._run_on_disk(spec, handle, tree)
 
     def _run_on_disk(self, spec: SliverSpec, handle: Handle, tree: RootTree) -> Handle:
@@ -171,14 +199,22 @@ class NativeBackend(Backend):
     def _run(self, spec: SliverSpec, handle: Handle, layers: Mapping[str, list[str]]) -> Handle:
         private, public = self._host_key(spec.name)
         request = {
-            "base": self.base(spec.index), "count": self.ids, "writable": str(self._writable(spec.name)),
-            "stage": str(self.state_dir / "stage"), "layers": layers,
-            "hostname": spec.hostname or spec.name, "api": spec.api_socket, "privileges": list(spec.privileges),
+            "base": self.base(spec.index),
+            "count": self.ids,
+            "writable": str(self._writable(spec.name)),
+            "stage": str(self.state_dir / "stage"),
+            "layers": layers,
+            "hostname": spec.hostname or spec.name,
+            "api": spec.api_socket,
+            "privileges": list(spec.privileges),
             "memory": int(spec.rspec.get("nm_mem_limit", 0)),
-            "present": ["/var/log/lastlog", "/var/log/wtmp"], **self._furnishing(spec), **self._extra(spec),
+            "present": ["/var/log/lastlog", "/var/log/wtmp"],
+            **self._furnishing(spec),
+            **self._extra(spec),
         }
         request["files"] += [
-            *ssh_files(private, public), *self._network_files(spec),
+            *ssh_files(private, public),
+            *self._network_files(spec),
             file_entry("/etc/hostname", f"{request['hostname']}\n".encode(), 0o644),
         ]
         # Its namespaces are made beside the disk, of which they know nothing: it is handed in. Then its tree, beside the cgroups.
@@ -197,8 +233,14 @@ class NativeBackend(Backend):
         connection.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        handle = {**handle, "pid": answer["pid"], "start_time": answer["start_time"], "boot_id": boot_id(),
-                  "host_key": public, "generation": int(handle["generation"]) + 1}
+        handle = {
+            **handle,
+            "pid": answer["pid"],
+            "start_time": answer["start_time"],
+            "boot_id": boot_id(),
+            "host_key": public,
+            "generation": int(handle["generation"]) + 1,
+        }
         try:
             self._begin_work(spec, handle)
         except BaseException:
@@ -337,8 +379,16 @@ class NativeBackend(Backend):
             numbers.update(self.services.net.usage(spec.name))
         return numbers
 
-    def spawn(self, handle: Handle, argv: Sequence[str], stdin: int | None, stdout: int | None, stderr: int | None,
-              env: Mapping[str, str] | None = None, user: str = "root") -> Spawned:
+    def spawn(
+        self,
+        handle: Handle,
+        argv: Sequence[str],
+        stdin: int | None,
+        stdout: int | None,
+        stderr: int | None,
+        env: Mapping[str, str] | None = None,
+        user: str = "root",
+    ) -> Spawned:
         pipes = list(dict.fromkeys(stream for stream in (stdin, stdout, stderr) if stream is not None))
         streams = [None if stream is None else pipes.index(stream) for stream in (stdin, stdout, stderr)]
         request = self._program(handle, argv, env, user) | {"streams": streams}
@@ -347,10 +397,16 @@ class NativeBackend(Backend):
     def serve(self, handle: Handle, argv: Sequence[str], connection: int) -> Starting:
         return self.services.zygote.begin("serve", self._program(handle, argv), [connection])
 
-    def _program(self, handle: Handle, argv: Sequence[str], env: Mapping[str, str] | None = None,
-                 user: str = "root") -> dict[str, Any]:
-        return {**self._identity(handle), "argv": list(argv), "env": dict(env or {}), "user": user,
-                "privileges": handle.get("privileges", [])}
+    def _program(
+        self, handle: Handle, argv: Sequence[str], env: Mapping[str, str] | None = None, user: str = "root"
+    ) -> dict[str, Any]:
+        return {
+            **self._identity(handle),
+            "argv": list(argv),
+            "env": dict(env or {}),
+            "user": user,
+            "privileges": handle.get("privileges", []),
+        }
 
     def listen(self, handle: Handle, port: int, address: str = "127.0.0.1") -> int:
         """A listening socket inside the sliver's network namespace; the caller closes it. Raises BackendError."""
@@ -471,6 +527,8 @@ def file_entry(path: str, content: bytes, mode: int) -> dict[str, Any]:
 
 def ssh_files(private: bytes, public: str) -> list[dict[str, Any]]:
     """Host key and configuration of the SSH server inside."""
-    return [file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
-            file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
-            file_entry(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644)]
+    return [
+        file_entry(sshfiles.HOST_KEY_PATH, private, 0o600),
+        file_entry(f"{sshfiles.HOST_KEY_PATH}.pub", public.encode() + b"\n", 0o644),
+        file_entry(sshfiles.CONFIG_PATH, sshfiles.CONFIG.encode(), 0o644),
+    ]

@@ -44,14 +44,37 @@ def properties(rspec: Mapping[str, Any], cores: int) -> list[str]:
 
 def run_argv(machine: str, spec: SliverSpec, root: str, base: int, count: int, cores: int) -> list[str]:
     """The command that starts a sliver as a unit of its own: it goes on when the daemon ends."""
-    argv = ["systemd-run", "--quiet", f"--unit={machine}", "--collect", "--property=Type=notify", "--property=Delegate=yes",
-            "--property=KillMode=mixed", "--property=TimeoutStopSec=5", f"--property=TimeoutStartSec={START_TIMEOUT:g}",
-            # Its lock files would lie beside the trees of slivers.
-            "--setenv=SYSTEMD_NSPAWN_LOCK=0",
-            *(f"--property={text}" for text in properties(spec.rspec, cores)), "--", "systemd-nspawn", "--quiet",
-            "--keep-unit", "--register=yes", f"--machine={machine}", f"--hostname={spec.hostname or spec.name}",
-            f"--directory={root}", f"--private-users={base}:{count}", "--private-users-ownership=off", "--private-network",
-            "--boot", "--notify-ready=yes", "--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=passive"]
+    argv = [
+        "systemd-run",
+        "--quiet",
+        f"--unit={machine}",
+        "--collect",
+        "--property=Type=notify",
+        "--property=Delegate=yes",
+        "--property=KillMode=mixed",
+        "--property=TimeoutStopSec=5",
+        f"--property=TimeoutStartSec={START_TIMEOUT:g}",
+        # Its lock files would lie beside the trees of slivers.
+        "--setenv=SYSTEMD_NSPAWN_LOCK=0",
+        *(f"--property={text}" for text in properties(spec.rspec, cores)),
+        "--",
+        "systemd-nspawn",
+        "--quiet",
+        "--keep-unit",
+        "--register=yes",
+        f"--machine={machine}",
+        f"--hostname={spec.hostname or spec.name}",
+        f"--directory={root}",
+        f"--private-users={base}:{count}",
+        "--private-users-ownership=off",
+        "--private-network",
+        "--boot",
+        "--notify-ready=yes",
+        "--link-journal=no",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--console=passive",
+    ]
     if spec.api_socket:
         target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
         argv.append(f"--bind-ro={spec.api_socket}:{target}")
@@ -79,8 +102,11 @@ class NspawnBackend(MountedTreeBackend):
         problems = [problem for problem in super().check() if problem.feature != "cgroups"]
         if not os.path.isdir("/run/systemd/system"):
             problems.append(Problem("systemd", True, "process 1 of this host is not systemd; use the backend native"))
-        problems += [Problem(program, True, "install systemd-container, or use the backend native")
-                     for program in ("systemd-nspawn", "systemd-run", "machinectl") if shutil.which(program) is None]
+        problems += [
+            Problem(program, True, "install systemd-container, or use the backend native")
+            for program in ("systemd-nspawn", "systemd-run", "machinectl")
+            if shutil.which(program) is None
+        ]
         if not (CGROUP / "cgroup.controllers").exists():
             problems.append(Problem("cgroup v2", True, "boot with systemd.unified_cgroup_hierarchy=1, or use the backend native"))
         return problems
@@ -124,8 +150,15 @@ class NspawnBackend(MountedTreeBackend):
         started = syscalls.start_time(int(shown)) if shown.isdigit() else None
         if started is None:
             raise BackendError(f"machine {machine} ended at once; is there systemd in {spec.image}?")
-        handle = {**handle, "pid": int(shown), "start_time": started, "boot_id": boot_id(), "host_key": public,
-                  "machine": machine, "generation": int(handle["generation"]) + 1}
+        handle = {
+            **handle,
+            "pid": int(shown),
+            "start_time": started,
+            "boot_id": boot_id(),
+            "host_key": public,
+            "machine": machine,
+            "generation": int(handle["generation"]) + 1,
+        }
         return self._furnish(spec, handle, private, public)
 
     def configure(self, spec: SliverSpec, handle: Handle) -> Handle:

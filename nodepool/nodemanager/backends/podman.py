@@ -57,12 +57,31 @@ def run_argv(name: str, label: str, spec: SliverSpec, root: str, base: int, coun
     """Arguments for podman that start a sliver's container."""
     memory = int(spec.rspec.get("nm_mem_limit", 0))
     size = f",size={max(1, memory // 5)}m" if memory else ""
-    argv = ["run", "--detach", "--name", name, "--label", f"{LABEL}={label}", "--cgroups=disabled", "--cgroupns=private",
-            "--network=none", "--ipc=private", "--pid=private", "--uts=private", f"--uidmap=0:{base}:{count}",
-            f"--gidmap=0:{base}:{count}", f"--hostname={spec.hostname or spec.name}", "--no-hosts", "--log-driver=none",
-            "--restart=no", "--pull=never", *_ulimits(), f"--tmpfs=/run:rw,nosuid,nodev,mode=755{size}",
-            # Process 1 only sleeps; programs of sessions get what the sliver's privileges say.
-            "--cap-drop=all"]
+    argv = [
+        "run",
+        "--detach",
+        "--name",
+        name,
+        "--label",
+        f"{LABEL}={label}",
+        "--cgroups=disabled",
+        "--cgroupns=private",
+        "--network=none",
+        "--ipc=private",
+        "--pid=private",
+        "--uts=private",
+        f"--uidmap=0:{base}:{count}",
+        f"--gidmap=0:{base}:{count}",
+        f"--hostname={spec.hostname or spec.name}",
+        "--no-hosts",
+        "--log-driver=none",
+        "--restart=no",
+        "--pull=never",
+        *_ulimits(),
+        f"--tmpfs=/run:rw,nosuid,nodev,mode=755{size}",
+        # Process 1 only sleeps; programs of sessions get what the sliver's privileges say.
+        "--cap-drop=all",
+    ]
     argv.append(f"--security-opt=mask={':'.join(f'/{path}' for path in MASKED)}")
     if spec.api_socket:
         target = "/run/nodepool" if os.path.isdir(spec.api_socket) else "/run/nodepool/nodemanager.api"
@@ -118,8 +137,9 @@ class PodmanBackend(MountedTreeBackend):
 
         def build(target: Path) -> None:
             archive = target / "export.tar"
-            container = self._podman("create", "--pull=never", "--network=none", "--label", f"{LABEL}={self.label}", identity,
-                                     "/bin/sh").strip()
+            container = self._podman(
+                "create", "--pull=never", "--network=none", "--label", f"{LABEL}={self.label}", identity, "/bin/sh"
+            ).strip()
             try:
                 self._podman("export", "--output", str(archive), container, timeout=PULL_TIMEOUT)
             finally:
@@ -146,8 +166,15 @@ class PodmanBackend(MountedTreeBackend):
         started = syscalls.start_time(pid) if pid > 0 else None
         if started is None:
             raise BackendError(f"the first process of container {container} ended at once; is there a /bin/sh in {spec.image}?")
-        handle = {**handle, "pid": pid, "start_time": started, "boot_id": boot_id(), "host_key": public,
-                  "container": container, "generation": int(handle["generation"]) + 1}
+        handle = {
+            **handle,
+            "pid": pid,
+            "start_time": started,
+            "boot_id": boot_id(),
+            "host_key": public,
+            "container": container,
+            "generation": int(handle["generation"]) + 1,
+        }
         return self._furnish(spec, handle, private, public)
 
     def _confine(self, spec: SliverSpec, handle: Handle) -> None:
@@ -175,9 +202,9 @@ class PodmanBackend(MountedTreeBackend):
         names = set(super().found())
         with contextlib.suppress(BackendError):
             prefix = self._container("")
-            for line in self._podman("ps", "--all", "--filter", f"label={LABEL}={self.label}", "--format",
-                                     "{{.Names}}").splitlines():
+            for line in self._podman(
+                "ps", "--all", "--filter", f"label={LABEL}={self.label}", "--format", "{{.Names}}"
+            ).splitlines():
                 if line.startswith(prefix):
                     names.add(line.removeprefix(prefix))
         return sorted(names)
-

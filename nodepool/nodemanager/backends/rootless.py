@@ -31,8 +31,10 @@ class RootlessBackend(NativeBackend):
     privileges = frozenset()
 
     def check(self) -> list[Problem]:
-        problems = [Problem("limits", False, "rlimits only (processes, memory of each process, size of a file); root can more"),
-                    Problem("root inside", False, "one user without sudo, /usr read-only; run as root for more")]
+        problems = [
+            Problem("limits", False, "rlimits only (processes, memory of each process, size of a file); root can more"),
+            Problem("root inside", False, "one user without sudo, /usr read-only; run as root for more"),
+        ]
         self._prepare()
         name = "probe"
         directory = Path(tempfile.mkdtemp(prefix="probe-", dir=self.state_dir))

@@ -33,8 +33,12 @@ from nodepool.nodemanager.setup import seccomp
 
 #: Milliseconds without anything to do after which a worker for the next request is made.
 SPARE_DELAY = 20
-OPERATION_MODULES = ("nodepool.nodemanager.helper.operations", "nodepool.nodemanager.setup.native",
-                     "nodepool.nodemanager.setup.rootless", "nodepool.nodemanager.setup.podman")
+OPERATION_MODULES = (
+    "nodepool.nodemanager.helper.operations",
+    "nodepool.nodemanager.setup.native",
+    "nodepool.nodemanager.setup.rootless",
+    "nodepool.nodemanager.setup.podman",
+)
 """Each has a table OPERATIONS: name -> function(request, descriptors) -> (answer, descriptors to send)."""
 
 Operation = Callable[[dict[str, Any], list[int]], tuple[dict[str, Any], list[int]]]
@@ -54,8 +58,12 @@ class StepError(Exception):
 def is_shortage(error: BaseException) -> bool:
     """Whether the same may succeed later."""
     cause = error.__cause__
-    return (getattr(error, "retry", False) or isinstance(error, MemoryError)
-            or (isinstance(error, OSError) and error.errno in syscalls.SHORTAGE) or (cause is not None and is_shortage(cause)))
+    return (
+        getattr(error, "retry", False)
+        or isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno in syscalls.SHORTAGE)
+        or (cause is not None and is_shortage(cause))
+    )
 
 
 class _Server:

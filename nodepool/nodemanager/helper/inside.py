@@ -73,8 +73,9 @@ def accounts() -> dict[str, Account]:
     for line in read_file("/etc/passwd").splitlines():
         fields = line.split(":")
         if len(fields) >= 7 and fields[2].isdigit() and fields[3].isdigit():
-            found.setdefault(fields[0], Account(fields[0], int(fields[2]), int(fields[3]), fields[5] or "/",
-                                                fields[6] or "/bin/sh"))
+            found.setdefault(
+                fields[0], Account(fields[0], int(fields[2]), int(fields[3]), fields[5] or "/", fields[6] or "/bin/sh")
+            )
     return found
 
 
@@ -124,7 +125,7 @@ def write_file(path: str, content: bytes, mode: int, uid: int = 0, gid: int = 0,
         try:
             view = memoryview(content)
             while view:
-                view = view[os.write(descriptor, view):]
+                view = view[os.write(descriptor, view) :]
             os.fchown(descriptor, uid, gid)
             os.fchmod(descriptor, mode)
         finally:
@@ -151,9 +152,10 @@ def ensure_account(name: str, owner: int = 0) -> Account:
     account = Account(name, uid, uid, f"/home/{name}", "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh")
     # "*" is "no password fits"; "!" would be "locked", with which sshd refuses keys too.
     for path, line, mode in (
-            ("/etc/passwd", f"{name}:x:{uid}:{uid}::{account.home}:{account.shell}", 0o644),
-            ("/etc/group", f"{name}:x:{uid}:", 0o644),
-            ("/etc/shadow", f"{name}:*:19000:0:99999:7:::", 0o640)):
+        ("/etc/passwd", f"{name}:x:{uid}:{uid}::{account.home}:{account.shell}", 0o644),
+        ("/etc/group", f"{name}:x:{uid}:", 0o644),
+        ("/etc/shadow", f"{name}:*:19000:0:99999:7:::", 0o640),
+    ):
         text = read_file(path)
         if not any(existing.startswith(f"{name}:") for existing in text.splitlines()):
             write_file(path, (text.rstrip("\n") + "\n" + line + "\n").lstrip("\n").encode(), mode, owner, owner)
@@ -243,8 +245,7 @@ def confine(given: Collection[str]) -> None:
     """
     given = privileges.expand(given)
     ordinary_limits(core="debug" in given)
-    syscalls.keep_capabilities(privileges.capabilities(given), lambda: seccomp.install(
-        seccomp.build(syscalls.machine(), given)))
+    syscalls.keep_capabilities(privileges.capabilities(given), lambda: seccomp.install(seccomp.build(syscalls.machine(), given)))
 
 
 def open_null() -> int:
@@ -292,8 +293,15 @@ def become(user: str) -> Account:
 
 def environment(account: Account, extra: Mapping[str, str] | None) -> dict[str, str]:
     """The environment of a program: nothing of the daemon's."""
-    return {"PATH": PATH, "HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell,
-            "LANG": "C.UTF-8", **(extra or {})}
+    return {
+        "PATH": PATH,
+        "HOME": account.home,
+        "USER": account.name,
+        "LOGNAME": account.name,
+        "SHELL": account.shell,
+        "LANG": "C.UTF-8",
+        **(extra or {}),
+    }
 
 
 def execute(argv: Sequence[str], env: Mapping[str, str]) -> None:

@@ -12,8 +12,15 @@ from nodepool.nodemanager.helper import inside, relay
 from nodepool.nodemanager.helper.helper import Operation, StepError, is_shortage
 from nodepool.nodemanager.kernel import syscalls
 
-ALL_NAMESPACES = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET
-                  | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWCGROUP)
+ALL_NAMESPACES = (
+    syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWNET
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+    | syscalls.CLONE_NEWCGROUP
+)
 #: First byte of a child's text of failure when the same may succeed later.
 _RETRY = b"+"
 
@@ -131,6 +138,7 @@ def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callabl
     :param cpu: the cgroup that has the controller cpu.
     :param streams: called as root of the sliver: stdin, stdout and stderr; None is the sliver's own /dev/null.
     """
+
     def work(outcome: int) -> None:
         os.setsid()
         if not request.get("rootless"):
@@ -147,8 +155,10 @@ def run_inside(request: dict[str, Any], cpu: Mapping[str, int], streams: Callabl
         syscalls.close_from(3, (outcome, *cpu.values()))
         inside.reset_signals()
         if request.get("rootless"):
-            account = next((a for a in inside.accounts().values() if a.uid == os.getuid()),
-                           inside.Account("nobody", os.getuid(), os.getgid(), "/", "/bin/sh"))
+            account = next(
+                (a for a in inside.accounts().values() if a.uid == os.getuid()),
+                inside.Account("nobody", os.getuid(), os.getgid(), "/", "/bin/sh"),
+            )
             os.chdir(account.home if os.path.isdir(account.home) else "/")
             inside.limit(request.get("limits", {}))
             syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)

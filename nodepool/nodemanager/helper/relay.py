@@ -102,7 +102,7 @@ class _Way:
             self.left = memoryview(data)
         if self.left:
             try:
-                self.left = self.left[self.sink.send(self.left):]
+                self.left = self.left[self.sink.send(self.left) :]
             except BlockingIOError:
                 return
 

@@ -105,7 +105,9 @@ class Pending:
             if frame is None:
                 raise BackendError(
                     f"{self._operation}: the worker was killed before it was done, or never ran (no memory left in the sliver, "
-                    f"no descriptors left for the helper, or over {self._timeout:g} s)", retry=True)
+                    f"no descriptors left for the helper, or over {self._timeout:g} s)",
+                    retry=True,
+                )
             answer, received = frame
             if "error" in answer:
                 for descriptor in received:
@@ -168,8 +170,13 @@ class Zygote:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "nodepool.nodemanager.helper.helper", str(theirs.fileno())], stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()], close_fds=True, start_new_session=True, cwd="/")
+                    [sys.executable, "-m", "nodepool.nodemanager.helper.helper", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    close_fds=True,
+                    start_new_session=True,
+                    cwd="/",
+                )
             except OSError as error:
                 ours.close()
                 self._socket = None
@@ -207,8 +214,9 @@ class Zygote:
                         self._process.kill()
                         self._process.wait(5.0)
 
-    def begin(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
-              timeout: float = 30.0) -> Pending:
+    def begin(
+        self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
+    ) -> Pending:
         """Begin an operation; returns at once. Raises BackendError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -225,8 +233,9 @@ class Zygote:
             raise
         return Pending(ours, operation, timeout)
 
-    def call(self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (),
-             timeout: float = 30.0) -> tuple[dict[str, Any], list[int]]:
+    def call(
+        self, operation: str, arguments: Mapping[str, Any], descriptors: Sequence[int] = (), timeout: float = 30.0
+    ) -> tuple[dict[str, Any], list[int]]:
         """Run an operation; the answer and the descriptors that came with it (the caller closes them). Raises BackendError."""
         answer, received, connection = self.begin(operation, arguments, descriptors, timeout).answer()
         connection.close()

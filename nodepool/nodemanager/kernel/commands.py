@@ -23,8 +23,16 @@ def find(name: str) -> str | None:
     return shutil.which(name, path=PATH)
 
 
-def run(argv: Sequence[str], timeout: float, what: str, *, text: str = "", env: Mapping[str, str] | None = None,
-        error: type[BackendError] = BackendError, retry: bool = False) -> str:
+def run(
+    argv: Sequence[str],
+    timeout: float,
+    what: str,
+    *,
+    text: str = "",
+    env: Mapping[str, str] | None = None,
+    error: type[BackendError] = BackendError,
+    retry: bool = False,
+) -> str:
     """Run a program with `text` as its input; its output. Its arguments are logged: secrets belong into the text.
 
     :param timeout: seconds; then it is killed.
@@ -35,8 +43,9 @@ def run(argv: Sequence[str], timeout: float, what: str, *, text: str = "", env: 
     """
     log.debug("Run: %s", shlex.join(argv))
     try:
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
-                              env=env, cwd="/")
+        done = subprocess.run(
+            argv, input=text, capture_output=True, text=True, errors="replace", timeout=timeout, check=False, env=env, cwd="/"
+        )
     except subprocess.TimeoutExpired:
         raise error(f"{what} did not end within {timeout:g} s", retry=True) from None
     except OSError as problem:
@@ -49,4 +58,4 @@ def run(argv: Sequence[str], timeout: float, what: str, *, text: str = "", env: 
 def _shorten(said: str) -> str:
     """In one line; some programs tell the reason first, others last."""
     line = " ".join(said.split())
-    return line if len(line) <= SAID else f"{line[:SAID // 2]} ... {line[-SAID // 2:]}"
+    return line if len(line) <= SAID else f"{line[: SAID // 2]} ... {line[-SAID // 2 :]}"

@@ -87,10 +87,13 @@ def _checked(name: str, result: int) -> int:
 
 # --- mounts ----------------------------------------------------------------------------------------------------------
 
+
 def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
     """mount(2)."""
-    _checked(f"mount {kind or 'flags'} on {target}", _libc.mount(
-        source.encode(), os.fsencode(target), kind.encode() or None, ctypes.c_ulong(flags), data.encode() or None))
+    _checked(
+        f"mount {kind or 'flags'} on {target}",
+        _libc.mount(source.encode(), os.fsencode(target), kind.encode() or None, ctypes.c_ulong(flags), data.encode() or None),
+    )
 
 
 def umount(target: str, flags: int = MNT_DETACH) -> None:
@@ -156,8 +159,12 @@ def _context_messages(context: int) -> str:
 
 def fallocate(descriptor: int, start: int, length: int, keep_size: bool = False) -> None:
     """Take room for a part of a file. Raises OSError; EOPNOTSUPP: this file system cannot."""
-    _checked("fallocate", _libc.fallocate(ctypes.c_int(descriptor), ctypes.c_int(1 if keep_size else 0), ctypes.c_int64(start),
-                                          ctypes.c_int64(length)))
+    _checked(
+        "fallocate",
+        _libc.fallocate(
+            ctypes.c_int(descriptor), ctypes.c_int(1 if keep_size else 0), ctypes.c_int64(start), ctypes.c_int64(length)
+        ),
+    )
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -172,6 +179,7 @@ def openat2(directory: int, path: str | bytes, flags: int, resolve: int, mode: i
 
 
 # --- processes and namespaces ----------------------------------------------------------------------------------------
+
 
 def clone(flags: int) -> tuple[int, int]:
     """Fork with new namespaces: (0, -1) in the child; (pid, pidfd) in the parent. For single-threaded processes."""
@@ -191,8 +199,15 @@ def unshare(flags: int) -> None:
 
 
 def _namespaces(flags: int) -> str:
-    names = ((CLONE_NEWUSER, "user"), (CLONE_NEWNS, "mount"), (CLONE_NEWPID, "pid"), (CLONE_NEWNET, "network"),
-             (CLONE_NEWIPC, "ipc"), (CLONE_NEWUTS, "uts"), (CLONE_NEWCGROUP, "cgroup"))
+    names = (
+        (CLONE_NEWUSER, "user"),
+        (CLONE_NEWNS, "mount"),
+        (CLONE_NEWPID, "pid"),
+        (CLONE_NEWNET, "network"),
+        (CLONE_NEWIPC, "ipc"),
+        (CLONE_NEWUTS, "uts"),
+        (CLONE_NEWCGROUP, "cgroup"),
+    )
     return ", ".join(name for flag, name in names if flags & flag)
 
 
@@ -204,8 +219,10 @@ def setns(descriptor: int, flags: int) -> None:
 def prctl(option: int, argument: int = 0, pointer: object = None) -> int:
     """prctl(2); `pointer` is the third argument (of PR_SET_SECCOMP)."""
     zero = ctypes.c_ulong(0)
-    return _checked(f"prctl {option}", _libc.prctl(
-        ctypes.c_int(option), ctypes.c_ulong(argument), zero if pointer is None else pointer, zero, zero))
+    return _checked(
+        f"prctl {option}",
+        _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero if pointer is None else pointer, zero, zero),
+    )
 
 
 def set_name(name: str) -> None:
@@ -266,8 +283,12 @@ def _capabilities() -> tuple[int, int, int]:
 
 def _set_capabilities(*sets: int) -> None:
     words = [value & 0xFFFFFFFF for value in sets] + [value >> 32 for value in sets]
-    _call("capset", _CAPSET[machine()], ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0)),
-          ctypes.create_string_buffer(struct.pack("=6I", *words)))
+    _call(
+        "capset",
+        _CAPSET[machine()],
+        ctypes.create_string_buffer(struct.pack("=II", 0x20080522, 0)),
+        ctypes.create_string_buffer(struct.pack("=6I", *words)),
+    )
 
 
 def loopback_up() -> None:
@@ -278,6 +299,7 @@ def loopback_up() -> None:
 
 
 # --- facts about processes -------------------------------------------------------------------------------------------
+
 
 def start_time(pid: int) -> int | None:
     """Ticks since boot at which the process began; None when there is none. With the boot id it names a process for good."""

@@ -68,8 +68,10 @@ class Cores:
         mine, _ = self._reserved.get(name, (frozenset(), False))
         free = set(self._all) - self.taken()
         if count - len(mine) > len(free) - 1:
-            raise CgroupError(f"nm_cpu_cores: {count} cores are wanted, {max(0, len(free) - 1) + len(mine)} can be had "
-                              "(one stays for everybody else)")
+            raise CgroupError(
+                f"nm_cpu_cores: {count} cores are wanted, {max(0, len(free) - 1) + len(mine)} can be had "
+                "(one stays for everybody else)"
+            )
         kept = set(sorted(mine)[:count])
         while len(kept) < count:
             kept.add(self._next(kept, free - kept))

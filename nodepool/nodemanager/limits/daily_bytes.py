@@ -55,22 +55,34 @@ class Accounting:
     and period.  The caller locks.
     """
 
-    def __init__(self, load: Callable[[], Mapping[str, Any] | None], save: Callable[[dict[str, Any]], None],
-                 clock: Callable[[], float] = time.time, period: float = PERIOD,
-                 notify: Callable[[str, str, int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Mapping[str, Any] | None],
+        save: Callable[[dict[str, Any]], None],
+        clock: Callable[[], float] = time.time,
+        period: float = PERIOD,
+        notify: Callable[[str, str, int, int], None] | None = None,
+    ) -> None:
         self._save, self._clock, self._period, self._notify = save, clock, period, notify
         self._accounts: dict[str, _Account] = {}
         for name, stored in (load() or {}).items():
             try:
                 self._accounts[name] = _Account(
-                    float(stored["began"]), {kind: int(stored["used"][kind]) for kind, _, _ in _KINDS},
-                    {kind: int(stored["seen"][kind]) for kind, _, _ in _KINDS}, bool(stored.get("told")))
+                    float(stored["began"]),
+                    {kind: int(stored["used"][kind]) for kind, _, _ in _KINDS},
+                    {kind: int(stored["seen"][kind]) for kind, _, _ in _KINDS},
+                    bool(stored.get("told")),
+                )
             except (KeyError, TypeError, ValueError):
                 # One damaged account costs that sliver's total, not everybody's.
                 continue
 
-    def update(self, counters: Mapping[str, tuple[int, int]], rspecs: Mapping[str, Mapping[str, Any]],
-               limits: Mapping[str, DailyLimits] | None = None) -> dict[str, dict[str, int]]:
+    def update(
+        self,
+        counters: Mapping[str, tuple[int, int]],
+        rspecs: Mapping[str, Mapping[str, Any]],
+        limits: Mapping[str, DailyLimits] | None = None,
+    ) -> dict[str, dict[str, int]]:
         """Count what was sent since the last call (bytes: below the cap, exempt).
 
         Returns for each sliver that is past its threshold the maximum rates to use instead of its own, in bit/s.
@@ -78,12 +90,16 @@ class Accounting:
         now = self._clock()
         result: dict[str, dict[str, int]] = {}
         # Deleted ones, too, until their period ends. A clock that was set back must not prolong a period.
-        self._accounts = {name: account for name, account in self._accounts.items()
-                          if name in counters or 0 <= now - account.began < self._period}
+        self._accounts = {
+            name: account
+            for name, account in self._accounts.items()
+            if name in counters or 0 <= now - account.began < self._period
+        }
         for name, values in counters.items():
             account = self._count(name, dict(zip(("plain", "exempt"), values, strict=True)), now)
-            cut = self._cut(name, account, {**DEFAULT_RSPEC, **rspecs.get(name, {})},
-                            (limits or {}).get(name, DailyLimits()), now)
+            cut = self._cut(
+                name, account, {**DEFAULT_RSPEC, **rspecs.get(name, {})}, (limits or {}).get(name, DailyLimits()), now
+            )
             if cut:
                 result[name] = cut
         self._save({name: account.to_json() for name, account in self._accounts.items()})

@@ -105,10 +105,27 @@ class Templates:
         finally:
             os.close(descriptor)
         large = kib >= JOURNAL_KIB
-        command = [tool, "-q", "-F", "-t", "ext4", "-b", str(BLOCK), "-m", "0", "-i", "16384", "-I", "256",
-                   "-O", f"64bit,^resize_inode,meta_bg,{'' if large else '^'}has_journal",
-                   *(["-J", f"size={16 if kib >= 1 << 20 else 4}"] if large else []),
-                   "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0", str(path)]
+        command = [
+            tool,
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-b",
+            str(BLOCK),
+            "-m",
+            "0",
+            "-i",
+            "16384",
+            "-I",
+            "256",
+            "-O",
+            f"64bit,^resize_inode,meta_bg,{'' if large else '^'}has_journal",
+            *(["-J", f"size={16 if kib >= 1 << 20 else 4}"] if large else []),
+            "-E",
+            "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0",
+            str(path),
+        ]
         commands.run(command, FORMAT_TIMEOUT, f"mke2fs of {kib} KiB", error=DiskError)
 
 

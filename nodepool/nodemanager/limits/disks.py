@@ -165,8 +165,11 @@ class Disks:
         except OSError as error:
             if error.errno == errno.EOPNOTSUPP:
                 return  # what was promised is counted, that must do
-            log.error("The disk of sliver %s cannot have all of its room on the host (%s): it may run full below its quota", name,
-                      error.strerror)
+            log.error(
+                "The disk of sliver %s cannot have all of its room on the host (%s): it may run full below its quota",
+                name,
+                error.strerror,
+            )
         finally:
             os.close(descriptor)
 
@@ -219,8 +222,13 @@ class Disks:
                 grow = False
             device = loopdev.attach(path)
             try:
-                syscalls.mount(device.path, target, "ext4", syscalls.MS_NOSUID | syscalls.MS_NODEV | _MS_NOATIME,
-                               "discard,noinit_itable" if self._sparse else "noinit_itable")
+                syscalls.mount(
+                    device.path,
+                    target,
+                    "ext4",
+                    syscalls.MS_NOSUID | syscalls.MS_NODEV | _MS_NOATIME,
+                    "discard,noinit_itable" if self._sparse else "noinit_itable",
+                )
                 if grow:
                     _grow(target, path.stat().st_size)
                 self._apply_quota(name, target)
@@ -253,8 +261,10 @@ class Disks:
         try:
             if kib * KIB > path.stat().st_size:
                 if target is not None and not _may_grow_mounted():
-                    raise DiskError(f"disk of sliver {name}: this host lets nobody grow a mounted disk (CAP_SYS_RESOURCE is "
-                                    "missing); stop the sliver first")
+                    raise DiskError(
+                        f"disk of sliver {name}: this host lets nobody grow a mounted disk (CAP_SYS_RESOURCE is "
+                        "missing); stop the sliver first"
+                    )
                 self._enlarge(path, kib * KIB // BLOCK * BLOCK)
                 device = self._device(name)
                 if device is not None and target is not None:
@@ -368,15 +378,21 @@ class Disks:
         """Names of slivers that have a disk, or a mount of one."""
         names = set()
         with contextlib.suppress(FileNotFoundError):
-            names = {entry.name for entry in os.scandir(self._state / "slivers")
-                     if os.path.exists(os.path.join(entry.path, "disk.img"))}
+            names = {
+                entry.name
+                for entry in os.scandir(self._state / "slivers")
+                if os.path.exists(os.path.join(entry.path, "disk.img"))
+            }
         prefix = f"{self._state}/slivers/"
-        names.update(target.removeprefix(prefix).split("/")[0] for target, device, _ in _mounts()
-                     if target.startswith(prefix) and device.startswith("/dev/loop"))
+        names.update(
+            target.removeprefix(prefix).split("/")[0]
+            for target, device, _ in _mounts()
+            if target.startswith(prefix) and device.startswith("/dev/loop")
+        )
         return sorted(names)
 
     def devices(self, name: str) -> list[str]:
-        """"major:minor" of the mounted disk, for limits on I/O."""
+        """Device number (major:minor) of the mounted disk, for limits on I/O."""
         device = self._device(name)
         return [f"{loopdev.MAJOR}:{device.removeprefix('/dev/loop')}"] if device is not None else []
 
@@ -447,8 +463,11 @@ def _loop(device: str) -> loopdev.Loop:
 
 
 def _below(directory: Path) -> list[str]:
-    return [target for target, device, _ in reversed(list(_mounts()))
-            if target.startswith(f"{directory}/") and device.startswith("/dev/loop")]
+    return [
+        target
+        for target, device, _ in reversed(list(_mounts()))
+        if target.startswith(f"{directory}/") and device.startswith("/dev/loop")
+    ]
 
 
 def _unescape(text: str) -> str:

@@ -203,11 +203,17 @@ class Firewall:
         if commands.find("nft") is None:
             return
         tables = _tables()
-        if self._table in tables and _has_strangers(self._table) and not any(
-                _has_strangers(table) for table in tables if table != self._table):
+        if (
+            self._table in tables
+            and _has_strangers(self._table)
+            and not any(_has_strangers(table) for table in tables if table != self._table)
+        ):
             sysctl(FORWARD, 0)
-        run("nft", ["-f", "-"], "".join(f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
-                                        for family in ("inet", "bridge")))
+        run(
+            "nft",
+            ["-f", "-"],
+            "".join(f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n" for family in ("inet", "bridge")),
+        )
         self._loaded = ""
 
 

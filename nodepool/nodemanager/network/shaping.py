@@ -123,9 +123,11 @@ class Shaper:
     def _roots(self) -> list[str]:
         start = f"class replace dev {self.device}"
         # Quanta of parents are never used, but the kernel warns of those that it works out itself.
-        return [f"{start} parent 1: classid 1:1 {_htb(self._cap, self._cap, QUANTUM)}",
-                f"{start} parent 1: classid 1:2 {_htb(UNLIMITED_RATE, UNLIMITED_RATE, QUANTUM)}",
-                f"{start} parent 1:1 classid 1:3 {_htb(LEAST_RATE, self._cap, QUANTUM)}"]
+        return [
+            f"{start} parent 1: classid 1:1 {_htb(self._cap, self._cap, QUANTUM)}",
+            f"{start} parent 1: classid 1:2 {_htb(UNLIMITED_RATE, UNLIMITED_RATE, QUANTUM)}",
+            f"{start} parent 1:1 classid 1:3 {_htb(LEAST_RATE, self._cap, QUANTUM)}",
+        ]
 
     def node_cap(self, bits_per_second: int, exempt: Iterable[str], active: bool) -> None:
         """The node's cap and the destinations it is not for; `active`: the ifb is there. Raises NetworkError."""
@@ -160,13 +162,19 @@ class Shaper:
         """By the device that a packet came in through: no sliver can pretend to be another. Two priorities per sliver."""
         start = f"filter add dev {self.device} parent 1: protocol"
         plain, exempt = class_of(index), class_of(index, True)
-        return [*(f"{start} ip prio {2 * index + 1} u32 match ip dst {network} indev {veth} flowid {exempt}"
-                  for network in self._exempt),
-                f"{start} all prio {2 * index + 2} u32 match u32 0 0 indev {veth} flowid {plain}"]
+        return [
+            *(
+                f"{start} ip prio {2 * index + 1} u32 match ip dst {network} indev {veth} flowid {exempt}"
+                for network in self._exempt
+            ),
+            f"{start} all prio {2 * index + 2} u32 match u32 0 0 indev {veth} flowid {plain}",
+        ]
 
     def _unfilter(self, index: int) -> list[str]:
-        return [f"filter del dev {self.device} parent 1: protocol ip prio {2 * index + 1}",
-                f"filter del dev {self.device} parent 1: protocol all prio {2 * index + 2}"]
+        return [
+            f"filter del dev {self.device} parent 1: protocol ip prio {2 * index + 1}",
+            f"filter del dev {self.device} parent 1: protocol all prio {2 * index + 2}",
+        ]
 
     @staticmethod
     def _download(veth: str, maximum: int) -> list[str]:
@@ -176,13 +184,17 @@ class Shaper:
     def add(self, index: int, veth: str, rspec: Mapping[str, Any]) -> None:
         """Limit what passes the device of a sliver, both ways. Raises NetworkError."""
         with self._lock:
-            batch("tc", [
-                *self._classes(index, rspec),
-                *self._filters(index, veth),
-                f"qdisc add dev {veth} handle ffff: ingress",
-                f"filter add dev {veth} parent ffff: protocol all prio 1 u32 match u32 0 0 "
-                f"action mirred egress redirect dev {self.device}",
-                *self._receive(veth, rspec)])
+            batch(
+                "tc",
+                [
+                    *self._classes(index, rspec),
+                    *self._filters(index, veth),
+                    f"qdisc add dev {veth} handle ffff: ingress",
+                    f"filter add dev {veth} parent ffff: protocol all prio 1 u32 match u32 0 0 "
+                    f"action mirred egress redirect dev {self.device}",
+                    *self._receive(veth, rspec),
+                ],
+            )
             self._veths[index], self._specs[index] = veth, dict(rspec)
 
     def _receive(self, veth: str, rspec: Mapping[str, Any]) -> list[str]:
@@ -205,8 +217,15 @@ class Shaper:
         with self._lock:
             self._veths.pop(index, None)
             self._specs.pop(index, None)
-            batch("tc", [*self._unfilter(index), f"class del dev {self.device} classid {class_of(index)}",
-                         f"class del dev {self.device} classid {class_of(index, True)}"], force=True)
+            batch(
+                "tc",
+                [
+                    *self._unfilter(index),
+                    f"class del dev {self.device} classid {class_of(index)}",
+                    f"class del dev {self.device} classid {class_of(index, True)}",
+                ],
+                force=True,
+            )
 
     def counters(self) -> dict[int, tuple[int, int]]:
         """Bytes sent by each index: below the node's cap, and to exempt destinations. Raises NetworkError."""

@@ -107,13 +107,40 @@ class Network:
             return found
         checks = (
             ("networks nat and bridge", "veth", [("ip", "link", "add", "probe0", "type", "veth", "peer", "name", "probe1")]),
-            ("bandwidth limits", "ifb, sch_htb, cls_u32, act_mirred", [
-                ("ip", "link", "add", "probe0", "type", "ifb"),
-                ("tc", "qdisc", "add", "dev", "probe0", "root", "handle", "1:", "htb"),
-                ("tc", "filter", "add", "dev", "probe0", "parent", "1:", "u32", "match", "u32", "0", "0", "action", "mirred",
-                 "egress", "redirect", "dev", "lo")]),
-            ("networks nat and bridge", "nf_tables, nft_fib_inet, nft_masq, nft_connlimit", [
-                ("printf", "%s", f"'{ruleset('probe', self._config, True)}'", "|", "nft", "-f", "-")]))
+            (
+                "bandwidth limits",
+                "ifb, sch_htb, cls_u32, act_mirred",
+                [
+                    ("ip", "link", "add", "probe0", "type", "ifb"),
+                    ("tc", "qdisc", "add", "dev", "probe0", "root", "handle", "1:", "htb"),
+                    (
+                        "tc",
+                        "filter",
+                        "add",
+                        "dev",
+                        "probe0",
+                        "parent",
+                        "1:",
+                        "u32",
+                        "match",
+                        "u32",
+                        "0",
+                        "0",
+                        "action",
+                        "mirred",
+                        "egress",
+                        "redirect",
+                        "dev",
+                        "lo",
+                    ),
+                ],
+            ),
+            (
+                "networks nat and bridge",
+                "nf_tables, nft_fib_inet, nft_masq, nft_connlimit",
+                [("printf", "%s", f"'{ruleset('probe', self._config, True)}'", "|", "nft", "-f", "-")],
+            ),
+        )
         for what, modules, lines in checks:
             said = supports(lines)
             if said is not None:
@@ -210,8 +237,9 @@ class Network:
         if mode != "nat" and not bridge:
             raise NetworkError(f"network {mode!r}: none, nat or bridge:<device> is wanted")
         if bridge is not None and (not _DEVICE.match(bridge) or not (CLASS_NET / bridge / "bridge").is_dir()):
-            raise NetworkError(f"network {mode!r}: this host has no bridge of that name; make it first "
-                               "(ip link add NAME type bridge)")
+            raise NetworkError(
+                f"network {mode!r}: this host has no bridge of that name; make it first (ip link add NAME type bridge)"
+            )
         with self._lock:
             self._making += 1
         try:
@@ -231,8 +259,13 @@ class Network:
         info = NetInfo(veth, *reversed(addresses(self._subnet, index))) if bridge is None else NetInfo(veth)
         mac, gateway_mac = _new_mac(), _new_mac()
         try:
-            batch("ip", [f"link add {veth} address {gateway_mac} type veth peer name {INSIDE} address {mac} netns {netns_pid}",
-                         f"link set {veth} alias {self._alias(name, index)}"])
+            batch(
+                "ip",
+                [
+                    f"link add {veth} address {gateway_mac} type veth peer name {INSIDE} address {mac} netns {netns_pid}",
+                    f"link set {veth} alias {self._alias(name, index)}",
+                ],
+            )
             if bridge is None:
                 sysctl(f"net/ipv6/conf/{veth}/disable_ipv6", 1)
                 # Senders outside the /30 make no neighbours: the kernel's table is one for all network namespaces.
@@ -244,14 +277,28 @@ class Network:
             else:
                 self._join(veth, bridge, mac)
             # Permanent neighbours are not counted against the size of that table.
-            batch("ip", [f"link set {veth} up", *([] if bridge is not None else [
-                f"neigh replace {info.address} lladdr {mac} dev {veth} nud permanent"])])
+            batch(
+                "ip",
+                [
+                    f"link set {veth} up",
+                    *([] if bridge is not None else [f"neigh replace {info.address} lladdr {mac} dev {veth} nud permanent"]),
+                ],
+            )
             if bridge is not None:
                 batch("ip", ["link set lo up", f"link set {INSIDE} up"], inside=netns_pid)
             else:
-                batch("ip", ["link set lo up", *_NO_LINK_LOCAL, f"link set {INSIDE} up",
-                             f"addr add {info.address}/30 dev {INSIDE}", f"route add default via {info.gateway}",
-                             f"neigh replace {info.gateway} lladdr {gateway_mac} dev {INSIDE} nud permanent"], inside=netns_pid)
+                batch(
+                    "ip",
+                    [
+                        "link set lo up",
+                        *_NO_LINK_LOCAL,
+                        f"link set {INSIDE} up",
+                        f"addr add {info.address}/30 dev {INSIDE}",
+                        f"route add default via {info.gateway}",
+                        f"neigh replace {info.gateway} lladdr {gateway_mac} dev {INSIDE} nud permanent",
+                    ],
+                    inside=netns_pid,
+                )
         except BaseException:
             try:
                 self._remove(veth, index)
@@ -298,8 +345,10 @@ class Network:
             return {}
         with contextlib.suppress(OSError, ValueError):
             directory = CLASS_NET / place[0] / "statistics"
-            return {"net_tx_bytes": int((directory / "rx_bytes").read_text()),
-                    "net_rx_bytes": int((directory / "tx_bytes").read_text())}
+            return {
+                "net_tx_bytes": int((directory / "rx_bytes").read_text()),
+                "net_rx_bytes": int((directory / "tx_bytes").read_text()),
+            }
         return {}
 
     def counters(self) -> dict[str, tuple[int, int]]:
@@ -377,8 +426,9 @@ class Network:
             try:
                 removal[1].result(REMOVE_TIMEOUT)
             except concurrent.futures.TimeoutError:
-                raise NetworkError(f"the device that had index {index} before is not gone after {REMOVE_TIMEOUT:g} s",
-                                   retry=True) from None
+                raise NetworkError(
+                    f"the device that had index {index} before is not gone after {REMOVE_TIMEOUT:g} s", retry=True
+                ) from None
 
     def found(self) -> list[str]:
         """Names of slivers that have a device and are not just being removed."""

@@ -153,8 +153,14 @@ class Place:
         if os.geteuid() == 0 and login.isdecimal() and login != "0":
             # The SSH server connects to our socket as who has logged in; that account is root's equal already.
             api["controller-uids"] = [int(login)]
-        return {**options, "ssh": ssh, "api": api, "host-name": job["owner"], "state-dir": str(self.directory / "state"),
-                "run-dir": str(self.directory / "run")}
+        return {
+            **options,
+            "ssh": ssh,
+            "api": api,
+            "host-name": job["owner"],
+            "state-dir": str(self.directory / "state"),
+            "run-dir": str(self.directory / "run"),
+        }
 
     def start(self, code: str) -> None:
         """Raises PushError."""

@@ -33,11 +33,20 @@ class ServiceError(Exception):
 def logging_config(path: str) -> dict[str, Any]:
     """A log that does not grow without limit."""
     return {
-        "version": 1, "disable_existing_loggers": False,
+        "version": 1,
+        "disable_existing_loggers": False,
         "formatters": {"simple": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-        "handlers": {"file": {"class": "logging.handlers.RotatingFileHandler", "filename": path, "maxBytes": 4 << 20,
-                              "backupCount": 1, "formatter": "simple"}},
-        "root": {"level": "INFO", "handlers": ["file"]}}
+        "handlers": {
+            "file": {
+                "class": "logging.handlers.RotatingFileHandler",
+                "filename": path,
+                "maxBytes": 4 << 20,
+                "backupCount": 1,
+                "formatter": "simple",
+            }
+        },
+        "root": {"level": "INFO", "handlers": ["file"]},
+    }
 
 
 def listen_address(address: str) -> str:
@@ -103,8 +112,17 @@ def start(place: str, directory: Path, code: str) -> None:
         argv, environment = command(directory), {**os.environ, "PYTHONPATH": code}
     environment = {k: v for k, v in environment.items() if k != LOCK_VARIABLE and not k.startswith(("SSH_", "SUDO_"))}
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                              timeout=START_TIMEOUT, env=environment, cwd="/", check=False)
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=START_TIMEOUT,
+            env=environment,
+            cwd="/",
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise ServiceError(f"the node manager has not started within {START_TIMEOUT:g} s") from None
     if done.returncode != 0:
@@ -115,8 +133,13 @@ def stop(place: str) -> None:
     """End the unit, if there is one."""
     if with_systemd() and (UNITS / unit_name(place)).exists():
         with contextlib.suppress(subprocess.SubprocessError):
-            subprocess.run(["systemctl", "stop", unit_name(place)], stdin=subprocess.DEVNULL, capture_output=True,
-                           timeout=COMMAND_TIMEOUT, check=False)
+            subprocess.run(
+                ["systemctl", "stop", unit_name(place)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=COMMAND_TIMEOUT,
+                check=False,
+            )
 
 
 def forget(place: str) -> None:
@@ -125,8 +148,13 @@ def forget(place: str) -> None:
     if with_systemd() and path.exists():
         path.unlink(missing_ok=True)
         with contextlib.suppress(subprocess.SubprocessError):
-            subprocess.run(["systemctl", "daemon-reload"], stdin=subprocess.DEVNULL, capture_output=True,
-                           timeout=COMMAND_TIMEOUT, check=False)
+            subprocess.run(
+                ["systemctl", "daemon-reload"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=COMMAND_TIMEOUT,
+                check=False,
+            )
 
 
 def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
@@ -135,7 +163,8 @@ def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
     from nodepool.process.service import run_daemon
 
     args = nodemanager.create_parser().parse_args(
-        ["-c", str(directory / "nodemanager.yaml"), "-p", str(directory / "pid"), "-l", str(directory / "logging.yaml")])
+        ["-c", str(directory / "nodemanager.yaml"), "-p", str(directory / "pid"), "-l", str(directory / "logging.yaml")]
+    )
     lonely = Loneliness(directory, empty)
 
     class Service(nodemanager.NodeManagerService):

@@ -30,8 +30,16 @@ class Copies:
         """Write the copy, if it changed.  A file system that is full or broken costs the copy, not the sliver."""
         if stored is None:
             return
-        text = json.dumps({"source": stored.source, "timestamp": stored.timestamp, "expiry": stored.expiry,
-                           "record": stored.content, "local": local}, sort_keys=True)
+        text = json.dumps(
+            {
+                "source": stored.source,
+                "timestamp": stored.timestamp,
+                "expiry": stored.expiry,
+                "record": stored.content,
+                "local": local,
+            },
+            sort_keys=True,
+        )
         if self._kept.get(stored.key) == text:
             return
         try:
@@ -68,7 +76,15 @@ class Copies:
                 continue
             key = record.pop("record_key")
             expiry = content.get("expiry")
-            database.put(Record(key, str(content.get("source")), 0.0, float(content.get("timestamp") or 0),
-                                None if expiry is None else float(expiry), record))
+            database.put(
+                Record(
+                    key,
+                    str(content.get("source")),
+                    0.0,
+                    float(content.get("timestamp") or 0),
+                    None if expiry is None else float(expiry),
+                    record,
+                )
+            )
             database.update_local(key, **local)
             log.info("Sliver %s is known again from its copy", sliver)

@@ -48,8 +48,9 @@ class Record:
 
     __slots__ = ("content", "expiry", "key", "serial", "source", "timestamp")
 
-    def __init__(self, key: str, source: str, serial: float, timestamp: float, expiry: float | None,
-                 content: dict[str, Any]) -> None:
+    def __init__(
+        self, key: str, source: str, serial: float, timestamp: float, expiry: float | None, content: dict[str, Any]
+    ) -> None:
         self.key = key
         self.source = source
         #: Of the update of its source that last contained it.
@@ -120,8 +121,10 @@ class Database:
                         cursor.execute(statement)
                 cursor.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
-            raise DatabaseError(f"{self.path} has schema version {version}, this program knows {SCHEMA_VERSION}: another release "
-                                "wrote it; run that one, or move the file away")
+            raise DatabaseError(
+                f"{self.path} has schema version {version}, this program knows {SCHEMA_VERSION}: another release "
+                "wrote it; run that one, or move the file away"
+            )
         result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if result != "ok":
             raise sqlite3.DatabaseError(result)
@@ -133,8 +136,12 @@ class Database:
         aside = f"{self.path}.corrupt-{int(self._now())}"
         while os.path.exists(aside):
             aside += "+"
-        log.error("The database %s cannot be used (%s): moved to %s. It is built again from the sources; slivers that run "
-                  "are adopted", self.path, error, aside)
+        log.error(
+            "The database %s cannot be used (%s): moved to %s. It is built again from the sources; slivers that run are adopted",
+            self.path,
+            error,
+            aside,
+        )
         os.replace(self.path, aside)
         self.moved_aside = aside
         for suffix in ("-wal", "-shm"):
@@ -150,7 +157,7 @@ class Database:
     @contextmanager
     def _transaction(self, lasting: bool = True) -> Iterator[sqlite3.Cursor]:
         """:param lasting: also through a loss of power; the end of the process loses nothing in any case.  Part of a larger one:
-            as that. Nothing is there without all that was written before it.
+        as that. Nothing is there without all that was written before it.
         """
         with self._lock:
             if self._connection is None:
@@ -211,14 +218,17 @@ class Database:
 
     def put(self, record: Record) -> None:
         with self._transaction() as cursor:
-            cursor.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", (
-                record.key, record.source, record.serial, record.timestamp, record.expiry, json.dumps(record.content)))
+            cursor.execute(
+                "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)",
+                (record.key, record.source, record.serial, record.timestamp, record.expiry, json.dumps(record.content)),
+            )
 
     def set_expiry(self, key: str, expiry: float) -> bool:
         """Let a record live until then (Unix seconds); False when there is none (any more)."""
         with self._transaction() as cursor:
-            cursor.execute("UPDATE records SET expiry = ?, json = json_set(json, '$.expiry', ?) WHERE record_key = ?",
-                           (expiry, expiry, key))
+            cursor.execute(
+                "UPDATE records SET expiry = ?, json = json_set(json, '$.expiry', ?) WHERE record_key = ?", (expiry, expiry, key)
+            )
             return cursor.rowcount == 1
 
     def delete(self, key: str) -> None:
@@ -237,8 +247,12 @@ class Database:
 
     def texts(self, prefix: str) -> list[tuple[str, str | None]]:
         """JSON texts of the records whose key begins so, each with that of what this host adds."""
-        return self._rows("SELECT records.json, local.json FROM records LEFT JOIN local USING (record_key) "
-                          "WHERE substr(record_key, 1, ?) = ? ORDER BY record_key", len(prefix), prefix)
+        return self._rows(
+            "SELECT records.json, local.json FROM records LEFT JOIN local USING (record_key) "
+            "WHERE substr(record_key, 1, ?) = ? ORDER BY record_key",
+            len(prefix),
+            prefix,
+        )
 
     def next_expiry(self) -> float | None:
         """Unix seconds of the earliest, or None."""
@@ -269,7 +283,7 @@ class Database:
 
     def keys_with(self, name: str) -> list[str]:
         """Records for which this host keeps a value of that name."""
-        return [key for key, in self._rows("SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}")]
+        return [key for (key,) in self._rows("SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}")]
 
     def update_local(self, key: str, **values: Any) -> dict[str, Any]:
         """Set these values (None removes one); returns all.
@@ -340,11 +354,23 @@ class Database:
 
     def dump(self) -> str:
         """Everything, as JSON text for people."""
-        return json.dumps({
-            "records": {r.key: {"source": r.source, "serial": r.serial, "timestamp": r.timestamp, "expiry": r.expiry,
-                                "record": r.content} for r in self.records()},
-            "local": self.locals(),
-            "indexes": {name: number for number, name in self._rows("SELECT number, name FROM indexes")},
-            "serials": dict(self._rows("SELECT source, serial FROM serials")),
-            "counters": {name: json.loads(text) for name, text in self._rows("SELECT name, json FROM counters")},
-        }, indent=1, sort_keys=True)
+        return json.dumps(
+            {
+                "records": {
+                    r.key: {
+                        "source": r.source,
+                        "serial": r.serial,
+                        "timestamp": r.timestamp,
+                        "expiry": r.expiry,
+                        "record": r.content,
+                    }
+                    for r in self.records()
+                },
+                "local": self.locals(),
+                "indexes": {name: number for number, name in self._rows("SELECT number, name FROM indexes")},
+                "serials": dict(self._rows("SELECT source, serial FROM serials")),
+                "counters": {name: json.loads(text) for name, text in self._rows("SELECT name, json FROM counters")},
+            },
+            indent=1,
+            sort_keys=True,
+        )

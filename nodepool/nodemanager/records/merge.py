@@ -30,8 +30,9 @@ class Changes:
     complete: bool = False
 
 
-def deliver(database: Database, source: str, serial: float | None, given: Iterable[Any], complete: bool,
-            now: float | None = None) -> Changes:
+def deliver(
+    database: Database, source: str, serial: float | None, given: Iterable[Any], complete: bool, now: float | None = None
+) -> Changes:
     """Take over an update.
 
     Records replace those of the same source as a whole, if their timestamp is not older.  A record that cannot be
@@ -66,8 +67,9 @@ def deliver(database: Database, source: str, serial: float | None, given: Iterab
     return changes
 
 
-def _take(database: Database, source: str, serial: float, now: float, place: int, item: object, seen: set[str],
-          changes: Changes) -> None:
+def _take(
+    database: Database, source: str, serial: float, now: float, place: int, item: object, seen: set[str], changes: Changes
+) -> None:
     try:
         record = records.parse_record(item)
     except records.RecordError as error:

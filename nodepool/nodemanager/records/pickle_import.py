@@ -18,10 +18,18 @@ from nodepool.nodemanager.records.rspec import RESOURCES, SYNONYMS
 
 #: Bytes.
 MAX_SIZE = 64 << 20
-_CONTAINERS = {("builtins", "set"): set, ("__builtin__", "set"): set,
-               ("builtins", "frozenset"): frozenset, ("__builtin__", "frozenset"): frozenset}
-_TYPES = {"sliver.VServer": records.SLIVER, "sliver": records.SLIVER, "controller.Controller": records.DELEGATE,
-          "delegate": records.DELEGATE}
+_CONTAINERS = {
+    ("builtins", "set"): set,
+    ("__builtin__", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("__builtin__", "frozenset"): frozenset,
+}
+_TYPES = {
+    "sliver.VServer": records.SLIVER,
+    "sliver": records.SLIVER,
+    "controller.Controller": records.DELEGATE,
+    "delegate": records.DELEGATE,
+}
 
 
 class ImportFailed(Exception):
@@ -97,8 +105,16 @@ def _one(database: Database, name: str, given: Any, result: Imported) -> None:
         result.refused[name] = f"{key} is in the database already"
         return
     timestamp, expiry = record.get("timestamp"), record.get("expiry")
-    database.put(Record(key, ABANDONED, 0.0, float(timestamp or 0), None if expiry is None else float(expiry),
-                        {name: value for name, value in record.items() if name != "record_key"}))
+    database.put(
+        Record(
+            key,
+            ABANDONED,
+            0.0,
+            float(timestamp or 0),
+            None if expiry is None else float(expiry),
+            {name: value for name, value in record.items() if name != "record_key"},
+        )
+    )
     if made:
         database.update_local(key, loans=[list(loan) for loan in made])
     result.taken.append(key)
@@ -106,8 +122,11 @@ def _one(database: Database, name: str, given: Any, result: Imported) -> None:
 
 def _modern(given: Mapping[Any, Any]) -> dict[str, Any]:
     """Today's fields of a record of the first version (A.5) or of the last (B.2); resources that are none any more go."""
-    record = {str(name): value for name, value in given.items()
-              if not str(name).startswith("_") and name not in ("loans", "eff_rspec", "dirty", "needs_update")}
+    record = {
+        str(name): value
+        for name, value in given.items()
+        if not str(name).startswith("_") and name not in ("loans", "eff_rspec", "dirty", "needs_update")
+    }
     if isinstance(record.get("rspec"), Mapping):
         record["rspec"] = {name: amount for name, amount in record["rspec"].items() if name in RESOURCES or name in SYNONYMS}
     if "account_type" not in record and record.get("type") in _TYPES:

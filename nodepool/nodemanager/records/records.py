@@ -26,8 +26,11 @@ MAX_INITSCRIPT = 256 * 1024
 MAX_RECORD = 512 * 1024
 # The type must be one of sshd's: "cert-authority rsa AAAA..." would be a key with an option.
 _KEY_LINE = re.compile(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-[a-z0-9@.-]+ AAAA[A-Za-z0-9+/]+=*( [^\x00-\x1f\x7f]*)?", re.ASCII)
-_ROOT = re.compile(r"host|(?:dir|tar):/[^\x00-\x1f\x7f]+|image:[A-Za-z0-9][\w.-]{0,127}"
-                   r"|oci:[A-Za-z0-9][\w./:@-]{0,254}", re.ASCII)
+_ROOT = re.compile(
+    r"host|(?:dir|tar):/[^\x00-\x1f\x7f]+|image:[A-Za-z0-9][\w.-]{0,127}"
+    r"|oci:[A-Za-z0-9][\w./:@-]{0,254}",
+    re.ASCII,
+)
 _HOSTNAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 #: Which network a sliver may have.
 NETWORK = re.compile(r"none|nat|bridge:[A-Za-z0-9_.-]{1,15}", re.ASCII)
@@ -150,8 +153,12 @@ def _account(record: dict[str, Any], account_type: Any) -> dict[str, Any]:
         raise RecordError("rspec: a dictionary of resources is wanted")
     record["rspec"] = rspec.validate(record.get("rspec") or {})
     decode_initscript(record.get("initscript"))
-    for field, pattern, default in (("image", _ROOT, "host"), ("network", NETWORK, None), ("username", _USER, None),
-                                    ("hostname", _HOSTNAME, None)):
+    for field, pattern, default in (
+        ("image", _ROOT, "host"),
+        ("network", NETWORK, None),
+        ("username", _USER, None),
+        ("hostname", _HOSTNAME, None),
+    ):
         value = record.get(field, default)
         if value is not None and (not isinstance(value, str) or not pattern.fullmatch(value)):
             raise RecordError(f"{field}: {str(value)[:60]!r} is not possible here")
@@ -189,8 +196,9 @@ def _bwcap(record: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(exempt, (list, tuple)) or not all(isinstance(item, str) for item in exempt):
         raise RecordError("bwcap: exempt_ips must be a list of addresses")
     try:
-        addresses = [str(ipaddress.ip_network(item, strict=False)) if "/" in item else str(ipaddress.ip_address(item))
-                     for item in exempt]
+        addresses = [
+            str(ipaddress.ip_network(item, strict=False)) if "/" in item else str(ipaddress.ip_address(item)) for item in exempt
+        ]
     except ValueError as error:
         raise RecordError(f"bwcap: exempt_ips: {error}"[:200]) from None
     return {**record, "record_key": BWCAP, "cap": cap, "exempt_ips": addresses}

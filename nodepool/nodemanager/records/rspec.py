@@ -40,8 +40,15 @@ _RESOURCES = (
     Resource("nm_enabled", 1, "0: no login, everything stopped", maximum=1),
     Resource("nm_cpu_share", 32, "weight among slivers without a guarantee", True, 1, minimum=1, maximum=100_000),
     Resource("nm_cpu_guaranteed_share", 0, "per mille of the host's CPU; replaces nm_cpu_share", True, 0, maximum=1000),
-    Resource("nm_cpu_limit", 0, "per mille of the host's CPU that it never exceeds; 0: none", True, 10, maximum=1000,
-             unlimited_at_zero=True),
+    Resource(
+        "nm_cpu_limit",
+        0,
+        "per mille of the host's CPU that it never exceeds; 0: none",
+        True,
+        10,
+        maximum=1000,
+        unlimited_at_zero=True,
+    ),
     Resource("nm_cpu_cores", 0, "whole cores of its own; 0: none", maximum=4096),
     Resource("nm_mem_limit", 0, "MiB; 0: none", True, 64, maximum=2**40, unlimited_at_zero=True),
     Resource("nm_mem_guaranteed", 0, "MiB; 0: none", maximum=2**40),
@@ -67,13 +74,21 @@ UNLIMITED_AT_ZERO = frozenset(resource.name for resource in _RESOURCES if resour
 FLOORS: dict[str, int] = {resource.name: resource.floor for resource in _RESOURCES if resource.loanable}
 #: Names of the finished original (B.2) -> ours, and the factor between the units.
 SYNONYMS: dict[str, tuple[str, int]] = {
-    "enabled": ("nm_enabled", 1), "cpu_share": ("nm_cpu_share", 1), "cpu_pct": ("nm_cpu_guaranteed_share", 10),
-    "cpu_cores": ("nm_cpu_cores", 1), "disk_max": ("nm_disk_quota", 1), "net_min_rate": ("nm_net_min_rate", 1000),
-    "net_max_rate": ("nm_net_max_rate", 1000), "net_share": ("nm_net_share", 1),
-    "net_max_kbyte": ("nm_net_max_kbyte", 1), "net_thresh_kbyte": ("nm_net_thresh_kbyte", 1),
-    "net_i2_max_kbyte": ("nm_net_exempt_max_kbyte", 1), "net_i2_thresh_kbyte": ("nm_net_exempt_thresh_kbyte", 1),
+    "enabled": ("nm_enabled", 1),
+    "cpu_share": ("nm_cpu_share", 1),
+    "cpu_pct": ("nm_cpu_guaranteed_share", 10),
+    "cpu_cores": ("nm_cpu_cores", 1),
+    "disk_max": ("nm_disk_quota", 1),
+    "net_min_rate": ("nm_net_min_rate", 1000),
+    "net_max_rate": ("nm_net_max_rate", 1000),
+    "net_share": ("nm_net_share", 1),
+    "net_max_kbyte": ("nm_net_max_kbyte", 1),
+    "net_thresh_kbyte": ("nm_net_thresh_kbyte", 1),
+    "net_i2_max_kbyte": ("nm_net_exempt_max_kbyte", 1),
+    "net_i2_thresh_kbyte": ("nm_net_exempt_thresh_kbyte", 1),
     "net_i2_share": ("nm_net_share", 1),
-    "net_i2_min_rate": ("nm_net_exempt_min_rate", 1000), "net_i2_max_rate": ("nm_net_exempt_max_rate", 1000),
+    "net_i2_min_rate": ("nm_net_exempt_min_rate", 1000),
+    "net_i2_max_rate": ("nm_net_exempt_max_rate", 1000),
 }
 _RATES = (("nm_net_min_rate", "nm_net_max_rate"), ("nm_net_exempt_min_rate", "nm_net_exempt_max_rate"))
 #: Adds the shared cores to the reserved ones (B.4): ``"2b"``.

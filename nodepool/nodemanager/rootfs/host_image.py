@@ -20,36 +20,143 @@ VERSION = 4
 """Raise when the tree is built differently: templates of older versions are then unused and go."""
 
 ETC_FILES = (
-    "adduser.conf", "bash.bashrc", "bindresvport.blacklist", "ca-certificates.conf", "centos-release",
-    "crypto-policies", "csh.cshrc", "csh.login", "debconf.conf", "debian_version", "deluser.conf", "ethertypes",
-    "gai.conf", "host.conf", "inputrc", "issue", "issue.net", "ld.so.cache", "ld.so.conf", "libaudit.conf",
-    "locale.alias", "locale.conf", "locale.gen", "localtime", "login.defs", "lsb-release", "magic", "magic.mime",
-    "mailcap", "manpath.config", "mime.types", "mke2fs.conf", "networks", "nsswitch.conf", "os-release", "pam.conf",
-    "profile", "protocols", "redhat-release", "resolv.conf", "rpc", "services", "shells", "sudo.conf", "timezone",
-    "ucf.conf", "vconsole.conf", "xattr.conf", "ssh/moduli", "default/locale", "default/useradd",
+    "adduser.conf",
+    "bash.bashrc",
+    "bindresvport.blacklist",
+    "ca-certificates.conf",
+    "centos-release",
+    "crypto-policies",
+    "csh.cshrc",
+    "csh.login",
+    "debconf.conf",
+    "debian_version",
+    "deluser.conf",
+    "ethertypes",
+    "gai.conf",
+    "host.conf",
+    "inputrc",
+    "issue",
+    "issue.net",
+    "ld.so.cache",
+    "ld.so.conf",
+    "libaudit.conf",
+    "locale.alias",
+    "locale.conf",
+    "locale.gen",
+    "localtime",
+    "login.defs",
+    "lsb-release",
+    "magic",
+    "magic.mime",
+    "mailcap",
+    "manpath.config",
+    "mime.types",
+    "mke2fs.conf",
+    "networks",
+    "nsswitch.conf",
+    "os-release",
+    "pam.conf",
+    "profile",
+    "protocols",
+    "redhat-release",
+    "resolv.conf",
+    "rpc",
+    "services",
+    "shells",
+    "sudo.conf",
+    "timezone",
+    "ucf.conf",
+    "vconsole.conf",
+    "xattr.conf",
+    "ssh/moduli",
+    "default/locale",
+    "default/useradd",
 )
 ETC_TREES = (
-    "alternatives", "apt/keyrings", "apt/preferences.d", "apt/trusted.gpg", "apt/trusted.gpg.d", "bash_completion.d",
-    "ca-certificates", "crypto-policies", "dnf", "dpkg", "fonts", "iproute2", "java*", "ld.so.conf.d", "pam.d",
-    "perl", "pki/ca-trust", "pki/rpm-gpg", "pki/tls/certs", "python3*", "rpm", "security", "sgml", "ssl/certs",
-    "ssl/openssl.cnf", "terminfo", "vim", "xml",
+    "alternatives",
+    "apt/keyrings",
+    "apt/preferences.d",
+    "apt/trusted.gpg",
+    "apt/trusted.gpg.d",
+    "bash_completion.d",
+    "ca-certificates",
+    "crypto-policies",
+    "dnf",
+    "dpkg",
+    "fonts",
+    "iproute2",
+    "java*",
+    "ld.so.conf.d",
+    "pam.d",
+    "perl",
+    "pki/ca-trust",
+    "pki/rpm-gpg",
+    "pki/tls/certs",
+    "python3*",
+    "rpm",
+    "security",
+    "sgml",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "vim",
+    "xml",
 )
-ETC_ADDRESSES = (
-    "apt/sources.list", "apt/sources.list.d", "apt/apt.conf", "apt/apt.conf.d", "yum.repos.d", "yum.conf",
-)
+ETC_ADDRESSES = ("apt/sources.list", "apt/sources.list.d", "apt/apt.conf", "apt/apt.conf.d", "yum.repos.d", "yum.conf")
 """Copied unless a user name and password stand in one of their addresses."""
 ETC_EMPTY = (
-    "apt/auth.conf.d", "cron.d", "cron.daily", "default", "init.d", "logrotate.d", "opt", "profile.d", "skel", "ssh",
-    "ssl/private", "sudoers.d", "sysctl.d", "systemd/system", "tmpfiles.d", "rc0.d", "rc1.d", "rc2.d", "rc3.d",
-    "rc4.d", "rc5.d", "rc6.d", "rcS.d",
+    "apt/auth.conf.d",
+    "cron.d",
+    "cron.daily",
+    "default",
+    "init.d",
+    "logrotate.d",
+    "opt",
+    "profile.d",
+    "skel",
+    "ssh",
+    "ssl/private",
+    "sudoers.d",
+    "sysctl.d",
+    "systemd/system",
+    "tmpfiles.d",
+    "rc0.d",
+    "rc1.d",
+    "rc2.d",
+    "rc3.d",
+    "rc4.d",
+    "rc5.d",
+    "rc6.d",
+    "rcS.d",
 )
 VAR_TREES = (
-    "lib/dpkg", "lib/rpm", "lib/pam", "lib/python", "lib/shells.state", "lib/xml-core", "lib/sgml-base", "lib/ucf",
-    "lib/apt/extended_states", "cache/debconf/config.dat", "cache/debconf/templates.dat",
+    "lib/dpkg",
+    "lib/rpm",
+    "lib/pam",
+    "lib/python",
+    "lib/shells.state",
+    "lib/xml-core",
+    "lib/sgml-base",
+    "lib/ucf",
+    "lib/apt/extended_states",
+    "cache/debconf/config.dat",
+    "cache/debconf/templates.dat",
 )
 VAR_EMPTY = (
-    "backups", "cache/apt/archives/partial", "cache/ldconfig", "cache/man", "lib/apt/lists/partial", "lib/misc",
-    "lib/private", "lib/systemd", "lib/sudo", "local", "log/apt", "mail", "opt", "spool/cron",
+    "backups",
+    "cache/apt/archives/partial",
+    "cache/ldconfig",
+    "cache/man",
+    "lib/apt/lists/partial",
+    "lib/misc",
+    "lib/private",
+    "lib/systemd",
+    "lib/sudo",
+    "local",
+    "log/apt",
+    "mail",
+    "opt",
+    "spool/cron",
 )
 TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "run", "srv", "sys", "usr")
 SYSTEM_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -61,9 +168,21 @@ _LIMIT = 64 * 1024 * 1024
 def digest() -> str:
     """Changes when what the tree is built from changes, and with each boot: so the tree need not be synced to disk."""
     seen = hashlib.sha256(f"host {VERSION} {os.geteuid() == 0} {boot_id()}\n".encode())
-    for path in ("/etc/passwd", "/etc/group", "/etc/os-release", "/etc/ld.so.cache", "/etc/resolv.conf", "/etc/nsswitch.conf",
-                 "/etc/alternatives", "/etc/pam.d", "/etc/ssl/certs", "/etc/apt/sources.list", "/etc/apt/sources.list.d",
-                 "/var/lib/dpkg/status", "/var/lib/rpm"):
+    for path in (
+        "/etc/passwd",
+        "/etc/group",
+        "/etc/os-release",
+        "/etc/ld.so.cache",
+        "/etc/resolv.conf",
+        "/etc/nsswitch.conf",
+        "/etc/alternatives",
+        "/etc/pam.d",
+        "/etc/ssl/certs",
+        "/etc/apt/sources.list",
+        "/etc/apt/sources.list.d",
+        "/var/lib/dpkg/status",
+        "/var/lib/rpm",
+    ):
         try:
             found = os.stat(path)
         except OSError:
@@ -93,7 +212,7 @@ def build(target: Path) -> None:
     _directory(root / "tmp", 0o1777)
     _build_etc(root / "etc")
     _build_var(root / "var", packages=privileged)
-    for name, text in ((".bashrc", 'PS1="\\u@\\h:\\w\\$ "\n'), (".profile", "[ -n \"$BASH\" ] && . ~/.bashrc\n")):
+    for name, text in ((".bashrc", 'PS1="\\u@\\h:\\w\\$ "\n'), (".profile", '[ -n "$BASH" ] && . ~/.bashrc\n')):
         (root / "root" / name).write_text(text)
     if privileged:
         build_mask(Path("/usr"), target / "mask")
@@ -130,9 +249,11 @@ def _build_etc(etc: Path) -> None:
     mtab = etc / "mtab"
     if not mtab.is_symlink():
         mtab.symlink_to("../proc/self/mounts")
-    (etc / "sudoers").write_text("Defaults env_reset\n"
-                                 "Defaults secure_path=\"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\"\n"
-                                 "root ALL=(ALL:ALL) ALL\n%sudo ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n")
+    (etc / "sudoers").write_text(
+        "Defaults env_reset\n"
+        'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
+        "root ALL=(ALL:ALL) ALL\n%sudo ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n"
+    )
     (etc / "sudoers").chmod(0o440)
     (etc / "sudoers.d").chmod(0o750)
 

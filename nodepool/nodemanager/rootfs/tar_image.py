@@ -192,7 +192,7 @@ class _Extraction:
                     continue
                 view = memoryview(data)
                 while view:
-                    view = view[os.write(descriptor, view):]
+                    view = view[os.write(descriptor, view) :]
             os.ftruncate(descriptor, member.size)
             os.utime(descriptor, (member.mtime, member.mtime))
             self._ids_ok(member)
@@ -212,4 +212,3 @@ class _Extraction:
             os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
         if not member.issym():
             os.chmod(name, stat.S_IMODE(member.mode), dir_fd=parent)
-

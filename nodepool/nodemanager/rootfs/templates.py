@@ -248,8 +248,11 @@ class RootStore:
         """Key -> slivers that use it."""
         if not self.directory.is_dir():
             return {}
-        return {path.name: sorted(os.listdir(path / "refs")) for path in sorted(self.directory.iterdir())
-                if path.is_dir() and (path / "refs").is_dir() and path.suffix not in (".new", ".old")}
+        return {
+            path.name: sorted(os.listdir(path / "refs"))
+            for path in sorted(self.directory.iterdir())
+            if path.is_dir() and (path / "refs").is_dir() and path.suffix not in (".new", ".old")
+        }
 
 
 def _check_tree(path: Path, what: str) -> None:

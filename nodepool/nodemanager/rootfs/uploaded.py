@@ -34,8 +34,9 @@ class Images:
     :param room: bytes that are promised to nobody.
     """
 
-    def __init__(self, directory: str, stored: Callable[[str], Any] = lambda name: None,
-                 room: Callable[[], int] = lambda: MAX_SIZE) -> None:
+    def __init__(
+        self, directory: str, stored: Callable[[str], Any] = lambda name: None, room: Callable[[], int] = lambda: MAX_SIZE
+    ) -> None:
         self._room = room
         self.directory = directory
         self._stored = stored
@@ -55,7 +56,7 @@ class Images:
         return os.path.join(self.directory, name + _SUFFIX)
 
     def names(self) -> list[str]:
-        return sorted(n[:-len(_SUFFIX)] for n in os.listdir(self.directory) if n.endswith(_SUFFIX) and not n.startswith("."))
+        return sorted(n[: -len(_SUFFIX)] for n in os.listdir(self.directory) if n.endswith(_SUFFIX) and not n.startswith("."))
 
     def problem(self, image: str) -> str | None:
         """Why no sliver can be made from this image; None when one can."""

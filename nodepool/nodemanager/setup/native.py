@@ -22,15 +22,43 @@ from nodepool.nodemanager.kernel.syscalls import MOUNT_ATTR_NODEV, MOUNT_ATTR_NO
 from nodepool.nodemanager.setup import process_one
 
 DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
-LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
-         "stderr": "/proc/self/fd/2"}
+LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
 READ_ONLY = ("proc/bus", "proc/fs", "proc/irq", "proc/sys", "proc/sysrq-trigger")
 MASKED = (
-    "proc/acpi", "proc/asound", "proc/kcore", "proc/keys", "proc/key-users", "proc/kallsyms", "proc/kmsg",
-    "proc/latency_stats", "proc/timer_list", "proc/timer_stats", "proc/sched_debug", "proc/scsi", "proc/kpagecount",
-    "proc/kpageflags", "proc/kpagecgroup", "proc/vmallocinfo", "proc/slabinfo", "proc/config.gz", "proc/modules",
-    "proc/mdstat", "sys/firmware", "sys/fs/pstore", "sys/kernel/security", "sys/devices/virtual/powercap",
-    "sys/devices/virtual/dmi", "sys/kernel/vmcoreinfo", "sys/kernel/notes", "sys/hypervisor",
+    "proc/acpi",
+    "proc/asound",
+    "proc/kcore",
+    "proc/keys",
+    "proc/key-users",
+    "proc/kallsyms",
+    "proc/kmsg",
+    "proc/latency_stats",
+    "proc/timer_list",
+    "proc/timer_stats",
+    "proc/sched_debug",
+    "proc/scsi",
+    "proc/kpagecount",
+    "proc/kpageflags",
+    "proc/kpagecgroup",
+    "proc/vmallocinfo",
+    "proc/slabinfo",
+    "proc/config.gz",
+    "proc/modules",
+    "proc/mdstat",
+    "sys/firmware",
+    "sys/fs/pstore",
+    "sys/kernel/security",
+    "sys/devices/virtual/powercap",
+    "sys/devices/virtual/dmi",
+    "sys/kernel/vmcoreinfo",
+    "sys/kernel/notes",
+    "sys/hypervisor",
 )
 PRIVATE = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
 TTY_GROUP = 5
@@ -38,15 +66,26 @@ TTY_GROUP = 5
 TERMINALS = 256
 #: What one sliver may have of objects that the kernel counts by user namespace.  Each kind costs memory of the kernel of which
 #: only a part is charged to the cgroup (a network namespace: some 200 KiB), or is counted for all users of the host together.
-OBJECTS = {"net_namespaces": 32, "mnt_namespaces": 256, "pid_namespaces": 256, "ipc_namespaces": 256, "uts_namespaces": 256,
-           "cgroup_namespaces": 256, "time_namespaces": 256, "user_namespaces": 0, "inotify_instances": 512,
-           "inotify_watches": 65536, "fanotify_groups": 16, "fanotify_marks": 8192}
+OBJECTS = {
+    "net_namespaces": 32,
+    "mnt_namespaces": 256,
+    "pid_namespaces": 256,
+    "ipc_namespaces": 256,
+    "uts_namespaces": 256,
+    "cgroup_namespaces": 256,
+    "time_namespaces": 256,
+    "user_namespaces": 0,
+    "inotify_instances": 512,
+    "inotify_watches": 65536,
+    "fanotify_groups": 16,
+    "fanotify_marks": 8192,
+}
 #: Where /proc and /sys are without masks, for containers inside.
 WHOLE = "run/nodepool-whole"
 #: Owns nothing in a layer: layers are mapped to ids of slivers, which are higher.
 NOBODY = 65534
 _SAFE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_SYMLINKS
-NEW = (syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS)
+NEW = syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
 
 
 def place(root: int, path: str, directory: bool = True, make: bool = True) -> int:
@@ -80,8 +119,18 @@ def attach(mount_fd: int, root: int, path: str, directory: bool = True, make: bo
 
 def overlay(layers: Sequence[str], upper: str, work: str) -> int:
     """A detached overlay; nodev, because images may hold device nodes."""
-    return syscalls.new_mount("overlay", {"lowerdir": ":".join(layers), "upperdir": upper, "workdir": work,
-                                          "redirect_dir": "on", "metacopy": "off", "index": "off"}, MOUNT_ATTR_NODEV)
+    return syscalls.new_mount(
+        "overlay",
+        {
+            "lowerdir": ":".join(layers),
+            "upperdir": upper,
+            "workdir": work,
+            "redirect_dir": "on",
+            "metacopy": "off",
+            "index": "off",
+        },
+        MOUNT_ATTR_NODEV,
+    )
 
 
 def only_public(layers: Sequence[str]) -> int:
@@ -132,8 +181,10 @@ def build_tree(request: dict[str, Any], userns: int) -> int:
             try:
                 syscalls.mount_setattr(layer_fd, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV, userns)
             except OSError as error:
-                raise StepError(f"{layer}: its file system cannot be id-mapped ({error.strerror}); use another file system "
-                                "for the image, or a newer kernel") from error
+                raise StepError(
+                    f"{layer}: its file system cannot be id-mapped ({error.strerror}); use another file system "
+                    "for the image, or a newer kernel"
+                ) from error
             os.mkdir(f"l{number}")
             syscalls.move_mount(layer_fd, f"l{number}")
             os.close(layer_fd)
@@ -162,8 +213,9 @@ def tmpfs_size(request: dict[str, Any], parts: int) -> dict[str, str | None]:
 def build_devices(root: int, base: int, request: dict[str, Any]) -> None:
     """/dev, /dev/pts, /dev/shm."""
     owner: dict[str, str | None] = {"uid": str(base), "gid": str(base)}
-    dev = syscalls.new_mount("tmpfs", {**owner, "mode": "755", "size": "64k", "nr_inodes": "64"},
-                             MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC)
+    dev = syscalls.new_mount(
+        "tmpfs", {**owner, "mode": "755", "size": "64k", "nr_inodes": "64"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC
+    )
     for name, (major, minor) in DEVICES.items():
         os.mknod(name, 0o666 | stat.S_IFCHR, os.makedev(major, minor), dir_fd=dev)
         os.chmod(name, 0o666, dir_fd=dev)
@@ -174,18 +226,30 @@ def build_devices(root: int, base: int, request: dict[str, Any]) -> None:
     for name in ("pts", "shm"):
         os.mkdir(name, 0o755, dir_fd=dev)
     attach(dev, root, "dev")
-    terminals: dict[str, str | None] = {"newinstance": None, "ptmxmode": "0666", "mode": "0620", "gid": str(base + TTY_GROUP),
-                                        "max": str(TERMINALS)}
+    terminals: dict[str, str | None] = {
+        "newinstance": None,
+        "ptmxmode": "0666",
+        "mode": "0620",
+        "gid": str(base + TTY_GROUP),
+        "max": str(TERMINALS),
+    }
     attach(syscalls.new_mount("devpts", terminals, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), root, "dev/pts", make=False)
-    attach(syscalls.new_mount("tmpfs", {**owner, "mode": "1777", **tmpfs_size(request, 2)}, PRIVATE & ~MOUNT_ATTR_NOEXEC),
-           root, "dev/shm", make=False)
+    attach(
+        syscalls.new_mount("tmpfs", {**owner, "mode": "1777", **tmpfs_size(request, 2)}, PRIVATE & ~MOUNT_ATTR_NOEXEC),
+        root,
+        "dev/shm",
+        make=False,
+    )
 
 
 def build_run(root: int, base: int, request: dict[str, Any]) -> None:
     """/run, and in it the API's socket."""
     api = request.get("api")
-    run = syscalls.new_mount("tmpfs", {"uid": str(base), "gid": str(base), "mode": "755", **tmpfs_size(request, 5)},
-                             MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV)
+    run = syscalls.new_mount(
+        "tmpfs",
+        {"uid": str(base), "gid": str(base), "mode": "755", **tmpfs_size(request, 5)},
+        MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV,
+    )
     whole = os.path.basename(WHOLE)
     below = ((whole, 0o755), (f"{whole}/proc", 0o755), (f"{whole}/sys", 0o755)) if "docker" in request["privileges"] else ()
     for name, mode in (("lock", 0o1777), ("sshd", 0o755), ("nodepool", 0o755), *below):
@@ -376,7 +440,7 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     started = syscalls.start_time(one.pid)
     try:
         # It was mounted when this mount namespace was there already.
-        request["disk"], = wait_for_daemon(request)
+        (request["disk"],) = wait_for_daemon(request)
         stand(request, one)
     except (OSError, StepError):
         one.failed()  # then that is the better reason
@@ -402,8 +466,15 @@ def probe(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, An
         syscalls.mount("tmpfs", scratch, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
         for name in ("writable", "stage"):
             os.mkdir(os.path.join(scratch, name))
-        build_tree({"base": base, "writable": os.path.join(scratch, "writable"), "stage": os.path.join(scratch, "stage"),
-                    "layers": {"root": [request["layer"]]}}, userns)
+        build_tree(
+            {
+                "base": base,
+                "writable": os.path.join(scratch, "writable"),
+                "stage": os.path.join(scratch, "stage"),
+                "layers": {"root": [request["layer"]]},
+            },
+            userns,
+        )
     return {}, []
 
 

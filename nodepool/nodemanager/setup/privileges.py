@@ -23,18 +23,29 @@ class Privilege:
 PRIVILEGES: dict[str, Privilege] = {
     "apt": Privilege("packages whose files carry capabilities can be installed (CAP_SETFCAP)", frozenset((SETFCAP,))),
     "ping": Privilege("ping for all users, by ICMP datagram sockets; no capability"),
-    "tcpdump": Privilege("raw and packet sockets: the packets of the sliver's own network are seen and forged (CAP_NET_RAW)",
-                         frozenset((NET_RAW,))),
-    "network-admin": Privilege("interfaces, routes, packet filters of the sliver's own network (CAP_NET_ADMIN); much code of the "
-                               "kernel that has had holes", frozenset((NET_ADMIN,))),
-    "mount": Privilege("mounts and namespaces inside, but user namespaces: chroots, image builds (CAP_SYS_ADMIN in the sliver); "
-                       "much code of the kernel that has had holes", frozenset((SYS_ADMIN,))),
+    "tcpdump": Privilege(
+        "raw and packet sockets: the packets of the sliver's own network are seen and forged (CAP_NET_RAW)", frozenset((NET_RAW,))
+    ),
+    "network-admin": Privilege(
+        "interfaces, routes, packet filters of the sliver's own network (CAP_NET_ADMIN); much code of the "
+        "kernel that has had holes",
+        frozenset((NET_ADMIN,)),
+    ),
+    "mount": Privilege(
+        "mounts and namespaces inside, but user namespaces: chroots, image builds (CAP_SYS_ADMIN in the sliver); "
+        "much code of the kernel that has had holes",
+        frozenset((SYS_ADMIN,)),
+    ),
     "debug": Privilege("debuggers reach processes of other users inside; core dumps (CAP_SYS_PTRACE)", frozenset((SYS_PTRACE,))),
-    "docker": Privilege("containers inside, without cgroups of their own: a whole /proc and /sys beside the masked ones, sysctls "
-                        "of the sliver's own network (CAP_SETPCAP), and what it includes", frozenset((SETPCAP,)),
-                        includes=("apt", "mount", "network-admin", "tcpdump")),
-    "systemd": Privilege("systemd as process 1, with the capabilities that systemd-nspawn gives: backend nspawn only",
-                         includes=("mount",)),
+    "docker": Privilege(
+        "containers inside, without cgroups of their own: a whole /proc and /sys beside the masked ones, sysctls "
+        "of the sliver's own network (CAP_SETPCAP), and what it includes",
+        frozenset((SETPCAP,)),
+        includes=("apt", "mount", "network-admin", "tcpdump"),
+    ),
+    "systemd": Privilege(
+        "systemd as process 1, with the capabilities that systemd-nspawn gives: backend nspawn only", includes=("mount",)
+    ),
 }
 
 

@@ -50,8 +50,13 @@ class First:
         finish(self.outcome, self.pid, _FAILURE)
 
 
-def begin(flags: int, request: Mapping[str, Any], before: Callable[[], None], after: Callable[[], None],
-          environment: Mapping[str, str] | None = None) -> First:
+def begin(
+    flags: int,
+    request: Mapping[str, Any],
+    before: Callable[[], None],
+    after: Callable[[], None],
+    environment: Mapping[str, str] | None = None,
+) -> First:
     """Clone with namespaces. The child runs `before`, joins its cgroups, runs `after` behind the gate, becomes the sleeper.
 
     It ends when the gate is closed. Raises OSError.

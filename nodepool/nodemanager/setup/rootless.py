@@ -40,9 +40,16 @@ def build(request: dict[str, Any]) -> None:
         os.makedirs(os.path.join(writable, name), mode=0o755, exist_ok=True)
     syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_SLAVE)
     layers = request["layers"]
-    root_fd = syscalls.new_mount("overlay", {
-        "lowerdir": ":".join(layers["root"]), "upperdir": os.path.join(writable, "root"),
-        "workdir": os.path.join(writable, "root-work"), "userxattr": None}, MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID)
+    root_fd = syscalls.new_mount(
+        "overlay",
+        {
+            "lowerdir": ":".join(layers["root"]),
+            "upperdir": os.path.join(writable, "root"),
+            "workdir": os.path.join(writable, "root-work"),
+            "userxattr": None,
+        },
+        MOUNT_ATTR_NODEV | MOUNT_ATTR_NOSUID,
+    )
     syscalls.mount("tmpfs", request["stage"], "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "size=64k,mode=700")
     os.chdir(request["stage"])
     for name in ("root", "empty"):
@@ -81,8 +88,14 @@ def build_devices(root: int) -> None:
     attach(dev, root, "dev")
     for name in DEVICES:
         attach(syscalls.open_tree(f"/dev/{name}"), root, f"dev/{name}", directory=False, make=False)
-    attach(syscalls.new_mount("devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0600"},
-                              MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC), root, "dev/pts", make=False)
+    attach(
+        syscalls.new_mount(
+            "devpts", {"newinstance": None, "ptmxmode": "0666", "mode": "0600"}, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NOEXEC
+        ),
+        root,
+        "dev/pts",
+        make=False,
+    )
     attach(syscalls.new_mount("tmpfs", {"mode": "1777"}, PRIVATE & ~MOUNT_ATTR_NOEXEC), root, "dev/shm", make=False)
 
 
@@ -100,9 +113,11 @@ def make(request: dict[str, Any], descriptors: list[int]) -> tuple[dict[str, Any
     try:
         one = process_one.begin(NEW, request, lambda: None, after, {MARK: request["mark"]})
     except OSError as error:
-        raise StepError(f"this host does not let ordinary users make namespaces ({error.strerror}); see sysctl "
-                        "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
-                        "kernel.apparmor_restrict_unprivileged_userns") from error
+        raise StepError(
+            f"this host does not let ordinary users make namespaces ({error.strerror}); see sysctl "
+            "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
+            "kernel.apparmor_restrict_unprivileged_userns"
+        ) from error
     write_maps(one.pid, uid, gid)
     for _ in ("disk", "cgroups"):
         wait_for_daemon(request)

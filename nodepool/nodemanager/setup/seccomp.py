@@ -26,8 +26,15 @@ _SECCOMP_MODE_FILTER = 2
 _LOAD, _AND, _JEQ, _JGT, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 _NR, _ARCH = 0, 4
 
-_NAMESPACES = (syscalls.CLONE_NEWNS | syscalls.CLONE_NEWCGROUP | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC
-               | syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID | syscalls.CLONE_NEWNET)
+_NAMESPACES = (
+    syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWCGROUP
+    | syscalls.CLONE_NEWUTS
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWNET
+)
 #: Only unshare knows it; the same bit belongs to the signal in the flags of clone.
 _CLONE_NEWTIME = 0x80
 _UNIX, _INET, _INET6, _NETLINK, _PACKET = 1, 2, 10, 16, 17
@@ -83,10 +90,19 @@ def _sockets(given: Collection[str]) -> list[bytes]:
     if raw:
         internet += [_argument(1), _statement(_AND, 0xF), *_one_of((_RAW,))]
     internet.append(_refuse(errno.EPROTONOSUPPORT))
-    netlink = [_argument(2), *_one_of((*_NETLINK_PROTOCOLS, *(_NETLINK_ADMINISTRATION if administer else ()))),
-               _refuse(errno.EPROTONOSUPPORT)]
-    return [_argument(0), *_one_of((_UNIX, *((_PACKET,) if raw else ()))), *case(_INET, internet), *case(_INET6, internet),
-            *case(_NETLINK, netlink), _refuse(errno.EAFNOSUPPORT)]
+    netlink = [
+        _argument(2),
+        *_one_of((*_NETLINK_PROTOCOLS, *(_NETLINK_ADMINISTRATION if administer else ()))),
+        _refuse(errno.EPROTONOSUPPORT),
+    ]
+    return [
+        _argument(0),
+        *_one_of((_UNIX, *((_PACKET,) if raw else ()))),
+        *case(_INET, internet),
+        *case(_INET6, internet),
+        *case(_NETLINK, netlink),
+        _refuse(errno.EAFNOSUPPORT),
+    ]
 
 
 def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
@@ -98,8 +114,11 @@ def _checked(given: Collection[str]) -> dict[str, list[bytes]]:
         "unshare": [_argument(0), *_none_of(spaces if "mount" in given else spaces | _CLONE_NEWTIME, eperm)],
         "socket": _sockets(given),
         "socketpair": [_argument(0), *_one_of((_UNIX,)), _refuse(errno.EAFNOSUPPORT)],
-        "ioctl": [_argument(1), *(part for value in _TERMINAL_TRICKS for part in (_jump(_JEQ, value, 0, 1), eperm)),
-                  _statement(_RETURN, _ALLOW)],
+        "ioctl": [
+            _argument(1),
+            *(part for value in _TERMINAL_TRICKS for part in (_jump(_JEQ, value, 0, 1), eperm)),
+            _statement(_RETURN, _ALLOW),
+        ],
         "personality": [_argument(0), *_one_of(_PERSONALITIES), eperm],
         "seccomp": [_argument(1), *_none_of(_NEW_LISTENER, eperm)],
     }
@@ -121,8 +140,11 @@ def allowed(given: Collection[str]) -> system_calls.Calls:
     """The calls of slivers with these privileges, whatever their arguments."""
     given = privileges.expand(given)
     found = {name: numbers for group in system_calls.ALLOWED.values() for name, numbers in group.items()}
-    for privilege, calls in (("mount", system_calls.NAMESPACES), ("docker", system_calls.CONTAINERS),
-                             ("debug", system_calls.DEBUG)):
+    for privilege, calls in (
+        ("mount", system_calls.NAMESPACES),
+        ("docker", system_calls.CONTAINERS),
+        ("debug", system_calls.DEBUG),
+    ):
         if privilege in given:
             found |= calls
     return found
@@ -136,7 +158,9 @@ def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
     given = privileges.expand(given)
     program = [
         # Calls of another kind (32 bit on 64) have other numbers: none of them is let through.
-        _statement(_LOAD, _ARCH), _jump(_JEQ, _ARCHITECTURES[machine], 1, 0), _refuse(errno.ENOSYS),
+        _statement(_LOAD, _ARCH),
+        _jump(_JEQ, _ARCHITECTURES[machine], 1, 0),
+        _refuse(errno.ENOSYS),
         _statement(_LOAD, _NR),
     ]
     if machine == "x86_64":
@@ -149,8 +173,11 @@ def build(machine: str, given: frozenset[str] = frozenset()) -> bytes:
     # Runtimes of containers do without keys on kernels that have none.
     unknown = {"add_key", "keyctl", "request_key"} if "docker" in given else set()
     forbidden = {name: numbers for name, numbers in system_calls.FORBIDDEN.items() if name not in let_through.keys() | unknown}
-    for table, answer in ((let_through, _statement(_RETURN, _ALLOW)), (forbidden, _refuse(errno.EPERM)),
-                          (system_calls.WITHOUT_EFFECT, _refuse(0))):
+    for table, answer in (
+        (let_through, _statement(_RETURN, _ALLOW)),
+        (forbidden, _refuse(errno.EPERM)),
+        (system_calls.WITHOUT_EFFECT, _refuse(0)),
+    ):
         numbers = [numbers[column] for name, numbers in table.items() if name not in checked]
         for first, last in _ranges(number for number in numbers if number is not None):
             program += [_jump(_JGE, first, 0, 2), _jump(_JGT, last, 1, 0), answer]

@@ -28,7 +28,14 @@ from nodepool.nodemanager.records.database import Database, DatabaseError
 from nodepool.nodemanager.texts import clean
 
 CREATING, READY, STOPPED, DISABLED, FAILED, DELETING, ABSENT = (
-    "creating", "ready", "stopped", "disabled", "failed", "deleting", "absent")
+    "creating",
+    "ready",
+    "stopped",
+    "disabled",
+    "failed",
+    "deleting",
+    "absent",
+)
 #: Seconds after which a sliver that failed for a reason that may pass is tried again.
 RETRY = 30.0
 #: The same for one that runs, but not as its record says; doubled each time, up to the second.
@@ -62,12 +69,19 @@ class Slivers:
     :param api_socket: the directory on the host with the API's socket for the sliver of a name and number.
     """
 
-    def __init__(self, config: NodeManagerConfig, database: Database, backend: Backend,
-                 opened: Callable[[str, Handle | None], float | None],
-                 admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
-                 now: Callable[[], float] = time.time, usable: Callable[[int], bool] = lambda number: True,
-                 told: Callable[[str], None] = lambda name: None, removed: Callable[[str], object] = lambda name: None,
-                 api_socket: Callable[[str, int], str | None] = lambda name, index: None) -> None:
+    def __init__(
+        self,
+        config: NodeManagerConfig,
+        database: Database,
+        backend: Backend,
+        opened: Callable[[str, Handle | None], float | None],
+        admit: Callable[[str, Mapping[str, int], Mapping[str, Mapping[str, int]]], None],
+        now: Callable[[], float] = time.time,
+        usable: Callable[[int], bool] = lambda number: True,
+        told: Callable[[str], None] = lambda name: None,
+        removed: Callable[[str], object] = lambda name: None,
+        api_socket: Callable[[str, int], str | None] = lambda name, index: None,
+    ) -> None:
         self._config = config
         self._usable = usable
         self._told = told
@@ -85,7 +99,8 @@ class Slivers:
         self._creating = threading.BoundedSemaphore(config.create_concurrency)
         self._deleting = threading.BoundedSemaphore(config.delete_concurrency)
         self._reconciler: Reconciler[str] = Reconciler(
-            "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency)
+            "Thread-nm-sliver", self._reconcile, log, config.create_concurrency + config.delete_concurrency
+        )
         self._copies = Copies(os.path.join(config.state_dir, "records"))
         #: Every admission asks for all of them; few change.
         self._effective: tuple[int | None, dict[str, dict[str, int]]] = None, {}
@@ -126,8 +141,10 @@ class Slivers:
     def wait(self, name: str, done: Callable[[Status], bool], timeout: float) -> Status | None:
         """None when it takes longer (seconds)."""
         with self.changed:
-            if not self.changed.wait_for(
-                    lambda: not self._running or done(self._status.get(name, Status(ABSENT))), timeout) or not self._running:
+            if (
+                not self.changed.wait_for(lambda: not self._running or done(self._status.get(name, Status(ABSENT))), timeout)
+                or not self._running
+            ):
                 return None
             return self._status.get(name, Status(ABSENT))
 
@@ -175,11 +192,18 @@ class Slivers:
 
     def spec(self, name: str, record: Mapping[str, Any], index: int, effective: Mapping[str, int]) -> SliverSpec:
         return SliverSpec(
-            name=name, index=index, image=record.get("image", "host"), rspec=effective,
-            ssh_keys=record.get("ssh_keys", ""), initscript=records.decode_initscript(record.get("initscript")),
-            network=record.get("network", self._config.network), username=self.username(record),
-            privileges=tuple(record.get("privileges") or ()), hostname=record.get("hostname") or name.replace("_", "-"),
-            api_socket=self._api_socket(name, index) if self.backend.shares_socket else None)
+            name=name,
+            index=index,
+            image=record.get("image", "host"),
+            rspec=effective,
+            ssh_keys=record.get("ssh_keys", ""),
+            initscript=records.decode_initscript(record.get("initscript")),
+            network=record.get("network", self._config.network),
+            username=self.username(record),
+            privileges=tuple(record.get("privileges") or ()),
+            hostname=record.get("hostname") or name.replace("_", "-"),
+            api_socket=self._api_socket(name, index) if self.backend.shares_socket else None,
+        )
 
     def username(self, record: Mapping[str, Any]) -> str:
         """Who logs in."""
@@ -187,9 +211,17 @@ class Slivers:
 
     @staticmethod
     def _fingerprint(spec: SliverSpec) -> str:
-        values = json.dumps([dict(spec.rspec), spec.ssh_keys, (spec.initscript or b"").hex(), spec.network, spec.username,
-                             *([list(spec.privileges)] if spec.privileges else [])],
-                            sort_keys=True)
+        values = json.dumps(
+            [
+                dict(spec.rspec),
+                spec.ssh_keys,
+                (spec.initscript or b"").hex(),
+                spec.network,
+                spec.username,
+                *([list(spec.privileges)] if spec.privileges else []),
+            ],
+            sort_keys=True,
+        )
         return hashlib.sha256(values.encode()).hexdigest()
 
     @staticmethod
@@ -229,8 +261,10 @@ class Slivers:
                 local = self._database.update_local(key, index=index)
         spec = self.spec(name, record, int(index), effective)
         if refused := sorted(set(spec.privileges) - self.backend.privileges):
-            raise BackendError(f"privileges: backend {self.backend.name} cannot give {', '.join(refused)}; it has "
-                               f"{', '.join(sorted(self.backend.privileges)) or 'none'}")
+            raise BackendError(
+                f"privileges: backend {self.backend.name} cannot give {', '.join(refused)}; it has "
+                f"{', '.join(sorted(self.backend.privileges)) or 'none'}"
+            )
         handle = local.get("handle")
         image = local.get("image")
         if handle is not None and image is not None and image != spec.image:
@@ -303,8 +337,9 @@ class Slivers:
             log.exception("Sliver %s cannot be changed:", spec.name)
             return handle, f"internal error: {type(error).__name__}: {error}"
 
-    def _halt(self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle,
-              enabled: bool) -> float | None:
+    def _halt(
+        self, name: str, key: str, spec: SliverSpec, local: Mapping[str, Any], handle: Handle, enabled: bool
+    ) -> float | None:
         self._opened(name, None)
         if not enabled and self.backend.freezes:
             if not local.get("frozen"):

@@ -96,8 +96,11 @@ class _Reader:
 
 
 def parse(
-    document: bytes, node_id: int | str, initscript: bytes | None = None,
-    delegations: Sequence[tuple[str, str]] = DELEGATIONS, default_slice: str | None = DEFAULT_SLICE,
+    document: bytes,
+    node_id: int | str,
+    initscript: bytes | None = None,
+    delegations: Sequence[tuple[str, str]] = DELEGATIONS,
+    default_slice: str | None = DEFAULT_SLICE,
 ) -> list[dict[str, Any]]:
     """Records of the slivers that belong on this node.
 
@@ -162,13 +165,19 @@ def _defaults(found: _Slice) -> dict[str, int]:
     return usable
 
 
-def _record(found: _Slice, keys: dict[str, list[str]], initscript: bytes | None,
-            delegations: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _record(
+    found: _Slice, keys: dict[str, list[str]], initscript: bytes | None, delegations: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
     ours = [key for person in dict.fromkeys(found.people) for key in keys.get(person, [])]
     record: dict[str, Any] = {
-        "account_type": "sliver", "name": found.name, "id": found.id, "rspec": found.rspec,
-        "ssh_keys": "\n".join(dict.fromkeys(ours)), "delegations": [list(pair) for pair in delegations],
-        "plc_instantiated": True}
+        "account_type": "sliver",
+        "name": found.name,
+        "id": found.id,
+        "rspec": found.rspec,
+        "ssh_keys": "\n".join(dict.fromkeys(ours)),
+        "delegations": [list(pair) for pair in delegations],
+        "plc_instantiated": True,
+    }
     if initscript is not None:
         record["initscript"] = base64.b64encode(initscript).decode()
     if found.expiry is not None:

@@ -67,21 +67,35 @@ def make(config: NodeManagerConfig, manager: Any) -> list[Source]:
         source: SlicesXmlSource | ZooKeeperSource
         if "slices-xml" in options:
             name = f"slices-xml-{number}"
-            source = SlicesXmlSource(name, options["slices-xml"], config, manager.deliver,
-                                     new=manager.database.serial(name) == 0)
+            source = SlicesXmlSource(name, options["slices-xml"], config, manager.deliver, new=manager.database.serial(name) == 0)
         else:
             source = ZooKeeperSource(options["zookeeper"], config, manager)
         names.add(source.name)
         found.append(source)
     left = manager.database.abandon(names)
     if left:
-        log.warning("No source of the configuration has these records any more, they stay until one delivers them or they "
-                    "expire: %s", ", ".join(left))
+        log.warning(
+            "No source of the configuration has these records any more, they stay until one delivers them or they expire: %s",
+            ", ".join(left),
+        )
     # Also when there is none: those of a configuration before must go.
-    manager.deliver(CONFIGURATION, None, [
-        {"account_type": "delegate", "name": entry["name"], "plc_instantiated": True, "methods": list(entry.get("methods", ())),
-         "ssh_keys": "\n".join(entry["ssh-keys"]) if isinstance(entry.get("ssh-keys"), list) else entry.get("ssh-keys", "")}
-        for entry in config.delegates], True)
+    manager.deliver(
+        CONFIGURATION,
+        None,
+        [
+            {
+                "account_type": "delegate",
+                "name": entry["name"],
+                "plc_instantiated": True,
+                "methods": list(entry.get("methods", ())),
+                "ssh_keys": "\n".join(entry["ssh-keys"])
+                if isinstance(entry.get("ssh-keys"), list)
+                else entry.get("ssh-keys", ""),
+            }
+            for entry in config.delegates
+        ],
+        True,
+    )
     return found
 
 
@@ -101,8 +115,9 @@ class SlicesXmlSource:
     :param new: the database knows nothing of this source: while it cannot be read, the copy is used.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], config: NodeManagerConfig, deliver: Deliver,
-                 new: bool = False) -> None:
+    def __init__(
+        self, name: str, options: Mapping[str, Any], config: NodeManagerConfig, deliver: Deliver, new: bool = False
+    ) -> None:
         self.name = name
         self._url = options.get("url")
         self._file = options.get("file")
@@ -208,7 +223,8 @@ class SlicesXmlSource:
         assert self._opener is not None
         deadline = time.monotonic() + FETCH_LIMIT
         request = urllib.request.Request(
-            str(self._url), headers={"If-None-Match": self._etag} if self._etag and not again else {})
+            str(self._url), headers={"If-None-Match": self._etag} if self._etag and not again else {}
+        )
         try:
             with self._opener.open(request, timeout=FETCH_TIMEOUT) as answer:
                 document = bytearray()
@@ -272,7 +288,7 @@ def fingerprint(certificate: str) -> str:
         with open(certificate, encoding="ascii") as stream:
             text = stream.read()
         end = "-----END CERTIFICATE-----"
-        first = text[text.index("-----BEGIN CERTIFICATE-----"):text.index(end) + len(end)]
+        first = text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
     except (OSError, ValueError):
         return ""
@@ -291,8 +307,13 @@ class ZooKeeperSource:
         self._config = config
         self._manager = manager
         self._client = ZooKeeperClient(
-            buildZooKeeperHosts(connections(list(options["servers"]))), timeout=float(options.get("timeout", 10)),
-            tls_cert=tls.get("cert"), tls_key=tls.get("key"), tls_ca=tls.get("ca"), insecure=bool(options.get("insecure")))
+            buildZooKeeperHosts(connections(list(options["servers"]))),
+            timeout=float(options.get("timeout", 10)),
+            tls_cert=tls.get("cert"),
+            tls_key=tls.get("key"),
+            tls_ca=tls.get("ca"),
+            insecure=bool(options.get("insecure")),
+        )
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._announced = ""
@@ -393,12 +414,20 @@ class ZooKeeperSource:
         """An ephemeral record by which launchers find this host."""
         capacity = self._manager.capacity()
         tls = self._config.tls
-        text = json.dumps({
-            "api": f"https://{self._config.ssh_address}:{tls.port}" if tls else f"unix:{self._config.unix_socket}",
-            "tls_fingerprint": fingerprint(tls.cert) if tls else "", "ssh_address": self._config.ssh_address,
-            "capacity": {k: v for k, v in capacity.items() if k not in ("allocated", "problems", "images")},
-            "allocated": capacity["allocated"], "images": capacity["images"], "backends": [capacity["backend"]],
-            "group": self._config.host_group, "version": get_version_string()}, sort_keys=True)
+        text = json.dumps(
+            {
+                "api": f"https://{self._config.ssh_address}:{tls.port}" if tls else f"unix:{self._config.unix_socket}",
+                "tls_fingerprint": fingerprint(tls.cert) if tls else "",
+                "ssh_address": self._config.ssh_address,
+                "capacity": {k: v for k, v in capacity.items() if k not in ("allocated", "problems", "images")},
+                "allocated": capacity["allocated"],
+                "images": capacity["images"],
+                "backends": [capacity["backend"]],
+                "group": self._config.host_group,
+                "version": get_version_string(),
+            },
+            sort_keys=True,
+        )
         if text == self._announced:
             return
         path = f"{HOSTS}/{self._config.host_name}"
@@ -407,8 +436,11 @@ class ZooKeeperSource:
         except NodeExistsError:
             stat = kazoo.exists(path)
             if stat is not None and stat.ephemeralOwner not in (0, self._client.session_id):
-                log.warning("%s is of another session: of this node manager before its restart, or another host has this name "
-                            "(host-name)", path)
+                log.warning(
+                    "%s is of another session: of this node manager before its restart, or another host has this name "
+                    "(host-name)",
+                    path,
+                )
                 kazoo.delete(path)
                 kazoo.create(path, text.encode(), ephemeral=True)
             else:

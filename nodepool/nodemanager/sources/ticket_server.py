@@ -36,8 +36,9 @@ def listen(address: str, port: int) -> socket.socket:
     except ValueError:
         loopback = False
     if not loopback:
-        raise ConfigurationError(f"--address: the ticket server is for demonstrations, on a loopback address such as 127.0.0.1, "
-                                 f"not {address}")
+        raise ConfigurationError(
+            f"--address: the ticket server is for demonstrations, on a loopback address such as 127.0.0.1, not {address}"
+        )
     if not 0 <= port < 65536:
         raise ConfigurationError(f"--port: {port} is no port; choose another port")
     try:

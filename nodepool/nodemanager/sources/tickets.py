@@ -40,8 +40,15 @@ UseOnce = Callable[[str, float], bool]
 def missing(options: Mapping[str, Any]) -> str | None:
     """What this machine lacks for tickets with these options; None: nothing."""
     wanted = {"keys": ("jwt", "cryptography"), "xml-keys": ("signxml", "lxml", "cryptography")}
-    absent = sorted({name for option, names in wanted.items() if options.get(option)
-                     for name in names if importlib.util.find_spec(name) is None})
+    absent = sorted(
+        {
+            name
+            for option, names in wanted.items()
+            if options.get(option)
+            for name in names
+            if importlib.util.find_spec(name) is None
+        }
+    )
     if not absent:
         return None
     # Not the extra of this package, whose name in the package index is that of other releases.
@@ -108,7 +115,7 @@ def sign(records: Sequence[Mapping[str, Any]], key: bytes, issuer: str, host: st
 
 
 def sign_xml(
-    records: Sequence[Mapping[str, Any]], key: bytes, certificate: bytes, issuer: str, host: str, lifetime: int = 3600,
+    records: Sequence[Mapping[str, Any]], key: bytes, certificate: bytes, issuer: str, host: str, lifetime: int = 3600
 ) -> str:
     """The form of the original: an envelope with an enveloped signature (C14N 1.0; SHA-256 where it had SHA-1).
 
@@ -136,7 +143,7 @@ def sign_xml(
 
 
 def verify(
-    signed: str, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float | None = None,
+    signed: str, options: Mapping[str, Any], host: str, use_once: UseOnce, now: float | None = None
 ) -> list[dict[str, Any]]:
     """The records of a ticket whose signature, time, host and first use have been checked.
 
@@ -185,12 +192,17 @@ def _verify_jws(text: str, options: Mapping[str, Any], host: str, use_once: UseO
     problem: Exception | None = None
     for key in keys:
         try:
-            claims = jwt.decode(text, key, algorithms=list(ALGORITHMS), audience=host, leeway=_LEEWAY,
-                                options={"require": ["exp", "iat", "jti", "aud", "iss"]})
+            claims = jwt.decode(
+                text,
+                key,
+                algorithms=list(ALGORITHMS),
+                audience=host,
+                leeway=_LEEWAY,
+                options={"require": ["exp", "iat", "jti", "aud", "iss"]},
+            )
         except jwt.PyJWTError as error:  # also a key of another kind than the ticket's
             # The most telling one: a signature that fits with a time that does not.
-            if problem is None or (isinstance(error, jwt.InvalidTokenError)
-                                   and not isinstance(error, jwt.InvalidSignatureError)):
+            if problem is None or (isinstance(error, jwt.InvalidTokenError) and not isinstance(error, jwt.InvalidSignatureError)):
                 problem = error
             continue
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -240,9 +252,11 @@ def _verify_xml(document: bytes, options: Mapping[str, Any], host: str, use_once
         raise TicketError(f"not acceptable XML: {error}") from None
     sha1 = bool(options.get("allow-sha1"))
     settings = SignatureConfiguration(
-        expect_references=1, location="./",
+        expect_references=1,
+        location="./",
         signature_methods=frozenset(SignatureMethod[name] for name in (*XML_METHODS, *(("RSA_SHA1",) if sha1 else ()))),
-        digest_algorithms=frozenset(DigestAlgorithm[name] for name in (*XML_DIGESTS, *(("SHA1",) if sha1 else ()))))
+        digest_algorithms=frozenset(DigestAlgorithm[name] for name in (*XML_DIGESTS, *(("SHA1",) if sha1 else ()))),
+    )
     problem: Exception | None = None
     for certificate in certificates:
         try:
@@ -260,8 +274,13 @@ def _envelope(element: Any, host: str, now: float) -> dict[str, Any]:
     if element is None:
         raise TicketError("nothing is signed")
     data = [e for e in element.iter() if isinstance(e.tag, str) and e.tag.rpartition("}")[2] == "Data"]
-    if element.tag != f"{{{NAMESPACE}}}Envelope" or len(data) != 1 or data[0].tag != f"{{{NAMESPACE}}}Data" \
-            or data[0].getparent() is not element or len(data[0]):
+    if (
+        element.tag != f"{{{NAMESPACE}}}Envelope"
+        or len(data) != 1
+        or data[0].tag != f"{{{NAMESPACE}}}Data"
+        or data[0].getparent() is not element
+        or len(data[0])
+    ):
         raise TicketError("an Envelope with exactly one Data of text must be signed")
     try:
         claims = json.loads(data[0].text or "")

@@ -59,8 +59,13 @@ def _keygen() -> tuple[bytes, str]:
     with tempfile.TemporaryDirectory(prefix="nodepool-key-") as folder:
         path = os.path.join(folder, "key")
         try:
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True, capture_output=True,
-                           stdin=subprocess.DEVNULL, timeout=KEYGEN_TIMEOUT)
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path],
+                check=True,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=KEYGEN_TIMEOUT,
+            )
         except subprocess.SubprocessError as error:
             raise OSError(f"ssh-keygen cannot make a host key: {error}") from error
         with open(path, "rb") as private, open(f"{path}.pub", encoding="ascii") as public:

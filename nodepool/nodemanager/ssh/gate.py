@@ -147,8 +147,13 @@ class Gate:
         try:
             self._listener(self.port(index)).close()
         except OSError as error:
-            log.warning("Sliver index %s is skipped: SSH port %s of %s is in use: %s", index, self.port(index), self._address,
-                        error.strerror)
+            log.warning(
+                "Sliver index %s is skipped: SSH port %s of %s is in use: %s",
+                index,
+                self.port(index),
+                self._address,
+                error.strerror,
+            )
             return False
         return True
 
@@ -205,8 +210,12 @@ class Gate:
     def _on_time(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [(door, descriptor) for door in self._doors.values() for descriptor, each in door.starting.items()
-                    if each.deadline <= now]
+            late = [
+                (door, descriptor)
+                for door in self._doors.values()
+                for descriptor, each in door.starting.items()
+                if each.deadline <= now
+            ]
             for door in self._doors.values():
                 if door.closed_until is not None and door.closed_until <= now:
                     door.closed_until = None

@@ -119,5 +119,5 @@ class AbandonedLocks:
 
 
 def _fits(name: str, start: str) -> bool:
-    number = name[len(start):]
+    number = name[len(start) :]
     return name.startswith(start) and (not number or (len(number) == _SEQUENCE_DIGITS and number.isdigit()))

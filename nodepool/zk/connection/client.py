@@ -24,6 +24,7 @@ CONNECT_MESSAGE_INTERVAL = 10.0
 #: Seconds until the first of them.
 FIRST_MESSAGE_AFTER = 2.0
 
+
 class _Calm(logging.Filter):
     """Lets a message of kazoo through once in a while: it repeats itself with every attempt to connect."""
 
@@ -64,8 +65,14 @@ class ZooKeeperClient:
     log = logging.getLogger("nodepool.zk.ZooKeeperClient")
 
     def __init__(
-        self, hosts: str, read_only: bool = False, timeout: float = 10.0, tls_cert: str | None = None,
-        tls_key: str | None = None, tls_ca: str | None = None, insecure: bool = False,
+        self,
+        hosts: str,
+        read_only: bool = False,
+        timeout: float = 10.0,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        tls_ca: str | None = None,
+        insecure: bool = False,
     ) -> None:
         if not (tls_cert and tls_key and tls_ca):
             if not insecure:
@@ -78,8 +85,14 @@ class ZooKeeperClient:
                         pass
                 except OSError as error:
                     raise ConfigurationError(f"zookeeper-tls: {name}: cannot read {path}: {error.strerror}") from error
-            self._tls = {"use_ssl": True, "certfile": tls_cert, "keyfile": tls_key, "ca": tls_ca,
-                         "verify_certs": True, "check_hostname": False}
+            self._tls = {
+                "use_ssl": True,
+                "certfile": tls_cert,
+                "keyfile": tls_key,
+                "ca": tls_ca,
+                "verify_certs": True,
+                "check_hostname": False,
+            }
         self.hosts = hosts
         self.read_only = read_only
         self.timeout = float(timeout)
@@ -104,8 +117,14 @@ class ZooKeeperClient:
 
         :param session_file: where to remember the session for the next process.
         """
-        client = cls(config.zookeeper_servers, timeout=config.zookeeper_timeout, tls_cert=config.zookeeper_tls_cert,
-                     tls_key=config.zookeeper_tls_key, tls_ca=config.zookeeper_tls_ca, insecure=config.zookeeper_insecure)
+        client = cls(
+            config.zookeeper_servers,
+            timeout=config.zookeeper_timeout,
+            tls_cert=config.zookeeper_tls_cert,
+            tls_key=config.zookeeper_tls_key,
+            tls_ca=config.zookeeper_tls_ca,
+            insecure=config.zookeeper_insecure,
+        )
         client.session_file = SessionFile(session_file) if session_file is not None else None
         return client
 
@@ -167,9 +186,14 @@ class ZooKeeperClient:
         left_behind = self.session_file.acquire() if self.session_file is not None else None
         retry = KazooRetry(max_tries=-1, delay=0.2, backoff=1.5, max_delay=1.0, max_jitter=0.3)
         client = Client(
-            hosts=servers + chroot, timeout=self.timeout, read_only=self.read_only, handler=Handler(),
-            connection_retry=retry, command_retry=KazooRetry(max_tries=2, delay=0.1, max_delay=1.0),
-            **self._tls)
+            hosts=servers + chroot,
+            timeout=self.timeout,
+            read_only=self.read_only,
+            handler=Handler(),
+            connection_retry=retry,
+            command_retry=KazooRetry(max_tries=2, delay=0.1, max_delay=1.0),
+            **self._tls,
+        )
         logging.getLogger("kazoo.client").addFilter(_calm)
         client.add_listener(self._state_changed)
         client.on_loop_end = self.on_thread_end
@@ -187,11 +211,16 @@ class ZooKeeperClient:
             if now - last >= CONNECT_MESSAGE_INTERVAL:
                 last = now
                 self.log.warning(
-                    "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)%s", self.hosts, now - started, self._why())
+                    "Waiting for ZooKeeper: no server answers at %s (for %.0f s now)%s", self.hosts, now - started, self._why()
+                )
         if left_behind is not None:
-            end_session(left_behind, self.hosts, lambda client_id: Client(
-                hosts=servers + chroot, timeout=self.timeout, client_id=client_id, handler=Handler("old session"),
-                **self._tls))
+            end_session(
+                left_behind,
+                self.hosts,
+                lambda client_id: Client(
+                    hosts=servers + chroot, timeout=self.timeout, client_id=client_id, handler=Handler("old session"), **self._tls
+                ),
+            )
         for listener in list(self.on_connect_listeners):
             listener()
 

@@ -44,8 +44,12 @@ class SessionFile:
                 os.mkdir(os.path.dirname(self.path), 0o700)
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            log.info("The ZooKeeper session cannot be remembered in %s (%s): when this process is killed, its locks stay until "
-                     "the session times out", self.path, error.strerror)
+            log.info(
+                "The ZooKeeper session cannot be remembered in %s (%s): when this process is killed, its locks stay until "
+                "the session times out",
+                self.path,
+                error.strerror,
+            )
             return None
         try:
             lock_file(fd)
@@ -61,15 +65,15 @@ class SessionFile:
         if not isinstance(value, dict):
             return None
         if not value.get("boot") or value["boot"] != boot_id():
-            log.info("The last process ran on another machine, or before this one was started anew: its session ends by its "
-                     "time-out")
+            log.info(
+                "The last process ran on another machine, or before this one was started anew: its session ends by its time-out"
+            )
             return None
         return value
 
     def remember(self, hosts: str, client_id: tuple[int, bytes]) -> None:
         """The session in use now."""
-        self._write(json.dumps({"hosts": hosts, "id": client_id[0], "password": client_id[1].hex(),
-                                "boot": boot_id()}).encode())
+        self._write(json.dumps({"hosts": hosts, "id": client_id[0], "password": client_id[1].hex(), "boot": boot_id()}).encode())
 
     def release(self) -> None:
         """The session was ended in order."""

@@ -89,7 +89,8 @@ class Handler(SequentialThreadingHandler):
         self._count += 1
         kind = "connection" if getattr(func, "__name__", "") == "zk_loop" else f"worker {self._count}"
         thread = threading.Thread(
-            target=func, args=args, kwargs=kwargs, daemon=True, name=f"ThreadPoolExecutor {self._thread_name} {kind}")
+            target=func, args=args, kwargs=kwargs, daemon=True, name=f"ThreadPoolExecutor {self._thread_name} {kind}"
+        )
         thread.start()
         return thread
 
@@ -193,7 +194,7 @@ class Connection(kazoo_connection.ConnectionHandler):
         xid, zxid, error = _reply.unpack_from(data, 0)
         if xid == _WATCH_XID:
             kind, _state, length = _watch.unpack_from(data, 16)
-            self._event(kind, data[28:28 + length].decode("utf-8"))
+            self._event(kind, data[28 : 28 + length].decode("utf-8"))
             return None
         if xid == _PING_XID:
             self.ping_outstanding.clear()
@@ -256,7 +257,7 @@ class Connection(kazoo_connection.ConnectionHandler):
             self._one_shot_watches(kind, path)
         chroot = client.chroot
         if chroot:
-            path = path[len(chroot):] or "/"
+            path = path[len(chroot) :] or "/"
         for root, callback in client.persistent_watches:
             if path.startswith(root) and (len(path) == len(root) or root == "/" or path[len(root)] == "/"):
                 try:
@@ -357,8 +358,7 @@ class Client(KazooClient):
         self.on_loop_end: Callable[[BaseException | None], Any] = lambda _error: None
         self.abandoned = AbandonedLocks(self)
         old = self._connection
-        self._connection = Connection(
-            self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options)
+        self._connection = Connection(self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options)
 
     def submit(self, request: Any, reply: Any) -> None:
         """Send a request; ``reply`` is a :class:`Reply` or a kazoo AsyncResult."""
@@ -416,6 +416,15 @@ class Client(KazooClient):
 
 
 __all__ = [
-    "BROKEN", "CHANGED", "CREATED", "DELETED", "AddWatch", "Client", "Connection", "Handler", "KazooException",
-    "KazooTimeoutError", "Reply",
+    "BROKEN",
+    "CHANGED",
+    "CREATED",
+    "DELETED",
+    "AddWatch",
+    "Client",
+    "Connection",
+    "Handler",
+    "KazooException",
+    "KazooTimeoutError",
+    "Reply",
 ]

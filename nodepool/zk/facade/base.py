@@ -80,7 +80,7 @@ class FacadeBase:
         """Read many znodes, pipelined; those that are gone are left out."""
         paths = list(wanted)
         for start in range(0, len(paths), PIPELINE):
-            portion = paths[start:start + PIPELINE]
+            portion = paths[start : start + PIPELINE]
             for path, answer in [(path, self.kazoo_client.get_async(path)) for path in portion]:
                 try:
                     data, stat = answer.get(timeout=READ_TIMEOUT)
@@ -91,9 +91,8 @@ class FacadeBase:
     def _children_many(self, wanted: Iterable[str]) -> Iterable[tuple[str, list[str], ZnodeStat]]:
         paths = list(wanted)
         for start in range(0, len(paths), PIPELINE):
-            portion = paths[start:start + PIPELINE]
-            for path, answer in [
-                    (path, self.kazoo_client.get_children_async(path, include_data=True)) for path in portion]:
+            portion = paths[start : start + PIPELINE]
+            for path, answer in [(path, self.kazoo_client.get_children_async(path, include_data=True)) for path in portion]:
                 try:
                     names, stat = answer.get(timeout=READ_TIMEOUT)
                 except NoNodeError:
@@ -111,4 +110,4 @@ class FacadeBase:
 
 def newest_first(items: Iterable[Any], count: float = math.inf) -> list[Any]:
     ordered = sorted(items, key=lambda item: item.state_time or 0, reverse=True)
-    return ordered if count == math.inf else ordered[:int(count)]
+    return ordered if count == math.inf else ordered[: int(count)]

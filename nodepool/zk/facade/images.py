@@ -40,16 +40,17 @@ class ImageMethods(FacadeBase):
         """Held while a build is being removed."""
         return self._locked(f"{paths.build(image, build_id)}/lock", blocking, timeout)
 
-    def imageUploadLock(self, image: str, build_id: str, provider: str, blocking: bool = True,
-                        timeout: float | None = None) -> Any:
+    def imageUploadLock(
+        self, image: str, build_id: str, provider: str, blocking: bool = True, timeout: float | None = None
+    ) -> Any:
         """Held during a whole upload."""
         return self._locked(f"{paths.uploads(image, build_id, provider)}/lock", blocking, timeout)
 
-    def imageUploadNumberLock(self, image_upload: ImageUpload, blocking: bool = True,
-                              timeout: float | None = None) -> Any:
+    def imageUploadNumberLock(self, image_upload: ImageUpload, blocking: bool = True, timeout: float | None = None) -> Any:
         """Held while an upload is being deleted."""
-        path = paths.upload(image_upload.image_name or "", image_upload.build_id or "",
-                            image_upload.provider_name or "", image_upload.id or "")
+        path = paths.upload(
+            image_upload.image_name or "", image_upload.build_id or "", image_upload.provider_name or "", image_upload.id or ""
+        )
         return self._locked(f"{path}/lock", blocking, timeout)
 
     # -- images and builds
@@ -145,8 +146,7 @@ class ImageMethods(FacadeBase):
         held = lock_stat is not None and bool(locks.names_in_order(self.kazoo_client, f"{paths.builds(image)}/lock"))
         pending = True
         if held and lock_stat is not None:
-            pending = not any(b.stat is not None and b.stat.ctime >= lock_stat.ctime
-                              for b in self.getBuilds(image, ["building"]))
+            pending = not any(b.stat is not None and b.stat.ctime >= lock_stat.ctime for b in self.getBuilds(image, ["building"]))
         return ImageBuildRequest(image, pending, stat)
 
     def removeBuildRequest(self, image: str) -> None:
@@ -180,19 +180,19 @@ class ImageMethods(FacadeBase):
         upload.stat = stat
         return upload
 
-    def getUploads(self, image: str, build_id: str, provider: str,
-                   states: list[str] | None = None) -> list[ImageUpload]:
-        uploads = [self.getImageUpload(image, build_id, provider, n)
-                   for n in self.getImageUploadNumbers(image, build_id, provider)]
+    def getUploads(self, image: str, build_id: str, provider: str, states: list[str] | None = None) -> list[ImageUpload]:
+        uploads = [
+            self.getImageUpload(image, build_id, provider, n) for n in self.getImageUploadNumbers(image, build_id, provider)
+        ]
         return [u for u in uploads if u is not None and (states is None or u.state in states)]
 
-    def getMostRecentBuildImageUploads(self, count: int, image: str, build_id: str, provider: str,
-                                       state: str | None = None) -> list[ImageUpload]:
+    def getMostRecentBuildImageUploads(
+        self, count: int, image: str, build_id: str, provider: str, state: str | None = None
+    ) -> list[ImageUpload]:
         """Newest first by ``state_time``."""
         return newest_first(self.getUploads(image, build_id, provider, None if state is None else [state]), count)
 
-    def getMostRecentImageUpload(self, image: str, provider: str, state: str = READY,
-                                 cached: bool = False) -> ImageUpload | None:
+    def getMostRecentImageUpload(self, image: str, provider: str, state: str = READY, cached: bool = False) -> ImageUpload | None:
         """The newest upload of the image to the provider over all builds."""
         tree = self.image_tree
         if cached and state == READY and tree is not None and tree.synced.is_set():
@@ -221,8 +221,9 @@ class ImageMethods(FacadeBase):
         with tree.lock:
             return list(tree.uploads.values())
 
-    def storeImageUpload(self, image: str, build_id: str, provider: str, image_data: ImageUpload,
-                         upload_number: str | None = None) -> str:
+    def storeImageUpload(
+        self, image: str, build_id: str, provider: str, image_data: ImageUpload, upload_number: str | None = None
+    ) -> str:
         """Create (new number) or write an upload; returns its number.
 
         :raises ZKException: the build is missing.
@@ -231,7 +232,8 @@ class ImageMethods(FacadeBase):
             raise ZKException(f"Cannot find build {build_id} of image {image}")
         if upload_number is None:
             path = self.kazoo_client.create(
-                f"{paths.uploads(image, build_id, provider)}/", image_data.serialize(), makepath=True, sequence=True)
+                f"{paths.uploads(image, build_id, provider)}/", image_data.serialize(), makepath=True, sequence=True
+            )
             upload_number = str(path).rsplit("/", 1)[1]
         else:
             path = paths.upload(image, build_id, provider, upload_number)
@@ -255,8 +257,7 @@ class ImageMethods(FacadeBase):
             return tree.data()
         data = ImageData(names=set(self.getImageNames()))
         build_paths: list[str] = []
-        for path, names, _stat in self._children_many(
-                [p for i in sorted(data.names) for p in (paths.image(i), paths.builds(i))]):
+        for path, names, _stat in self._children_many([p for i in sorted(data.names) for p in (paths.image(i), paths.builds(i))]):
             image = path.split("/")[3]
             if not path.endswith("/builds") or path.count("/") == 3:
                 if "pause" in names:
@@ -269,8 +270,7 @@ class ImageMethods(FacadeBase):
             data.build_locks[path.split("/")[3]] = (stat.ctime / 1000, bool(names))
         for path, raw, stat in self._get_many(build_paths):
             image, build_id = path.split("/")[3], path.split("/")[5]
-            build = self._parse(
-                path, lambda i=image, b=build_id, r=raw, s=stat: self._build(i, b, r, s))  # type: ignore[misc]
+            build = self._parse(path, lambda i=image, b=build_id, r=raw, s=stat: self._build(i, b, r, s))  # type: ignore[misc]
             if build is not None:
                 data.builds.append(build)
         containers: list[str] = []
@@ -283,8 +283,7 @@ class ImageMethods(FacadeBase):
             uploads += [f"{path}/{name}" for name in names if name != "lock"]
         for path, raw, stat in self._get_many(uploads):
             p = path.split("/")
-            upload = self._parse(
-                path, lambda p=p, r=raw, s=stat: self._upload(p[3], p[5], p[7], p[9], r, s))  # type: ignore[misc]
+            upload = self._parse(path, lambda p=p, r=raw, s=stat: self._upload(p[3], p[5], p[7], p[9], r, s))  # type: ignore[misc]
             if upload is not None:
                 data.uploads.append(upload)
         return data
@@ -307,8 +306,7 @@ class ImageMethods(FacadeBase):
         data = self.readImages(cached=False)
         wanted = [f"{paths.image(i)}/pause" for i in sorted(data.paused)]
         wanted += [paths.build(b.image_name or "", b.id or "") for b in data.builds]
-        wanted += [paths.upload(u.image_name or "", u.build_id or "", u.provider_name or "", u.id or "")
-                   for u in data.uploads]
+        wanted += [paths.upload(u.image_name or "", u.build_id or "", u.provider_name or "", u.id or "") for u in data.uploads]
         for path, raw, _stat in self._get_many(wanted):
             result[path] = raw.decode("utf8")
         return result

@@ -96,8 +96,7 @@ class NodeMethods(FacadeBase):
         return result
 
     def countPoolNodes(self, provider_name: str, pool_name: str) -> int:
-        return sum(1 for node in self.nodeIterator()
-                   if node.provider == provider_name and node.pool == pool_name)
+        return sum(1 for node in self.nodeIterator() if node.provider == provider_name and node.pool == pool_name)
 
     def getProviderNodes(self, provider_name: str) -> list[Node]:
         tree = self.node_tree
@@ -165,7 +164,7 @@ class NodeMethods(FacadeBase):
         :raises kazoo.exceptions.KazooException: connection trouble; some may have been created.
         """
         for start in range(0, len(nodes), CREATED_TOGETHER):
-            txn, part = Txn(self.kazoo_client), nodes[start:start + CREATED_TOGETHER]
+            txn, part = Txn(self.kazoo_client), nodes[start : start + CREATED_TOGETHER]
             for node in part:
                 node.created_time = node.state_time
                 txn.create(f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.node_tree, record=node.copy())
@@ -249,8 +248,7 @@ class NodeMethods(FacadeBase):
         node.state = DELETING
         txn = Txn(self.kazoo_client)
         locks.add_unlocked_check(txn, directory, lock_directory_exists)
-        txn.set(paths.node(node.id or ""), node.serialize(), seen.version,
-                tree=self.node_tree, record=node)
+        txn.set(paths.node(node.id or ""), node.serialize(), seen.version, tree=self.node_tree, record=node)
         try:
             self.writer.run(txn)
         except TransactionFailed as error:
@@ -261,8 +259,14 @@ class NodeMethods(FacadeBase):
 
     # -- locks
 
-    def lockNode(self, node: Node, blocking: bool = True, timeout: float | None = None, ephemeral: bool = True,
-                 identifier: str | None = None) -> None:
+    def lockNode(
+        self,
+        node: Node,
+        blocking: bool = True,
+        timeout: float | None = None,
+        ephemeral: bool = True,
+        identifier: str | None = None,
+    ) -> None:
         """Lock the node and read it again.
 
         :raises TimeoutException: not obtained within ``timeout`` seconds.
@@ -271,8 +275,8 @@ class NodeMethods(FacadeBase):
         if node.lock is not None:
             raise ZKLockException(f"Did not get thread lock on {node.id}")
         handle = locks.acquire(
-            self.kazoo_client, paths.node_lock(node.id or ""), paths.node(node.id or ""), blocking, timeout,
-            ephemeral, identifier)
+            self.kazoo_client, paths.node_lock(node.id or ""), paths.node(node.id or ""), blocking, timeout, ephemeral, identifier
+        )
         try:
             self.updateNode(node)
         except BaseException as error:
@@ -304,8 +308,7 @@ class NodeMethods(FacadeBase):
         """Identifiers of those who contend for the lock, holder first."""
         directory = paths.node_lock(node.id or "")
         names = locks.names_in_order(self.kazoo_client, directory)
-        return [data.decode("utf8", "replace")
-                for _path, data, _stat in self._get_many(f"{directory}/{name}" for name in names)]
+        return [data.decode("utf8", "replace") for _path, data, _stat in self._get_many(f"{directory}/{name}" for name in names)]
 
 
 __all__ = ["NodeMethods"]

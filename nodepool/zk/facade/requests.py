@@ -57,8 +57,7 @@ class RequestMethods(FacadeBase):
             ids = self.getNodeRequests()
         for path, data, stat in self._get_many(paths.request(i) for i in ids):
             request_id = path.rsplit("/", 1)[1]
-            request = self._parse(
-                path, lambda i=request_id, d=data, s=stat: self._request(i, d, s))  # type: ignore[misc]
+            request = self._parse(path, lambda i=request_id, d=data, s=stat: self._request(i, d, s))  # type: ignore[misc]
             if request is not None:
                 yield request
 
@@ -79,7 +78,8 @@ class RequestMethods(FacadeBase):
             if request.event_id is None:
                 request.event_id = uuid.uuid4().hex
             path = self.kazoo_client.create(
-                f"{paths.REQUESTS}/{priority}-", request.serialize(), makepath=True, ephemeral=True, sequence=True)
+                f"{paths.REQUESTS}/{priority}-", request.serialize(), makepath=True, ephemeral=True, sequence=True
+            )
             request.id = path.rsplit("/", 1)[1]
         else:
             request.stat = self.kazoo_client.set(paths.request(request.id), request.serialize())
@@ -112,8 +112,9 @@ class RequestMethods(FacadeBase):
         """
         if request.lock is not None:
             raise ZKLockException(f"Did not get thread lock on {request.id}")
-        handle = locks.acquire(self.kazoo_client, paths.request_lock(request.id or ""),
-                               paths.request(request.id or ""), blocking, timeout)
+        handle = locks.acquire(
+            self.kazoo_client, paths.request_lock(request.id or ""), paths.request(request.id or ""), blocking, timeout
+        )
         try:
             self.updateNodeRequest(request)
         except BaseException as error:

@@ -56,8 +56,13 @@ def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:
 
 
 def acquire(
-    client: Client, directory: str, record: str | None, blocking: bool = True, timeout: float | None = None,
-    ephemeral: bool = True, identifier: str | None = None,
+    client: Client,
+    directory: str,
+    record: str | None,
+    blocking: bool = True,
+    timeout: float | None = None,
+    ephemeral: bool = True,
+    identifier: str | None = None,
 ) -> LockHandle:
     """Take a lock.
 
@@ -72,8 +77,7 @@ def acquire(
     try:
         while True:
             names = client.get_children(directory)
-            ahead = sorted((number, other) for other in names
-                           if (number := paths.contender_number(other)) is not None)
+            ahead = sorted((number, other) for other in names if (number := paths.contender_number(other)) is not None)
             if not any(other == name for _, other in ahead):
                 raise ZKLockException(f"Lost our place in the queue for {directory}")
             place = [other for _, other in ahead].index(name)
@@ -154,4 +158,3 @@ def names_in_order(client: Client, directory: str) -> list[str]:
         return []
     numbered = sorted((n, name) for name in names if (n := paths.contender_number(name)) is not None)
     return [name for _, name in numbered]
-

@@ -99,7 +99,8 @@ class ImageTree(Tree[Any]):
 
     def wants_children(self, parts: list[str], stat: ZnodeStat | None) -> bool:
         return self._kind(parts) in ("image", "container", "build", "provider", "build-lock") and (
-            stat is None or stat.numChildren > 0)
+            stat is None or stat.numChildren > 0
+        )
 
     def known_paths(self) -> set[str]:
         result = {paths.image(name) for name in self.names}
@@ -205,8 +206,7 @@ class ImageTree(Tree[Any]):
         self._notify(name)
 
     def _choose(self, image: str, provider: str) -> None:
-        ready = [u for (i, _b, p, _n), u in self.uploads.items()
-                 if i == image and p == provider and u.state == READY]
+        ready = [u for (i, _b, p, _n), u in self.uploads.items() if i == image and p == provider and u.state == READY]
         if ready:
             self._newest[(image, provider)] = max(ready, key=lambda u: u.state_time or 0)
         else:
@@ -225,10 +225,14 @@ class ImageTree(Tree[Any]):
                 builds=[build for _, build in sorted(self.builds.items())],
                 uploads=[upload for _, upload in sorted(self.uploads.items())],
                 providers={key: set(value) for key, value in self.providers.items()},
-                paused=set(self.paused), requests=dict(self.requests),
-                build_locks={name: (ctime, bool(self.build_contenders.get(name)))
-                             for name, ctime in self.build_lock_time.items()},
+                paused=set(self.paused),
+                requests=dict(self.requests),
+                build_locks={
+                    name: (ctime, bool(self.build_contenders.get(name))) for name, ctime in self.build_lock_time.items()
+                },
                 upload_locks={key for key, contenders in self.upload_contenders.items() if contenders},
-                empty_builds=set(self.empty_builds), empty_uploads=set(self.empty_uploads),
+                empty_builds=set(self.empty_builds),
+                empty_uploads=set(self.empty_uploads),
                 bad_builds={(p[3], p[5]) for p in (path.split("/") for path in self.bad) if len(p) == 6},
-                request_marks=dict(self.request_marks))
+                request_marks=dict(self.request_marks),
+            )

@@ -217,8 +217,7 @@ class NodeTree(Tree[Node]):
                 self.unmeasured_tenant[tenant][key] += sign
 
     def _index_free(self, node_id: str, node: Node | None, old: Node | None = None) -> None:
-        free = (node is not None and node._state == READY and node.allocated_to is None
-                and node_id not in self.contenders)
+        free = node is not None and node._state == READY and node.allocated_to is None and node_id not in self.contenders
         if node_id in self._free_ids:
             if free and old is None:
                 return
@@ -291,5 +290,8 @@ class NodeTree(Tree[Node]):
     def unmeasured_nodes(self, provider: str, pool: str | None = None) -> list[tuple[str | None, str, int]]:
         """(pool, label, count) of the provider's nodes without stored resources."""
         with self.lock:
-            return [(p, label, count) for (prov, p, label), count in self.unmeasured.items()
-                    if prov == provider and (pool is None or p == pool)]
+            return [
+                (p, label, count)
+                for (prov, p, label), count in self.unmeasured.items()
+                if prov == provider and (pool is None or p == pool)
+            ]

@@ -106,7 +106,7 @@ class ProgressStore:
             return []
         found: list[P] = []
         for start in range(0, len(names), PIPELINE):
-            asked = [(name, self._kazoo.get_async(f"{parent}/{name}")) for name in names[start:start + PIPELINE]]
+            asked = [(name, self._kazoo.get_async(f"{parent}/{name}")) for name in names[start : start + PIPELINE]]
             for name, answer in asked:
                 try:
                     data, _stat = self._wait(answer)
@@ -185,7 +185,8 @@ class ProgressStore:
         return ProgressData(
             builds={build.build: build for build in self.read_builds()},
             uploads={upload.key: upload for upload in self.read_uploads()},
-            failures={failure.key: failure for failure in self.read_failures()})
+            failures={failure.key: failure for failure in self.read_failures()},
+        )
 
 
 # -- mirror
@@ -264,7 +265,23 @@ class ProgressTree(Tree[Any]):
 
 
 __all__ = [
-    "BUILDS", "BUILD_STATES", "FAILURES", "LINE_LENGTH", "REASON_LENGTH", "ROOT", "TAIL_BYTES", "TAIL_LINES", "UPLOADS",
-    "BuildProgress", "ProgressData", "ProgressStore", "ProgressTree", "UploadFailure", "UploadProgress", "clean_line",
-    "clip_tail", "failure_path", "parse",
+    "BUILDS",
+    "BUILD_STATES",
+    "FAILURES",
+    "LINE_LENGTH",
+    "REASON_LENGTH",
+    "ROOT",
+    "TAIL_BYTES",
+    "TAIL_LINES",
+    "UPLOADS",
+    "BuildProgress",
+    "ProgressData",
+    "ProgressStore",
+    "ProgressTree",
+    "UploadFailure",
+    "UploadProgress",
+    "clean_line",
+    "clip_tail",
+    "failure_path",
+    "parse",
 ]

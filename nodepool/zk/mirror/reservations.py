@@ -32,8 +32,9 @@ class Reservations:
             for target in targets:
                 target[name] += sign * amount  # type: ignore[assignment]
 
-    def reserve(self, key: Hashable, provider: str | None, pool: str | None, tenant: str | None,
-                resources: Mapping[str, float]) -> None:
+    def reserve(
+        self, key: Hashable, provider: str | None, pool: str | None, tenant: str | None, resources: Mapping[str, float]
+    ) -> None:
         """Promise resources under ``key``; an earlier promise under it is replaced."""
         entry = (provider, pool, tenant, {k: v for k, v in resources.items() if v})
         with self._lock:

@@ -184,7 +184,7 @@ class Tree(Generic[R]):
             return
         self._syncing = False
         for path in sorted(self._stale, key=len, reverse=True):
-            self._gone(path[self._prefix:].split("/"), path)
+            self._gone(path[self._prefix :].split("/"), path)
         self._stale = set()
         self.synced.set()
         self.announce(self.sync_listeners)
@@ -296,7 +296,7 @@ class Tree(Generic[R]):
     def _event(self, kind: int, path: str) -> None:
         if len(path) < self._prefix:
             return
-        parts = path[self._prefix:].split("/")
+        parts = path[self._prefix :].split("/")
         if kind == DELETED:
             self._deferred.discard(path)
             self._gone(parts, path)
@@ -352,7 +352,7 @@ class Tree(Generic[R]):
                 self._own_creates -= 1
         if stat is None or record is None:
             if own is not None and own[0] <= 0:
-                parts = path[self._prefix:].split("/")
+                parts = path[self._prefix :].split("/")
                 if own[1] > 0:
                     self._read(path, parts, None)
                 else:
@@ -361,7 +361,7 @@ class Tree(Generic[R]):
         if isinstance(result, str):
             path = result
             self._deferred.discard(path)
-        parts = path[self._prefix:].split("/")
+        parts = path[self._prefix :].split("/")
         self._stale.discard(path)
         try:
             self.store_own(parts, path, record, stat)
@@ -375,7 +375,7 @@ class Tree(Generic[R]):
         if self._deferred:
             paths, self._deferred = self._deferred, set()
             for path in paths:
-                self._read(path, path[self._prefix:].split("/"), None)
+                self._read(path, path[self._prefix :].split("/"), None)
 
 
 def _now_ms() -> int:

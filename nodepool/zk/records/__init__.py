@@ -85,8 +85,13 @@ class ImageUpload(BaseModel):
     KEYS = BaseModel.KEYS | {"external_id", "external_name", "format", "username", "python_path", "shell_type"}
 
     def __init__(
-        self, build_id: str | None = None, provider_name: str | None = None, image_name: str | None = None,
-        upload_id: str | None = None, username: str | None = None, python_path: str | None = None,
+        self,
+        build_id: str | None = None,
+        provider_name: str | None = None,
+        image_name: str | None = None,
+        upload_id: str | None = None,
+        username: str | None = None,
+        python_path: str | None = None,
         shell_type: str | None = None,
     ) -> None:
         super().__init__(upload_id)
@@ -115,8 +120,11 @@ class ImageUpload(BaseModel):
 
     @staticmethod
     def fromDict(
-        d: Mapping[str, Any], build_id: str | None = None, provider_name: str | None = None,
-        image_name: str | None = None, upload_id: str | None = None,
+        d: Mapping[str, Any],
+        build_id: str | None = None,
+        provider_name: str | None = None,
+        image_name: str | None = None,
+        upload_id: str | None = None,
     ) -> ImageUpload:
         upload = ImageUpload(build_id, provider_name, image_name, upload_id)
         upload.updateFromDict(d)
@@ -150,8 +158,18 @@ class NodeRequest(BaseModel):
 
     VALID_STATES = frozenset({REQUESTED, PENDING, FULFILLED, FAILED})
     KEYS = BaseModel.KEYS | {
-        "declined_by", "node_types", "nodes", "reuse", "requestor", "requestor_data", "provider", "relative_priority",
-        "event_id", "created_time", "tenant_name"}
+        "declined_by",
+        "node_types",
+        "nodes",
+        "reuse",
+        "requestor",
+        "requestor_data",
+        "provider",
+        "relative_priority",
+        "event_id",
+        "created_time",
+        "tenant_name",
+    }
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id)
@@ -181,11 +199,19 @@ class NodeRequest(BaseModel):
 
     def toDict(self) -> dict[str, Any]:
         return {
-            "state": self._state, "state_time": self.state_time, "declined_by": self.declined_by,
-            "node_types": self.node_types, "nodes": self.nodes, "reuse": self.reuse, "requestor": self.requestor,
-            "requestor_data": self.requestor_data, "provider": self.provider,
-            "relative_priority": self.relative_priority, "event_id": self.event_id,
-            "created_time": self.created_time, "tenant_name": self.tenant_name,
+            "state": self._state,
+            "state_time": self.state_time,
+            "declined_by": self.declined_by,
+            "node_types": self.node_types,
+            "nodes": self.nodes,
+            "reuse": self.reuse,
+            "requestor": self.requestor,
+            "requestor_data": self.requestor_data,
+            "provider": self.provider,
+            "relative_priority": self.relative_priority,
+            "event_id": self.event_id,
+            "created_time": self.created_time,
+            "tenant_name": self.tenant_name,
         }
 
     def updateFromDict(self, d: Mapping[str, Any]) -> None:
@@ -227,17 +253,48 @@ class NodeRequest(BaseModel):
     def getSafeAttributes(self) -> Attributes:
         """What drivers may use in templates (DRV-8)."""
         return Attributes(
-            id=self._id, labels=self.node_types, requestor=self.requestor, requestor_data=self.requestor_data,
-            relative_priority=self.relative_priority, event_id=self.event_id, created_time=self.created_time,
-            tenant_name=self.tenant_name)
+            id=self._id,
+            labels=self.node_types,
+            requestor=self.requestor,
+            requestor_data=self.requestor_data,
+            relative_priority=self.relative_priority,
+            event_id=self.event_id,
+            created_time=self.created_time,
+            tenant_name=self.tenant_name,
+        )
 
 
 #: Stored fields of a node whose absence reads as null.
 _NODE_PLAIN = (
-    "cloud", "provider", "pool", "allocated_to", "az", "region", "public_ipv4", "private_ipv4", "public_ipv6",
-    "host_id", "interface_ip", "image_id", "launcher", "created_time", "external_id", "hostname", "comment",
-    "user_data", "hold_job", "connection_type", "shell_type", "resources", "slot", "attributes", "python_path",
-    "tenant_name", "driver_data", "requestor", "node_properties",
+    "cloud",
+    "provider",
+    "pool",
+    "allocated_to",
+    "az",
+    "region",
+    "public_ipv4",
+    "private_ipv4",
+    "public_ipv6",
+    "host_id",
+    "interface_ip",
+    "image_id",
+    "launcher",
+    "created_time",
+    "external_id",
+    "hostname",
+    "comment",
+    "user_data",
+    "hold_job",
+    "connection_type",
+    "shell_type",
+    "resources",
+    "slot",
+    "attributes",
+    "python_path",
+    "tenant_name",
+    "driver_data",
+    "requestor",
+    "node_properties",
 )
 #: Those of them that the mirror and the launcher look up.
 _NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "requestor", "az")
@@ -246,10 +303,8 @@ _NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "re
 class Node(BaseModel):
     """A node (ZK-7).  ``lock_contenders`` is kept by the mirror."""
 
-    VALID_STATES = frozenset(
-        {INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED})
-    KEYS = BaseModel.KEYS | {
-        *_NODE_PLAIN, "type", "connection_port", "ssh_port", "username", "host_keys", "hold_expiration"}
+    VALID_STATES = frozenset({INIT, BUILDING, TESTING, READY, IN_USE, USED, HOLD, DELETING, FAILED, ABORTED, DELETED})
+    KEYS = BaseModel.KEYS | {*_NODE_PLAIN, "type", "connection_port", "ssh_port", "username", "host_keys", "hold_expiration"}
 
     provider: str | None
     pool: str | None
@@ -306,26 +361,54 @@ class Node(BaseModel):
 
     def toDict(self) -> dict[str, Any]:
         return {
-            "state": self._state, "state_time": self.state_time, "cloud": self.cloud, "provider": self.provider,
-            "pool": self.pool, "type": self._type, "allocated_to": self.allocated_to, "az": self.az,
-            "region": self.region, "public_ipv4": self.public_ipv4, "private_ipv4": self.private_ipv4,
-            "public_ipv6": self.public_ipv6, "host_id": self.host_id, "interface_ip": self.interface_ip,
-            "connection_port": self.connection_port, "ssh_port": self.connection_port, "image_id": self.image_id,
-            "launcher": self.launcher, "created_time": self.created_time, "external_id": self.external_id,
-            "hostname": self.hostname, "comment": self.comment, "user_data": self.user_data,
-            "hold_job": self.hold_job, "host_keys": self.host_keys, "username": self.username,
-            "connection_type": self.connection_type, "shell_type": self.shell_type,
-            "hold_expiration": self.hold_expiration, "resources": self.resources, "slot": self.slot,
-            "attributes": self.attributes, "python_path": self.python_path, "tenant_name": self.tenant_name,
-            "driver_data": self.driver_data, "requestor": self.requestor, "node_properties": self.node_properties,
+            "state": self._state,
+            "state_time": self.state_time,
+            "cloud": self.cloud,
+            "provider": self.provider,
+            "pool": self.pool,
+            "type": self._type,
+            "allocated_to": self.allocated_to,
+            "az": self.az,
+            "region": self.region,
+            "public_ipv4": self.public_ipv4,
+            "private_ipv4": self.private_ipv4,
+            "public_ipv6": self.public_ipv6,
+            "host_id": self.host_id,
+            "interface_ip": self.interface_ip,
+            "connection_port": self.connection_port,
+            "ssh_port": self.connection_port,
+            "image_id": self.image_id,
+            "launcher": self.launcher,
+            "created_time": self.created_time,
+            "external_id": self.external_id,
+            "hostname": self.hostname,
+            "comment": self.comment,
+            "user_data": self.user_data,
+            "hold_job": self.hold_job,
+            "host_keys": self.host_keys,
+            "username": self.username,
+            "connection_type": self.connection_type,
+            "shell_type": self.shell_type,
+            "hold_expiration": self.hold_expiration,
+            "resources": self.resources,
+            "slot": self.slot,
+            "attributes": self.attributes,
+            "python_path": self.python_path,
+            "tenant_name": self.tenant_name,
+            "driver_data": self.driver_data,
+            "requestor": self.requestor,
+            "node_properties": self.node_properties,
         }
 
     def updateFromDict(self, d: Mapping[str, Any]) -> None:
         super().updateFromDict(d)
         get = d.get
         kind = get("type")
-        if kind is not None and not isinstance(kind, str) and not (
-                isinstance(kind, list) and all(isinstance(item, str) for item in kind)):
+        if (
+            kind is not None
+            and not isinstance(kind, str)
+            and not (isinstance(kind, list) and all(isinstance(item, str) for item in kind))
+        ):
             raise RecordError("type is not a list of labels")
         self.type = kind
         values = self.__dict__
@@ -383,8 +466,32 @@ class NodeRequestLockStats:
 
 
 __all__ = [
-    "ABORTED", "BUILDING", "DELETED", "DELETING", "FAILED", "FULFILLED", "HOLD", "INIT", "IN_USE", "LARGEST",
-    "PENDING", "READY", "REQUESTED", "SECRETS", "TESTING", "UPLOADING", "USED", "BaseModel", "ImageBuild",
-    "ImageBuildRequest", "ImageUpload", "Node", "NodeRequest", "NodeRequestLockStats", "RecordError",
-    "parse_object", "text_of", "texts_of",
+    "ABORTED",
+    "BUILDING",
+    "DELETED",
+    "DELETING",
+    "FAILED",
+    "FULFILLED",
+    "HOLD",
+    "INIT",
+    "IN_USE",
+    "LARGEST",
+    "PENDING",
+    "READY",
+    "REQUESTED",
+    "SECRETS",
+    "TESTING",
+    "UPLOADING",
+    "USED",
+    "BaseModel",
+    "ImageBuild",
+    "ImageBuildRequest",
+    "ImageUpload",
+    "Node",
+    "NodeRequest",
+    "NodeRequestLockStats",
+    "RecordError",
+    "parse_object",
+    "text_of",
+    "texts_of",
 ]

@@ -25,8 +25,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.spec("AWS, issue 3: throttling slows the provider down, it recovers by itself")
-@pytest.mark.parametrize("action", [ec2_error("RequestLimitExceeded", 503), ec2_error("Throttling"), ec2_error("SlowDown", 503)],
-                         ids=["limit", "throttling", "slowdown"])
+@pytest.mark.parametrize(
+    "action",
+    [ec2_error("RequestLimitExceeded", 503), ec2_error("Throttling"), ec2_error("SlowDown", 503)],
+    ids=["limit", "throttling", "slowdown"],
+)
 def test_throttling(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
     start(bench, aws, aws.label(), launch_retries=1)
     aws.proxy.fail("RunInstances", action, times=3)
@@ -43,8 +46,11 @@ def test_throttling(bench: LauncherBench, aws: AwsCloud, action: Action) -> None
     bench.use_up(request_id)
 
 
-@pytest.mark.parametrize("action", [html(502), html(200), drop(), lose_answer(), cut_off(), ec2_error("InternalError", 500)],
-                         ids=["html502", "html200", "drop", "lost", "cut", "internal"])
+@pytest.mark.parametrize(
+    "action",
+    [html(502), html(200), drop(), lose_answer(), cut_off(), ec2_error("InternalError", 500)],
+    ids=["html502", "html200", "drop", "lost", "cut", "internal"],
+)
 def test_one_instance_whatever_happens_to_the_answer(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
     """The token of the call makes the second try the same launch."""
     start(bench, aws, aws.label(), launch_retries=1)
@@ -56,8 +62,9 @@ def test_one_instance_whatever_happens_to_the_answer(bench: LauncherBench, aws: 
     assert first["ClientToken"] == second["ClientToken"]
 
 
-@pytest.mark.parametrize("action", [html(502), drop(), cut_off(), ec2_error("RequestLimitExceeded", 503)],
-                         ids=["html", "drop", "cut", "limit"])
+@pytest.mark.parametrize(
+    "action", [html(502), drop(), cut_off(), ec2_error("RequestLimitExceeded", 503)], ids=["html", "drop", "cut", "limit"]
+)
 @pytest.mark.spec("AWS, issue 3: a failed look never harms a healthy launch")
 def test_failed_looks(bench: LauncherBench, aws: AwsCloud, action: Action) -> None:
     start(bench, aws, aws.label(), launch_retries=1)
@@ -111,8 +118,9 @@ def test_a_bad_id_in_a_batch(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, aws.label())
     made = aws.ec2.run_instances(ImageId=aws.ami, MinCount=3, MaxCount=3, InstanceType="t3.medium", SubnetId=aws.subnet)
     ids = [each["InstanceId"] for each in made["Instances"]]
-    protected = aws.proxy.fail(lambda r: r.operation == "TerminateInstances" and ids[0] in start_ids(r),
-                               ec2_error("OperationNotPermitted"), times=3)
+    protected = aws.proxy.fail(
+        lambda r: r.operation == "TerminateInstances" and ids[0] in start_ids(r), ec2_error("OperationNotPermitted"), times=3
+    )
     deletes = adapter(bench).deletes
     futures = [deletes.delete("instance", one_id) for one_id in [*ids, "i-0123456789abcdef0"]]
     for future in futures:
@@ -168,8 +176,9 @@ def test_hanging_deletions(bench: LauncherBench, aws: AwsCloud, monkeypatch: pyt
 
 @pytest.mark.spec("AWS, issue bad input: wrong credentials: a clear error, and it recovers without restart")
 def test_wrong_credentials(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
-    denied = aws.proxy.fail(lambda _r: True, ec2_error("AuthFailure", 401, "AWS was not able to validate the credentials"),
-                            times=float("inf"))
+    denied = aws.proxy.fail(
+        lambda _r: True, ec2_error("AuthFailure", 401, "AWS was not able to validate the credentials"), times=float("inf")
+    )
     start(bench, aws, aws.label(), launch_retries=1)
     request = bench.submit("small")
     wait_for(lambda: denied.used > 0, 10, "refused")
@@ -234,13 +243,21 @@ def test_ready_nodes_are_compared(bench: LauncherBench, aws: AwsCloud, action: s
 @pytest.mark.spec("AWS, issue 2: an ordered fall-back ladder with a memory of what was sold out")
 def test_ladder(bench: LauncherBench, aws: AwsCloud) -> None:
     other = aws.new_subnet("10.0.2.0/24", "b")
-    start(bench, aws, aws.label(use_spot=True, alternatives=[
-        {"subnet-ids": [other]}, {"instance-types": ["t3.large"], "use-spot": False}]), launch_retries=1)
-    aws.proxy.fail(lambda r: r.operation == "RunInstances" and "InstanceMarketOptions.MarketType" in r.params,
-                   ec2_error("InsufficientInstanceCapacity", 500), times=float("inf"))
+    start(
+        bench,
+        aws,
+        aws.label(use_spot=True, alternatives=[{"subnet-ids": [other]}, {"instance-types": ["t3.large"], "use-spot": False}]),
+        launch_retries=1,
+    )
+    aws.proxy.fail(
+        lambda r: r.operation == "RunInstances" and "InstanceMarketOptions.MarketType" in r.params,
+        ec2_error("InsufficientInstanceCapacity", 500),
+        times=float("inf"),
+    )
     _, node = one(bench)
-    tried = [(p["InstanceType"], p["NetworkInterface.1.SubnetId"], "InstanceMarketOptions.MarketType" in p)
-             for p in run_params(aws)]
+    tried = [
+        (p["InstanceType"], p["NetworkInterface.1.SubnetId"], "InstanceMarketOptions.MarketType" in p) for p in run_params(aws)
+    ]
     assert tried == [("t3.medium", aws.subnet, True), ("t3.medium", other, True), ("t3.large", aws.subnet, False)]
     assert node.node_properties == {"spot": False, "fleet": False}
     assert node.resources["L-1216C47A"] == 2
@@ -267,8 +284,11 @@ def test_ladder_with_types_that_the_zone_does_not_have(bench: LauncherBench, aws
     start(bench, aws, aws.label(alternatives=[{"instance-type": "t3.large"}]), launch_retries=1)
 
     def absent(instance_type: str, times: float) -> None:
-        aws.proxy.fail(lambda r: r.operation == "RunInstances" and r.params["InstanceType"] == instance_type,
-                       ec2_error("Unsupported"), times=times)
+        aws.proxy.fail(
+            lambda r: r.operation == "RunInstances" and r.params["InstanceType"] == instance_type,
+            ec2_error("Unsupported"),
+            times=times,
+        )
 
     absent("t3.medium", float("inf"))
     one(bench)
@@ -295,9 +315,17 @@ def test_console_log_of_a_failed_scan(bench: LauncherBench, aws: AwsCloud, caplo
 
     caplog.set_level("INFO")
     output = base64.b64encode(b"kernel panic\nsecond line").decode()
-    aws.proxy.fail("GetConsoleOutput", reply(200, (
-        '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
-        f"<instanceId>i</instanceId><output>{output}</output></GetConsoleOutputResponse>")), times=5)
+    aws.proxy.fail(
+        "GetConsoleOutput",
+        reply(
+            200,
+            (
+                '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
+                f"<instanceId>i</instanceId><output>{output}</output></GetConsoleOutputResponse>"
+            ),
+        ),
+        times=5,
+    )
     start(bench, aws, aws.label(console_log=True), pool={"host-key-checking": True}, boot_timeout=1, launch_retries=1)
     failed(bench)
     assert "kernel panic" in caplog.text

@@ -36,9 +36,13 @@ def forward(request: Request, ask: Forward) -> Reply:
 def console(text: str) -> Any:
     import base64
 
-    return reply(200, (
-        '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
-        f"<instanceId>i</instanceId><output>{base64.b64encode(text.encode()).decode()}</output></GetConsoleOutputResponse>"))
+    return reply(
+        200,
+        (
+            '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId>'
+            f"<instanceId>i</instanceId><output>{base64.b64encode(text.encode()).decode()}</output></GetConsoleOutputResponse>"
+        ),
+    )
 
 
 @pytest.mark.spec("AWS, issue bad input: an answer that is a well-formed page is no empty list")
@@ -189,8 +193,11 @@ def test_an_instance_that_comes_too_late(bench: LauncherBench, aws: AwsCloud) ->
 
 def labels_for(aws: AwsCloud) -> dict[str, tuple[dict[str, Any], str]]:
     fleet = {"instance-types": ["t3.medium"], "allocation-strategy": "diversified"}
-    return {"RunInstances": (aws.label(), "instances"), "CreateFleet": (aws.label(fleet=fleet), "instances"),
-            "AllocateHosts": (aws.label(instance_type="c5.large", dedicated_host=True), "hosts")}
+    return {
+        "RunInstances": (aws.label(), "instances"),
+        "CreateFleet": (aws.label(fleet=fleet), "instances"),
+        "AllocateHosts": (aws.label(instance_type="c5.large", dedicated_host=True), "hosts"),
+    }
 
 
 @pytest.mark.spec("AWS-2.3: a call that is unclear to the end of its deadline makes no second instance")
@@ -218,10 +225,20 @@ def test_a_second_instance_of_a_node(bench: LauncherBench, aws: AwsCloud) -> Non
     start(bench, aws, aws.label())
     request, node = one(bench)
     tags = [{"Key": "nodepool_provider_name", "Value": "ec2-us"}, {"Key": "nodepool_node_id", "Value": node.id}]
-    aws.ec2.allocate_hosts(AvailabilityZone="us-east-1a", InstanceType="c5.large", Quantity=1,
-                           TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": tags}])
-    aws.ec2.run_instances(ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium", SubnetId=aws.subnet,
-                          TagSpecifications=[{"ResourceType": "instance", "Tags": tags}])
+    aws.ec2.allocate_hosts(
+        AvailabilityZone="us-east-1a",
+        InstanceType="c5.large",
+        Quantity=1,
+        TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": tags}],
+    )
+    aws.ec2.run_instances(
+        ImageId=aws.ami,
+        MinCount=1,
+        MaxCount=1,
+        InstanceType="t3.medium",
+        SubnetId=aws.subnet,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+    )
 
     def become(state: str) -> None:
         bench.zuul.write_node(node.id, state=state)
@@ -245,12 +262,23 @@ def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud,
     """Amazon reports it in an answer that is no error; it is not counted as removed."""
     start(bench, aws, aws.label())
     tags = [{"Key": "nodepool_provider_name", "Value": "ec2-us"}, {"Key": "nodepool_node_id", "Value": "0000099999"}]
-    aws.ec2.allocate_hosts(AvailabilityZone="us-east-1a", InstanceType="c5.large", Quantity=1,
-                           TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": tags}])
-    aws.proxy.fail("ReleaseHosts", reply(200, (
-        '<ReleaseHostsResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId><successful/>'
-        "<unsuccessful><item><error><code>Client.InvalidHost.Occupied</code><message>occupied</message></error>"
-        "<resourceId>h-1</resourceId></item></unsuccessful></ReleaseHostsResponse>")))
+    aws.ec2.allocate_hosts(
+        AvailabilityZone="us-east-1a",
+        InstanceType="c5.large",
+        Quantity=1,
+        TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": tags}],
+    )
+    aws.proxy.fail(
+        "ReleaseHosts",
+        reply(
+            200,
+            (
+                '<ReleaseHostsResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId><successful/>'
+                "<unsuccessful><item><error><code>Client.InvalidHost.Occupied</code><message>occupied</message></error>"
+                "<resourceId>h-1</resourceId></item></unsuccessful></ReleaseHostsResponse>"
+            ),
+        ),
+    )
     cleanup(bench, 2)
     assert "InvalidHost.Occupied" in caplog.text
     cleanup(bench)
@@ -266,8 +294,11 @@ def test_an_orphan_that_cannot_be_deleted(bench: LauncherBench, aws: AwsCloud, m
     monkeypatch.setattr(module, "DELETE_LIMIT", 2.0, raising=False)
     pool = start(bench, aws, aws.label(), launch_retries=1)
     manager = pool.getProviderManager("ec2-us")
-    aws.proxy.fail(lambda r: r.operation == "DescribeInstances" and "Filter.1.Name" in r.params,
-                   ec2_error("InternalError", 500), times=math.inf)
+    aws.proxy.fail(
+        lambda r: r.operation == "DescribeInstances" and "Filter.1.Name" in r.params,
+        ec2_error("InternalError", 500),
+        times=math.inf,
+    )
     bench.submit("small")
     wait_for(lambda: manager.launchers and manager.launchers[0].node.external_id, 10, "launch under way")
     (launch,) = manager.launchers

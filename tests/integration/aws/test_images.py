@@ -45,8 +45,13 @@ def build(builders: BuilderBench, aws: AwsCloud, *images: dict[str, Any], **opti
 
 def expected_tags(upload: Any) -> dict[str, str]:
     return {
-        "diskimage_metadata": "diskimage", "provider_metadata": "provider", "number": "1",
-        "nodepool_build_id": upload.build_id, "nodepool_upload_id": upload.id, "nodepool_provider_name": "ec2-us"}
+        "diskimage_metadata": "diskimage",
+        "provider_metadata": "provider",
+        "number": "1",
+        "nodepool_build_id": upload.build_id,
+        "nodepool_upload_id": upload.id,
+        "nodepool_provider_name": "ec2-us",
+    }
 
 
 def test_aliens(builders: BuilderBench, aws: AwsCloud, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,8 +86,7 @@ def test_snapshot_import(builders: BuilderBench, aws: AwsCloud) -> None:
     assert request.params["EnaSupport"] == "true"
     device = {key.rpartition(".")[2]: value for key, value in request.params.items() if ".Ebs." in key}
     assert aws.like.real_snapshot(device.pop("SnapshotId")) == snapshot
-    assert device == {"DeleteOnTermination": "true", "VolumeSize": "20", "VolumeType": "gp3",
-                      "Iops": "1000", "Throughput": "100"}
+    assert device == {"DeleteOnTermination": "true", "VolumeSize": "20", "VolumeType": "gp3", "Iops": "1000", "Throughput": "100"}
     (put,) = [r for r in aws.proxy.requests if r.method == "PUT" and upload.external_name in r.path]
     assert "nodepool_build_id=" in put.headers["x-amz-tagging"]
     assert upload.external_name + ".raw" in put.path
@@ -125,8 +129,9 @@ def test_an_import_outlives_failed_looks(
 
 
 @pytest.mark.parametrize("method", ["snapshot", "image"])
-def test_an_import_that_cannot_be_seen_at_all(aws: AwsCloud, bench: LauncherBench, tmp_path: Any, method: str,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_cannot_be_seen_at_all(
+    aws: AwsCloud, bench: LauncherBench, tmp_path: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.driver.aws.images.imports.IMPORT_LIMIT", 0.5)
     (tmp_path / "image").write_bytes(b"x")
     start(bench, aws, object_storage={"bucket-name": "nodepool"})
@@ -210,7 +215,8 @@ def test_node_of_an_uploaded_image(builders: BuilderBench, bench: LauncherBench,
     upload = build(builders, aws)
     content = aws.config(
         {**provider(aws), "pools": aws.provider(aws.label(diskimage="fake-image", iops=2000, throughput=300))["pools"]},
-        diskimages=[{"name": "fake-image", "username": "another-user"}])
+        diskimages=[{"name": "fake-image", "username": "another-user"}],
+    )
     bench.start(content, cleanup_interval=600)
     _, node = one(bench)
     assert instance(aws, node)["ImageId"] == upload.external_id
@@ -233,12 +239,23 @@ def test_leaks(bench: LauncherBench, aws: AwsCloud, statsd: Any) -> None:
     pool = start(bench, aws, object_storage={"bucket-name": "nodepool"})
     _, node = one(bench)
     of_lost_node = nodepool_tags(nodepool_node_id="0000000042", nodepool_pool_name="main")
-    aws.ec2.run_instances(ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium", SubnetId=aws.subnet,
-                          TagSpecifications=[{"ResourceType": "instance", "Tags": of_lost_node}])
-    volume = aws.ec2.create_volume(AvailabilityZone="us-east-1a", Size=5, TagSpecifications=[
-        {"ResourceType": "volume", "Tags": of_lost_node}])["VolumeId"]
-    aws.ec2.allocate_hosts(AvailabilityZone="us-east-1a", InstanceType="c5.large", Quantity=1, TagSpecifications=[
-        {"ResourceType": "dedicated-host", "Tags": of_lost_node}])
+    aws.ec2.run_instances(
+        ImageId=aws.ami,
+        MinCount=1,
+        MaxCount=1,
+        InstanceType="t3.medium",
+        SubnetId=aws.subnet,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": of_lost_node}],
+    )
+    volume = aws.ec2.create_volume(
+        AvailabilityZone="us-east-1a", Size=5, TagSpecifications=[{"ResourceType": "volume", "Tags": of_lost_node}]
+    )["VolumeId"]
+    aws.ec2.allocate_hosts(
+        AvailabilityZone="us-east-1a",
+        InstanceType="c5.large",
+        Quantity=1,
+        TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": of_lost_node}],
+    )
     upload = "nodepool_provider_name=ec2-us&nodepool_build_id=0000000042&nodepool_upload_id=0000000042"
     aws.s3.put_object(Bucket="nodepool", Key="testimage", Body=b"x", Tagging=upload)
     aws.s3.put_object(Bucket="nodepool", Key="foreign", Body=b"x", Tagging=upload.replace("ec2-us", "other"))
@@ -292,8 +309,14 @@ def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
 @pytest.mark.parametrize("operation", ["DescribeVolumes", "DescribeImages", "DescribeSnapshots"])
 def test_a_list_that_fails_stops_no_other_cleanup(bench: LauncherBench, aws: AwsCloud, operation: str) -> None:
     start(bench, aws)
-    aws.ec2.run_instances(ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="t3.medium", SubnetId=aws.subnet,
-                          TagSpecifications=[{"ResourceType": "instance", "Tags": nodepool_tags(nodepool_node_id="42")}])
+    aws.ec2.run_instances(
+        ImageId=aws.ami,
+        MinCount=1,
+        MaxCount=1,
+        InstanceType="t3.medium",
+        SubnetId=aws.subnet,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": nodepool_tags(nodepool_node_id="42")}],
+    )
     aws.proxy.fail(operation, ec2_error("UnauthorizedOperation", 403), times=float("inf"))
     cleanup(bench, 2)
     assert aws.instances() == []
@@ -323,7 +346,9 @@ def test_a_throttled_upload_to_s3_begins_anew(bench: LauncherBench, aws: AwsClou
     # As often as the library itself tries to send one part.
     fault = aws.proxy.fail(
         lambda r: r.method == "PUT" and "image.raw" in r.path and ("partNumber=" not in r.path or "partNumber=1" in r.path),
-        slow_down, times=5)
+        slow_down,
+        times=5,
+    )
     adapter(bench).upload_object("nodepool", "image.raw", str(path), "a=b")
     assert fault.used == 5
     assert aws.s3.get_object(Bucket="nodepool", Key="image.raw")["Body"].read() == content

@@ -42,8 +42,11 @@ def test_launcher(bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, k
     label = aws.label(instance_type="c5.large", dedicated_host=True) if kind == "host" else aws.label()
     config = bench.config({**aws.config(aws.provider(label, pool={"availability-zone": "us-east-1a"})), "zookeeper-timeout": 2.0})
     daemons: list[Daemon] = []
-    faults = [aws.proxy.fail(matches(operation), killing(daemons, when))
-              for operation in LAUNCHER_CALLS[kind] for when in ("before", "after")]
+    faults = [
+        aws.proxy.fail(matches(operation), killing(daemons, when))
+        for operation in LAUNCHER_CALLS[kind]
+        for when in ("before", "after")
+    ]
     daemon = Daemon(tmp_path, "serve.py", config, NODEPOOL_FAULT_CLEANUP="0.5")
     daemons.append(daemon)
     try:
@@ -72,7 +75,9 @@ def test_parts_of_an_upload(builders: BuilderBench, bench: LauncherBench, aws: A
         return [upload["Key"] for upload in aws.s3.list_multipart_uploads(Bucket="nodepool").get("Uploads") or []]
 
     provider: dict[str, Any] = {
-        **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image"}]), "object-storage": {"bucket-name": "nodepool"}}
+        **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image"}]),
+        "object-storage": {"bucket-name": "nodepool"},
+    }
     image = builders.image()
     image["env-vars"]["CREATE_SIZE"] = str(20 << 20)
     config = builders.config([image], [provider], **{"zookeeper-timeout": 2.0})
@@ -158,7 +163,8 @@ def test_an_orderly_stop_of_the_builder_while_amazon_hangs(
 ) -> None:
     provider: dict[str, Any] = {
         **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]),
-        "object-storage": {"bucket-name": "nodepool"}}
+        "object-storage": {"bucket-name": "nodepool"},
+    }
     config = builders.config([builders.image()], [provider])
     gate = threading.Event()
     calls = {"snapshot": "PUT /nodepool", "ebs-direct": "PUT /snapshots"}
@@ -192,15 +198,20 @@ BUILDER_CALLS = {
 def test_builder(builders: BuilderBench, bench: LauncherBench, aws: AwsCloud, tmp_path: pathlib.Path, method: str) -> None:
     provider: dict[str, Any] = {
         **aws.provider(pool={"labels": []}, diskimages=[{"name": "fake-image", "import-method": method}]),
-        "object-storage": {"bucket-name": "nodepool"}}
+        "object-storage": {"bucket-name": "nodepool"},
+    }
     config = builders.config([builders.image()], [provider], **{"zookeeper-timeout": 2.0})
     daemons: list[Daemon] = []
     aws.like.looks = 0  # imports are completed at the first look
-    faults = [aws.proxy.fail(matches(operation), killing(daemons, when))
-              for operation in BUILDER_CALLS[method] for when in ("before", "after")]
+    faults = [
+        aws.proxy.fail(matches(operation), killing(daemons, when))
+        for operation in BUILDER_CALLS[method]
+        for when in ("before", "after")
+    ]
     daemon = Daemon(tmp_path, "serve_builder.py", config)
     daemons.append(daemon)
     try:
+
         def uploaded() -> list[Any]:
             daemon.again()
             return builders.uploads(provider="ec2-us")

@@ -57,11 +57,18 @@ def test_four_at_once(bench: LauncherBench, aws: AwsCloud) -> None:
 @pytest.mark.spec("AWS-3.8: image filters in either capitalisation, the newest match")
 def test_image_filters(bench: LauncherBench, aws: AwsCloud) -> None:
     newest = aws.ec2.register_image(Name="wanted", Architecture="x86_64", VirtualizationType="hvm")["ImageId"]
-    start(bench, aws, aws.label("lower", cloud_image="lower"), aws.label("upper", cloud_image="upper"),
-          aws.label("none", cloud_image="none"), cloud_images=[
-              {"name": "lower", "username": "u", "image-filters": [{"name": "name", "values": ["wanted"]}]},
-              {"name": "upper", "username": "u", "image-filters": [{"Name": "name", "Values": ["wan*"]}]},
-              {"name": "none", "username": "u", "image-filters": [{"name": "name", "values": ["nothing"]}]}])
+    start(
+        bench,
+        aws,
+        aws.label("lower", cloud_image="lower"),
+        aws.label("upper", cloud_image="upper"),
+        aws.label("none", cloud_image="none"),
+        cloud_images=[
+            {"name": "lower", "username": "u", "image-filters": [{"name": "name", "values": ["wanted"]}]},
+            {"name": "upper", "username": "u", "image-filters": [{"Name": "name", "Values": ["wan*"]}]},
+            {"name": "none", "username": "u", "image-filters": [{"name": "name", "values": ["nothing"]}]},
+        ],
+    )
     for label in ("lower", "upper"):
         _, node = one(bench, label)
         assert instance(aws, node)["ImageId"] == newest
@@ -70,8 +77,13 @@ def test_image_filters(bench: LauncherBench, aws: AwsCloud) -> None:
 
 @pytest.mark.spec("AWS-3.8: a bad AMI id fails the request")
 def test_bad_image(bench: LauncherBench, aws: AwsCloud) -> None:
-    start(bench, aws, aws.label(cloud_image="bad"), launch_retries=2,
-          cloud_images=[{"name": "bad", "username": "u", "image-id": "ami-00000000000000bad"}])
+    start(
+        bench,
+        aws,
+        aws.label(cloud_image="bad"),
+        launch_retries=2,
+        cloud_images=[{"name": "bad", "username": "u", "image-id": "ami-00000000000000bad"}],
+    )
     failed(bench)
 
 
@@ -103,13 +115,20 @@ def test_use_internal_ip(bench: LauncherBench, aws: AwsCloud) -> None:
 def test_tags(bench: LauncherBench, aws: AwsCloud) -> None:
     label = aws.label(
         tags={"has-tags": True, "number": 3, "Name": "ignored", "nodepool_node_id": "ignored"},
-        dynamic_tags={"dynamic-tenant": "Tenant is {request.tenant_name}", "bad": "{request.nothing_like_this}"})
+        dynamic_tags={"dynamic-tenant": "Tenant is {request.tenant_name}", "bad": "{request.nothing_like_this}"},
+    )
     start(bench, aws, label)
     request_id, node = one(bench, tenant_name="tenant-1")
     found = tags(instance(aws, node))
     assert found == {
-        "has-tags": "True", "number": "3", "Name": f"np{node.id}", "dynamic-tenant": "Tenant is tenant-1",
-        "nodepool_node_id": node.id, "nodepool_pool_name": "main", "nodepool_provider_name": "ec2-us"}
+        "has-tags": "True",
+        "number": "3",
+        "Name": f"np{node.id}",
+        "dynamic-tenant": "Tenant is tenant-1",
+        "nodepool_node_id": node.id,
+        "nodepool_pool_name": "main",
+        "nodepool_provider_name": "ec2-us",
+    }
     volumes = aws.ec2.describe_volumes(Filters=[{"Name": "attachment.instance-id", "Values": [node.external_id["instance"]]}])
     assert {tags(volume)["nodepool_node_id"] for volume in volumes["Volumes"]} == {node.id}
     bench.use_up(request_id)
@@ -129,12 +148,16 @@ def test_label_options(bench: LauncherBench, aws: AwsCloud) -> None:
     profile = aws.iam.create_instance_profile(InstanceProfileName="profile")["InstanceProfile"]
     try:
         start(
-            bench, aws,
+            bench,
+            aws,
             aws.label("by-name", iam_instance_profile={"name": "profile"}),
             aws.label("by-arn", iam_instance_profile={"arn": profile["Arn"]}),
             aws.label("rest", ebs_optimized=True, userdata="#!/bin/true", imdsv2="required", cloud_image="shell"),
-            cloud_images=[{"name": "base", "image-id": aws.ami, "username": "ubuntu"},
-                          {"name": "shell", "image-id": aws.ami, "username": "ubuntu", "shell-type": "csh"}])
+            cloud_images=[
+                {"name": "base", "image-id": aws.ami, "username": "ubuntu"},
+                {"name": "shell", "image-id": aws.ami, "username": "ubuntu", "shell-type": "csh"},
+            ],
+        )
         for label in ("by-name", "by-arn"):
             _, node = one(bench, label)
             assert instance(aws, node)["IamInstanceProfile"]["Arn"] == profile["Arn"]
@@ -151,15 +174,33 @@ def test_label_options(bench: LauncherBench, aws: AwsCloud) -> None:
 
 def test_volume_groups_and_reservation(bench: LauncherBench, aws: AwsCloud) -> None:
     second = aws.new_group("second")
-    start(bench, aws, aws.label(
-        volume_type="gp3", volume_size=33, iops=3500, throughput=200, encrypted=True, kms_key_id="key-1",
-        capacity_reservation={"id": "cr-1"}), pool={"security-group-ids": [second]})
+    start(
+        bench,
+        aws,
+        aws.label(
+            volume_type="gp3",
+            volume_size=33,
+            iops=3500,
+            throughput=200,
+            encrypted=True,
+            kms_key_id="key-1",
+            capacity_reservation={"id": "cr-1"},
+        ),
+        pool={"security-group-ids": [second]},
+    )
     one(bench)
     (params,) = run_params(aws)
     device = {key.rpartition(".")[2]: value for key, value in params.items() if key.startswith("BlockDeviceMapping.1.Ebs.")}
     device.pop("SnapshotId")
-    assert device == {"DeleteOnTermination": "true", "VolumeSize": "33", "VolumeType": "gp3", "Iops": "3500",
-                      "Throughput": "200", "Encrypted": "true", "KmsKeyId": "key-1"}
+    assert device == {
+        "DeleteOnTermination": "true",
+        "VolumeSize": "33",
+        "VolumeType": "gp3",
+        "Iops": "3500",
+        "Throughput": "200",
+        "Encrypted": "true",
+        "KmsKeyId": "key-1",
+    }
     assert [params["NetworkInterface.1.SecurityGroupId.1"], params["NetworkInterface.1.SecurityGroupId.2"]] == [aws.group, second]
     assert params["CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"] == "cr-1"
 
@@ -206,8 +247,13 @@ def test_dedicated_host(bench: LauncherBench, aws: AwsCloud) -> None:
 @pytest.mark.spec("AWS-3.20: both gone after an instance failure or a failed allocation")
 @pytest.mark.parametrize("operation", ["RunInstances", "AllocateHosts"])
 def test_dedicated_host_failure(bench: LauncherBench, aws: AwsCloud, operation: str) -> None:
-    start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": f"{REGION}a"},
-          launch_retries=1)
+    start(
+        bench,
+        aws,
+        aws.label(instance_type="c5.large", dedicated_host=True),
+        pool={"availability-zone": f"{REGION}a"},
+        launch_retries=1,
+    )
     aws.proxy.fail(operation, ec2_error("InsufficientInstanceCapacity", 500))
     failed(bench)
     wait_for(lambda: not aws.hosts() and not aws.instances(), 15, "host and instance gone")
@@ -216,8 +262,13 @@ def test_dedicated_host_failure(bench: LauncherBench, aws: AwsCloud, operation: 
 def test_dedicated_host_of_an_unclear_launch(bench: LauncherBench, aws: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """The instance is there and no record has its id: the host could never be released."""
     monkeypatch.setattr("nodepool.driver.aws.adapter.DEADLINE", 0.2)
-    start(bench, aws, aws.label(instance_type="c5.large", dedicated_host=True), pool={"availability-zone": f"{REGION}a"},
-          launch_retries=1)
+    start(
+        bench,
+        aws,
+        aws.label(instance_type="c5.large", dedicated_host=True),
+        pool={"availability-zone": f"{REGION}a"},
+        launch_retries=1,
+    )
     lost = aws.proxy.fail("RunInstances", lose_answer(), times=float("inf"))
     failed(bench)
     assert lost.used
@@ -232,14 +283,24 @@ def test_others_on_a_host_are_left_alone(bench: LauncherBench, aws: AwsCloud) ->
         return [{"Key": "nodepool_provider_name", "Value": provider}, {"Key": "nodepool_node_id", "Value": node}]
 
     def host(with_tags: list[dict[str, str]]) -> str:
-        return str(aws.ec2.allocate_hosts(
-            AvailabilityZone=f"{REGION}a", InstanceType="c5.large", Quantity=1,
-            TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": with_tags}])["HostIds"][0])
+        return str(
+            aws.ec2.allocate_hosts(
+                AvailabilityZone=f"{REGION}a",
+                InstanceType="c5.large",
+                Quantity=1,
+                TagSpecifications=[{"ResourceType": "dedicated-host", "Tags": with_tags}],
+            )["HostIds"][0]
+        )
 
     def instance_on(host_id: str, with_tags: list[dict[str, str]]) -> str:
         made = aws.ec2.run_instances(
-            ImageId=aws.ami, MinCount=1, MaxCount=1, InstanceType="c5.large", Placement={"Tenancy": "host", "HostId": host_id},
-            TagSpecifications=[{"ResourceType": "instance", "Tags": with_tags}])
+            ImageId=aws.ami,
+            MinCount=1,
+            MaxCount=1,
+            InstanceType="c5.large",
+            Placement={"Tenancy": "host", "HostId": host_id},
+            TagSpecifications=[{"ResourceType": "instance", "Tags": with_tags}],
+        )
         return str(made["Instances"][0]["InstanceId"])
 
     ours, other, untagged = host(named("ec2-us", "1")), host(named("other", "1")), host([{"Key": "a", "Value": "b"}])
@@ -264,12 +325,21 @@ def fleet(*types: str, strategy: str = "price-capacity-optimized") -> dict[str, 
 
 @pytest.mark.spec("AWS-3.21: a template per settings; a restart keeps them; those of a former configuration go")
 def test_launch_templates(bench: LauncherBench, aws: AwsCloud) -> None:
-    labels = [aws.label("one", fleet=fleet("t3.medium")), aws.label("two", fleet=fleet("t3.medium"), volume_size=40),
-              aws.label("same", fleet=fleet("t3.large"))]
+    labels = [
+        aws.label("one", fleet=fleet("t3.medium")),
+        aws.label("two", fleet=fleet("t3.medium"), volume_size=40),
+        aws.label("same", fleet=fleet("t3.large")),
+    ]
     foreign = aws.ec2.create_launch_template(
-        LaunchTemplateName="nodepool-launch-template-of-others", LaunchTemplateData={"KeyName": "zuul"},
-        TagSpecifications=[{"ResourceType": "launch-template", "Tags": [
-            {"Key": "nodepool_managed", "Value": "True"}, {"Key": "nodepool_provider_name", "Value": "other"}]}])
+        LaunchTemplateName="nodepool-launch-template-of-others",
+        LaunchTemplateData={"KeyName": "zuul"},
+        TagSpecifications=[
+            {
+                "ResourceType": "launch-template",
+                "Tags": [{"Key": "nodepool_managed", "Value": "True"}, {"Key": "nodepool_provider_name", "Value": "other"}],
+            }
+        ],
+    )
     pool = start(bench, aws, *labels)
     first = templates(aws)
     assert len(first) == 3
@@ -370,9 +440,16 @@ def test_fleet_without_capacity(bench: LauncherBench, aws: AwsCloud) -> None:
     from tests.support.fault_proxy import reply
 
     start(bench, aws, aws.label(fleet=fleet("t3.medium")), launch_retries=1)
-    aws.proxy.fail("CreateFleet", reply(200, (
-        '<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId><fleetId>f</fleetId>'
-        "<errorSet><item><errorCode>InsufficientInstanceCapacity</errorCode><errorMessage>none left</errorMessage></item>"
-        "</errorSet><fleetInstanceSet/></CreateFleetResponse>")))
+    aws.proxy.fail(
+        "CreateFleet",
+        reply(
+            200,
+            (
+                '<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"><requestId>r</requestId><fleetId>f</fleetId>'
+                "<errorSet><item><errorCode>InsufficientInstanceCapacity</errorCode><errorMessage>none left</errorMessage></item>"
+                "</errorSet><fleetInstanceSet/></CreateFleetResponse>"
+            ),
+        ),
+    )
     failed(bench)
     one(bench)

@@ -14,9 +14,15 @@ from tests.support.launcher import LauncherBench
 def waits(bench: LauncherBench, label: str, **fields: object) -> str:
     """A request that is paused."""
     request_id = bench.submit(label, **fields)
-    wait_for(lambda: any(handler.paused and handler.request.id == request_id
-                         for worker in bench.pools[0].getPoolWorkers("ec2-us") for handler in worker.request_handlers),
-             15, f"{label} is paused")
+    wait_for(
+        lambda: any(
+            handler.paused and handler.request.id == request_id
+            for worker in bench.pools[0].getPoolWorkers("ec2-us")
+            for handler in worker.request_handlers
+        ),
+        15,
+        f"{label} is paused",
+    )
     wait_for(lambda: bench.zuul.request(request_id)["state"] == "pending", 5, f"{label} is pending")
     return request_id
 
@@ -63,8 +69,13 @@ def test_pool_limit(bench: LauncherBench, aws: AwsCloud) -> None:
 
 @pytest.mark.spec("AWS-3.5: tenant limits with a quota code defer that tenant's matching requests only")
 def test_tenant_limit(bench: LauncherBench, aws: AwsCloud) -> None:
-    start(bench, aws, aws.label(), aws.label("spot", use_spot=True),
-          top={"tenant-resource-limits": [{"tenant-name": "tenant-1", "L-1216C47A": 2}]})
+    start(
+        bench,
+        aws,
+        aws.label(),
+        aws.label("spot", use_spot=True),
+        top={"tenant-resource-limits": [{"tenant-name": "tenant-1", "L-1216C47A": 2}]},
+    )
     first, _ = one(bench, tenant_name="tenant-1")
     second = bench.submit("small", tenant_name="tenant-1")
     one(bench, tenant_name="tenant-2")

@@ -25,8 +25,10 @@ SAMPLES = 7
 
 def start(builders: BuilderBench, images: list[str], providers: list[str], **options: Any) -> Any:
     """A builder with the intervals of the program."""
-    builder = builders.make(builders.config(
-        [builders.image(name) for name in images], [builders.provider(name, images) for name in providers]), **options)
+    builder = builders.make(
+        builders.config([builders.image(name) for name in images], [builders.provider(name, images) for name in providers]),
+        **options,
+    )
     builder.build_interval = builder.upload_interval = 10
     builder.cleanup_interval = 60
     builder.start()
@@ -69,8 +71,10 @@ def test_at_rest(builders: BuilderBench) -> None:
     builder._janitor._cleanup()
     cleaning, cleaning_cpu = requests_sent(builder) - sent, time.process_time() - cpu
     assert builder.state.client.client._connection is connection
-    print(f"at rest {resting:.0f} operations a minute and {cleaning} for cleaning; {share:.2%} of a core and "
-          f"{cleaning_cpu * 1000:.0f} ms for cleaning")
+    print(
+        f"at rest {resting:.0f} operations a minute and {cleaning} for cleaning; {share:.2%} of a core and "
+        f"{cleaning_cpu * 1000:.0f} ms for cleaning"
+    )
     assert resting + cleaning < OPERATIONS_PER_MINUTE
     assert share + cleaning_cpu / 60 < CPU_SHARE
 
@@ -95,7 +99,9 @@ def test_reaction(builders: BuilderBench) -> None:
         builders.zk.submitBuildRequest(image)
         build = builders.wait_build(image, besides=tuple(known))
         begins.append(kazoo.get(f"/nodepool/images/{image}/builds/{build.id}")[1].ctime / 1000 - asked)
-    print(f"request to build: median {statistics.median(begins) * 1000:.0f} ms, worst {max(begins) * 1000:.0f} ms; "
-          f"build to upload: median {statistics.median(uploads) * 1000:.0f} ms, worst {max(uploads) * 1000:.0f} ms")
+    print(
+        f"request to build: median {statistics.median(begins) * 1000:.0f} ms, worst {max(begins) * 1000:.0f} ms; "
+        f"build to upload: median {statistics.median(uploads) * 1000:.0f} ms, worst {max(uploads) * 1000:.0f} ms"
+    )
     assert statistics.median(begins) < REACTION
     assert statistics.median(uploads) < REACTION

@@ -67,7 +67,11 @@ def test_build_and_upload(builders: BuilderBench) -> None:
     (build,) = builders.builds()
     assert upload.build_id == build.id and upload.id == "0000000001" and upload.format == "qcow2"
     assert builders.files("fake-image", build.id) == {
-        f"{build.id}.d", f"{build.id}.qcow2", f"{build.id}.qcow2.md5", f"{build.id}.qcow2.sha256"}
+        f"{build.id}.d",
+        f"{build.id}.qcow2",
+        f"{build.id}.qcow2.md5",
+        f"{build.id}.qcow2.sha256",
+    }
     assert builders.log_text("fake-image", build.id).endswith("Exit code: 0\n")
     assert (build.username, build.python_path, build.shell_type, build.formats) == ("zuul", "auto", None, ["qcow2"])
     assert (build.builder, len(build.builder_id)) == (builders.builders[0].state.fqdn, 36)
@@ -153,26 +157,59 @@ def test_strangers_read_nothing_during_a_build(builders: BuilderBench, temporary
 
 
 @pytest.mark.spec("BLD-7: the exact command line and environment")
-@pytest.mark.spec("BLD-21: Inherited abstract images reach the command with elements in order and merged environment; "
-                  "DIB_RELEASE is the text 21 for an integer 21")
+@pytest.mark.spec(
+    "BLD-21: Inherited abstract images reach the command with elements in order and merged environment; "
+    "DIB_RELEASE is the text 21 for an integer 21"
+)
 def test_command(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     record = tmp_path / "calls"
-    base = {"name": "base", "abstract": True, "elements": ["a", "b"], "release": 21, "dib-cmd": str(CREATE),
-            "env-vars": {"TMPDIR": str(tmp_path), "CREATE_RECORD": str(record), "OLD": "1", "BOTH": "1"}}
-    image = {"name": "leaf", "parent": "base", "elements": ["c"], "formats": ["tar", "raw"],
-             "env-vars": {"BOTH": "2", "NEW": "3"}}
+    base = {
+        "name": "base",
+        "abstract": True,
+        "elements": ["a", "b"],
+        "release": 21,
+        "dib-cmd": str(CREATE),
+        "env-vars": {"TMPDIR": str(tmp_path), "CREATE_RECORD": str(record), "OLD": "1", "BOTH": "1"},
+    }
+    image = {
+        "name": "leaf",
+        "parent": "base",
+        "elements": ["c"],
+        "formats": ["tar", "raw"],
+        "env-vars": {"BOTH": "2", "NEW": "3"},
+    }
     builders.start(builders.config([base, image], [builders.provider(images=["leaf"])]))
     build = builders.wait_build("leaf")
     (call,) = builders.records(record)
     output = f"{builders.images_dir}/leaf-{build.id}"
     assert call["arguments"] == [
-        "-x", "-t", "qcow2,raw,tar", "--checksum", "--no-tmpfs", "--qemu-img-options", "compat=0.10", "-o", output,
-        "a", "b", "c"]
+        "-x",
+        "-t",
+        "qcow2,raw,tar",
+        "--checksum",
+        "--no-tmpfs",
+        "--qemu-img-options",
+        "compat=0.10",
+        "-o",
+        output,
+        "a",
+        "b",
+        "c",
+    ]
     environment = call["environment"]
-    assert {key: environment.get(key) for key in (
-        "DIB_RELEASE", "DIB_IMAGE_NAME", "DIB_IMAGE_FILENAME", "ELEMENTS_PATH", "OLD", "BOTH", "NEW", "TMPDIR")} == {
-        "DIB_RELEASE": "21", "DIB_IMAGE_NAME": "leaf", "DIB_IMAGE_FILENAME": output, "ELEMENTS_PATH": ".", "OLD": "1",
-        "BOTH": "2", "NEW": "3", "TMPDIR": str(tmp_path)}
+    assert {
+        key: environment.get(key)
+        for key in ("DIB_RELEASE", "DIB_IMAGE_NAME", "DIB_IMAGE_FILENAME", "ELEMENTS_PATH", "OLD", "BOTH", "NEW", "TMPDIR")
+    } == {
+        "DIB_RELEASE": "21",
+        "DIB_IMAGE_NAME": "leaf",
+        "DIB_IMAGE_FILENAME": output,
+        "ELEMENTS_PATH": ".",
+        "OLD": "1",
+        "BOTH": "2",
+        "NEW": "3",
+        "TMPDIR": str(tmp_path),
+    }
     assert environment["HOME"] == os.environ["HOME"]
     assert call["umask"] == 0o022
 
@@ -181,8 +218,7 @@ def test_private_temporary_directory(builders: BuilderBench, tmp_path: pathlib.P
     """Without a TMPDIR of the image, the build gets a directory that is removed with all that was left in it."""
     record = tmp_path / "calls"
     builders.monkeypatch.setenv("TMPDIR", str(tmp_path))
-    builders.start(builders.config([builders.image(
-        formats=["tar"], **{"env-vars": {"CREATE_RECORD": str(record)}})]))
+    builders.start(builders.config([builders.image(formats=["tar"], **{"env-vars": {"CREATE_RECORD": str(record)}})]))
     builders.wait_build()
     (call,) = builders.records(record)
     directory = pathlib.Path(call["environment"]["TMPDIR"])
@@ -190,8 +226,10 @@ def test_private_temporary_directory(builders: BuilderBench, tmp_path: pathlib.P
     wait_for(lambda: not directory.exists(), what="temporary directory gone")
 
 
-@pytest.mark.spec("BLD-21: Image only in formats: [tar], no provider: build with formats exactly tar, rc 0, size gauge, "
-                  "last_build and duration reported")
+@pytest.mark.spec(
+    "BLD-21: Image only in formats: [tar], no provider: build with formats exactly tar, rc 0, size gauge, "
+    "last_build and duration reported"
+)
 def test_formats_without_provider(builders: BuilderBench, statsd: StatsdReceiver) -> None:
     builders.start(builders.config([builders.image(formats=["tar"])]))
     build = builders.wait_build()
@@ -206,8 +244,9 @@ def test_formats_without_provider(builders: BuilderBench, statsd: StatsdReceiver
 
 @pytest.mark.spec("BLD-21: Default cloud -> formats qcow2; vhd cloud -> vhd; size gauges per format")
 @pytest.mark.spec("BLD-21: Provider with a format different from the default builds and uploads that format")
-@pytest.mark.parametrize("clouds,formats", [
-    (["fake"], ["qcow2"]), (["fake-vhd"], ["vhd"]), (["fake-vhd", "fake"], ["qcow2", "vhd"])])
+@pytest.mark.parametrize(
+    "clouds,formats", [(["fake"], ["qcow2"]), (["fake-vhd"], ["vhd"]), (["fake-vhd", "fake"], ["qcow2", "vhd"])]
+)
 def test_formats_of_providers(builders: BuilderBench, statsd: StatsdReceiver, clouds: list[str], formats: list[str]) -> None:
     providers = [builders.provider(f"fake-{n}", cloud=cloud) for n, cloud in enumerate(clouds)]
     builders.start(builders.config([builders.image()], providers))
@@ -271,8 +310,10 @@ def test_command_that_is_missing(builders: BuilderBench) -> None:
     builders.wait_build()
 
 
-@pytest.mark.spec("BLD-21: A failing image (exit status 127) gives a failed record; after the configuration is repaired "
-                  "the image builds and the failed record goes; rc gauge reported 127")
+@pytest.mark.spec(
+    "BLD-21: A failing image (exit status 127) gives a failed record; after the configuration is repaired "
+    "the image builds and the failed record goes; rc gauge reported 127"
+)
 def test_failing_image_and_repair(builders: BuilderBench, statsd: StatsdReceiver) -> None:
     image = builders.image()
     image["env-vars"]["CREATE_STATUS"] = "127"
@@ -307,8 +348,9 @@ def test_growing_delay(builders: BuilderBench) -> None:
     builders.wait_builds(count + 2, state=FAILED)
 
 
-@pytest.mark.spec("BLD-21: Storing the result fails (session lost): all local files of that build are removed even "
-                  "without a cleanup worker")
+@pytest.mark.spec(
+    "BLD-21: Storing the result fails (session lost): all local files of that build are removed even without a cleanup worker"
+)
 def test_result_that_cannot_be_stored(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     block = tmp_path / "block"
     block.touch()
@@ -349,7 +391,8 @@ def test_record_while_building(builders: BuilderBench, tmp_path: pathlib.Path) -
 def test_secrets_are_not_logged(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     secure = tmp_path / "secure.conf"
     secure.write_text(
-        "diskimages:\n  - name: fake-image\n    env-vars:\n      CREATE_STATUS: '66'\n      PASSWORD: Building in\n")
+        "diskimages:\n  - name: fake-image\n    env-vars:\n      CREATE_STATUS: '66'\n      PASSWORD: Building in\n"
+    )
     builders.start(builders.config([builders.image(formats=["tar"])]), secure=str(secure), cleanup_interval=0)
     build = builders.wait_build(state=FAILED)
     wait_for(lambda: "Exit code: 66" in builders.log_text("fake-image", build.id))
@@ -368,10 +411,13 @@ def test_not_enough_disk_space(builders: BuilderBench) -> None:
 # -- rotation, requests, pauses
 
 
-@pytest.mark.spec("BLD-21: Newest build older than rebuild-age -> a new build; then exactly two ready builds; both logs "
-                  "exist (retention 1)")
-@pytest.mark.spec("BLD-21: A third one -> the oldest build's record, uploads, files and log are gone; two ready builds "
-                  "remain; the third is uploaded")
+@pytest.mark.spec(
+    "BLD-21: Newest build older than rebuild-age -> a new build; then exactly two ready builds; both logs exist (retention 1)"
+)
+@pytest.mark.spec(
+    "BLD-21: A third one -> the oldest build's record, uploads, files and log are gone; two ready builds "
+    "remain; the third is uploaded"
+)
 def test_rotation(builders: BuilderBench) -> None:
     builder = builders.start(builders.config([builders.image()], [builders.provider()]))
     first = builders.wait_build()
@@ -395,8 +441,10 @@ def test_rotation(builders: BuilderBench) -> None:
     assert {u.build_id for u in builders.uploads()} == {second.id, third.id}
 
 
-@pytest.mark.spec("BLD-21: Manual request: second build appears, two ready builds, request gone; status shows it pending "
-                  "before and building while the lock is held")
+@pytest.mark.spec(
+    "BLD-21: Manual request: second build appears, two ready builds, request gone; status shows it pending "
+    "before and building while the lock is held"
+)
 def test_manual_request(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     from nodepool import status
 
@@ -486,8 +534,9 @@ def test_broken_records_stop_nothing(builders: BuilderBench) -> None:
     kazoo = builders.zk.kazoo_client
     kazoo.create("/nodepool/images/fake-image/builds/" + "0" * 32, b"{", makepath=True)
     kazoo.create("/nodepool/images/other/builds/" + "1" * 32, b"", makepath=True)
-    builders.start(builders.config([builders.image(), builders.image("other")], [
-        builders.provider(images=["fake-image", "other"])]))
+    builders.start(
+        builders.config([builders.image(), builders.image("other")], [builders.provider(images=["fake-image", "other"])])
+    )
     builders.wait_upload("fake-image")
     builders.wait_upload("other")
     wait_for(lambda: "1" * 32 not in kazoo.get_children("/nodepool/images/other/builds"), what="empty record removed")

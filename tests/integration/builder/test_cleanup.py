@@ -23,14 +23,26 @@ from tests.support.openstack.balky_cloud import DRIVERS, BalkyCloud
 IMAGE = "fake-image"
 
 
-def config(builders: BuilderBench, providers: list[dict[str, Any]], images: list[dict[str, Any]] | None = None,
-           name: str = "nodepool.yaml", **top: Any) -> str:
-    return builders.config([builders.image()] if images is None else images, providers, name,
-                           **{"drivers-path": [DRIVERS], **top})
+def config(
+    builders: BuilderBench,
+    providers: list[dict[str, Any]],
+    images: list[dict[str, Any]] | None = None,
+    name: str = "nodepool.yaml",
+    **top: Any,
+) -> str:
+    return builders.config(
+        [builders.image()] if images is None else images, providers, name, **{"drivers-path": [DRIVERS], **top}
+    )
 
 
-def store_build(builders: BuilderBench, image: str = IMAGE, state: str = READY, age: float = 0.0, files: bool = True,
-                build_id: str | None = None) -> str:
+def store_build(
+    builders: BuilderBench,
+    image: str = IMAGE,
+    state: str = READY,
+    age: float = 0.0,
+    files: bool = True,
+    build_id: str | None = None,
+) -> str:
     """A build that somebody made: record and files; returns its id."""
     build = ImageBuild()
     build.state, build.formats, build.builder, build.builder_id = state, ["qcow2"], "host", "id"
@@ -52,8 +64,15 @@ def store_files(builders: BuilderBench, image: str, build_id: str) -> None:
     (base.with_name(f"{base.name}.d") / "manifest").write_text("x")
 
 
-def store_upload(builders: BuilderBench, build_id: str, provider: str, state: str = READY, image: str = IMAGE,
-                 external_id: str | None = "there", age: float = 0.0) -> str:
+def store_upload(
+    builders: BuilderBench,
+    build_id: str,
+    provider: str,
+    state: str = READY,
+    image: str = IMAGE,
+    external_id: str | None = "there",
+    age: float = 0.0,
+) -> str:
     upload = ImageUpload()
     upload.state, upload.external_id, upload.external_name = state, external_id, external_id and f"name-{external_id}"
     upload.format = "qcow2"
@@ -87,8 +106,9 @@ def test_provider_without_images(builders: BuilderBench, tmp_path: pathlib.Path)
     assert after == before and after.stat.mzxid == before.stat.mzxid
 
 
-@pytest.mark.spec("BLD-21: Adding an image builds and uploads it; removing an image everywhere deletes upload, files and "
-                  "build record")
+@pytest.mark.spec(
+    "BLD-21: Adding an image builds and uploads it; removing an image everywhere deletes upload, files and build record"
+)
 def test_image_added_and_removed(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builders.start(config(builders, [cloud.provider()]))
     builders.wait_upload(provider="balky")
@@ -118,8 +138,10 @@ def test_pause_of_a_configured_image_stays(builders: BuilderBench) -> None:
 # -- clouds
 
 
-@pytest.mark.spec("BLD-21: Cloud refuses to delete: files on disk vanish first, record in state deleting stays; when the "
-                  "cloud works again, upload and build records vanish")
+@pytest.mark.spec(
+    "BLD-21: Cloud refuses to delete: files on disk vanish first, record in state deleting stays; when the "
+    "cloud works again, upload and build records vanish"
+)
 @pytest.mark.spec("BLD-21: Deletion of an upload is repeated (at least five times in the test) until it succeeds")
 def test_cloud_refuses(builders: BuilderBench, cloud: BalkyCloud) -> None:
     builders.start(config(builders, [cloud.provider()]))
@@ -155,7 +177,8 @@ def test_hanging_cloud_stops_nothing(builders: BuilderBench, tmp_path: pathlib.P
     assert time.monotonic() - started < 2
     assert len(slow.calls("delete")) == 1
     assert [t.name for t in threading.enumerate() if t.name.startswith("CleanupWorker.0-") and "config" not in t.name] == [
-        "CleanupWorker.0-slow"]
+        "CleanupWorker.0-slow"
+    ]
     slow.stop_doing("delete-blocks")
     for name, upload in found.items():
         builders.wait_gone(name, upload.build_id)
@@ -192,8 +215,9 @@ def test_upload_without_external_id(builders: BuilderBench, cloud: BalkyCloud) -
 
 
 @pytest.mark.spec("BLD-14: every builder cleans records and cloud images of all it knows, files only its own")
-@pytest.mark.spec("BLD-21: Builder 2, not serving builder 1's provider, does not delete builder 1's ready but not yet "
-                  "uploaded build")
+@pytest.mark.spec(
+    "BLD-21: Builder 2, not serving builder 1's provider, does not delete builder 1's ready but not yet uploaded build"
+)
 def test_two_builders(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     one, two = BalkyCloud(tmp_path, "one"), BalkyCloud(tmp_path, "two")
     one.do("upload-fails")
@@ -201,8 +225,15 @@ def test_two_builders(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     images = [builders.image(), builders.image("other")]
     builders.start(config(builders, [one.provider([IMAGE])], images[:1]))
     build = builders.wait_build()
-    second = builders.start(config(builders, [two.provider(["other"])], [builders.image(), images[1]], "second.yaml",
-                                   **{"images-dir": str(tmp_path / "images2")}))
+    second = builders.start(
+        config(
+            builders,
+            [two.provider(["other"])],
+            [builders.image(), images[1]],
+            "second.yaml",
+            **{"images-dir": str(tmp_path / "images2")},
+        )
+    )
     builders.wait_upload("other", "two")
     for _ in range(2):
         second._janitor._cleanup()
@@ -349,8 +380,9 @@ def test_build_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud, manife
     assert cloud.images() == []
 
 
-@pytest.mark.spec("BLD-21: with the owning builder offline another builder removes the record and the owner removes the "
-                  "files after its restart")
+@pytest.mark.spec(
+    "BLD-21: with the owning builder offline another builder removes the record and the owner removes the files after its restart"
+)
 def test_owner_is_offline(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     path = config(builders, [], [builders.image(formats=["tar"])])
     owner = builders.start(path)
@@ -381,8 +413,10 @@ def test_upload_deleted_by_hand(builders: BuilderBench, cloud: BalkyCloud) -> No
     assert [image["id"] for image in cloud.images()] == [again.external_id]
 
 
-@pytest.mark.spec("BLD-21: qcow2+raw+vhd with delete-after-upload and keep-formats: [qcow2], vhd provider failing: while "
-                  "building, a cleanup pass deletes nothing; afterwards qcow2 and vhd remain, raw is gone")
+@pytest.mark.spec(
+    "BLD-21: qcow2+raw+vhd with delete-after-upload and keep-formats: [qcow2], vhd provider failing: while "
+    "building, a cleanup pass deletes nothing; afterwards qcow2 and vhd remain, raw is gone"
+)
 def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     block = tmp_path / "block"
     block.touch()
@@ -390,9 +424,17 @@ def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> 
     vhd.do("upload-fails")
     image = builders.image(**{"delete-after-upload": True, "keep-formats": ["qcow2"]})
     image["env-vars"]["CREATE_BLOCK"] = str(block)
-    builder = builders.start(config(builders, [
-        builders.provider("fake-q", cloud="fake-qcow2"), builders.provider("fake-r", cloud="fake-raw"),
-        vhd.provider(cloud="fake-vhd")], [image]))
+    builder = builders.start(
+        config(
+            builders,
+            [
+                builders.provider("fake-q", cloud="fake-qcow2"),
+                builders.provider("fake-r", cloud="fake-raw"),
+                vhd.provider(cloud="fake-vhd"),
+            ],
+            [image],
+        )
+    )
     build = builders.wait_build(state=BUILDING)
     for extension in ("raw", "qcow2", "vhd"):
         (builders.images_dir / f"{IMAGE}-{build.id}.{extension}").write_text("half")
@@ -403,8 +445,9 @@ def test_delete_after_upload(builders: BuilderBench, tmp_path: pathlib.Path) -> 
     builders.wait_upload(provider="fake-r")
     wait_for(lambda: builders.formats(IMAGE, build.id) == {"qcow2", "vhd"}, what="raw gone")
     builder._janitor._cleanup()
-    assert builders.files(IMAGE, build.id) == {f"{build.id}.{e}" for e in (
-        "d", "qcow2", "qcow2.md5", "qcow2.sha256", "vhd", "vhd.md5", "vhd.sha256")}
+    assert builders.files(IMAGE, build.id) == {
+        f"{build.id}.{e}" for e in ("d", "qcow2", "qcow2.md5", "qcow2.sha256", "vhd", "vhd.md5", "vhd.sha256")
+    }
     vhd.stop_doing("upload-fails")
     builders.wait_upload(provider="vhd")
     wait_for(lambda: builders.formats(IMAGE, build.id) == {"qcow2"}, what="vhd gone")
@@ -438,10 +481,17 @@ def test_progress_records(builders: BuilderBench, tmp_path: pathlib.Path) -> Non
     store.write_failure(UploadFailure("other", "theirs", time=now))
     store.write_failure(UploadFailure("nowhere", "theirs", time=now))
     with builders.zk.imageBuildLock("other"):
-        builder = builders.start(config(builders, [builders.provider(images=[paused()])], [
-            builders.image(pause=True), builders.image("other", pause=True)]))
-        wait_for(lambda: not {ids["baked"], ids["old-failure"]} & set(builders.zk.readProgress(cached=False).builds),
-                 what="old records gone")
+        builder = builders.start(
+            config(
+                builders,
+                [builders.provider(images=[paused()])],
+                [builders.image(pause=True), builders.image("other", pause=True)],
+            )
+        )
+        wait_for(
+            lambda: not {ids["baked"], ids["old-failure"]} & set(builders.zk.readProgress(cached=False).builds),
+            what="old records gone",
+        )
         wait_for(lambda: builders.progress(ids["dead"]).state == FAILED, what="dead build known")
         assert builders.progress(ids["dead"]).reason == "the builder stopped during the build"
         assert builders.progress(ids["fresh-failure"]).state == FAILED
@@ -449,8 +499,10 @@ def test_progress_records(builders: BuilderBench, tmp_path: pathlib.Path) -> Non
         assert builders.progress(running).state == BUILDING
         assert finished in {b.id for b in builders.builds("other")}
     wait_for(lambda: builders.progress(running).state == FAILED, what="end of the other build noticed")
-    wait_for(lambda: set(builders.zk.readProgress(cached=False).failures) == {
-        (IMAGE, "fake-provider"), ("other", "theirs")}, what="forgotten failures gone")
+    wait_for(
+        lambda: set(builders.zk.readProgress(cached=False).failures) == {(IMAGE, "fake-provider"), ("other", "theirs")},
+        what="forgotten failures gone",
+    )
     # A pair that was ours and is no more.
     config(builders, [], [builders.image(pause=True), builders.image("other", pause=True)])
     wait_for(lambda: set(builders.zk.readProgress(cached=False).failures) == {("other", "theirs")}, what="failure gone")
@@ -514,7 +566,8 @@ def test_passes_at_rest_ask_nothing(builders: BuilderBench, cloud: BalkyCloud) -
 
 @pytest.mark.spec("issue 11, users 5: it is told that images go which this configuration does not name")
 def test_images_of_another_configuration_are_told_of(
-        builders: BuilderBench, cloud: BalkyCloud, caplog: pytest.LogCaptureFixture) -> None:
+    builders: BuilderBench, cloud: BalkyCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(2):
         build = store_build(builders, "theirs")
         store_upload(builders, build, "balky", image="theirs", external_id=None)
@@ -529,8 +582,14 @@ def test_images_of_another_configuration_are_told_of(
 @pytest.mark.spec("issue 11, users 5: a session that expires during a pass is no error of the builder")
 @pytest.mark.parametrize("error", [SessionExpiredError, ConnectionLoss, ConnectionClosedError])
 @pytest.mark.parametrize("where", ["finish", "readImages"])
-def test_a_broken_connection_is_one_line(builders: BuilderBench, cloud: BalkyCloud, monkeypatch: pytest.MonkeyPatch,
-                                         caplog: pytest.LogCaptureFixture, error: type[Exception], where: str) -> None:
+def test_a_broken_connection_is_one_line(
+    builders: BuilderBench,
+    cloud: BalkyCloud,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[Exception],
+    where: str,
+) -> None:
     owner = RecordCleaner if where == "finish" else ImageMethods
     real, failed = getattr(owner, where), []
 

@@ -45,8 +45,13 @@ class Program:
     def start(self, config: str, *prefix: str) -> subprocess.Popen[bytes]:
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
-                [*prefix, str(BUILDER), "-f", "-c", config, "-p", str(self.tmp / "builder.pid")], stdout=out, stderr=out,
-                stdin=subprocess.DEVNULL, env=self.environment, cwd="/")
+                [*prefix, str(BUILDER), "-f", "-c", config, "-p", str(self.tmp / "builder.pid")],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env=self.environment,
+                cwd="/",
+            )
         return self.process
 
     def text(self) -> str:
@@ -62,8 +67,9 @@ class Program:
 
     def command(self, config: str, *args: str, status: int = 0) -> str:
         """Both outputs of the ``nodepool`` command."""
-        result = subprocess.run([str(CONSOLE), "-c", config, *args], capture_output=True, text=True, timeout=60, check=False,
-                                env=self.environment)
+        result = subprocess.run(
+            [str(CONSOLE), "-c", config, *args], capture_output=True, text=True, timeout=60, check=False, env=self.environment
+        )
         assert result.returncode == status, result.stdout + result.stderr
         assert "Traceback" not in result.stderr
         return result.stdout + result.stderr
@@ -96,17 +102,26 @@ def bad_images(builders: BuilderBench, tmp: pathlib.Path) -> dict[str, tuple[dic
     script.write_text("#!/no/such/shell\n")
     script.chmod(0o755)
 
-    def entry(name: str, cmd: str = str(CREATE), elements: tuple[str, ...] = ("vm",), timeout: int = 60,
-              **environment: str) -> dict[str, Any]:
-        return builders.image(name, formats=["tar"], elements=list(elements), **{
-            "dib-cmd": cmd, "build-timeout": timeout, "env-vars": {"TMPDIR": str(tmp), **environment}})
+    def entry(
+        name: str, cmd: str = str(CREATE), elements: tuple[str, ...] = ("vm",), timeout: int = 60, **environment: str
+    ) -> dict[str, Any]:
+        return builders.image(
+            name,
+            formats=["tar"],
+            elements=list(elements),
+            **{"dib-cmd": cmd, "build-timeout": timeout, "env-vars": {"TMPDIR": str(tmp), **environment}},
+        )
 
     return {
         "no-element": (entry("no-element", "disk-image-create", ()), "exit status 1: ERROR: At least one distribution root"),
-        "wrong-element": (entry("wrong-element", "disk-image-create", ("no-such-thing", "vm")),
-                          "Element 'no-such-thing' not found"),
-        "missing": (entry("missing", "disk-image-kreate"),
-                    "cannot start disk-image-kreate: No such file or directory; install diskimage-builder on this host or"),
+        "wrong-element": (
+            entry("wrong-element", "disk-image-create", ("no-such-thing", "vm")),
+            "Element 'no-such-thing' not found",
+        ),
+        "missing": (
+            entry("missing", "disk-image-kreate"),
+            "cannot start disk-image-kreate: No such file or directory; install diskimage-builder on this host or",
+        ),
         "nonsense": (entry("nonsense", str(nonsense)), f"cannot start {nonsense}: Exec format error; correct dib-cmd"),
         "no-shell": (entry("no-shell", str(script)), "the interpreter named in its first line is missing"),
         "no-right": (entry("no-right", "/etc/passwd"), "cannot start /etc/passwd: Permission denied; make it executable"),
@@ -167,7 +182,8 @@ def test_images_dir(builders: BuilderBench, program: Program, tmp_path: pathlib.
     prefix = ORDINARY if os.geteuid() == 0 else []
     assert not prefix or shutil.which(prefix[0]), "util-linux is needed"
     assert f"images-dir {closed} is not writable for user {os.geteuid()}: Permission denied" in refusal(
-        *prefix, **{"images-dir": str(closed)})
+        *prefix, **{"images-dir": str(closed)}
+    )
 
 
 @pytest.mark.spec("issue 3: images-dir or build-log-dir that vanishes or is closed later: failed builds with that reason")
@@ -175,8 +191,10 @@ def test_directories_fail_later(builders: BuilderBench, program: Program, tmp_pa
     config = builders.config([builders.image(formats=["tar"])])
     program.start(config, *(ORDINARY if os.geteuid() == 0 else []))
     first = builders.wait_build()
-    for directory, reason in ((builders.log_dir, "Permission denied; make it writable for the user of the builder"),
-                              (builders.images_dir, f"is not writable for user {os.geteuid()}: Permission denied")):
+    for directory, reason in (
+        (builders.log_dir, "Permission denied; make it writable for the user of the builder"),
+        (builders.images_dir, f"is not writable for user {os.geteuid()}: Permission denied"),
+    ):
         directory.chmod(stat.S_IRUSR | stat.S_IXUSR)
         try:
             answer = program.command(config, "image-build", IMAGE, "--wait", "--timeout", "40", status=1)
@@ -217,9 +235,15 @@ def test_parent_cycle(builders: BuilderBench, program: Program) -> None:
 
 
 BROKEN_BUILDS = {
-    "0" * 32: b"{", "1" * 32: b"", "2" * 32: b'{"state": "ready", "state_time": "soon"}', "3" * 32: b"[]",
-    "4" * 32: b'{"state": "no-such", "state_time": 1}', "5" * 32: b'{"state": "ready", "state_time": NaN}',
-    "6" * 32: b"\xff\xfe", "7" * 32: b'{"state": "ready", "state_time": {}}', "8" * 32: b'{"formats": 5}',
+    "0" * 32: b"{",
+    "1" * 32: b"",
+    "2" * 32: b'{"state": "ready", "state_time": "soon"}',
+    "3" * 32: b"[]",
+    "4" * 32: b'{"state": "no-such", "state_time": 1}',
+    "5" * 32: b'{"state": "ready", "state_time": NaN}',
+    "6" * 32: b"\xff\xfe",
+    "7" * 32: b'{"state": "ready", "state_time": {}}',
+    "8" * 32: b'{"formats": 5}',
 }
 
 
@@ -261,8 +285,7 @@ def test_state_time_is_a_time(record: Any) -> None:
 
 
 @pytest.mark.spec("issue 3: provider gone from the configuration during the upload: one clear error, no image stays")
-def test_provider_gone_during_upload(
-        builders: BuilderBench, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_provider_gone_during_upload(builders: BuilderBench, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     gone, other = BalkyCloud(tmp_path, "gone"), BalkyCloud(tmp_path, "other")
     gone.do("upload-blocks")
     top = {"drivers-path": [DRIVERS]}
@@ -280,8 +303,10 @@ def test_provider_gone_during_upload(
 
 
 @pytest.mark.spec("BLD-21: Pausing via command shows paused for the image's builds; unpausing likewise")
-@pytest.mark.spec("CLI-9: image-build of a normal image makes a second ready build; of one paused in the "
-                  "configuration it refuses and leaves no build")
+@pytest.mark.spec(
+    "CLI-9: image-build of a normal image makes a second ready build; of one paused in the "
+    "configuration it refuses and leaves no build"
+)
 @pytest.mark.spec("CLI-9: image-delete with a real upload: its record disappears while a builder runs")
 @pytest.mark.spec("CLI-9: dib-image-delete removes record and files, also without the manifest directory")
 def test_commands(builders: BuilderBench, program: Program) -> None:
@@ -302,10 +327,21 @@ def test_commands(builders: BuilderBench, program: Program) -> None:
     states = {row["state"] for row in json.loads(program.command(config, "dib-image-list", "--format", "json"))}
     assert states == {"paused"}
 
-    program.command(config, "image-delete", "--provider", "fake-provider", "--image", IMAGE,
-                    "--build-id", second.build_id, "--upload-id", second.id)
-    wait_for(lambda: second.id not in [u.id for u in builders.uploads(state=None) if u.build_id == second.build_id],
-             what="upload gone")
+    program.command(
+        config,
+        "image-delete",
+        "--provider",
+        "fake-provider",
+        "--image",
+        IMAGE,
+        "--build-id",
+        second.build_id,
+        "--upload-id",
+        second.id,
+    )
+    wait_for(
+        lambda: second.id not in [u.id for u in builders.uploads(state=None) if u.build_id == second.build_id], what="upload gone"
+    )
     for build_id, manifest in ((second.build_id, True), (first.build_id, False)):
         if not manifest:
             shutil.rmtree(builders.images_dir / f"{IMAGE}-{build_id}.d")
@@ -342,8 +378,18 @@ def test_export_wipe_import(builders: BuilderBench, program: Program, tmp_path: 
     program.command(config, "import-image-data", str(tmp_path / "data.json"))
     assert tree() == before
     program.start(config)
-    program.command(config, "image-delete", "--provider", "fake-provider", "--image", IMAGE,
-                    "--build-id", upload.build_id, "--upload-id", upload.id)
+    program.command(
+        config,
+        "image-delete",
+        "--provider",
+        "fake-provider",
+        "--image",
+        IMAGE,
+        "--build-id",
+        upload.build_id,
+        "--upload-id",
+        upload.id,
+    )
     again = wait_for(lambda: next((u for u in builders.uploads() if u.id != upload.id), None), what="uploaded again")
     assert (again.build_id, again.id) == (upload.build_id, "0000000003")
     builders.zk.submitBuildRequest(IMAGE)
@@ -353,20 +399,22 @@ def test_export_wipe_import(builders: BuilderBench, program: Program, tmp_path: 
 # -- with other parts
 
 
-@pytest.mark.spec("CFG-17: An env-var given only in the secure file appears in that image's env_vars, and the image still "
-                  "builds and uploads with user zuul")
+@pytest.mark.spec(
+    "CFG-17: An env-var given only in the secure file appears in that image's env_vars, and the image still "
+    "builds and uploads with user zuul"
+)
 def test_secure_env_var(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     secure, record = tmp_path / "secure.conf", tmp_path / "calls"
-    secure.write_text(yaml.safe_dump({"diskimages": [
-        {"name": IMAGE, "env-vars": {"REG_PASSWORD": "secret", "CREATE_RECORD": str(record)}}]}))
+    secure.write_text(
+        yaml.safe_dump({"diskimages": [{"name": IMAGE, "env-vars": {"REG_PASSWORD": "secret", "CREATE_RECORD": str(record)}}]})
+    )
     builders.start(builders.config([builders.image()], [builders.provider()]), secure=str(secure))
     assert builders.wait_upload().username == "zuul"
     (call,) = builders.records(record)
     assert call["environment"]["REG_PASSWORD"] == "secret"
 
 
-@pytest.mark.spec("DRV-14.27: Removing an image from a provider's configuration deletes its uploads there and then the "
-                  "build")
+@pytest.mark.spec("DRV-14.27: Removing an image from a provider's configuration deletes its uploads there and then the build")
 def test_image_leaves_a_provider(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     cloud = BalkyCloud(tmp_path)
     top = {"drivers-path": [DRIVERS]}
@@ -396,8 +444,9 @@ def test_nodes_while_uploads_fail(builders: BuilderBench, tmp_path: pathlib.Path
     labels = [{"name": "small", "diskimage": IMAGE, "min-ram": 1}]
     pools = [{"name": "main", "max-servers": 9, "availability-zones": ["az1"], "networks": ["net-name"], "labels": labels}]
     providers = [broken.provider(pools=pools), builders.provider("fake-good", pools=pools)]
-    config = builders.config([builders.image()], providers, labels=[{"name": "small"}], webapp={"port": 0},
-                             **{"drivers-path": [DRIVERS]})
+    config = builders.config(
+        [builders.image()], providers, labels=[{"name": "small"}], webapp={"port": 0}, **{"drivers-path": [DRIVERS]}
+    )
     builders.start(config, cleanup_interval=0)
     builders.wait_upload(provider="fake-good")
     wait_for(lambda: builders.uploads(provider="broken", state=FAILED), what="failed upload")
@@ -421,9 +470,14 @@ def test_metrics_at_rest(builders: BuilderBench, statsd: StatsdReceiver) -> None
     builder = builders.start(builders.config([builders.image()], [builders.provider()]))
     builders.wait_upload()
     prefix, image = f"nodepool.builder.{builder.state.fqdn}", "nodepool.dib_image_build.fake-image.status"
-    for name in (f"{prefix}.image.fake-image.build.state", f"{prefix}.image.fake-image.provider.fake-provider.upload.state",
-                 f"{prefix}.current_builds", f"{prefix}.current_uploads", "nodepool.image_build_requests",
-                 "nodepool.image.fake-image.image_build_requests"):
+    for name in (
+        f"{prefix}.image.fake-image.build.state",
+        f"{prefix}.image.fake-image.provider.fake-provider.upload.state",
+        f"{prefix}.current_builds",
+        f"{prefix}.current_uploads",
+        "nodepool.image_build_requests",
+        "nodepool.image.fake-image.image_build_requests",
+    ):
         statsd.wait(name, "0|g")
     last_build, kind = (statsd.last(f"{image}.last_build") or "").split("|")
     assert kind == "g" and int(started) <= int(last_build) <= time.time()

@@ -52,7 +52,7 @@ def images(tmp_path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def test_build_upload_rebuild_and_roll_back(
-    builders: BuilderBench, images: list[dict[str, Any]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch,
+    builders: BuilderBench, images: list[dict[str, Any]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = demo_image.obstacle()
     assert problem is None, problem

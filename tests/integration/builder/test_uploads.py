@@ -29,8 +29,9 @@ def cloud(tmp_path: pathlib.Path) -> BalkyCloud:
 
 
 def config(builders: BuilderBench, *providers: dict[str, Any], images: list[dict[str, Any]] | None = None, **top: Any) -> str:
-    return builders.config([builders.image()] if images is None else images, list(providers),
-                           **{"drivers-path": [DRIVERS], **top})
+    return builders.config(
+        [builders.image()] if images is None else images, list(providers), **{"drivers-path": [DRIVERS], **top}
+    )
 
 
 def failure(builders: BuilderBench, provider: str, image: str = IMAGE) -> Any:
@@ -47,20 +48,28 @@ def hook_script(tmp: pathlib.Path, text: str) -> str:
 # -- what is uploaded, and how
 
 
-@pytest.mark.spec("BLD-9: external name from image_name_format; metadata; checksums; record ready with id, name, format, "
-                  "connection data; first number 0000000001")
+@pytest.mark.spec(
+    "BLD-9: external name from image_name_format; metadata; checksums; record ready with id, name, format, "
+    "connection data; first number 0000000001"
+)
 def test_what_arrives(builders: BuilderBench, cloud: BalkyCloud, statsd: StatsdReceiver) -> None:
     image = builders.image(metadata={"key": "image", "own": "image"}, username="ubuntu", **{"python-path": "/usr/bin/python3"})
-    provider = cloud.provider([{"name": IMAGE, "meta": {"key": "provider"}}],
-                              **{"image-name-format": "{image_name}/{upload_id}/{timestamp}/{build_id}"})
+    provider = cloud.provider(
+        [{"name": IMAGE, "meta": {"key": "provider"}}], **{"image-name-format": "{image_name}/{upload_id}/{timestamp}/{build_id}"}
+    )
     builders.start(config(builders, provider, images=[image]))
     upload = builders.wait_upload(provider="balky")
     (there,) = cloud.images()
     name, number, timestamp, build_id = there["name"].split("/")
     assert (name, number, build_id) == (IMAGE, "0000000001", upload.build_id)
     assert abs(int(timestamp) - time.time()) < 30
-    assert there["metadata"] == {"key": "provider", "own": "image", "nodepool_build_id": build_id,
-                                 "nodepool_upload_id": "0000000001", "nodepool_provider_name": "balky"}
+    assert there["metadata"] == {
+        "key": "provider",
+        "own": "image",
+        "nodepool_build_id": build_id,
+        "nodepool_upload_id": "0000000001",
+        "nodepool_provider_name": "balky",
+    }
     assert (len(there["md5"]), len(there["sha256"]), there["format"]) == (32, 64, "qcow2")
     assert there["file"] == f"{builders.images_dir}/{IMAGE}-{build_id}.qcow2"
     assert (upload.id, upload.external_id, upload.external_name, upload.format) == (number, there["id"], there["name"], "qcow2")
@@ -152,8 +161,10 @@ def test_mixed_drivers(builders: BuilderBench) -> None:
 # -- failures
 
 
-@pytest.mark.spec("BLD-21: First upload to provider A fails once while B works: A ends with exactly one failed and one "
-                  "ready record (cleanup off), B with none failed; B became ready before A's retry")
+@pytest.mark.spec(
+    "BLD-21: First upload to provider A fails once while B works: A ends with exactly one failed and one "
+    "ready record (cleanup off), B with none failed; B became ready before A's retry"
+)
 def test_one_failure(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     bad, good = BalkyCloud(tmp_path, "bad"), BalkyCloud(tmp_path, "good")
     bad.do("upload-fails", 1)
@@ -162,7 +173,7 @@ def test_one_failure(builders: BuilderBench, tmp_path: pathlib.Path) -> None:
     other = builders.wait_upload(provider="good")
     assert other.state_time < bad.calls("upload")[1]["time"]
     assert [u.state for u in builders.uploads(provider="good", state=None)] == [READY]
-    failed, = builders.uploads(provider="bad", state=FAILED)
+    (failed,) = builders.uploads(provider="bad", state=FAILED)
     assert len(builders.uploads(provider="bad", state=None)) == 2
     assert (failed.external_id, failed.external_name, failed.format, failed.username) == (None, None, None, None)
     assert failed.id == "0000000001" and ready.id > failed.id
@@ -181,8 +192,10 @@ def test_growing_delay(builders: BuilderBench, cloud: BalkyCloud) -> None:
     shown = failure(builders, "balky")
     assert "the cloud refuses: upload-fails" in shown.reason and shown.next_try > shown.time
     builder.state.upload_backoff._backoff = Backoff(3600, 3600)
-    wait_for(lambda: (found := failure(builders, "balky")) is not None and found.next_try > found.time + 1000,
-             what="the last attempt for an hour")
+    wait_for(
+        lambda: (found := failure(builders, "balky")) is not None and found.next_try > found.time + 1000,
+        what="the last attempt for an hour",
+    )
     # Changed configuration: at once.
     count = len(cloud.calls("upload"))
     config(builders, cloud.provider(**{"image-name-format": "other-{upload_id}"}))
@@ -269,8 +282,9 @@ def test_killed_during_an_upload(builders: BuilderBench, cloud: BalkyCloud) -> N
     """The image that the cloud got is deleted by the next start, and the build is uploaded again."""
     cloud.do("upload-blocks")
     path = config(builders, cloud.provider(), **{"zookeeper-timeout": 2})
-    process = subprocess.Popen([sys.executable, "-c", SERVE, path], env={
-        **os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, path], env={**os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")}
+    )
     try:
         wait_for(cloud.images, 30, "image in the cloud")
     finally:
@@ -310,8 +324,9 @@ def test_another_builder_on_the_same_directory(builders: BuilderBench, cloud: Ba
 def test_a_directory_in_use_is_refused(builders: BuilderBench, cloud: BalkyCloud) -> None:
     cloud.do("upload-blocks")
     path = config(builders, cloud.provider())
-    process = subprocess.Popen([sys.executable, "-c", SERVE, path], env={
-        **os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")})
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, path], env={**os.environ, "OS_CLIENT_CONFIG_FILE": str(builders.tmp / "clouds.yaml")}
+    )
     try:
         wait_for(cloud.images, 30, "image in the cloud")
         builder = builders.make(path)
@@ -330,8 +345,9 @@ def test_a_directory_in_use_is_refused(builders: BuilderBench, cloud: BalkyCloud
 @pytest.mark.spec("BLD-21: Upload hook runs with the local file name as third argument before the image counts as ready")
 def test_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path) -> None:
     record, go = tmp_path / "record", tmp_path / "go"
-    hook = hook_script(tmp_path, f'echo "$1 $2 $3" > {record}.new\nmv {record}.new {record}\n'
-                                 f'while ! [ -e {go} ]; do sleep 0.02; done')
+    hook = hook_script(
+        tmp_path, f'echo "$1 $2 $3" > {record}.new\nmv {record}.new {record}\nwhile ! [ -e {go} ]; do sleep 0.02; done'
+    )
     builders.start(config(builders, cloud.provider(**{"post-upload-hook": hook})))
     wait_for(record.exists, what="hook called")
     (upload,) = builders.uploads(provider="balky", state=None)
@@ -346,8 +362,9 @@ def test_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path)
 
 @pytest.mark.spec("BLD-9: failing hook: log status and outputs, delete the image from the cloud, record failed")
 @pytest.mark.parametrize("text", ["echo to-out; echo to-err >&2; exit 3", None])
-def test_failing_hook(builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path, text: str | None,
-                      caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_hook(
+    builders: BuilderBench, cloud: BalkyCloud, tmp_path: pathlib.Path, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     hook = "/does/not/exist" if text is None else hook_script(tmp_path, text)
     builders.start(config(builders, cloud.provider(**{"post-upload-hook": hook})), cleanup_interval=0)
     wait_for(lambda: builders.uploads(provider="balky", state=FAILED), what="failed record")
@@ -388,7 +405,7 @@ def test_provider_vanishes_meanwhile(builders: BuilderBench, tmp_path: pathlib.P
     gone.stop_doing("upload-blocks")
     wait_for(lambda: not gone.images(), what="image deleted again")
     wait_for(lambda: not builders.uploads(provider="gone", state=None), what="record gone")
-    wait_for(lambda: (builder.upload_claims.running() == set()), what="end of the upload")
+    wait_for(lambda: builder.upload_claims.running() == set(), what="end of the upload")
 
 
 @pytest.mark.spec("BLD-9: An upload whose build is deleted meanwhile: stored all the same; cleanup deals with it")
@@ -471,8 +488,9 @@ def test_two_builders_upload_once(builders: BuilderBench, cloud: BalkyCloud, tmp
     names = [f"image{n}" for n in range(5)]
     images = [builders.image(name) for name in names]
     first = builders.make(config(builders, cloud.provider(names), images=images))
-    path = builders.config(images, [cloud.provider(names)], "second.yaml",
-                           **{"images-dir": str(tmp_path / "images2"), "drivers-path": [DRIVERS]})
+    path = builders.config(
+        images, [cloud.provider(names)], "second.yaml", **{"images-dir": str(tmp_path / "images2"), "drivers-path": [DRIVERS]}
+    )
     second = builders.make(path)
     first.start()
     second.start()

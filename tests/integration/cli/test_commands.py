@@ -127,9 +127,7 @@ def make_upload(plain, build_id, provider="p", image="fake-image", state="ready"
 
 def make_fulfilled(plain, count=2, labels=None):
     """A fulfilled request with ready nodes, as a launcher leaves them."""
-    request_id = plain.kazoo_client.create(
-        f"{paths.REQUESTS}/200-", b"{}", sequence=True, makepath=True
-    ).rpartition("/")[2]
+    request_id = plain.kazoo_client.create(f"{paths.REQUESTS}/200-", b"{}", sequence=True, makepath=True).rpartition("/")[2]
     nodes = [make_node(plain, allocated_to=request_id, interface_ip="192.0.2.7") for _ in range(count)]
     record = {"state": "fulfilled", "state_time": time.time(), "node_types": ["fake-label"] * count,
               "nodes": [node.id for node in nodes], "requestor": "t", "event_id": "e"}  # fmt: skip
@@ -166,9 +164,7 @@ def test_version_and_usage(console):
 def test_errors_are_one_line(console, zk_chroot):
     reply = console("image-build", "no-such-image")
     assert reply.returncode == 1 and reply.stdout == ""
-    assert reply.stderr.splitlines()[-1] == (
-        "nodepool: error: Trying to build a non disk-image-builder image: no-such-image"
-    )
+    assert reply.stderr.splitlines()[-1] == ("nodepool: error: Trying to build a non disk-image-builder image: no-such-image")
     assert "Traceback" not in reply.stderr
     reply = console("--debug", "image-build", "no-such-image")
     assert reply.returncode == 1 and "Traceback" in reply.stderr
@@ -466,16 +462,12 @@ def test_info_and_erase(run, rows, plain):
     assert run("erase", "nobody", "--force")
 
 
-@pytest.mark.parametrize(
-    ("answer", "erased"), [("y\n", True), ("Y\n", True), ("\n", False), ("yes\n", False), ("", False)]
-)
+@pytest.mark.parametrize(("answer", "erased"), [("y\n", True), ("Y\n", True), ("\n", False), ("yes\n", False), ("", False)])
 def test_erase_asks(console, plain, answer, erased):
     make_node(plain)
     reply = console("erase", "p", input=answer)
     assert reply.returncode == 0
-    assert reply.stdout.startswith(
-        "\nWARNING! This action is not reversible!\nErase ZooKeeper data for provider p? [N/y] "
-    )
+    assert reply.stdout.startswith("\nWARNING! This action is not reversible!\nErase ZooKeeper data for provider p? [N/y] ")
     assert ("Aborting. No data erased." in reply.stdout) == (not erased)
     assert (plain.getNodes() == []) == erased
 
@@ -522,8 +514,7 @@ def test_import_moves_the_counter_beyond_gaps(run, plain, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["nonsense", "[]", '{"/zuul/x": ""}', '{"/nodepool/images/a/builds/..": "x"}', '{"/nodepool/images/a/pause": 1}'],
+    "text", ["nonsense", "[]", '{"/zuul/x": ""}', '{"/nodepool/images/a/builds/..": "x"}', '{"/nodepool/images/a/pause": 1}']
 )
 def test_import_refuses_other_files(config, plain, tmp_path, text):
     path = tmp_path / "data.json"
@@ -553,9 +544,7 @@ def test_request_create(run, plain):
     assert [row["id"] for row in json.loads(run("request", "list", "--format", "json"))][1] == "200-0000000000"
 
 
-@pytest.mark.parametrize(
-    ("state", "status"), [("fulfilled", 0), ("failed", 1)]
-)
+@pytest.mark.parametrize(("state", "status"), [("fulfilled", 0), ("failed", 1)])
 def test_request_wait(console, plain, state, status):
     request_id = console("request", "create", "a").stdout.strip()
 

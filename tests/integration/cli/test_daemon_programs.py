@@ -15,7 +15,7 @@ from tests import REPOSITORY
 from tests.conftest import wait_for
 
 # What nodepool.cmd.launcher needs of the launcher, with switches for what goes wrong.
-STAND_IN = '''
+STAND_IN = """
 import concurrent.futures, os, sys, threading, types
 from nodepool.exceptions import ConfigurationError
 
@@ -55,7 +55,7 @@ from nodepool.process import service
 service.run_daemon.__defaults__ = (float(os.environ.get("LIMIT", "1")), False)
 from nodepool.cmd.launcher import main
 sys.exit(main())
-'''
+"""
 
 
 def free_port():
@@ -195,9 +195,7 @@ def test_port_in_use(launcher, options):
         port = str(sock.getsockname()[1])
         reply = launcher.run(*options, WEB_PORT=port)
         assert reply.returncode == 1
-        assert reply.stderr.startswith(
-            f"nodepool-launcher: error: web server cannot listen on 127.0.0.1 port {port}: "
-        )
+        assert reply.stderr.startswith(f"nodepool-launcher: error: web server cannot listen on 127.0.0.1 port {port}: ")
         with launcher.start("-f", "--no-webapp", WEB_PORT=port) as process:
             while "is running" not in process.stdout.readline():
                 pass

@@ -153,7 +153,8 @@ def test_export_to_a_new_and_to_an_empty_file(run, plain, tmp_path):  # noqa: F8
     assert path.stat().st_mode & 0o777 == 0o600
     records = json.loads(path.read_text())
     assert sorted(records) == sorted(
-        [f"{paths.image(IMAGE)}/pause", paths.build(IMAGE, build), paths.upload(IMAGE, build, "p", number)])
+        [f"{paths.image(IMAGE)}/pause", paths.build(IMAGE, build), paths.upload(IMAGE, build, "p", number)]
+    )
     path.write_text("")
     assert run("export-image-data", str(path)) == ""
     assert json.loads(path.read_text()) == records

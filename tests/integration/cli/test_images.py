@@ -40,8 +40,12 @@ class Builder:
 
     def register(self):
         self.registered = self.zk.kazoo_client.create(
-            f"{paths.COMPONENTS}/builder/nb01", b'{"hostname": "nb01", "kind": "builder"}',
-            ephemeral=True, makepath=True, sequence=True)
+            f"{paths.COMPONENTS}/builder/nb01",
+            b'{"hostname": "nb01", "kind": "builder"}',
+            ephemeral=True,
+            makepath=True,
+            sequence=True,
+        )
 
     def begin(self, **values):
         self.locks.enter_context(self.zk.imageBuildLock(self.image, blocking=False))

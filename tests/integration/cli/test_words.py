@@ -206,11 +206,34 @@ def test_users_19_wrong_numbers(command: list[str], words: str, capsys: pytest.C
 def test_users_19_why_zookeeper_cannot_be_reached(zk_chroot: Chroot, tmp_path: pathlib.Path) -> None:
     """The last line names what the connection failed of."""
     ca, key = tmp_path / "other.pem", tmp_path / "other.key"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other", "-days", "2",
-                    "-keyout", str(key), "-out", str(ca)], check=True, capture_output=True)
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=other",
+            "-days",
+            "2",
+            "-keyout",
+            str(key),
+            "-out",
+            str(ca),
+        ],
+        check=True,
+        capture_output=True,
+    )
     file = zk_chroot.config({**BASE, "zookeeper-tls": {"ca": str(ca), "cert": zk_chroot.cert, "key": zk_chroot.key}})
-    done = subprocess.run([sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", file, "--connect-timeout", "3", "list"],
-                          capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", file, "--connect-timeout", "3", "list"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert re.search("No ZooKeeper server answers at .*; the last attempt: .*certificate verify failed", last)

@@ -29,8 +29,13 @@ def bakery(name: str = "baker", label: str = "bread", **options: Any) -> dict[st
 
 
 def foundry(name: str = "founder", label: str = "anvil", **options: Any) -> dict[str, Any]:
-    return {"name": name, "driver": "foundry", "cloud-images": [{"name": "iron", "username": "smith"}],
-            "pools": [{"name": "main", "labels": [{"name": label, "cloud-image": "iron"}]}], **options}
+    return {
+        "name": name,
+        "driver": "foundry",
+        "cloud-images": [{"name": "iron", "username": "smith"}],
+        "pools": [{"name": "main", "labels": [{"name": label, "cloud-image": "iron"}]}],
+        **options,
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -152,8 +157,11 @@ def test_classic_driver_that_counts(bench: LauncherBench, labels: int) -> None:
 @pytest.mark.parametrize("hook", ["imagesAvailable", "hasProviderQuota", "hasRemainingQuota", "setNodeMetadata"])
 def test_hooks_that_raise(bench: LauncherBench, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start({**config(kiosk(3)), "drivers-path": str(DRIVERS)})
-    handler = next(cls for cls in type(pool.getProviderManager("corner")).__init__.__globals__.values()
-                   if getattr(cls, "__name__", "") == "KioskHandler")
+    handler = next(
+        cls
+        for cls in type(pool.getProviderManager("corner")).__init__.__globals__.values()
+        if getattr(cls, "__name__", "") == "KioskHandler"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(handler, hook, lambda *args: 1 / 0)
         assert bench.wait_request(bench.submit("paper"), "failed")["declined_by"]
@@ -196,8 +204,14 @@ def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> N
     assert (node.external_id, node.interface_ip, node.resources["cores"]) == ("cast1", "fake-cast1", 2)
     assert node.node_properties == {}
     node_id = bench.zuul.request(request_id)["nodes"][0]
-    assert adapter.seen == [(f"np{node_id}", "anvil", {
-        "nodepool_node_id": node_id, "nodepool_pool_name": "main", "nodepool_provider_name": "founder"}, "hall-1")]
+    assert adapter.seen == [
+        (
+            f"np{node_id}",
+            "anvil",
+            {"nodepool_node_id": node_id, "nodepool_pool_name": "main", "nodepool_provider_name": "founder"},
+            "hall-1",
+        )
+    ]
     bench.use_up(request_id)
     assert adapter.casts == {}
     # A failed attempt is deleted, the same node gets another one.
@@ -288,7 +302,9 @@ def test_load_by_code(bench: LauncherBench, directory: str) -> None:
     assert "bakery" in registry and registry["bakery"] is Drivers.get("bakery")
     assert registry.get("nope") is None and dict(registry)["foundry"] is Drivers.get("foundry")
     assert {name: type(d).__name__ for name, d in registry.items() if name in OURS} == {
-        "bakery": "BakeryDriver", "foundry": "FoundryDriver"}
+        "bakery": "BakeryDriver",
+        "foundry": "FoundryDriver",
+    }
     # A configuration that says nothing about paths keeps what the program has loaded.
     bench.start(config(bakery()))
     assert Drivers.drivers_paths == [directory]
@@ -303,7 +319,8 @@ def test_entry_point(bench: LauncherBench, directory: str, monkeypatch: pytest.M
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: foundry-distribution\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
-        "[nodepool.drivers]\ncasting = foundry_distribution:FoundryDriver\ngone = foundry_distribution:Nothing\n")
+        "[nodepool.drivers]\ncasting = foundry_distribution:FoundryDriver\ngone = foundry_distribution:Nothing\n"
+    )
     monkeypatch.syspath_prepend(str(package))
     assert any(point.name == "casting" for point in importlib.metadata.entry_points(group="nodepool.drivers"))
     Drivers.load([directory])
@@ -353,9 +370,15 @@ def test_example_driver(bench: LauncherBench) -> None:
     from nodepool.driver.example import adapter as example
 
     assert example.CreateStateMachine.__name__ and example.DeleteStateMachine.__name__
-    entry = {"name": "sample", "driver": "example", "region": "r", "project": "p", "rate-limit": 1000,
-             "cloud-images": [{"name": "image", "image-id": "x", "username": "me"}],
-             "pools": [{"name": "main", "labels": [{"name": "l", "cloud-image": "image", "instance-type": "big"}]}]}
+    entry = {
+        "name": "sample",
+        "driver": "example",
+        "region": "r",
+        "project": "p",
+        "rate-limit": 1000,
+        "cloud-images": [{"name": "image", "image-id": "x", "username": "me"}],
+        "pools": [{"name": "main", "labels": [{"name": "l", "cloud-image": "image", "instance-type": "big"}]}],
+    }
     bench.start(config(entry))
     request_id, (node,) = bench.fulfilled("l")
     assert (node.username, node.interface_ip) == ("me", "fake")

@@ -101,8 +101,13 @@ def test_node_keys(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("ZK-10.13: in-use is never written by the launcher but for metastatic backing nodes")
 def test_in_use_is_not_ours(bench: LauncherBench) -> None:
-    meta = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
-        {"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 1, "grace-time": 0}]}]}
+    meta = {
+        "name": "meta",
+        "driver": "metastatic",
+        "pools": [
+            {"name": "main", "labels": [{"name": "slot", "backing-label": "fake-label", "max-parallel-jobs": 1, "grace-time": 0}]}
+        ],
+    }
     watching = zk.ZooKeeper(bench.chroot.connect())
     assert watching.wait_synced(20)
     seen: dict[str, set[Any]] = {}
@@ -125,8 +130,7 @@ def test_in_use_is_not_ours(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("ZK-10.15: pool records list what they can serve; others are declined to failed quickly")
 def test_offered_labels(bench: LauncherBench, web: Any) -> None:
-    content = config(provider("fake-one", labels=["a", "b"]), provider("fake-two", labels=["b", "c"]),
-                     labels={"unserved": {}})
+    content = config(provider("fake-one", labels=["a", "b"]), provider("fake-two", labels=["b", "c"]), labels={"unserved": {}})
     pool = bench.start(content)
     get = web(pool)
     offered = {frozenset(p.supported_labels) for p in bench.zk.getRegisteredPools()}
@@ -233,12 +237,7 @@ def test_knobs_of_the_fake_cloud(bench: LauncherBench, caplog: pytest.LogCapture
 def test_other_knobs(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     import nodepool.launcher
     from nodepool import nodeutils
-    from nodepool.driver.statemachine import (
-        NodescanRequest,
-        NodescanWorker,
-        StateMachineNodeLauncher,
-        StateMachineProvider,
-    )
+    from nodepool.driver.statemachine import NodescanRequest, NodescanWorker, StateMachineNodeLauncher, StateMachineProvider
 
     monkeypatch.setattr(StateMachineProvider, "MINIMUM_SLEEP", 0.1)
     monkeypatch.setattr(StateMachineProvider, "MAXIMUM_SLEEP", 0.1)
@@ -267,7 +266,8 @@ def test_other_knobs(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> N
 ALLOWED = re.compile(
     r"(Thread-|worker |UploadWorker|BuildWorker|CleanupWorker|PoolWorker|ThreadPoolExecutor|openstack-api|aws-api|"
     r"keyscan-|start-)"
-    r"|(MainThread|NodePool|NodePool Builder|DeletedNodeWorker|StatsWorker)$")
+    r"|(MainThread|NodePool|NodePool Builder|DeletedNodeWorker|StatsWorker)$"
+)
 
 
 @pytest.mark.spec("FAK-4.5: long-lived threads have names that test benches know")
@@ -306,7 +306,8 @@ def web() -> Any:
         def get(path: str, text: bool = False) -> Any:
             headers = {"Accept": "text/plain" if text else "application/json"}
             with urllib.request.urlopen(
-                    urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers), timeout=10) as reply:
+                urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers), timeout=10
+            ) as reply:
                 body = reply.read().decode()
             return body if text else json.loads(body)
 
@@ -389,8 +390,13 @@ def test_web_beside_a_launcher(bench: LauncherBench, web: Any, run: Any) -> None
     # The builder comes later.
     assert get("/image-list") == []
     run("image-build", "fake-image-disk")
-    wait_for(lambda: [(row["image"], row["build_request"], row["paused"]) for row in get("/image-status")] == [
-        ("fake-image-disk", "pending", False)], what="the pending build on the web")
+    wait_for(
+        lambda: (
+            [(row["image"], row["build_request"], row["paused"]) for row in get("/image-status")]
+            == [("fake-image-disk", "pending", False)]
+        ),
+        what="the pending build on the web",
+    )
     with bench.zk.imageBuildLock("fake-image-disk", blocking=False):
         upload = bench.store_image("fake-image-disk", "fake-provider")
         wait_for(lambda: get("/image-status")[0]["build_request"] == "building", what="building")

@@ -57,8 +57,7 @@ def records(bench: LauncherBench, label: str = "user-label") -> list[Any]:
 def test_life(bench: LauncherBench) -> None:
     bench.start(
         setup(
-            backing={"node-attributes": {"backing": "1", "both": "backing"}},
-            **{"node-attributes": {"meta": "2", "both": "meta"}},
+            backing={"node-attributes": {"backing": "1", "both": "backing"}}, **{"node-attributes": {"meta": "2", "both": "meta"}}
         )
     )
     first = get(bench, tenant_name="tenant-1")

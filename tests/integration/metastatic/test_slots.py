@@ -13,18 +13,7 @@ import pytest
 from nodepool.config import Config
 from nodepool.driver.metastatic.adapter import MetastaticAdapter
 from nodepool.nodeutils import Attributes
-from nodepool.zk.zookeeper import (
-    BUILDING,
-    FAILED,
-    FULFILLED,
-    HOLD,
-    IN_USE,
-    READY,
-    USED,
-    Node,
-    NodeRequest,
-    ZooKeeper,
-)
+from nodepool.zk.zookeeper import BUILDING, FAILED, FULFILLED, HOLD, IN_USE, READY, USED, Node, NodeRequest, ZooKeeper
 from tests.conftest import Chroot, wait_for
 
 OWNER = "NodePool:metastatic:meta"
@@ -34,9 +23,7 @@ def config(**label: Any) -> Any:
     result = Config()
     result.setLabels([{"name": "small"}, {"name": "big"}])
     options = {"name": "small", "backing-label": "big", "max-parallel-jobs": 2, "grace-time": 0, **label}
-    result.setProviders(
-        [{"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [options]}]}]
-    )
+    result.setProviders([{"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [options]}]}])
     return result.providers["meta"]
 
 

@@ -74,8 +74,9 @@ class lambda_text:
 # -- the cloud and its credentials
 
 
-def test_unknown_cloud(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture,
-                       capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_cloud(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = config(provider(), provider(label("lost"), name="cloud-2", cloud="nowhere"))
     with caplog.at_level(logging.WARNING, "nodepool"):
         bench.write_clouds({"clouds": {"test": openstack_cloud.entry}})
@@ -108,8 +109,9 @@ def other_user(openstack_cloud: OpenStackCloud) -> Iterator[Any]:
 @pytest.mark.parametrize("wrong", [
     {"password": "wrong-secret"}, {"username": "nobody"}, {"project_name": "nothing"}, {"user_domain_name": "Nowhere"}],
     ids=["password", "user", "project", "domain"])  # fmt: skip
-def test_wrong_credentials(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture,
-                           wrong: dict[str, str]) -> None:
+def test_wrong_credentials(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture, wrong: dict[str, str]
+) -> None:
     closed = {**openstack_cloud.entry, "auth": {**openstack_cloud.entry["auth"], **wrong}}
     content = config(provider(), provider(label("lost"), name="cloud-2", cloud="closed"))
     with caplog.at_level(logging.DEBUG, "nodepool"):
@@ -127,8 +129,13 @@ def test_wrong_credentials(bench: LauncherBench, openstack_cloud: OpenStackCloud
 def test_credentials_that_work_later(bench: LauncherBench, openstack_cloud: OpenStackCloud, other_user: Any) -> None:
     """Somebody sets the password that clouds.yaml has; later the user is locked for a while."""
     auth = {**openstack_cloud.entry["auth"], "username": "other", "password": "second-secret"}
-    start(bench, openstack_cloud, provider(), provider(label("lost"), name="cloud-2", cloud="other"),
-          clouds={"test": openstack_cloud.entry, "other": {**openstack_cloud.entry, "auth": auth}})
+    start(
+        bench,
+        openstack_cloud,
+        provider(),
+        provider(label("lost"), name="cloud-2", cloud="other"),
+        clouds={"test": openstack_cloud.entry, "other": {**openstack_cloud.entry, "auth": auth}},
+    )
     identity = openstack_cloud.admin.identity
     failed(bench, "lost")
     told(bench, "refuses the credentials", provider="cloud-2")
@@ -186,7 +193,8 @@ def make_big_flavor(cloud: OpenStackCloud) -> Callable[[], object]:
 
 def make_image(cloud: OpenStackCloud) -> Callable[[], object]:
     image = cloud.sdk.image.create_image(
-        name="odd-image", data=b"x" * 100, disk_format="raw", container_format="bare", validate_checksum=False)
+        name="odd-image", data=b"x" * 100, disk_format="raw", container_format="bare", validate_checksum=False
+    )
     return lambda: cloud.sdk.image.delete_image(image)
 
 
@@ -396,8 +404,13 @@ def test_bad_answers_for_long(
     straight = {key: value for key, value in straight.items() if not key.endswith("endpoint_override")}
     openstack_cloud.proxies[service].fail(lambda request: True, BAD[name](), times=float("inf"))
     with caplog.at_level(logging.WARNING, "nodepool"):
-        start(bench, openstack_cloud, provider(), provider(label("other"), name="cloud-2", cloud="straight"),
-              clouds={"test": openstack_cloud.entry, "straight": straight})
+        start(
+            bench,
+            openstack_cloud,
+            provider(),
+            provider(label("other"), name="cloud-2", cloud="straight"),
+            clouds={"test": openstack_cloud.entry, "straight": straight},
+        )
         under_way = bench.submit("small")
         one(bench, "other")
         told(bench, "fails (transient)")

@@ -42,8 +42,11 @@ def application_credential(openstack_cloud: OpenStackCloud) -> Iterator[dict[str
     sdk = openstack_cloud.sdk
     user = sdk.session.get_user_id()
     made = sdk.identity.create_application_credential(user, name="nodepool-test")
-    auth = {"auth_url": openstack_cloud.entry["auth"]["auth_url"], "application_credential_id": made.id,
-            "application_credential_secret": made.secret}
+    auth = {
+        "auth_url": openstack_cloud.entry["auth"]["auth_url"],
+        "application_credential_id": made.id,
+        "application_credential_secret": made.secret,
+    }
     try:
         yield {"auth_type": "v3applicationcredential", "auth": auth}
     finally:
@@ -53,7 +56,8 @@ def application_credential(openstack_cloud: OpenStackCloud) -> Iterator[dict[str
 @pytest.mark.spec("OST-3.2: after changing clouds.yaml and the provider, the new client has the new data")
 @pytest.mark.parametrize("kind", ["other_user", "application_credential"])
 def test_changed_credentials(
-        bench: LauncherBench, openstack_cloud: OpenStackCloud, request: pytest.FixtureRequest, kind: str) -> None:
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, request: pytest.FixtureRequest, kind: str
+) -> None:
     """Nodes and launches of the old client go on."""
     pool = start(bench, openstack_cloud)
     old = manager(bench)
@@ -75,7 +79,9 @@ def test_changed_credentials(
 
     second, _ = one(bench, "new")
     assert {server["user_id"] for server in openstack_cloud.servers()} == {
-        openstack_cloud.sdk.session.get_user_id(), manager(bench).adapter._client.session.get_user_id()}
+        openstack_cloud.sdk.session.get_user_id(),
+        manager(bench).adapter._client.session.get_user_id(),
+    }
     cleanup(bench, 2)
     assert openstack_cloud.server(node.external_id)["status"] == "ACTIVE"
     use_up(bench, first, under_way, second)
@@ -95,19 +101,20 @@ def in_build(_request: ProxiedRequest, forward: Forward) -> Reply:
 
 
 @pytest.mark.spec("OST-3.7: a cloud image that appears later is noticed within IMAGE_CHECK_TIMEOUT")
-def test_image_appears_later(
-        bench: LauncherBench, openstack_cloud: OpenStackCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_appears_later(bench: LauncherBench, openstack_cloud: OpenStackCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as it is active: not while it is still without content."""
     from nodepool.driver.openstack.adapter import OpenStackAdapter
 
     monkeypatch.setattr(OpenStackAdapter, "IMAGE_CHECK_TIMEOUT", 0.5)
-    start(bench, openstack_cloud, provider(
-        label(cloud_image="late"), cloud_images=[{"name": "late", "image-name": "late-image"}]))
+    start(
+        bench, openstack_cloud, provider(label(cloud_image="late"), cloud_images=[{"name": "late", "image-name": "late-image"}])
+    )
     failed(bench)
     image = openstack_cloud.sdk.image.create_image(name="late-image", disk_format="raw", container_format="bare")
     failed(bench)
     answer = openstack_cloud.sdk.image.put(
-        f"/images/{image.id}/file", data=b"x" * 100, headers={"Content-Type": "application/octet-stream"})
+        f"/images/{image.id}/file", data=b"x" * 100, headers={"Content-Type": "application/octet-stream"}
+    )
     assert answer.status_code == 204, answer.text
 
     def served() -> bool:
@@ -215,8 +222,7 @@ def test_error_after_delete(bench: LauncherBench, openstack_cloud: OpenStackClou
 
 
 @pytest.mark.spec("OST-3.21: a deletion that failed in the cloud is repeated; the record stays until it worked")
-def test_deletion_is_repeated(
-        bench: LauncherBench, openstack_cloud: OpenStackCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_is_repeated(bench: LauncherBench, openstack_cloud: OpenStackCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.driver.openstack.machines.DELETE_AGAIN", 0.5)
     start(bench, openstack_cloud)
     request_id, node = one(bench)
@@ -232,17 +238,21 @@ def test_deletion_is_repeated(
 
 
 @pytest.mark.spec("OST-3.24: an upload failure in one provider stops neither the other provider nor the launcher")
-def test_upload_refused_by_one_cloud(
-        bench: LauncherBench, builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
+def test_upload_refused_by_one_cloud(bench: LauncherBench, builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
     names = {"good": openstack_cloud.image.url, "bad": ""}
     with FaultProxy(openstack_cloud.image.upstream) as refusing:
         names["bad"] = refusing.url
-        refusal = refusing.fail(is_call("POST /images"), reply(403, "<html>You are not authorized.</html>", "text/html"),
-                                times=float("inf"))
+        refusal = refusing.fail(
+            is_call("POST /images"), reply(403, "<html>You are not authorized.</html>", "text/html"), times=float("inf")
+        )
         entry = {**openstack_cloud.entry, "image_format": "raw"}
         bench.write_clouds({"clouds": {name: {**entry, "image_endpoint_override": url} for name, url in names.items()}})
-        images = {"images-dir": str(builders.images_dir), "build-log-dir": str(builders.log_dir), "elements-dir": ".",
-                  "diskimages": [builders.image("disk")]}
+        images = {
+            "images-dir": str(builders.images_dir),
+            "build-log-dir": str(builders.log_dir),
+            "elements-dir": ".",
+            "diskimages": [builders.image("disk")],
+        }
         providers = [
             provider(label("common", diskimage="disk"), label(f"on-{name}", diskimage="disk"), name=name, cloud=name,
                      diskimages=[{"name": "disk"}]) for name in names]  # fmt: skip
@@ -274,17 +284,25 @@ def test_upload_refused_by_one_cloud(
 def test_console_log(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody answers at the addresses of this cloud."""
     caplog.set_level(logging.INFO, "nodepool")
-    start(bench, openstack_cloud, provider(
-        label("told", console_log=True, host_key_checking=True), label("quiet", host_key_checking=True),
-        boot_timeout=2, launch_retries=2))
+    start(
+        bench,
+        openstack_cloud,
+        provider(
+            label("told", console_log=True, host_key_checking=True),
+            label("quiet", host_key_checking=True),
+            boot_timeout=2,
+            launch_retries=2,
+        ),
+    )
     expected = None
     for name, times in (("told", 2), ("quiet", 0)):
         caplog.clear()
         openstack_cloud.forget_calls()
         request_id = bench.submit(name)
         if expected is None:
-            (server,) = wait_for(lambda: [item for item in openstack_cloud.servers() if item["status"] == "ACTIVE"], 60,
-                                 "an active server")
+            (server,) = wait_for(
+                lambda: [item for item in openstack_cloud.servers() if item["status"] == "ACTIVE"], 60, "an active server"
+            )
             console = openstack_cloud.sdk.compute.get_server_console_output(server["id"])["output"]
             expected = [line for line in console.splitlines() if line.strip()]
             assert expected

@@ -32,8 +32,9 @@ def count_invalidations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     seen: list[str] = []
     original: Callable[[Any], None] = StateMachineProvider.invalidateQuotaCache
-    monkeypatch.setattr(StateMachineProvider, "invalidateQuotaCache",
-                        lambda self: (seen.append(self.provider.name), original(self))[1])
+    monkeypatch.setattr(
+        StateMachineProvider, "invalidateQuotaCache", lambda self: (seen.append(self.provider.name), original(self))[1]
+    )
     return seen
 
 
@@ -63,7 +64,8 @@ def two_then_two(bench: LauncherBench, cloud: OpenStackCloud) -> None:
     ({"max-cores": 2}, {}), ({"max-servers": 2}, {}), ({"max-ram": 1024}, {}), ({"max-volumes": 2}, VOLUME),
     ({"max-volume-gb": 4}, VOLUME)], ids=["cores", "servers", "ram", "volumes", "gigabytes"])  # fmt: skip
 def test_pool_limits(
-        bench: LauncherBench, openstack_cloud: OpenStackCloud, limit: dict[str, int], options: dict[str, Any]) -> None:
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, limit: dict[str, int], options: dict[str, Any]
+) -> None:
     start(bench, openstack_cloud, provider(label(**options), pool=limit))
     two_then_two(bench, openstack_cloud)
 
@@ -73,7 +75,8 @@ def test_pool_limits(
     ({"cores": 2}, {}), ({"instances": 2}, {}), ({"ram": 1024}, {}), ({"volumes": 2}, VOLUME), ({"gigabytes": 4}, VOLUME)],
     ids=["cores", "instances", "ram", "volumes", "gigabytes"])  # fmt: skip
 def test_cloud_limits(
-        bench: LauncherBench, openstack_cloud: OpenStackCloud, limit: dict[str, int], options: dict[str, Any]) -> None:
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, limit: dict[str, int], options: dict[str, Any]
+) -> None:
     with openstack_cloud.quota(**limit):
         start(bench, openstack_cloud, provider(label(**options)))
         two_then_two(bench, openstack_cloud)
@@ -84,10 +87,17 @@ def test_cloud_limits(
     ({"max-cores": 2}, {}, "cores:2"), ({"max-servers": 2}, {}, "instances:2"), ({"max-ram": 1024}, {}, "ram:1024"),
     ({"max-volumes": 2}, VOLUME, "volumes:2"), ({"max-volume-gb": 4}, VOLUME, "volume-gb:4")],
     ids=["cores", "servers", "ram", "volumes", "gigabytes"])  # fmt: skip
-def test_tenant_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver, limit: dict[str, int],
-                       options: dict[str, Any], gauge: str) -> None:
-    pool = start(bench, openstack_cloud, provider(label(**options)),
-                 top={"tenant-resource-limits": [{"tenant-name": "tenant-1", **limit}]})
+def test_tenant_limits(
+    bench: LauncherBench,
+    openstack_cloud: OpenStackCloud,
+    statsd: StatsdReceiver,
+    limit: dict[str, int],
+    options: dict[str, Any],
+    gauge: str,
+) -> None:
+    pool = start(
+        bench, openstack_cloud, provider(label(**options)), top={"tenant-resource-limits": [{"tenant-name": "tenant-1", **limit}]}
+    )
 
     def waits(request_id: str) -> None:
         wait_for(lambda: "tenant" in (pool.assignment.reason_for(request_id) or ""), 60, "waiting for the tenant")
@@ -108,8 +118,7 @@ def test_tenant_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, st
     bench.wait_request(second, "fulfilled", timeout=90)
 
 
-@pytest.mark.spec("OST-3.15: a server that fails for the quota of volumes is no failed attempt; the quota is"
-                  " asked for again")
+@pytest.mark.spec("OST-3.15: a server that fails for the quota of volumes is no failed attempt; the quota is asked for again")
 @pytest.mark.parametrize("limit", [{"gigabytes": 3}, {"volumes": 1}], ids=["gigabytes", "volumes"])
 def test_quota_of_volumes_met_by_the_server(
         bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch,
@@ -149,8 +158,9 @@ def in_error(message: str) -> Callable[[ProxiedRequest, Forward], Reply]:
 @pytest.mark.spec("OST-3.15: a creation that fails at once with a fault about quota pauses the pool")
 @pytest.mark.parametrize("message", ["Quota exceeded for cores: Requested 4, but already used 8 of 8 cores",
                                      "Claim exceeds available quota", "Maximum number of ports exceeded"])  # fmt: skip
-def test_quota_fault(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver,
-                     monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+def test_quota_fault(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
     invalidated = count_invalidations(monkeypatch)
     start(bench, openstack_cloud, provider(launch_retries=1))
     openstack_cloud.compute.fail(is_call("GET /servers/{id}"), in_error(message), times=float("inf"))
@@ -167,9 +177,15 @@ def test_quota_fault(bench: LauncherBench, openstack_cloud: OpenStackCloud, stat
 
 
 @pytest.mark.spec("OST-3.16: two failing creations with launch-retries 2 fail the request, not the next one")
-@pytest.mark.parametrize("fault", [
-    reply(500, '{"computeFault": {"code": 500, "message": "Unexpected API Error."}}', "application/json"), html(503),
-    reply(400, '{"badRequest": {"code": 400, "message": "made up"}}', "application/json")], ids=["500", "503", "400"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        reply(500, '{"computeFault": {"code": 500, "message": "Unexpected API Error."}}', "application/json"),
+        html(503),
+        reply(400, '{"badRequest": {"code": 400, "message": "made up"}}', "application/json"),
+    ],
+    ids=["500", "503", "400"],
+)
 def test_failing_creations(bench: LauncherBench, openstack_cloud: OpenStackCloud, fault: Any) -> None:
     pool = start(bench, openstack_cloud, provider(launch_retries=2))
     refused = openstack_cloud.compute.fail(is_call("POST /servers"), fault, times=2)
@@ -210,4 +226,3 @@ def test_stuck_in_build(bench: LauncherBench, openstack_cloud: OpenStackCloud, s
     one(bench)
     cleanup(bench, 2)
     assert len(openstack_cloud.servers()) == 1
-

@@ -29,10 +29,11 @@ PATIENCE = 120.0
 WHEN = ("before", "after", "late")
 #: The changing calls in the life of a node with a volume and a floating IP: service and shape.
 CREATION = {
-    "server": ("compute", "POST /servers"), "volume mark": ("block-storage", "POST /volumes/{id}/metadata"),
-    "floating IP": ("network", "POST /floatingips")}
-DELETION = {
-    "floating IP": ("network", "DELETE /floatingips/{id}"), "server": ("compute", "DELETE /servers/{id}")}
+    "server": ("compute", "POST /servers"),
+    "volume mark": ("block-storage", "POST /volumes/{id}/metadata"),
+    "floating IP": ("network", "POST /floatingips"),
+}
+DELETION = {"floating IP": ("network", "DELETE /floatingips/{id}"), "server": ("compute", "DELETE /servers/{id}")}
 
 
 class Bench:
@@ -62,8 +63,11 @@ class Bench:
     def kill_at(self, service: str, wanted: str, *when: str) -> None:
         """At the next calls of this shape that concern the full node."""
         self.faults += [
-            self.cloud.proxies[service].fail(lambda request: shape(request) == wanted and _is_full(request),
-                                             killing(self.daemons, each)) for each in when]
+            self.cloud.proxies[service].fail(
+                lambda request: shape(request) == wanted and _is_full(request), killing(self.daemons, each)
+            )
+            for each in when
+        ]
 
     def wait(self, condition: Callable[[], Any], what: str) -> None:
         def look() -> Any:
@@ -98,13 +102,17 @@ class Bench:
 
 
 def left_in(cloud: OpenStackCloud) -> dict[str, Any]:
-    ports = [port for port in cloud.sdk.network.ports(project_id=cloud.sdk.session.get_project_id())
-             if not port.device_owner or port.device_owner.startswith("compute:")]
+    ports = [
+        port
+        for port in cloud.sdk.network.ports(project_id=cloud.sdk.session.get_project_id())
+        if not port.device_owner or port.device_owner.startswith("compute:")
+    ]
     return {
         "servers": {server["name"]: server["status"] for server in cloud.servers()},
         "volumes": {volume.id: (volume.status, volume.metadata) for volume in cloud.volumes()},
         "ports": {port.id: (port.status, port.device_owner) for port in ports},
-        "floating IPs": {ip.floating_ip_address: (ip.port_id, ip.description) for ip in cloud.floating_ips()}}
+        "floating IPs": {ip.floating_ip_address: (ip.port_id, ip.description) for ip in cloud.floating_ips()},
+    }
 
 
 def _is_full(request: Request) -> bool:

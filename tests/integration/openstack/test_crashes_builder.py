@@ -76,8 +76,9 @@ class Bench:
 
     def kill_at(self, call: str, *when: str) -> None:
         for each in when:
-            self.at(call, half_sent(self.cloud.image, self._kill_while_saving) if each == "half"
-                    else killing(self.builders, each))
+            self.at(
+                call, half_sent(self.cloud.image, self._kill_while_saving) if each == "half" else killing(self.builders, each)
+            )
 
     def _kill_while_saving(self) -> None:
         wait_for(lambda: "saving" in [image.status for image in self.cloud.images()], 60, "glance takes data in")

@@ -52,8 +52,13 @@ def test_unknown_cloud(bench: LauncherBench, openstack_cloud: OpenStackCloud, ca
 def test_wrong_credentials(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
     wrong = {**openstack_cloud.entry, "auth": {**openstack_cloud.entry["auth"], "password": "wrong"}}
     with caplog.at_level(logging.WARNING, "nodepool"):
-        start(bench, openstack_cloud, provider(), provider(label("lost"), name="cloud-2", cloud="closed"),
-              clouds={"test": openstack_cloud.entry, "closed": wrong})
+        start(
+            bench,
+            openstack_cloud,
+            provider(),
+            provider(label("lost"), name="cloud-2", cloud="closed"),
+            clouds={"test": openstack_cloud.entry, "closed": wrong},
+        )
         failed(bench, "lost")
         one(bench)
     assert "cloud closed of provider cloud-2 refuses the credentials in clouds.yaml" in caplog.text
@@ -61,8 +66,9 @@ def test_wrong_credentials(bench: LauncherBench, openstack_cloud: OpenStackCloud
 
 
 def test_credentials_refused_for_a_while(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
-    refused = reply(401, '{"error": {"code": 401, "message": "The request you have made requires authentication."}}',
-                    "application/json")
+    refused = reply(
+        401, '{"error": {"code": 401, "message": "The request you have made requires authentication."}}', "application/json"
+    )
     openstack_cloud.proxies["identity"].fail(is_call("POST /auth/tokens"), refused, times=float("inf"))
     start(bench, openstack_cloud)
     failed(bench)
@@ -96,14 +102,21 @@ def test_missing_flavor(bench: LauncherBench, openstack_cloud: OpenStackCloud, c
 
 def test_missing_image(bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "nodepool"):
-        start(bench, openstack_cloud, provider(
-            label(), label("odd", cloud_image="odd"),
-            cloud_images=[{"name": "base"}, {"name": "odd", "image-name": "odd-image"}]))
+        start(
+            bench,
+            openstack_cloud,
+            provider(
+                label(),
+                label("odd", cloud_image="odd"),
+                cloud_images=[{"name": "base"}, {"name": "odd", "image-name": "odd-image"}],
+            ),
+        )
         failed(bench, "odd")
         one(bench)
     assert "to use odd-image as the cloud image for label odd" in caplog.text
     openstack_cloud.sdk.image.create_image(
-        name="odd-image", data=b"x" * 100, disk_format="raw", container_format="bare", validate_checksum=False)
+        name="odd-image", data=b"x" * 100, disk_format="raw", container_format="bare", validate_checksum=False
+    )
     recovers(bench, "odd")
 
 
@@ -128,8 +141,10 @@ def test_missing_key(bench: LauncherBench, openstack_cloud: OpenStackCloud, capl
         start(bench, openstack_cloud, provider(label(), label("odd", key_name="odd")))
         failed(bench, "odd")
         one(bench)
-    assert ("provider cloud-1, pool main, label odd: the cloud refuses to create the server, because of option key-name"
-            in caplog.text)
+    assert (
+        "provider cloud-1, pool main, label odd: the cloud refuses to create the server, because of option key-name"
+        in caplog.text
+    )
     public = openstack_cloud.sdk.compute.find_keypair("key").public_key
     key = openstack_cloud.sdk.compute.create_keypair(name="odd", public_key=public)
     try:
@@ -193,8 +208,13 @@ def test_hanging_cloud(bench: LauncherBench, openstack_cloud: OpenStackCloud) ->
     go_on = threading.Event()
     slow = {key: value for key, value in openstack_cloud.entry.items() if not key.startswith("compute")}
     straight = {**slow, "compute_endpoint_override": openstack_cloud.sdk.session.get_endpoint(service_type="compute")}
-    start(bench, openstack_cloud, provider(), provider(label("other"), name="cloud-2", cloud="straight"),
-          clouds={"test": openstack_cloud.entry, "straight": straight})
+    start(
+        bench,
+        openstack_cloud,
+        provider(),
+        provider(label("other"), name="cloud-2", cloud="straight"),
+        clouds={"test": openstack_cloud.entry, "straight": straight},
+    )
     one(bench, "other")
     one(bench)
     hanging = hang(go_on, lambda request, forward: forward(request))

@@ -48,7 +48,8 @@ def test_a_slow_floating_ip_delays_no_other_node(bench: LauncherBench, openstack
     try:
         start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}))
         waiting = openstack_cloud.network.fail(
-            lambda request: shape(request) == "POST /floatingips", hang(go_on, lambda request, forward: forward(request)))
+            lambda request: shape(request) == "POST /floatingips", hang(go_on, lambda request, forward: forward(request))
+        )
         first = bench.submit("small")
         wait_for(lambda: waiting.used, 60, "a call for a floating IP that is not answered")
         request_id, node = one(bench)

@@ -82,9 +82,17 @@ MARKS = {"nodepool_build_id": "0000000001", "nodepool_upload_id": "0000000001", 
 
 def upload(adapter: Any, path: pathlib.Path, md5: str | None = None, **meta: Any) -> str:
     data = path.read_bytes()
-    return str(adapter.uploadImage(
-        None, "image-1", str(path), image_format="raw", metadata={**meta, **MARKS},
-        md5=md5 or hashlib.md5(data, usedforsecurity=False).hexdigest(), sha256=hashlib.sha256(data).hexdigest()))
+    return str(
+        adapter.uploadImage(
+            None,
+            "image-1",
+            str(path),
+            image_format="raw",
+            metadata={**meta, **MARKS},
+            md5=md5 or hashlib.md5(data, usedforsecurity=False).hexdigest(),
+            sha256=hashlib.sha256(data).hexdigest(),
+        )
+    )
 
 
 @slow
@@ -172,8 +180,9 @@ def test_shared_image(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> 
         project = openstack_cloud.sdk.session.get_project_id()
         admin.add_member(image, member_id=project)
         openstack_cloud.sdk.image.update_member(project, image, status="accepted")
-        start(bench, openstack_cloud, provider(
-            label(cloud_image="s"), cloud_images=[{"name": "s", "image-name": "shared-image"}]))
+        start(
+            bench, openstack_cloud, provider(label(cloud_image="s"), cloud_images=[{"name": "s", "image-name": "shared-image"}])
+        )
         _, node = one(bench)
         assert openstack_cloud.server(node.external_id)["image"]["id"] == image.id
     finally:

@@ -23,8 +23,11 @@ def test_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     (server,) = openstack_cloud.servers()
     assert (server["name"], server["status"], server["id"]) == (f"np{node.id}", "ACTIVE", node.external_id)
     assert server["metadata"] == {
-        "groups": "cloud-1,base,small", "nodepool_node_id": node.id, "nodepool_pool_name": "main",
-        "nodepool_provider_name": "cloud-1"}
+        "groups": "cloud-1,base,small",
+        "nodepool_node_id": node.id,
+        "nodepool_pool_name": "main",
+        "nodepool_provider_name": "cloud-1",
+    }
     assert ipaddress.ip_address(node.private_ipv4) in ipaddress.ip_network("10.11.0.0/16")
     assert (node.cloud, node.region, node.az, node.host_id) == ("test", None, "nova", server["hostId"])
     assert (node.username, node.python_path, node.connection_type, node.connection_port) == ("zuul", "auto", "ssh", 22)
@@ -102,8 +105,11 @@ def test_use_internal_ip(bench: LauncherBench, openstack_cloud: OpenStackCloud) 
 @pytest.mark.spec("OST-3.8: label networks replace pool networks; an IPv6 network gives public_ipv6")
 def test_networks(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     openstack_cloud.entry["force_ipv4"] = False
-    start(bench, openstack_cloud, provider(label(), label("dual", networks=["dual"]),
-                                           label("by-id", networks=[openstack_cloud.network_id("dual")])))
+    start(
+        bench,
+        openstack_cloud,
+        provider(label(), label("dual", networks=["dual"]), label("by-id", networks=[openstack_cloud.network_id("dual")])),
+    )
     for name in ("dual", "by-id"):
         _, node = one(bench, name)
         assert list(openstack_cloud.server(node.external_id)["addresses"]) == ["dual"]
@@ -128,11 +134,22 @@ def test_default_network(bench: LauncherBench, openstack_cloud: OpenStackCloud) 
 def test_options(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     group = openstack_cloud.sdk.network.create_security_group(name="label-group")
     try:
-        start(bench, openstack_cloud, provider(
-            label("all", key_name="key", userdata="#!/bin/true", instance_properties={"a": "b", "number": 5},
-                  dynamic_instance_properties={"tenant": "{request.tenant_name}"}, security_groups=["label-group"]),
-            label("small"),
-            cloud_images=[{"name": "base", "username": "zuul", "config-drive": True}]))
+        start(
+            bench,
+            openstack_cloud,
+            provider(
+                label(
+                    "all",
+                    key_name="key",
+                    userdata="#!/bin/true",
+                    instance_properties={"a": "b", "number": 5},
+                    dynamic_instance_properties={"tenant": "{request.tenant_name}"},
+                    security_groups=["label-group"],
+                ),
+                label("small"),
+                cloud_images=[{"name": "base", "username": "zuul", "config-drive": True}],
+            ),
+        )
         _, node = one(bench, "all")
         server = openstack_cloud.server(node.external_id)
         assert (server["key_name"], server["config_drive"]) == ("key", "True")
@@ -155,9 +172,14 @@ def test_options(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
 def test_boot_from_volume(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     volumes = openstack_cloud.admin.block_storage
     kind = volumes.find_type("fast") or volumes.create_type(name="fast")
-    start(bench, openstack_cloud, provider(
-        label("plain", boot_from_volume=True, volume_size=2),
-        label("typed", boot_from_volume=True, volume_size=3, volume_type="fast")))
+    start(
+        bench,
+        openstack_cloud,
+        provider(
+            label("plain", boot_from_volume=True, volume_size=2),
+            label("typed", boot_from_volume=True, volume_size=3, volume_type="fast"),
+        ),
+    )
     requests = []
     for name, size in (("plain", 2), ("typed", 3)):
         request_id, node = one(bench, name)
@@ -175,9 +197,15 @@ def test_boot_from_volume(bench: LauncherBench, openstack_cloud: OpenStackCloud)
 @slow
 def test_server_group_and_hints(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     group = openstack_cloud.sdk.compute.create_server_group(name="spread", policies=["soft-anti-affinity"])
-    start(bench, openstack_cloud, provider(
-        label("grouped", server_group="spread"), label("hinted", scheduler_hints={"group": group.id}),
-        label("missing", server_group="nowhere")))
+    start(
+        bench,
+        openstack_cloud,
+        provider(
+            label("grouped", server_group="spread"),
+            label("hinted", scheduler_hints={"group": group.id}),
+            label("missing", server_group="nowhere"),
+        ),
+    )
     for name in ("grouped", "hinted"):
         _, node = one(bench, name)
         answer = openstack_cloud.sdk.compute.get(f"/os-server-groups/{group.id}").json()["server_group"]
@@ -189,10 +217,20 @@ def test_server_group_and_hints(bench: LauncherBench, openstack_cloud: OpenStack
 @pytest.mark.spec("OST-3.6: cloud images by name, by image-name, by image-id; winrm ports")
 def test_cloud_images(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     image = openstack_cloud.sdk.image.find_image("base")
-    start(bench, openstack_cloud, provider(
-        label("by-id", cloud_image="id"), label("by-name", cloud_image="name"), label("windows", cloud_image="windows"),
-        cloud_images=[{"name": "id", "image-id": image.id}, {"name": "name", "image-name": "base", "username": "u"},
-                      {"name": "windows", "image-name": "base", "connection-type": "winrm"}]))
+    start(
+        bench,
+        openstack_cloud,
+        provider(
+            label("by-id", cloud_image="id"),
+            label("by-name", cloud_image="name"),
+            label("windows", cloud_image="windows"),
+            cloud_images=[
+                {"name": "id", "image-id": image.id},
+                {"name": "name", "image-name": "base", "username": "u"},
+                {"name": "windows", "image-name": "base", "connection-type": "winrm"},
+            ],
+        ),
+    )
     for name, username, port in (("by-id", None, 22), ("by-name", "u", 22), ("windows", None, 5986)):
         _, node = one(bench, name)
         assert openstack_cloud.server(node.external_id)["image"]["id"] == image.id
@@ -202,9 +240,16 @@ def test_cloud_images(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> 
 @slow
 @pytest.mark.spec("OST-3.19: availability-zones is honoured, of pool and label")
 def test_zones(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
-    start(bench, openstack_cloud, provider(
-        label("pool-zone"), label("own-zone", availability_zones=["nova"]), label("bad-zone", availability_zones=["moon"]),
-        pool={"availability-zones": ["nova"]}))
+    start(
+        bench,
+        openstack_cloud,
+        provider(
+            label("pool-zone"),
+            label("own-zone", availability_zones=["nova"]),
+            label("bad-zone", availability_zones=["moon"]),
+            pool={"availability-zones": ["nova"]},
+        ),
+    )
     for name in ("pool-zone", "own-zone"):
         _, node = one(bench, name)
         assert node.az == "nova"
@@ -215,8 +260,11 @@ def test_zones(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
 @slow
 @pytest.mark.spec("OST-2.2: flavors by min-ram and part of the name")
 def test_flavors(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
-    start(bench, openstack_cloud, provider(
-        label("ram", min_ram=1000), label("both", min_ram=100, flavor_name="medi"), label("name", flavor_name="large")))
+    start(
+        bench,
+        openstack_cloud,
+        provider(label("ram", min_ram=1000), label("both", min_ram=100, flavor_name="medi"), label("name", flavor_name="large")),
+    )
     for name, resources in (("ram", (1, 2048)), ("both", (2, 4096)), ("name", (4, 8192))):
         _, node = one(bench, name)
         assert (node.resources["cores"], node.resources["ram"]) == resources

@@ -17,10 +17,15 @@ MARKS = {"nodepool_provider_name": "cloud-1", "nodepool_node_id": "0000000042", 
 
 
 def server(cloud: OpenStackCloud, **metadata: str) -> Any:
-    body = {"server": {
-        "name": "np0000000042", "flavorRef": cloud.sdk.compute.find_flavor("tiny").id,
-        "imageRef": cloud.sdk.image.find_image("base").id, "networks": [{"uuid": cloud.network_id("private")}],
-        "metadata": metadata}}
+    body = {
+        "server": {
+            "name": "np0000000042",
+            "flavorRef": cloud.sdk.compute.find_flavor("tiny").id,
+            "imageRef": cloud.sdk.image.find_image("base").id,
+            "networks": [{"uuid": cloud.network_id("private")}],
+            "metadata": metadata,
+        }
+    }
     answer = cloud.sdk.compute.post("/servers", json=body)
     assert answer.status_code == 202, answer.text
     server_id = answer.json()["server"]["id"]
@@ -112,10 +117,17 @@ def test_images(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: S
 
     def image(name: str, **values: Any) -> Any:
         return openstack_cloud.sdk.image.create_image(
-            name=name, data=b"x" * 100, disk_format="raw", container_format="bare", allow_duplicates=True,
-            validate_checksum=False, nodepool_provider_name="cloud-1",
+            name=name,
+            data=b"x" * 100,
+            disk_format="raw",
+            container_format="bare",
+            allow_duplicates=True,
+            validate_checksum=False,
+            nodepool_provider_name="cloud-1",
             nodepool_upload_id=values.pop("upload", "0000000001"),
-            nodepool_build_id=values.pop("build", "0000000009"), **values)
+            nodepool_build_id=values.pop("build", "0000000009"),
+            **values,
+        )
 
     known = bench.store_image("disk", "cloud-1")
     kept = image("known", build=known.build_id, upload=known.id)

@@ -28,8 +28,9 @@ def wait_paused(bench: LauncherBench) -> None:
 
 
 @pytest.mark.spec("OST-3.12: limits of the cloud make a request wait, node by node")
-@pytest.mark.parametrize("limits", [
-    {"instances": 1}, pytest.param({"cores": 1}, marks=slow), pytest.param({"ram": 1000}, marks=slow)])
+@pytest.mark.parametrize(
+    "limits", [{"instances": 1}, pytest.param({"cores": 1}, marks=slow), pytest.param({"ram": 1000}, marks=slow)]
+)
 def test_cloud_limits(bench: LauncherBench, openstack_cloud: OpenStackCloud, limits: dict[str, int]) -> None:
     with openstack_cloud.quota(**limits):
         start(bench, openstack_cloud)
@@ -107,12 +108,16 @@ def test_quota_zero(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> No
 @slow
 @pytest.mark.spec("OST-2.5: a server of a deleted flavor counts as far as it is known")
 def test_foreign_server_of_deleted_flavor(
-        bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture) -> None:
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, caplog: pytest.LogCaptureFixture
+) -> None:
     admin, sdk = openstack_cloud.admin, openstack_cloud.sdk
     flavor = admin.compute.create_flavor(name="gone", vcpus=3, ram=128, disk=1)
     foreign = sdk.compute.create_server(
-        name="foreign", flavor_id=flavor.id, image_id=sdk.image.find_image("base").id,
-        networks=[{"uuid": openstack_cloud.network_id("private")}])
+        name="foreign",
+        flavor_id=flavor.id,
+        image_id=sdk.image.find_image("base").id,
+        networks=[{"uuid": openstack_cloud.network_id("private")}],
+    )
     sdk.compute.wait_for_server(foreign, interval=0.5, wait=60)
     admin.compute.delete_flavor(flavor)
     with caplog.at_level(logging.WARNING, "nodepool"):
@@ -125,8 +130,9 @@ def test_foreign_server_of_deleted_flavor(
 
 
 @slow
-def test_no_room(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver, huge: str,
-                 caplog: pytest.LogCaptureFixture) -> None:
+def test_no_room(
+    bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver, huge: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A flavor that fits on no host: capacity, not quota; the failed server is removed."""
     with caplog.at_level(logging.ERROR, "nodepool"), openstack_cloud.quota(cores=-1, ram=-1):
         start(bench, openstack_cloud, provider(label("huge", flavor_name=huge), label(), launch_retries=2))

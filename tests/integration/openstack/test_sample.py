@@ -39,8 +39,9 @@ def prepared(openstack_cloud: OpenStackCloud) -> Iterator[None]:
         key = sdk.compute.create_keypair(name="nodepool", public_key=sdk.compute.find_keypair("key").public_key)
         later.callback(sdk.compute.delete_keypair, key)
         sdk.compute.create_server_group(name="ci-spread", policies=["soft-anti-affinity"])
-        sdk.image.create_image(name="Debian 12", data=b"x" * 100, disk_format="raw", container_format="bare",
-                               validate_checksum=False)
+        sdk.image.create_image(
+            name="Debian 12", data=b"x" * 100, disk_format="raw", container_format="bare", validate_checksum=False
+        )
         later.callback(openstack_cloud.clean)
         yield
 

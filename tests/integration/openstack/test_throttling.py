@@ -18,8 +18,13 @@ from tests.support.openstack.scene import PROVIDER, cleanup, is_call, label, man
 
 pytestmark = [pytest.mark.openstack, pytest.mark.slow, pytest.mark.timeout(400)]
 
-WAYS = {"429 with Retry-After": throttled(429, 0.5), "429": throttled(429, None), "503 with Retry-After": throttled(503, 0.5),
-        "503": throttled(503, None), "503 of a gateway": html(503)}
+WAYS = {
+    "429 with Retry-After": throttled(429, 0.5),
+    "429": throttled(429, None),
+    "503 with Retry-After": throttled(503, 0.5),
+    "503": throttled(503, None),
+    "503 of a gateway": html(503),
+}
 LANES = {"network": "network", "image": "image", "block-storage": "volume", "identity": "identity"}
 
 
@@ -63,8 +68,11 @@ def refuse(cloud: OpenStackCloud, name: str, way: Any, times: float = 2) -> Faul
 def test_throttled_service(bench: LauncherBench, openstack_cloud: OpenStackCloud, name: str) -> None:
     """Every request is served at its first attempt."""
     options = {"boot_from_volume": True, "volume_size": 1} if name == "block-storage" else {}
-    start(bench, openstack_cloud, provider(
-        label(**options), pool={"auto-floating-ip": name == "network"}, launch_retries=1, rate=0.01))
+    start(
+        bench,
+        openstack_cloud,
+        provider(label(**options), pool={"auto-floating-ip": name == "network"}, launch_retries=1, rate=0.01),
+    )
     adapter, lane = manager(bench).adapter, LANES[name]
     requests = [one(bench)[0]]
     for title, way in WAYS.items():
@@ -94,8 +102,13 @@ def test_throttled_upload(
     path.write_bytes(b"content" * 1000)
     fault = openstack_cloud.image.fail(is_call(call), WAYS[way], times=2)
     image_id = adapter.uploadImage(
-        None, "image-1", str(path), image_format="raw", metadata={"nodepool_provider_name": PROVIDER},
-        md5=hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest())
+        None,
+        "image-1",
+        str(path),
+        image_format="raw",
+        metadata={"nodepool_provider_name": PROVIDER},
+        md5=hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(),
+    )
     assert openstack_cloud.sdk.image.get_image(image_id).status == "active"
     adapter.deleteImage(image_id)
     assert openstack_cloud.images() == []

@@ -43,19 +43,22 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def config(hosts: int, slots: int) -> dict[str, Any]:
     nodes = [{"name": f"fake-host-{i}", "labels": ["a"], "max-parallel-jobs": slots // hosts} for i in range(hosts)]
-    return {"labels": [{"name": "a"}], "providers": [
-        {"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": nodes}]}]}
+    return {
+        "labels": [{"name": "a"}],
+        "providers": [{"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": nodes}]}],
+    }
 
 
 def wait_until_waiting(assignment: Assignment, count: int) -> None:
     """So many requests have been looked at, and wait for a node."""
-    wait_for(lambda: [render(why) for _, _, why in assignment.explain()] == ["static-main: no free node of a"] * count,
-             what=f"{count} waiting requests")
+    wait_for(
+        lambda: [render(why) for _, _, why in assignment.explain()] == ["static-main: no free node of a"] * count,
+        what=f"{count} waiting requests",
+    )
 
 
 @pytest.mark.parametrize("hosts", [1, SLOTS])
-def test_a_free_node_is_promised_to_one_request(
-        bench: DriverBench, offered: list[str], hosts: int) -> None:
+def test_a_free_node_is_promised_to_one_request(bench: DriverBench, offered: list[str], hosts: int) -> None:
     """However many wait: who is not served is not bothered, and the first in line is served first."""
     pool = bench.start(config(hosts, SLOTS))
     bench.wait_nodes("a", SLOTS)
@@ -69,7 +72,7 @@ def test_a_free_node_is_promised_to_one_request(
     bench.give_back(*used)
     wait_for(lambda: sum(bench.state(r) == FULFILLED for r in [urgent, *waiting]) == SLOTS)
     assert offered[0] == urgent.id
-    assert set(offered) == {urgent.id, *(r.id for r in waiting[:SLOTS - 1])}, "in serving order, and nobody else"
+    assert set(offered) == {urgent.id, *(r.id for r in waiting[: SLOTS - 1])}, "in serving order, and nobody else"
     assert len(offered) <= 2 * SLOTS
     assert pool.assignment.decisions - decisions <= 10 * SLOTS
 
@@ -88,7 +91,8 @@ def test_a_request_that_cannot_take_the_free_node_leaves_it_to_others(bench: Dri
 
 
 def test_who_finds_a_dead_node_makes_way_for_the_next(
-        bench: DriverBench, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench: DriverBench, offered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While a host is being tried the next request waits, with the reason; then it is looked at, once."""
     go_on = threading.Event()
     monkeypatch.setattr(StaticNodeProvider, "checkNodeLiveness", lambda _self, _node: not go_on.wait(20))
@@ -103,8 +107,10 @@ def test_who_finds_a_dead_node_makes_way_for_the_next(
         wait_for(lambda request=request: pool.assignment.reason_for(request.id) == taking)  # type: ignore[misc]
     go_on.set()
     for request in (first, like_first, second):
-        wait_for(lambda request=request: pool.assignment.reason_for(request.id) == "static-main: nothing free",  # type: ignore[misc]
-                 what=f"an answer to {request.id}")
+        wait_for(
+            lambda request=request: pool.assignment.reason_for(request.id) == "static-main: nothing free",  # type: ignore[misc]
+            what=f"an answer to {request.id}",
+        )
     assert offered == [first.id, second.id]
 
 
@@ -154,9 +160,13 @@ def test_a_record_that_cannot_be_written_keeps_back_no_other_host(bench: DriverB
     monkeypatch.setattr(StaticNodeProvider, "_register", noted)
     good = config(3, 3)
     good["labels"].append({"name": "b"})
-    good["providers"][0]["pools"].append({
-        "name": "odd", "node-attributes": {"installed": datetime.date(2024, 1, 1)},  # JSON has no dates
-        "nodes": [{"name": "fake-host-odd", "labels": ["b"]}]})
+    good["providers"][0]["pools"].append(
+        {
+            "name": "odd",
+            "node-attributes": {"installed": datetime.date(2024, 1, 1)},  # JSON has no dates
+            "nodes": [{"name": "fake-host-odd", "labels": ["b"]}],
+        }
+    )
     bench.start(good)
     bench.wait_nodes("a", 3)
     assert not any("fake-host-odd" in batch for batch in batches)

@@ -36,9 +36,7 @@ def host(name: str = "fake-host-1", labels: Any = "a", **options: Any) -> dict[s
 def config(*hosts: dict[str, Any], **pool: Any) -> dict[str, Any]:
     return {
         "labels": [{"name": name} for name in "abcd"],
-        "providers": [
-            {"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": list(hosts), **pool}]}
-        ],
+        "providers": [{"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": list(hosts), **pool}]}],
     }
 
 

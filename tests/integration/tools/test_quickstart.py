@@ -29,9 +29,20 @@ class Kept:
         self.work.mkdir()
         with open(self.output, "wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, str(REPOSITORY / "tools" / "demo.py"), "--no-image", "--keep", "--json", str(self.json),
-                 "--work", str(self.work)],
-                stdout=stream, stderr=stream, stdin=subprocess.DEVNULL)
+                [
+                    sys.executable,
+                    str(REPOSITORY / "tools" / "demo.py"),
+                    "--no-image",
+                    "--keep",
+                    "--json",
+                    str(self.json),
+                    "--work",
+                    str(self.work),
+                ],
+                stdout=stream,
+                stderr=stream,
+                stdin=subprocess.DEVNULL,
+            )
 
     @property
     def text(self) -> str:
@@ -43,8 +54,10 @@ class Kept:
 
     def kill(self, name: str) -> None:
         """One of its daemons, as the kernel does it when memory is short."""
-        os.kill(int((self.work / f"{name}.pid").read_text()) if (self.work / f"{name}.pid").exists()
-                else self.child(name), signal.SIGKILL)
+        os.kill(
+            int((self.work / f"{name}.pid").read_text()) if (self.work / f"{name}.pid").exists() else self.child(name),
+            signal.SIGKILL,
+        )
 
     def child(self, name: str) -> int:
         for entry in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
@@ -59,7 +72,11 @@ class Kept:
     def nodepool(self, *arguments: str) -> str:
         return subprocess.run(
             [str(pathlib.Path(sys.executable).with_name("nodepool")), "-c", str(self.work / "nodepool.yaml"), *arguments],
-            capture_output=True, text=True, check=True, timeout=60).stdout
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
 
     def left(self) -> list[str]:
         """Mounts, loop devices and processes of it."""

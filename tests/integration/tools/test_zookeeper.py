@@ -25,8 +25,12 @@ COMMAND = "import os, sys; print(os.environ['NODEPOOL_ZK_CA'], flush=True); sys.
 @contextlib.contextmanager
 def running() -> Iterator[tuple[subprocess.Popen[str], pathlib.Path, int]]:
     """``run``, the directory and a pidfd of its server."""
-    with subprocess.Popen([sys.executable, TOOL, "run", "--", sys.executable, "-c", COMMAND], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, TOOL, "run", "--", sys.executable, "-c", COMMAND],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         assert select.select([process.stdout], [], [], 60)[0], "the server does not start"
         folder = pathlib.Path(process.stdout.readline().strip()).parent.parent
@@ -55,8 +59,9 @@ def test_run_takes_its_server_along(number: signal.Signals) -> None:
 
 def test_start_leaves_its_server(tmp_path: pathlib.Path) -> None:
     def tool(action: str, *more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, TOOL, action, "--dir", str(tmp_path), *more], stdout=subprocess.PIPE, text=True,
-                              timeout=90)
+        return subprocess.run(
+            [sys.executable, TOOL, action, "--dir", str(tmp_path), *more], stdout=subprocess.PIPE, text=True, timeout=90
+        )
 
     server = os.pidfd_open(json.loads(tool("start").stdout)["pid"])
     try:

@@ -167,7 +167,12 @@ def test_progress_of_uploads(get, zk, other, zk_chroot):
     running, broken = get("/image-list")
     assert list(running)[:8] == UPLOAD_KEYS
     assert {key: running[key] for key in list(running)[8:]} == {
-        "bytes_sent": 25, "bytes_total": 100, "rate": 5, "progress": 0.25, "reason": None}
+        "bytes_sent": 25,
+        "bytes_total": 100,
+        "rate": 5,
+        "progress": 0.25,
+        "reason": None,
+    }
     assert broken["reason"] == "quota exceeded"
     header = get("/image-list", "text/plain").splitlines()[1]
     assert header.count("|") == 9 and "Bytes" not in header

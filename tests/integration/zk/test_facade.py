@@ -55,7 +55,12 @@ def test_reading_requests(zk: Any) -> None:
     path = create("/nodepool/requests/200-", json.dumps(record).encode(), sequence=True)
     read = zk.getNodeRequest(path.rsplit("/", 1)[1])
     assert (read.id, read.state, read.state_time, read.node_types, read.tenant_name) == (
-        path.rsplit("/", 1)[1], "requested", 1.5, ["a"], "t")
+        path.rsplit("/", 1)[1],
+        "requested",
+        1.5,
+        ["a"],
+        "t",
+    )
     assert read.stat.version == 0
 
 
@@ -82,8 +87,10 @@ def test_storing_requests(zk: Any, other: Any) -> None:
     assert other.getNodeRequests() == [second.id]
 
 
-@pytest.mark.spec(SPEC + "getNodeRequestLockIDs, getNodeRequestLockStats, nodeRequestLockStatsIterator, "
-                  "nodeRequestIterator, deleteNodeRequestLock")
+@pytest.mark.spec(
+    SPEC + "getNodeRequestLockIDs, getNodeRequestLockStats, nodeRequestLockStatsIterator, "
+    "nodeRequestIterator, deleteNodeRequestLock"
+)
 def test_request_locks(zk: Any, other: Any) -> None:
     first, second = request(), request()
     for record in (first, second):
@@ -225,14 +232,23 @@ def test_force_unlock(zk: Any, zk_chroot: Chroot) -> None:
 @pytest.mark.spec(SPEC + "getReadyNodesOfTypes, getReadyNodesOfTypes_multilabel")
 @pytest.mark.parametrize("cached", [True, False])
 def test_ready_nodes(zk: Any, other: Any, cached: bool) -> None:
-    nodes = {name: node(**values) for name, values in {
-        "a": {"type": ["a"]}, "ab": {"type": ["a", "b"]}, "c": {"type": ["c"]},
-        "taken": {"type": ["a"], "allocated_to": "100-1"}, "used": {"type": ["a"], "state": zkm.USED}}.items()}
+    nodes = {
+        name: node(**values)
+        for name, values in {
+            "a": {"type": ["a"]},
+            "ab": {"type": ["a", "b"]},
+            "c": {"type": ["c"]},
+            "taken": {"type": ["a"], "allocated_to": "100-1"},
+            "used": {"type": ["a"], "state": zkm.USED},
+        }.items()
+    }
     for record in nodes.values():
         zk.storeNode(record)
     found = (zk if cached else other).getReadyNodesOfTypes(["a", "b", "d"])
     assert {label: {n.id for n in ns} for label, ns in found.items()} == {
-        "a": {nodes["a"].id, nodes["ab"].id}, "b": {nodes["ab"].id}}
+        "a": {nodes["a"].id, nodes["ab"].id},
+        "b": {nodes["ab"].id},
+    }
 
 
 @pytest.mark.spec(SPEC + "nodeIterator; PY-3: without a mirror iterators read through")
@@ -255,8 +271,13 @@ def test_node_iterator(zk: Any, other: Any) -> None:
 def test_delete_oldest_unused_node(zk: Any) -> None:
     now = time.time()
     old = node(state_time=now - 100)
-    for record in (node(state_time=now - 50), old, node(state_time=now - 900, pool="other"),
-                   node(state_time=now - 900, allocated_to="100-1"), node(zkm.HOLD, state_time=now - 900)):
+    for record in (
+        node(state_time=now - 50),
+        old,
+        node(state_time=now - 900, pool="other"),
+        node(state_time=now - 900, allocated_to="100-1"),
+        node(zkm.HOLD, state_time=now - 900),
+    ):
         zk.storeNode(record)
     assert zk.deleteOldestUnusedNode("p", "main")
     assert zk.getNode(old.id).state == "deleting"
@@ -299,8 +320,9 @@ def test_no_write_without_the_lock(zk: Any, other: Any) -> None:
 def test_pool_component(zk: Any, zk_chroot: Chroot) -> None:
     client = zk_chroot.connect()
     component = PoolComponent(client, "np01", "11.0.0")
-    component.content.update(id="the-id", name="main", provider_name="p", supported_labels=["b", "a"],
-                             state=PoolComponent.RUNNING)
+    component.content.update(
+        id="the-id", name="main", provider_name="p", supported_labels=["b", "a"], state=PoolComponent.RUNNING
+    )
     assert PoolComponent.RUNNING == "running" and component.id == "the-id"
     component.register()
     pool = wait_for(zk.getRegisteredPools)[0]
@@ -309,9 +331,19 @@ def test_pool_component(zk: Any, zk_chroot: Chroot) -> None:
     name = zk.kazoo_client.get_children("/nodepool/components/pool")[0]
     assert name.startswith("np01") and len(name) == 14
     data, stat = zk.kazoo_client.get(f"/nodepool/components/pool/{name}")
-    assert json.loads(data) == {"hostname": "np01", "id": "the-id", "kind": "pool", "model_api": 0, "name": "main",
-                                "paused": False, "priority": 100, "provider_name": "p", "state": "running",
-                                "supported_labels": ["b", "a"], "version": "11.0.0"}
+    assert json.loads(data) == {
+        "hostname": "np01",
+        "id": "the-id",
+        "kind": "pool",
+        "model_api": 0,
+        "name": "main",
+        "paused": False,
+        "priority": 100,
+        "provider_name": "p",
+        "state": "running",
+        "supported_labels": ["b", "a"],
+        "version": "11.0.0",
+    }
     assert stat.ephemeralOwner == client.session_id
     component.update(paused=True)
     wait_for(lambda: zk.getRegisteredPools()[0].paused)

@@ -88,8 +88,9 @@ def watch_nodes(zk: Any) -> tuple[list[str], list[bool]]:
 
 @pytest.mark.spec("issue 11, B2: the connection breaks during re-synchronisation")
 @pytest.mark.parametrize("what", [AddWatch, GetChildren2, GetData])
-def test_a_break_while_reading_empties_nothing(zk: Any, zk_chroot: Chroot, answers: Answers, what: type,
-                                                caplog: pytest.LogCaptureFixture) -> None:
+def test_a_break_while_reading_empties_nothing(
+    zk: Any, zk_chroot: Chroot, answers: Answers, what: type, caplog: pytest.LogCaptureFixture
+) -> None:
     nodes = [make_node() for _ in range(8)]
     for node in nodes:
         zk.storeNode(node)
@@ -113,8 +114,9 @@ def test_a_refused_reading_is_tried_again(zk: Any, answers: Answers, what: type,
     for node in nodes:
         zk.storeNode(node)
     gone, synced = watch_nodes(zk)
-    answers.spoil(below(what, paths.node(nodes[3].id) if what is GetData else paths.NODES), times=2,
-                  refusal=OperationTimeoutError())
+    answers.spoil(
+        below(what, paths.node(nodes[3].id) if what is GetData else paths.NODES), times=2, refusal=OperationTimeoutError()
+    )
     zk.kazoo_client._call(_CONNECTION_DROP, None)
     wait_for(lambda: len(answers.hit) == 2 and zk.connected and zk.synced, what="synchronised at the third try")
     assert (gone, synced) == ([], [True])
@@ -122,7 +124,8 @@ def test_a_refused_reading_is_tried_again(zk: Any, answers: Answers, what: type,
 
 @pytest.mark.spec("issue 11, B2: a change whose reading fails is not forgotten")
 def test_a_refused_reading_of_a_change_is_tried_again(
-        zk: Any, zk_chroot: Chroot, answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    zk: Any, zk_chroot: Chroot, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.zk.mirror.tree.READ_AGAIN", 0.1)
     other = ZooKeeper(zk_chroot.connect(), enable_cache=False)
     node = make_node()
@@ -147,10 +150,16 @@ def test_a_record_that_we_may_not_read_concerns_itself_only(zk: Any, answers: An
 
 
 @pytest.mark.spec("issue 11, C11: what was bad and vanished while we were cut off leaves no trace")
-@pytest.mark.parametrize("tree, path", [
-    ("node_tree", f"{paths.NODES}/0000000077"), ("request_tree", f"{paths.REQUESTS}/nonsense"),
-    ("image_tree", f"{paths.IMAGES}/i/builds/b"), ("component_tree", f"{paths.COMPONENTS}/pool/bad"),
-    ("progress_tree", "/nodepool/x-progress/builds/b")])
+@pytest.mark.parametrize(
+    "tree, path",
+    [
+        ("node_tree", f"{paths.NODES}/0000000077"),
+        ("request_tree", f"{paths.REQUESTS}/nonsense"),
+        ("image_tree", f"{paths.IMAGES}/i/builds/b"),
+        ("component_tree", f"{paths.COMPONENTS}/pool/bad"),
+        ("progress_tree", "/nodepool/x-progress/builds/b"),
+    ],
+)
 def test_bad_records_that_vanish_while_cut_off(zk: Any, zk_chroot: Chroot, tree: str, path: str) -> None:
     mirror = getattr(zk, tree)
     if tree == "progress_tree":
@@ -173,19 +182,25 @@ def test_bad_records_that_vanish_while_cut_off(zk: Any, zk_chroot: Chroot, tree:
 
 def create_of(part: str) -> Callable[[Any], bool]:
     """A transaction that creates something of this name."""
-    return lambda request: isinstance(request, Transaction) and any(
-        isinstance(op, Create) and part in op.path for op in request.operations)
+    return lambda request: (
+        isinstance(request, Transaction) and any(isinstance(op, Create) and part in op.path for op in request.operations)
+    )
 
 
 @pytest.mark.spec("issue 11, B12: the lock of a backing node outlives sessions, also when the answer to its taking is lost")
 def test_the_lock_of_a_backing_node_is_not_thrown_away(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     pool = bench.start(setup(slot()))
     answers = Answers(monkeypatch, pool.zk.kazoo_client)
     # The metastatic driver's contender is persistent.
-    answers.spoil(lambda request: isinstance(request, Transaction) and any(
-        isinstance(op, Create) and "__lock__" in op.path and not op.flags & 1 for op in request.operations))
+    answers.spoil(
+        lambda request: (
+            isinstance(request, Transaction)
+            and any(isinstance(op, Create) and "__lock__" in op.path and not op.flags & 1 for op in request.operations)
+        )
+    )
     _request, (node,) = bench.fulfilled("user-label")
     assert answers.hit
     (backing,) = backing_nodes(bench)
@@ -200,8 +215,7 @@ def test_the_lock_of_a_backing_node_is_not_thrown_away(
 
 
 @pytest.mark.spec("issue 11, B12: a persistent contender that was not obtained does not stay")
-def test_a_persistent_contender_that_was_given_up_is_removed(
-        zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
+def test_a_persistent_contender_that_was_given_up_is_removed(zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
     node = make_node()
     zk.storeNode(node)
     zk.kazoo_client.create(paths.node_lock(node.id))
@@ -230,8 +244,7 @@ def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers, wait
     assert all(other.exists(path) for path in [theirs, *longer])
 
 
-def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(
-        zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
+def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
     mark = Mark(zk.kazoo_client, "us", "min-ready", "small")
     answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
     with pytest.raises(ConnectionLoss):
@@ -290,7 +303,8 @@ REGISTRATION = "issue 11, B11: a registration whose answer is lost makes no seco
 
 @pytest.mark.spec(REGISTRATION)
 def test_a_doubtful_registration_is_found_again(
-        zk: Any, zk_chroot: Chroot, answers: Answers, wait_back: Callable[[], None]) -> None:
+    zk: Any, zk_chroot: Chroot, answers: Answers, wait_back: Callable[[], None]
+) -> None:
     other = zk_chroot.connect().client
     pool_component(zk, state="another pool").register()
     answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("/pool/host"))
@@ -324,8 +338,7 @@ def test_a_doubtful_registration_after_a_lost_session(zk: Any, zk_chroot: Chroot
 
 @pytest.mark.spec("issue 11, B10: a connection that breaks in the first seconds leaves no second client behind")
 @pytest.mark.parametrize("where", ["nodepool.zk.zookeeper.ZooKeeper.start", "nodepool.zk.components.LauncherComponent.register"])
-def test_a_start_that_breaks_leaves_no_client_behind(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_start_that_breaks_leaves_no_client_behind(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     clients: list[Any] = []
     begin = ZooKeeperClient.connect
     monkeypatch.setattr(ZooKeeperClient, "connect", lambda self, timeout=None: (clients.append(self), begin(self, timeout))[1])

@@ -54,8 +54,10 @@ def image_locks(facade: Any) -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.spec(SPEC + "imageBuildLock, imageBuildIdLock, imageUploadLock, imageUploadNumberLock, each with "
-                  "…_exception_nonblocking and …_exception_blocking")
+@pytest.mark.spec(
+    SPEC + "imageBuildLock, imageBuildIdLock, imageUploadLock, imageUploadNumberLock, each with "
+    "…_exception_nonblocking and …_exception_blocking"
+)
 @pytest.mark.parametrize("name", ["build", "build id", "upload", "number"])
 def test_image_locks(zk: Any, other: Any, name: str) -> None:
     lock, path = image_locks(zk)[name]
@@ -113,8 +115,7 @@ def test_orphans_read_as_none(zk: Any) -> None:
 
 @pytest.mark.spec(SPEC + "storeBuild, store_and_get_build; getImageNames, getBuildIds")
 def test_builds(zk: Any) -> None:
-    first = build(builder="host", builder_id="id", formats=["raw", "qcow2"], username="u", python_path="p",
-                  shell_type="s")
+    first = build(builder="host", builder_id="id", formats=["raw", "qcow2"], username="u", python_path="p", shell_type="s")
     one, two = zk.storeBuild("image", first), zk.storeBuild("image", build())
     assert one != two and len(one) == 32
     with zk.imageBuildLock("image", blocking=False):
@@ -128,8 +129,10 @@ def test_builds(zk: Any) -> None:
     assert zk.getBuild("image", one).state == "deleting"
 
 
-@pytest.mark.spec(SPEC + "getImageNames_not_found, getBuildIds_not_found, getBuildProviders_not_found, "
-                  "getImageUploadNumbers_not_found, getBuild_not_found, getImageUpload_not_found")
+@pytest.mark.spec(
+    SPEC + "getImageNames_not_found, getBuildIds_not_found, getBuildProviders_not_found, "
+    "getImageUploadNumbers_not_found, getBuild_not_found, getImageUpload_not_found"
+)
 def test_images_not_found(zk: Any) -> None:
     assert zk.getImageNames() == zk.getBuildIds("x") == zk.getBuildProviders("x", "y") == []
     assert zk.getImageUploadNumbers("x", "y", "z") == zk.getUploads("x", "y", "z") == zk.getBuilds("x") == []
@@ -143,8 +146,7 @@ def test_uploads(zk: Any) -> None:
     with pytest.raises(exceptions.ZKException, match="Cannot find build"):
         zk.storeImageUpload("image", "f" * 32, "prov", upload())
     build_id = zk.storeBuild("image", build())
-    record = upload(external_id="e", external_name="image-1", format="raw", username="u", python_path="p",
-                    shell_type="s")
+    record = upload(external_id="e", external_name="image-1", format="raw", username="u", python_path="p", shell_type="s")
     first = zk.storeImageUpload("image", build_id, "prov", record)
     second = zk.storeImageUpload("image", build_id, "prov", upload())
     assert first < second and len(first) == 10
@@ -187,8 +189,10 @@ def test_most_recent_builds(zk: Any) -> None:
         assert {b.id for b in zk.getBuilds("image", [zkm.READY])} == set(ids)
 
 
-@pytest.mark.spec(SPEC + "getMostRecentBuildImageUploads_with_state, …_any_state, getUploads, getUploads_any, "
-                  "getMostRecentImageUpload, getProviderUploads")
+@pytest.mark.spec(
+    SPEC + "getMostRecentBuildImageUploads_with_state, …_any_state, getUploads, getUploads_any, "
+    "getMostRecentImageUpload, getProviderUploads"
+)
 def test_most_recent_uploads(zk: Any) -> None:
     first, second = zk.storeBuild("image", build()), zk.storeBuild("image", build())
     old = zk.storeImageUpload("image", first, "prov", upload(state_time=10.0))
@@ -206,8 +210,7 @@ def test_most_recent_uploads(zk: Any) -> None:
     wait_for(lambda: zk.getMostRecentImageUpload("image", "prov", cached=True))
     wait_for(lambda: zk.getMostRecentImageUpload("image", "prov", cached=True).external_id == "wanted")
     found = zk.getProviderUploads("prov")
-    assert {b: {u.id for u in ups} for b, ups in found["image"].items()} == {
-        first: {old, newest, later}, second: {elsewhere}}
+    assert {b: {u.id for u in ups} for b, ups in found["image"].items()} == {first: {old, newest, later}, second: {elsewhere}}
     assert [u.id for u in zk.getProviderUploads("other")["image"][second]] == [theirs]
     assert zk.getProviderUploads("nobody") == {}
 
@@ -255,10 +258,18 @@ def test_what_the_mirror_takes_for_what(zk: Any, zk_chroot: Chroot) -> None:
     record, root = b'{"state": "ready", "state_time": 1.0}', "/nodepool/images/image"
     uploads = f"{root}/builds/b1/providers/prov/images"
     for path, data in {
-            f"{root}/pause": b"", f"{root}/request-build": b"", f"{root}/builds/lock/{'a' * 32}__lock__0000000000": b"",
-            f"{root}/builds/b1": record, f"{root}/builds/b1/lock/x": record, f"{root}/builds/b1/other/y": record,
-            f"{uploads}/0000000001": record, f"{uploads}/lock/z": record, f"{uploads}/0000000001/lock/c": record,
-            f"{root}/odd/builds": record, "/nodepool/images/empty": b""}.items():
+        f"{root}/pause": b"",
+        f"{root}/request-build": b"",
+        f"{root}/builds/lock/{'a' * 32}__lock__0000000000": b"",
+        f"{root}/builds/b1": record,
+        f"{root}/builds/b1/lock/x": record,
+        f"{root}/builds/b1/other/y": record,
+        f"{uploads}/0000000001": record,
+        f"{uploads}/lock/z": record,
+        f"{uploads}/0000000001/lock/c": record,
+        f"{root}/odd/builds": record,
+        "/nodepool/images/empty": b"",
+    }.items():
         if kazoo.exists(path):
             kazoo.set(path, data)
         else:

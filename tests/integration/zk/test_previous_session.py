@@ -35,7 +35,9 @@ time.sleep(60)
 def start_holder(chroot: Chroot, path: pathlib.Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, chroot.connection, chroot.ca, chroot.cert, chroot.key, str(path)],
-        stdout=subprocess.PIPE, text=True)
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "ready"
     return process
@@ -101,7 +103,8 @@ def test_a_directory_that_is_missing_does_no_harm(zk_chroot: Chroot, tmp_path: p
 
 @pytest.mark.spec("issue 11, point 7: what ran on another machine, or before a boot, may live on there")
 def test_the_session_of_another_machine_is_left_alone(
-        zk_chroot: Chroot, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zk_chroot: Chroot, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     boot = tmp_path / "boot"
     path = tmp_path / "session"
     process = start_holder(zk_chroot, path)
@@ -143,6 +146,11 @@ def test_where_the_session_is_remembered(tmp_path: pathlib.Path, monkeypatch: py
     assert where("-f").parent == tmp_path
     assert where("-f", "--state-dir", str(tmp_path / "own")).parent == tmp_path / "own"
     assert where("-f") == where()
-    others = [where(), where("-c", "/other"), where("-s", "/secure"), where("-p", "/other.pid"),
-              pathlib.Path(session_file("nodepool-builder", arguments(tmp_path)))]
+    others = [
+        where(),
+        where("-c", "/other"),
+        where("-s", "/secure"),
+        where("-p", "/other.pid"),
+        pathlib.Path(session_file("nodepool-builder", arguments(tmp_path))),
+    ]
     assert len(set(others)) == len(others)

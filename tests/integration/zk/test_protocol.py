@@ -61,10 +61,19 @@ def test_persistent_watch_events(client: Any, zk_chroot: Chroot) -> None:
     txn.delete("/watched/old")
     txn.commit()
     expected = [
-        (CREATED, "/watched/a"), (CHANGED, "/watched/a"), (CHANGED, "/watched/a"), (CREATED, "/watched/a/deep"),
-        (CREATED, "/watched/a/deep/er"), (DELETED, "/watched/a/deep/er"), (DELETED, "/watched/a/deep"),
-        (DELETED, "/watched/a"), (CHANGED, "/watched/old"), (CREATED, "/watched/t1"), (CREATED, "/watched/t2"),
-        (DELETED, "/watched/old")]
+        (CREATED, "/watched/a"),
+        (CHANGED, "/watched/a"),
+        (CHANGED, "/watched/a"),
+        (CREATED, "/watched/a/deep"),
+        (CREATED, "/watched/a/deep/er"),
+        (DELETED, "/watched/a/deep/er"),
+        (DELETED, "/watched/a/deep"),
+        (DELETED, "/watched/a"),
+        (CHANGED, "/watched/old"),
+        (CREATED, "/watched/t1"),
+        (CREATED, "/watched/t2"),
+        (DELETED, "/watched/old"),
+    ]
     wait_for(lambda: len(events) >= len(expected))
     client.exists("/watched")
     assert events == expected
@@ -249,6 +258,7 @@ def test_kazoo_recipes(client: Any, zk_chroot: Chroot) -> None:
     first, second = client.Election("/election", "one"), other.Election("/election", "two")
     threads = []
     for election, name in ((first, "one"), (second, "two")):
+
         def lead(name: str = name) -> None:
             leaders.append(name)
             release.wait(10)
@@ -293,14 +303,18 @@ def test_pending_requests_end_with_an_error(client: Any) -> None:
     client._call(_SESSION_EXPIRED, client.handler.async_result())
     for _ in range(50):
         try:
-            client.submit(GetData(client.full_path("/"), None),
-                          Reply(lambda result, error, _zxid: answers.append((result, error))))
+            client.submit(
+                GetData(client.full_path("/"), None), Reply(lambda result, error, _zxid: answers.append((result, error)))
+            )
         except (SessionExpiredError, ConnectionClosedError):
             answers.append((None, "refused"))
     wait_for(lambda: len(answers) == 50)
     for result, error in answers:
-        assert result is not None or error == "refused" or isinstance(
-            error, (SessionExpiredError, ConnectionLoss, ConnectionClosedError)), error
+        assert (
+            result is not None
+            or error == "refused"
+            or isinstance(error, (SessionExpiredError, ConnectionLoss, ConnectionClosedError))
+        ), error
     wait_for(lambda: client.connected)
     assert client.exists("/") is not None
 

@@ -27,11 +27,21 @@ _XML = 'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 def moto_port() -> int:
     """Port of the moto server of this test process; started once."""
     if not _process:
-        environment = {**os.environ, "MOTO_EC2_LOAD_DEFAULT_AMIS": "false", "PYTHONWARNINGS": "ignore",
-                       "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        environment = {
+            **os.environ,
+            "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
+            "PYTHONWARNINGS": "ignore",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
         process = subprocess.Popen(
-            [sys.executable, os.path.join(os.path.dirname(__file__), "moto_process.py")], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
+            [sys.executable, os.path.join(os.path.dirname(__file__), "moto_process.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+        )
         assert process.stdout is not None
         _process.update(process=process, port=int(process.stdout.readline()))
 
@@ -91,8 +101,14 @@ class LookAlike:
         return Reply(200, body.encode(), [("Content-Type", "text/xml")])
 
     def _error(self, code: str) -> Reply:
-        return Reply(400, (f"<Response><Errors><Error><Code>{code}</Code><Message>made up</Message></Error></Errors>"
-                           "<RequestID>r</RequestID></Response>").encode(), [("Content-Type", "text/xml")])
+        return Reply(
+            400,
+            (
+                f"<Response><Errors><Error><Code>{code}</Code><Message>made up</Message></Error></Errors>"
+                "<RequestID>r</RequestID></Response>"
+            ).encode(),
+            [("Content-Type", "text/xml")],
+        )
 
     def do_ListServiceQuotas(self, request: Request) -> Reply:
         service = json.loads(request.body)["ServiceCode"]
@@ -130,7 +146,10 @@ class LookAlike:
         released = "".join(f"<item>{host}</item>" for host in free)
         refused = "".join(
             "<item><error><code>Client.InvalidHost.Occupied</code><message>occupied</message></error>"
-            f"<resourceId>{host}</resourceId></item>" for host in wanted if host in occupied)
+            f"<resourceId>{host}</resourceId></item>"
+            for host in wanted
+            if host in occupied
+        )
         return self._xml("ReleaseHosts", f"<successful>{released}</successful><unsuccessful>{refused}</unsuccessful>")
 
     # -- moto makes a snapshot of its own for each image; it takes the place of the one that the image was made of
@@ -165,8 +184,11 @@ class LookAlike:
     @staticmethod
     def tags(request: Request) -> dict[str, str]:
         params = request.params
-        return {params[f"TagSpecification.1.Tag.{n}.Key"]: params[f"TagSpecification.1.Tag.{n}.Value"]
-                for n in range(1, 60) if f"TagSpecification.1.Tag.{n}.Key" in params}
+        return {
+            params[f"TagSpecification.1.Tag.{n}.Key"]: params[f"TagSpecification.1.Tag.{n}.Value"]
+            for n in range(1, 60)
+            if f"TagSpecification.1.Tag.{n}.Key" in params
+        }
 
     def new_snapshot(self) -> str:
         volume = self.ec2.create_volume(AvailabilityZone=f"{REGION}a", Size=10)["VolumeId"]
@@ -185,10 +207,15 @@ class LookAlike:
             self.put_in_place(image, snapshot)
             with self.lock:
                 self._snapshots[f"Created by AWS-VMImport service for {task}".encode()] = (
-                    f"Auto-created snapshot for AMI {image}".encode())
+                    f"Auto-created snapshot for AMI {image}".encode()
+                )
         with self.lock:
             self.tasks[task] = {
-                "tags": tags, "snapshot": snapshot, "image": image, "looks": self.looks if looks is None else looks}
+                "tags": tags,
+                "snapshot": snapshot,
+                "image": image,
+                "looks": self.looks if looks is None else looks,
+            }
         return task
 
     def do_ImportSnapshot(self, request: Request) -> Reply:
@@ -204,8 +231,11 @@ class LookAlike:
         with self.lock:
             if any(one not in self.tasks for one in wanted):
                 return None
-            found = [(key, task) for key, task in self.tasks.items()
-                     if key.startswith(f"import-{kind}-") and (not wanted or key in wanted)]
+            found = [
+                (key, task)
+                for key, task in self.tasks.items()
+                if key.startswith(f"import-{kind}-") and (not wanted or key in wanted)
+            ]
             for _, task in found:
                 task["looks"] -= 1
         return found
@@ -223,9 +253,11 @@ class LookAlike:
         for key, task in asked:
             done = task["looks"] < 0
             made = f"<snapshotId>{task['snapshot']}</snapshotId>" if done else ""
-            items += (f"<item><importTaskId>{key}</importTaskId><snapshotTaskDetail>{made}"
-                      f"<status>{task.get('status') or ('completed' if done else 'active')}</status></snapshotTaskDetail>"
-                      f"{self._tag_set(task)}</item>")
+            items += (
+                f"<item><importTaskId>{key}</importTaskId><snapshotTaskDetail>{made}"
+                f"<status>{task.get('status') or ('completed' if done else 'active')}</status></snapshotTaskDetail>"
+                f"{self._tag_set(task)}</item>"
+            )
         return self._xml("DescribeImportSnapshotTasks", f"<importSnapshotTaskSet>{items}</importSnapshotTaskSet>")
 
     def do_DescribeImportImageTasks(self, request: Request) -> Reply:
@@ -235,10 +267,18 @@ class LookAlike:
         items = ""
         for key, task in asked:
             done = task["looks"] < 0
-            made = (f"<imageId>{task['image']}</imageId><snapshotDetailSet><item><snapshotId>{task['snapshot']}"
-                    "</snapshotId></item></snapshotDetailSet>") if done else ""
-            items += (f"<item><importTaskId>{key}</importTaskId><status>{'completed' if done else 'active'}</status>"
-                      f"{made}{self._tag_set(task)}</item>")
+            made = (
+                (
+                    f"<imageId>{task['image']}</imageId><snapshotDetailSet><item><snapshotId>{task['snapshot']}"
+                    "</snapshotId></item></snapshotDetailSet>"
+                )
+                if done
+                else ""
+            )
+            items += (
+                f"<item><importTaskId>{key}</importTaskId><status>{'completed' if done else 'active'}</status>"
+                f"{made}{self._tag_set(task)}</item>"
+            )
         return self._xml("DescribeImportImageTasks", f"<importImageTaskSet>{items}</importImageTaskSet>")
 
 
@@ -250,11 +290,13 @@ class AwsCloud:
 
         self.port = moto_port()
         urllib.request.urlopen(
-            urllib.request.Request(f"http://127.0.0.1:{self.port}/moto-api/reset", method="POST"), timeout=30).close()
+            urllib.request.Request(f"http://127.0.0.1:{self.port}/moto-api/reset", method="POST"), timeout=30
+        ).close()
         keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
         self._direct = [
             boto3.client(name, region_name=REGION, endpoint_url=f"http://127.0.0.1:{self.port}", **keys)
-            for name in ("ec2", "s3", "iam")]
+            for name in ("ec2", "s3", "iam")
+        ]
         self.ec2, self.s3, self.iam = self._direct
         self.like = LookAlike(self.ec2)
         self.like.quotas["ec2"] = {"L-1216C47A": 1000, "L-34B43A08": 1000, "L-43DA4232": 1000, "L-81657574": 100}
@@ -266,7 +308,8 @@ class AwsCloud:
         self.group: str = self.new_group("group")
         self.ec2.create_key_pair(KeyName="zuul")
         self.ami: str = self.ec2.register_image(
-            Name="base", Architecture="x86_64", RootDeviceName="/dev/sda1", VirtualizationType="hvm")["ImageId"]
+            Name="base", Architecture="x86_64", RootDeviceName="/dev/sda1", VirtualizationType="hvm"
+        )["ImageId"]
         self.s3.create_bucket(Bucket="nodepool")
 
     def new_subnet(self, block: str, zone: str) -> str:
@@ -279,8 +322,13 @@ class AwsCloud:
     def environment(self) -> dict[str, str]:
         """The standard means of AWS to find endpoint and credentials."""
         return {
-            "AWS_ENDPOINT_URL": self.proxy.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-test",
-            "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true"}
+            "AWS_ENDPOINT_URL": self.proxy.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "secret-of-test",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
 
     def setup_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -293,16 +341,21 @@ class AwsCloud:
     def instances(self, *states: str) -> list[dict[str, Any]]:
         """In one of these states; by default those that are not on their way out."""
         wanted = states or ("pending", "running", "stopped", "stopping")
-        return [instance for reservation in self.ec2.describe_instances()["Reservations"]
-                for instance in reservation["Instances"] if instance["State"]["Name"] in wanted]
+        return [
+            instance
+            for reservation in self.ec2.describe_instances()["Reservations"]
+            for instance in reservation["Instances"]
+            if instance["State"]["Name"] in wanted
+        ]
 
     def hosts(self) -> list[dict[str, Any]]:
         return [host for host in self.ec2.describe_hosts()["Hosts"] if host["State"] != "released"]
 
     def snapshots(self) -> list[str]:
         base = self.ec2.describe_images(ImageIds=[self.ami])["Images"][0]["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
-        return [one["SnapshotId"] for one in self.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"]
-                if one["SnapshotId"] != base]
+        return [
+            one["SnapshotId"] for one in self.ec2.describe_snapshots(OwnerIds=["self"])["Snapshots"] if one["SnapshotId"] != base
+        ]
 
     def images(self) -> list[dict[str, Any]]:
         return [one for one in self.ec2.describe_images(Owners=["self"])["Images"] if one["ImageId"] != self.ami]
@@ -327,12 +380,25 @@ class AwsCloud:
         return dashed(values)
 
     def provider(self, *labels: dict[str, Any], pool: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        pool_options = {"name": "main", "max-servers": 20, "subnet-id": self.subnet, "security-group-id": self.group,
-                        "host-key-checking": False, "labels": list(labels or [self.label()]), **(pool or {})}
+        pool_options = {
+            "name": "main",
+            "max-servers": 20,
+            "subnet-id": self.subnet,
+            "security-group-id": self.group,
+            "host-key-checking": False,
+            "labels": list(labels or [self.label()]),
+            **(pool or {}),
+        }
         return {
-            "name": "ec2-us", "driver": "aws", "region-name": REGION, "rate": 100, "launch-timeout": 60,
+            "name": "ec2-us",
+            "driver": "aws",
+            "region-name": REGION,
+            "rate": 100,
+            "launch-timeout": 60,
             "cloud-images": [{"name": "base", "image-id": self.ami, "username": "ubuntu"}],
-            "pools": [{k: v for k, v in pool_options.items() if v is not None}], **dashed(options)}
+            "pools": [{k: v for k, v in pool_options.items() if v is not None}],
+            **dashed(options),
+        }
 
     @staticmethod
     def config(*providers: dict[str, Any], **top: Any) -> dict[str, Any]:

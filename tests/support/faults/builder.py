@@ -40,19 +40,40 @@ DEADLINE = 40.0
 class BuilderProcess(DaemonProcess):
     """The nodepool-builder program in the foreground, with an image directory of its own."""
 
-    def __init__(self, bench: BuilderBench, name: str, config: pathlib.Path, images_dir: pathlib.Path, *options: str,
-                 crash_at: str = "", plain: bool = False, **environment: str) -> None:
+    def __init__(
+        self,
+        bench: BuilderBench,
+        name: str,
+        config: pathlib.Path,
+        images_dir: pathlib.Path,
+        *options: str,
+        crash_at: str = "",
+        plain: bool = False,
+        **environment: str,
+    ) -> None:
         self.name = name
         self.images_dir = images_dir
         self.log = bench.tmp / f"{name}.log"
         self.start_of_log = self.log.stat().st_size if self.log.exists() else 0
         command = [str(PROGRAM)] if plain else [sys.executable, str(HERE / "serve_builder.py")]
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_CRASH_AT": crash_at, MARK: bench.mark,
-               "OS_CLIENT_CONFIG_FILE": str(bench.clouds), "TMPDIR": str(bench.scratch), **environment}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "NODEPOOL_CRASH_AT": crash_at,
+            MARK: bench.mark,
+            "OS_CLIENT_CONFIG_FILE": str(bench.clouds),
+            "TMPDIR": str(bench.scratch),
+            **environment,
+        }
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
                 [*command, "-f", "-c", str(config), "-p", str(bench.tmp / f"{name}.pid"), *options],
-                stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd="/", env=env)
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                cwd="/",
+                env=env,
+            )
 
     def text(self) -> str:
         """What this process has logged."""
@@ -96,8 +117,13 @@ class BuilderBench:
         self.directories: set[pathlib.Path] = set()
         self.mounted: list[pathlib.Path] = []
         # This session outlives all that the builders go through.
-        self.client = ZooKeeperClient(f"{settings['hosts']}{self.chroot}", timeout=60, tls_cert=settings["cert"],
-                                      tls_key=settings["key"], tls_ca=settings["ca"])
+        self.client = ZooKeeperClient(
+            f"{settings['hosts']}{self.chroot}",
+            timeout=60,
+            tls_cert=settings["cert"],
+            tls_key=settings["key"],
+            tls_ca=settings["ca"],
+        )
         self.client.connect(timeout=30)
         assert self.client.client is not None
         self.client.client.ensure_path("/")
@@ -113,12 +139,18 @@ class BuilderBench:
     def image(self, name: str = "i0", env: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
         """An entry of ``diskimages``; ``env`` for the stand-in, see image-create."""
         env = {"CREATE_HOLD": str(self.hold_dir), "CREATE_RECORD": str(self.records), **(env or {})}
-        return {"name": name, "elements": ["fedora", "vm"], "dib-cmd": str(HERE / "image-create"), "env-vars": env,
-                **options}
+        return {"name": name, "elements": ["fedora", "vm"], "dib-cmd": str(HERE / "image-create"), "env-vars": env, **options}
 
-    def config(self, name: str = "b0", images: list[dict[str, Any]] | None = None,
-               providers: list[dict[str, Any]] | None = None, hosts: str | None = None, session: float = SESSION,
-               images_dir: pathlib.Path | None = None, top: dict[str, Any] | None = None) -> pathlib.Path:
+    def config(
+        self,
+        name: str = "b0",
+        images: list[dict[str, Any]] | None = None,
+        providers: list[dict[str, Any]] | None = None,
+        hosts: str | None = None,
+        session: float = SESSION,
+        images_dir: pathlib.Path | None = None,
+        top: dict[str, Any] | None = None,
+    ) -> pathlib.Path:
         """A configuration for the builder ``name``; its image directory is named after it."""
         images = [self.image()] if images is None else images
         host, port = (hosts or self.settings["hosts"]).rsplit(":", 1)
@@ -126,10 +158,17 @@ class BuilderBench:
             providers = [self.cloud.provider([i["name"] for i in images])]
         values = {
             "zookeeper-servers": [{"host": host, "port": int(port), "chroot": self.chroot}],
-            "zookeeper-tls": {k: self.settings[k] for k in ("ca", "cert", "key")}, "zookeeper-timeout": session,
-            "images-dir": str(images_dir or self._directory(f"images-{name}")), "elements-dir": ".",
-            "build-log-dir": str(self.tmp / f"logs-{name}"), "build-log-retention": 50, "drivers-path": [str(self.drivers)],
-            "diskimages": images, "providers": providers, **(top or {})}
+            "zookeeper-tls": {k: self.settings[k] for k in ("ca", "cert", "key")},
+            "zookeeper-timeout": session,
+            "images-dir": str(images_dir or self._directory(f"images-{name}")),
+            "elements-dir": ".",
+            "build-log-dir": str(self.tmp / f"logs-{name}"),
+            "build-log-retention": 50,
+            "drivers-path": [str(self.drivers)],
+            "diskimages": images,
+            "providers": providers,
+            **(top or {}),
+        }
         path = self.tmp / f"{name}.yaml"
         new = path.with_suffix(".new")
         new.write_text(yaml.safe_dump(values))
@@ -138,8 +177,16 @@ class BuilderBench:
 
     # -- builders
 
-    def start(self, name: str = "b0", *options: str, wait: bool = True, config: pathlib.Path | None = None,
-              crash_at: str = "", plain: bool = False, **environment: str) -> BuilderProcess:
+    def start(
+        self,
+        name: str = "b0",
+        *options: str,
+        wait: bool = True,
+        config: pathlib.Path | None = None,
+        crash_at: str = "",
+        plain: bool = False,
+        **environment: str,
+    ) -> BuilderProcess:
         config = config or self.tmp / f"{name}.yaml"
         if not config.exists():
             self.config(name)
@@ -148,6 +195,7 @@ class BuilderBench:
         builder = BuilderProcess(self, name, config, images_dir, *options, crash_at=crash_at, plain=plain, **environment)
         self.builders.append(builder)
         if wait:
+
             def running() -> bool:
                 assert builder.alive(), builder.text()[-3000:]
                 return " is running, process " in builder.text()
@@ -185,18 +233,23 @@ class BuilderBench:
         return found
 
     def wait_build(self, image: str = "i0", state: str = READY, besides: tuple[str, ...] = ()) -> Any:
-        return wait_for(lambda: next((b for b in self.builds(image, state) if b.id not in besides), None), DEADLINE,
-                        f"a {state} build of {image}")
+        return wait_for(
+            lambda: next((b for b in self.builds(image, state) if b.id not in besides), None),
+            DEADLINE,
+            f"a {state} build of {image}",
+        )
 
     def wait_upload(self, image: str = "i0", provider: str = "p0", state: str = READY) -> Any:
-        return wait_for(lambda: next(iter(self.uploads(image, provider, state)), None), DEADLINE,
-                        f"a {state} upload of {image} at {provider}")
+        return wait_for(
+            lambda: next(iter(self.uploads(image, provider, state)), None), DEADLINE, f"a {state} upload of {image} at {provider}"
+        )
 
     def progress(self, build_id: str) -> BuildProgress | None:
         return ProgressStore(self.client.client).read_build(build_id)
 
     def wait_failed(self, build_id: str) -> BuildProgress:
         """What is published about a failed build."""
+
         def failed() -> BuildProgress | None:
             progress = self.progress(build_id)
             return progress if progress is not None and progress.state == FAILED else None
@@ -274,8 +327,10 @@ class BuilderBench:
                 directories += [f"/nodepool/images/{image}/builds/{build}/lock"]
                 for provider in self.zk.getBuildProviders(image, build):
                     base = f"/nodepool/images/{image}/builds/{build}/providers/{provider}/images"
-                    directories += [f"{base}/lock", *(f"{base}/{n}/lock" for n in self.zk.getImageUploadNumbers(
-                        image, build, provider))]
+                    directories += [
+                        f"{base}/lock",
+                        *(f"{base}/{n}/lock" for n in self.zk.getImageUploadNumbers(image, build, provider)),
+                    ]
             for directory in directories:
                 with contextlib.suppress(NoNodeError):
                     found += [f"lock {directory}/{c}" for c in kazoo.get_children(directory)]
@@ -294,7 +349,7 @@ class BuilderBench:
                 strays.append(f"{path.name} (half-written)")
         strays += [f".builds/{p.name}" for p in (directory / ".builds").glob("*") if p.name != "lock"]
         strays += [f".uploads/{p.name}" for p in (directory / ".uploads").glob("*")]
-        identity = (directory / "builder_id.txt")
+        identity = directory / "builder_id.txt"
         owner = identity.read_text() if identity.exists() else ""
         for base, build in builds.items():
             if build.builder_id == owner:

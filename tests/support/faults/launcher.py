@@ -91,12 +91,22 @@ class LauncherProcess(DaemonProcess):
 
     def __init__(self, bench: Bench, config: pathlib.Path, name: str, crash_at: str = "", **environment: str) -> None:
         self.prepare(bench, config, name)
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "NODEPOOL_FAULT_DRIVERS": str(HERE / "drivers"),
-               "NODEPOOL_JOURNAL": str(bench.journal), "NODEPOOL_CRASH_AT": crash_at, **environment}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "NODEPOOL_FAULT_DRIVERS": str(HERE / "drivers"),
+            "NODEPOOL_JOURNAL": str(bench.journal),
+            "NODEPOOL_CRASH_AT": crash_at,
+            **environment,
+        }
         with open(self.log, "ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "serve.py"), "-f", "-c", str(self.config),
-                 "-p", str(bench.tmp / f"{name}.pid")], stdout=out, stderr=out, cwd="/", env=env)
+                [sys.executable, str(HERE / "serve.py"), "-f", "-c", str(self.config), "-p", str(bench.tmp / f"{name}.pid")],
+                stdout=out,
+                stderr=out,
+                cwd="/",
+                env=env,
+            )
 
     def prepare(self, bench: Bench, config: pathlib.Path, name: str) -> None:
         """A copy of the configuration with a web server of its own."""
@@ -254,9 +264,18 @@ class Zuul:
 
     def submit(self, *labels: str, priority: str = "200") -> str:
         now = time.time()
-        record = {"requestor_data": {}, "node_types": list(labels), "requestor": "zuul", "created_time": now,
-                  "provider": None, "state": "requested", "state_time": now, "relative_priority": 0,
-                  "event_id": uuid.uuid4().hex, "tenant_name": None}
+        record = {
+            "requestor_data": {},
+            "node_types": list(labels),
+            "requestor": "zuul",
+            "created_time": now,
+            "provider": None,
+            "state": "requested",
+            "state_time": now,
+            "relative_priority": 0,
+            "event_id": uuid.uuid4().hex,
+            "tenant_name": None,
+        }
         path = self.kazoo.create(f"/nodepool/requests/{priority}-", json.dumps(record).encode(), sequence=True)
         request_id = str(path).rsplit("/", 1)[1]
         self.submitted.append(request_id)
@@ -278,8 +297,9 @@ class Zuul:
         records = self.read("requests", ids)
         return Counter(records[i]["state"] if i in records else "LOST" for i in ids)
 
-    def wait_states(self, ids: list[str], check: Callable[[Counter[str]], bool], timeout: float = 30.0,
-                    idle: Callable[[], Any] = lambda: None) -> Counter[str]:
+    def wait_states(
+        self, ids: list[str], check: Callable[[Counter[str]], bool], timeout: float = 30.0, idle: Callable[[], Any] = lambda: None
+    ) -> Counter[str]:
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -289,8 +309,10 @@ class Zuul:
             if check(states):
                 return states
             if time.monotonic() > deadline:
-                raise AssertionError(f"requests after {timeout:g} s: {dict(states)}; nodes: "
-                                     f"{Counter(n.get('state') for n in self.read('nodes').values())}")
+                raise AssertionError(
+                    f"requests after {timeout:g} s: {dict(states)}; nodes: "
+                    f"{Counter(n.get('state') for n in self.read('nodes').values())}"
+                )
             idle()
             time.sleep(0.03)
 
@@ -310,8 +332,7 @@ class Zuul:
             directory = f"/nodepool/nodes/{node_id}/lock"
             with contextlib.suppress(NodeExistsError):
                 self.kazoo.create(directory)
-            self._locks[node_id] = self.kazoo.create(
-                f"{directory}/{uuid.uuid4().hex}__lock__", ephemeral=True, sequence=True)
+            self._locks[node_id] = self.kazoo.create(f"{directory}/{uuid.uuid4().hex}__lock__", ephemeral=True, sequence=True)
             assert len(self.kazoo.get_children(directory)) == 1, f"node {node_id} is locked by somebody else, too"
         self.kazoo.delete(f"/nodepool/requests/{request_id}")
         for node_id in nodes:
@@ -357,34 +378,48 @@ class Bench:
         self.launchers: list[LauncherProcess] = []
         self._count = 0
         # Zuul's session outlives all that the launchers go through.
-        client = ZooKeeperClient(f"{settings['hosts']}{self.chroot}", timeout=60, tls_cert=settings["cert"],
-                                 tls_key=settings["key"], tls_ca=settings["ca"])
+        client = ZooKeeperClient(
+            f"{settings['hosts']}{self.chroot}",
+            timeout=60,
+            tls_cert=settings["cert"],
+            tls_key=settings["key"],
+            tls_ca=settings["ca"],
+        )
         client.connect(timeout=30)
         self.zuul = Zuul(client)
 
     def provider(self, name: str = "p0", labels: list[str] | None = None, **options: Any) -> dict[str, Any]:
         pool = {"name": "main", "labels": labels or ["l0"], **options.pop("pool", {})}
-        return {"name": name, "driver": "diskcloud", "cloud-dir": str(self.cloud.directory), "pools": [pool],
-                **options}
+        return {"name": name, "driver": "diskcloud", "cloud-dir": str(self.cloud.directory), "pools": [pool], **options}
 
-    def config(self, *providers: dict[str, Any], labels: list[dict[str, Any]] | None = None, hosts: str | None = None,
-               session: float = SESSION, **options: Any) -> pathlib.Path:
+    def config(
+        self,
+        *providers: dict[str, Any],
+        labels: list[dict[str, Any]] | None = None,
+        hosts: str | None = None,
+        session: float = SESSION,
+        **options: Any,
+    ) -> pathlib.Path:
         host, port = (hosts or self.settings["hosts"]).rsplit(":", 1)
         providers = providers or (self.provider(),)
         names = {n if isinstance(n, str) else n["name"] for p in providers for q in p["pools"] for n in q["labels"]}
         content = {
             "zookeeper-servers": [{"host": host, "port": int(port), "chroot": self.chroot}],
-            "zookeeper-tls": {k: self.settings[k] for k in ("ca", "cert", "key")}, "zookeeper-timeout": session,
-            "labels": labels or [{"name": n} for n in sorted(names)], "providers": list(providers), **options}
+            "zookeeper-tls": {k: self.settings[k] for k in ("ca", "cert", "key")},
+            "zookeeper-timeout": session,
+            "labels": labels or [{"name": n} for n in sorted(names)],
+            "providers": list(providers),
+            **options,
+        }
         self._count += 1
         path = self.tmp / f"config-{self._count}.yaml"
         path.write_text(yaml.safe_dump(content))
         return path
 
-    def start(self, config: pathlib.Path | None = None, wait: bool = True, crash_at: str = "",
-              **environment: str) -> LauncherProcess:
-        launcher = LauncherProcess(
-            self, config or self.config(), f"launcher-{len(self.launchers)}", crash_at, **environment)
+    def start(
+        self, config: pathlib.Path | None = None, wait: bool = True, crash_at: str = "", **environment: str
+    ) -> LauncherProcess:
+        launcher = LauncherProcess(self, config or self.config(), f"launcher-{len(self.launchers)}", crash_at, **environment)
         self.launchers.append(launcher)
         if wait:
             self.wait_ready(launcher)
@@ -405,8 +440,7 @@ class Bench:
 
     def left_behind(self) -> dict[str, Any]:
         """What is there although everything was returned."""
-        return {"nodes": self.zuul.read("nodes"), "requests": self.zuul.read("requests"),
-                "instances": self.cloud.instances()}
+        return {"nodes": self.zuul.read("nodes"), "requests": self.zuul.read("requests"), "instances": self.cloud.instances()}
 
     def wait_nothing_left(self, timeout: float = 20.0, idle: Callable[[], Any] = lambda: None) -> float:
         """Until neither records nor instances are left; seconds it took."""
@@ -425,8 +459,11 @@ class Bench:
         assert self.zuul.twice() == []
         left = self.left_behind()
         assert not any(left.values()), left
-        return {"requests": len(self.zuul.submitted), "created": self.cloud.count("created"),
-                "leaked": self.cloud.count("leaked")}
+        return {
+            "requests": len(self.zuul.submitted),
+            "created": self.cloud.count("created"),
+            "leaked": self.cloud.count("leaked"),
+        }
 
     def answers(self) -> list[dict[str, Any]]:
         """What became of every transaction of every launcher."""
@@ -448,8 +485,11 @@ class Bench:
             locked = {_record_locked(op) for op in line["ops"]}
             for op in line["ops"]:
                 path = op["path"]
-                if op["op"] not in ("SetData", "Delete") or path.count("/") != 3 or \
-                        not path.startswith(("/nodepool/nodes/", "/nodepool/requests/")):
+                if (
+                    op["op"] not in ("SetData", "Delete")
+                    or path.count("/") != 3
+                    or not path.startswith(("/nodepool/nodes/", "/nodepool/requests/"))
+                ):
                     continue
                 if last.get(path, session) != session and session in seen[path]:
                     assert path in locked, f"session {session} overwrote {path}, which others had taken over: {line}"
@@ -491,8 +531,15 @@ def own_server() -> Iterator[dict[str, Any]]:
 
     try:
         settings = tool.start(root)
-        yield {"hosts": f"127.0.0.1:{settings['port']}", "port": settings["port"], "ca": settings["ca"],
-               "cert": settings["cert"], "key": settings["key"], "start": lambda: tool.start(root), "stop": stop}
+        yield {
+            "hosts": f"127.0.0.1:{settings['port']}",
+            "port": settings["port"],
+            "ca": settings["ca"],
+            "cert": settings["cert"],
+            "key": settings["key"],
+            "start": lambda: tool.start(root),
+            "stop": stop,
+        }
     finally:
         stop()
         shutil.rmtree(root, ignore_errors=True)

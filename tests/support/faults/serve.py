@@ -105,10 +105,15 @@ def patch_writer() -> None:
             operations = [op for txn in txns for op in txn.operations]
             refused = error is not None or any(isinstance(r, BaseException) for r in results)
             client_id = self._client.client_id
-            line = {"t": time.time(), "pid": os.getpid(), "session": client_id[0] if client_id else None, "zxid": zxid,
-                    "refused": refused, "error": repr(error) if error is not None else None,
-                    "ops": [_describe(self._client, op, None if refused else results[i])
-                            for i, op in enumerate(operations)]}
+            line = {
+                "t": time.time(),
+                "pid": os.getpid(),
+                "session": client_id[0] if client_id else None,
+                "zxid": zxid,
+                "refused": refused,
+                "error": repr(error) if error is not None else None,
+                "ops": [_describe(self._client, op, None if refused else results[i]) for i, op in enumerate(operations)],
+            }
             os.write(out, json.dumps(line).encode() + b"\n")
         counted = _concerns_a_node_or_request(txns)
         if counted:

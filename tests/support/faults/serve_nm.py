@@ -56,8 +56,11 @@ def main() -> int:
 
     for owner, names in (
         (Database, ("put", "delete", "update_local", "delete_local", "allocate_index", "free_index")),
-        (Cgroups, ("create", "kill", "remove")), (Disks, ("create", "mount", "destroy")),
-        (Network, ("create", "destroy")), (Zygote, ("call",)), (Gate, ("open", "close")),
+        (Cgroups, ("create", "kill", "remove")),
+        (Disks, ("create", "mount", "destroy")),
+        (Network, ("create", "destroy")),
+        (Zygote, ("call",)),
+        (Gate, ("open", "close")),
     ):
         for name in names:
             around(owner, name)

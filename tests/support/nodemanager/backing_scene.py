@@ -43,18 +43,39 @@ class BackingHosts:
             stack.pop_all()
 
     def static(self) -> dict[str, Any]:
-        nodes = [{"name": server.address, "labels": LABEL, "username": "root", "connection-port": server.port,
-                  "python-path": sys.executable} for server in self.servers]
+        nodes = [
+            {
+                "name": server.address,
+                "labels": LABEL,
+                "username": "root",
+                "connection-port": server.port,
+                "python-path": sys.executable,
+            }
+            for server in self.servers
+        ]
         return {"name": "racks", "driver": "static", "pools": [{"name": "main", "nodes": nodes}]}
 
     def provider(self, **options: Any) -> dict[str, Any]:
         label = {"name": "small", "cloud-image": "host", "ram": 128, "cpus": 0.1, "disk": 1, **options.pop("label", {})}
-        config = {"max-slivers": 40, "id-base": self.id_base, "ssh": {"ports": f"{self.ports}-{self.ports + 59}"},
-                  **options.pop("config", {})}
-        return {"name": "metal", "driver": "nodemanager", "backing-label": LABEL, "grace-time": 1,
-                "backing-ssh-key": str(self.servers[0].client_key), "backing-directory": str(self.directory),
-                "backing-config": config, "ssh-keys": self.key.with_suffix(".pub").read_text(),
-                "cloud-images": [{"name": "host"}], "pools": [{"name": "main", "labels": [label]}], **options}
+        config = {
+            "max-slivers": 40,
+            "id-base": self.id_base,
+            "ssh": {"ports": f"{self.ports}-{self.ports + 59}"},
+            **options.pop("config", {}),
+        }
+        return {
+            "name": "metal",
+            "driver": "nodemanager",
+            "backing-label": LABEL,
+            "grace-time": 1,
+            "backing-ssh-key": str(self.servers[0].client_key),
+            "backing-directory": str(self.directory),
+            "backing-config": config,
+            "ssh-keys": self.key.with_suffix(".pub").read_text(),
+            "cloud-images": [{"name": "host"}],
+            "pools": [{"name": "main", "labels": [label]}],
+            **options,
+        }
 
     def config(self, **options: Any) -> dict[str, Any]:
         return {"labels": [{"name": LABEL}, {"name": "small"}], "providers": [self.static(), self.provider(**options)]}
@@ -146,9 +167,29 @@ class BackingHosts:
         known = self.tmp / "known"
         known.write_text("".join(f"[{node['interface_ip']}]:{node['connection_port']} {key}\n" for key in node["host_keys"]))
         done = subprocess.run(
-            ["ssh", "-F", "none", "-i", str(self.key), "-p", str(node["connection_port"]), "-o", "BatchMode=yes",
-             "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes", f"{node['username']}@{node['interface_ip']}",
-             *(command or ("hostname",))], capture_output=True, text=True, timeout=30, check=True, stdin=subprocess.DEVNULL)
+            [
+                "ssh",
+                "-F",
+                "none",
+                "-i",
+                str(self.key),
+                "-p",
+                str(node["connection_port"]),
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                f"UserKnownHostsFile={known}",
+                "-o",
+                "StrictHostKeyChecking=yes",
+                f"{node['username']}@{node['interface_ip']}",
+                *(command or ("hostname",)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
         return done.stdout.strip()
 
     def clean(self) -> None:

@@ -260,4 +260,3 @@ def machine_at(state: pathlib.Path, cgroups: bool = True, factory: Any = NativeB
     while any(traces(state).values()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(traces(state).values()), traces(state)
-

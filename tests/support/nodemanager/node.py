@@ -145,7 +145,8 @@ class Running:
         self.socket = str(folder / "api.sock")
         api: dict[str, Any] = {"unix": self.socket, "tcp": 0, **options.pop("api", {})}
         self.config = parse(
-            {"state-dir": str(folder), "run-dir": str(folder), "host-name": "here", "api": api, **options}, "test")
+            {"state-dir": str(folder), "run-dir": str(folder), "host-name": "here", "api": api, **options}, "test"
+        )
         self.node = MemoryNode(self.config)
         self.servers = Servers(self.node.api, self.config, self.node)
         self.node.changed = self.servers.connections.look_again
@@ -169,8 +170,25 @@ class Authority:
     def __init__(self, folder: pathlib.Path, name: str = "ca") -> None:
         self.folder = folder
         self.cert, self.key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-        self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", self.key,
-                      "-out", self.cert, "-subj", f"/CN={name}", "-days", "2", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        self._openssl(
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-keyout",
+            self.key,
+            "-out",
+            self.cert,
+            "-subj",
+            f"/CN={name}",
+            "-days",
+            "2",
+            "-addext",
+            "keyUsage=critical,keyCertSign,cRLSign",
+        )
 
     @staticmethod
     def _openssl(*arguments: str) -> None:
@@ -180,10 +198,39 @@ class Authority:
         """Certificate and key of a subject."""
         cert, key, request = (str(self.folder / f"{name}.{end}") for end in ("pem", "key", "csr"))
         extensions = self.folder / f"{name}.ext"
-        extensions.write_text("basicConstraints=CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
-                              + (f"subjectAltName={alternatives}\n" if alternatives else ""))
-        self._openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key,
-                      "-out", request, "-subj", f"/CN={name}")
-        self._openssl("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-out", cert,
-                      "-days", "2", "-extfile", str(extensions))
+        extensions.write_text(
+            "basicConstraints=CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+            + (f"subjectAltName={alternatives}\n" if alternatives else "")
+        )
+        self._openssl(
+            "req",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-keyout",
+            key,
+            "-out",
+            request,
+            "-subj",
+            f"/CN={name}",
+        )
+        self._openssl(
+            "x509",
+            "-req",
+            "-in",
+            request,
+            "-CA",
+            self.cert,
+            "-CAkey",
+            self.key,
+            "-CAcreateserial",
+            "-out",
+            cert,
+            "-days",
+            "2",
+            "-extfile",
+            str(extensions),
+        )
         return cert, key

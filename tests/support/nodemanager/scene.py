@@ -56,11 +56,17 @@ class NmDaemon:
         self.first_port = free_ports(120, number)
         self.config = self.tmp / "nodemanager.yaml"
         self.options = {
-            "state-dir": str(self.tmp / "state"), "run-dir": str(self.tmp / "run"), "host-name": f"host{number}",
-            "id-base": 1_000_000_000 + (os.getpid() * 10 + number) % 1000 * 2_000_000, "max-slivers": 120,
-            "ssh": {"ports": f"{self.first_port}-{self.first_port + 119}"}, "api": {"tcp": 0},
+            "state-dir": str(self.tmp / "state"),
+            "run-dir": str(self.tmp / "run"),
+            "host-name": f"host{number}",
+            "id-base": 1_000_000_000 + (os.getpid() * 10 + number) % 1000 * 2_000_000,
+            "max-slivers": 120,
+            "ssh": {"ports": f"{self.first_port}-{self.first_port + 119}"},
+            "api": {"tcp": 0},
             # So that many fit on a small machine.
-            "default-rspec": {"nm_mem_limit": 192}, **options}
+            "default-rspec": {"nm_mem_limit": 192},
+            **options,
+        }
         self.write_config()
         self.arguments: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
@@ -77,8 +83,11 @@ class NmDaemon:
     def start(self, wait: bool = True) -> None:
         with open(self.tmp / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "pid"), *self.arguments], stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL)
+                [PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "pid"), *self.arguments],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
         if wait:
             wait_for(self.answers, 30, f"the node manager to answer; its log:\n{self.log}")
 
@@ -96,8 +105,16 @@ class NmDaemon:
 
     def put(self, name: str, wait: bool = True, **fields: Any) -> dict[str, Any]:
         rspec = fields.pop("rspec", {})
-        self.client.call("PutRecord", {"account_type": "sliver", "name": name, "rspec": {"nm_disk_quota": 102400, **rspec},
-                                       "ssh_keys": self.key.with_suffix(".pub").read_text(), **fields})
+        self.client.call(
+            "PutRecord",
+            {
+                "account_type": "sliver",
+                "name": name,
+                "rspec": {"nm_disk_quota": 102400, **rspec},
+                "ssh_keys": self.key.with_suffix(".pub").read_text(),
+                **fields,
+            },
+        )
         return self.wait(name) if wait else {}
 
     def wait(self, name: str, state: str = "ready", timeout: float = 30) -> dict[str, Any]:
@@ -118,10 +135,29 @@ class NmDaemon:
         place = found["ssh_address"] if found["ssh_port"] == 22 else f"[{found['ssh_address']}]:{found['ssh_port']}"
         known.write_text("".join(f"{place} {key}\n" for key in found["host_keys"]))
         done = subprocess.run(
-            ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes",
-             "-o", f"ConnectTimeout={10 * PATIENCE:g}", "-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=yes",
-             f"{user}@{found['ssh_address']}", *command],
-            capture_output=True, text=True, timeout=timeout * PATIENCE, check=False, stdin=subprocess.DEVNULL)
+            [
+                "ssh",
+                "-i",
+                str(self.key),
+                "-p",
+                str(found["ssh_port"]),
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                f"ConnectTimeout={10 * PATIENCE:g}",
+                "-o",
+                f"UserKnownHostsFile={known}",
+                "-o",
+                "StrictHostKeyChecking=yes",
+                f"{user}@{found['ssh_address']}",
+                *command,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=timeout * PATIENCE,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
         if check:
             assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
         return done.stdout
@@ -130,9 +166,26 @@ class NmDaemon:
         """A login that has begun; given a line "hello" it says "got hello" and ends."""
         found = self.client.call("GetRecord", name)
         session = subprocess.Popen(
-            ["ssh", "-i", str(self.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
-             "-o", f"UserKnownHostsFile={os.devnull}", f"{user}@{found['ssh_address']}", "echo begun; read line; echo got $line"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            [
+                "ssh",
+                "-i",
+                str(self.key),
+                "-p",
+                str(found["ssh_port"]),
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                "StrictHostKeyChecking=no",
+                "-o",
+                f"UserKnownHostsFile={os.devnull}",
+                f"{user}@{found['ssh_address']}",
+                "echo begun; read line; echo got $line",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         assert session.stdout is not None
         assert session.stdout.readline() == "begun\n"
         return session

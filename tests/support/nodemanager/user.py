@@ -65,7 +65,8 @@ def open_repository(directory: pathlib.Path) -> pathlib.Path:
 def make_home(directory: pathlib.Path) -> pathlib.Path:
     """A home for the user; `directory` must be one that others can reach."""
     (directory / ".passwd").write_text(
-        pathlib.Path("/etc/passwd").read_text() + f"{USER_NAME}:x:{USER_ID}:{USER_ID}::{directory}:/bin/sh\n")
+        pathlib.Path("/etc/passwd").read_text() + f"{USER_NAME}:x:{USER_ID}:{USER_ID}::{directory}:/bin/sh\n"
+    )
     (directory / ".passwd").chmod(0o644)
     os.chown(directory, USER_ID, USER_ID)
     return directory
@@ -76,8 +77,23 @@ def command(home: pathlib.Path, *argv: str) -> list[str]:
     closed: list[str] = []
     for directory, paths in closed_directories().items():
         closed += [str(directory), *map(str, sorted(paths)), "+"]
-    return ["env", f"ID={USER_ID}", f"NAME={USER_NAME}", "unshare", "-m", "--propagation", "private", "sh", "-c", _SCRIPT, "sh",
-            str(home), *closed, "--", *argv]
+    return [
+        "env",
+        f"ID={USER_ID}",
+        f"NAME={USER_NAME}",
+        "unshare",
+        "-m",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        _SCRIPT,
+        "sh",
+        str(home),
+        *closed,
+        "--",
+        *argv,
+    ]
 
 
 def processes(user: int = USER_ID) -> list[int]:

@@ -21,8 +21,9 @@ class BalkyCloud:
         self.control = tmp / f"cloud-{name}"
         self.control.mkdir()
 
-    def provider(self, images: list[Any] | tuple[Any, ...] = ("fake-image",), cloud: str = "fake",
-                 **options: Any) -> dict[str, Any]:
+    def provider(
+        self, images: list[Any] | tuple[Any, ...] = ("fake-image",), cloud: str = "fake", **options: Any
+    ) -> dict[str, Any]:
         return {**BuilderBench.provider(self.name, images, cloud), "driver": "balky", "control": str(self.control), **options}
 
     def do(self, command: str, content: object = "") -> None:

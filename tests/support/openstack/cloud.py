@@ -105,7 +105,8 @@ class OpenStackCloud:
         self.entry["networks"] = []
         for service in SERVICES:
             url = urllib.parse.urlsplit(
-                self.entry["auth"]["auth_url"] if service == "identity" else self.sdk.session.get_endpoint(service_type=service))
+                self.entry["auth"]["auth_url"] if service == "identity" else self.sdk.session.get_endpoint(service_type=service)
+            )
             assert url.hostname
             proxy = self.proxies[service] = FaultProxy((url.hostname, url.port or 80))
             through = f"{proxy.url}{url.path}"

@@ -27,12 +27,25 @@ def label(name: str = "small", **options: Any) -> dict[str, Any]:
 def provider(*labels: dict[str, Any], name: str = PROVIDER, pool: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """``pool`` and ``options`` are laid over an ordinary provider's."""
     return {
-        "name": name, "driver": "openstack", "cloud": "test", "rate": 0, "launch-retries": 1, "port-cleanup-interval": 0,
+        "name": name,
+        "driver": "openstack",
+        "cloud": "test",
+        "rate": 0,
+        "launch-retries": 1,
+        "port-cleanup-interval": 0,
         "cloud-images": [{"name": "base", "username": "zuul"}],
-        "pools": [{
-            "name": "main", "networks": ["private"], "auto-floating-ip": False, "host-key-checking": False,
-            "labels": list(labels) or [label()], **(pool or {})}],
-        **{key.replace("_", "-"): value for key, value in options.items()}}
+        "pools": [
+            {
+                "name": "main",
+                "networks": ["private"],
+                "auto-floating-ip": False,
+                "host-key-checking": False,
+                "labels": list(labels) or [label()],
+                **(pool or {}),
+            }
+        ],
+        **{key.replace("_", "-"): value for key, value in options.items()},
+    }
 
 
 def config(*providers: dict[str, Any], **top: Any) -> dict[str, Any]:
@@ -91,6 +104,7 @@ def is_call(wanted: str) -> Callable[[Request], bool]:
 
 def throttled(status: int = 429, seconds: float | None = 0.5) -> Action:
     """A refusal of too many calls; without Retry-After when ``seconds`` is None."""
+
     def act(_request: Request, _forward: Any) -> Reply:
         body = json.dumps({"overLimit": {"code": status, "message": "too many requests", "retryAfter": seconds}})
         wait = [] if seconds is None else [("Retry-After", str(seconds))]

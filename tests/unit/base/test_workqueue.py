@@ -24,12 +24,16 @@ class Clock:
 
 
 KEYS = st.integers(0, 4)
-OPERATIONS = st.lists(st.one_of(
-    st.tuples(st.just("add"), KEYS, st.booleans()),
-    st.tuples(st.just("later"), KEYS, st.integers(0, 5)),
-    st.tuples(st.just("get")),
-    st.tuples(st.just("done"), KEYS),
-    st.tuples(st.just("time"), st.integers(1, 4))), max_size=60)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), KEYS, st.booleans()),
+        st.tuples(st.just("later"), KEYS, st.integers(0, 5)),
+        st.tuples(st.just("get")),
+        st.tuples(st.just("done"), KEYS),
+        st.tuples(st.just("time"), st.integers(1, 4)),
+    ),
+    max_size=60,
+)
 
 
 class Model:

@@ -438,14 +438,12 @@ process.wait(time.monotonic() + 1000)
 
 
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_killed_builder_leaks_nothing(
-    images_dir: pathlib.Path, tmp_base: pathlib.Path, when: str, journal: BuildJournal
-) -> None:
+def test_killed_builder_leaks_nothing(images_dir: pathlib.Path, tmp_base: pathlib.Path, when: str, journal: BuildJournal) -> None:
     """kill -9 of the builder: the command lives on as an orphan; the next start ends it and removes its trees."""
     token = f"31{os.getpid()}{when.encode().hex()}"
     script = (
         f": {when}; trap '' TERM PIPE; mkdir \"$(mktemp -d -t dib_build.XXXXXXXX)\"/mnt; setsid bash -c 'sleep 100; : {token}' & "
-        f"touch \"$TMPDIR\"/ready; while :; do sleep 100; done; : {token}"
+        f'touch "$TMPDIR"/ready; while :; do sleep 100; done; : {token}'
     )
     builder = subprocess.Popen([sys.executable, "-c", BUILDER, str(images_dir), str(tmp_base), script], stdout=subprocess.DEVNULL)
     try:

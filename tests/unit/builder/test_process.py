@@ -177,6 +177,7 @@ def test_terminate(bench: Bench) -> None:
 
 def test_group_that_may_not_be_signalled(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with processes of another user: each is signalled by its own number, positive and checked."""
+
     def refuse(group: int, number: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -263,7 +264,7 @@ def test_long_lines_are_cut_for_the_listener_only(bench: Bench) -> None:
 
 @pytest.mark.spec("BLD-20: no secrets in logs")
 def test_secrets_are_not_shown(bench: Bench) -> None:
-    values = ["hunter22", "it's \"my\" $ecret", "line one\nline two", "no", "", "true"]
+    values = ["hunter22", 'it\'s "my" $ecret', "line one\nline two", "no", "", "true"]
     script = (
         'printf hun; sleep 0.2; echo ter22; echo "$SECRET"; set -x; : "$SECRET"; set +x; declare -p SECRET; '
         'echo "$LINES2"; echo no true; printf hunter2'

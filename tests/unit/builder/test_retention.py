@@ -17,16 +17,25 @@ from nodepool.zk.records import BUILDING, DELETING, FAILED, READY, UPLOADING, Im
 IMAGE = "image"
 
 
-def build(build_id: str, time: float, state: str = READY, formats: tuple[str, ...] = ("qcow2",),
-          image: str = IMAGE) -> ImageBuild:
+def build(
+    build_id: str, time: float, state: str = READY, formats: tuple[str, ...] = ("qcow2",), image: str = IMAGE
+) -> ImageBuild:
     record = ImageBuild(image, build_id)
     record.state, record.formats = state, list(formats)
     record.state_time = time
     return record
 
 
-def upload(build_id: str, provider: str, number: int, time: float, state: str = READY, fmt: str = "qcow2",
-           external_id: str | None = "id", image: str = IMAGE) -> ImageUpload:
+def upload(
+    build_id: str,
+    provider: str,
+    number: int,
+    time: float,
+    state: str = READY,
+    fmt: str = "qcow2",
+    external_id: str | None = "id",
+    image: str = IMAGE,
+) -> ImageUpload:
     record = ImageUpload(build_id, provider, image, f"{number:010}")
     record.state, record.format, record.external_id = state, fmt, external_id
     record.state_time = time
@@ -80,8 +89,11 @@ def removed(snapshot: Snapshot, the_rules: Rules, everything: bool = True) -> tu
     def short(u: ImageUpload) -> str:
         return f"{u.build_id}/{u.provider_name}/{int(u.id or 0)}"
 
-    return ({p.build for p in plans if p.remove}, {short(u) for p in plans for u in p.delete},
-            {short(u) for p in plans for u in p.drop})
+    return (
+        {p.build for p in plans if p.remove},
+        {short(u) for p in plans for u in p.delete},
+        {short(u) for p in plans for u in p.drop},
+    )
 
 
 @pytest.mark.spec("BLD-11: Two newest ready builds are kept with whatever uploads they have; older ones go")
@@ -129,8 +141,12 @@ def test_image_removed_everywhere() -> None:
 @pytest.mark.spec("BLD-10.B.2.a: abandoned uploads of kept builds are dropped; failed ones deleted; running ones left")
 def test_tidying_of_kept_builds() -> None:
     builds = [build("b1", 1)]
-    uploads = [upload("b1", "p", 1, 1), upload("b1", "p", 2, 2, UPLOADING), upload("b1", "p", 3, 2, FAILED),
-               upload("b1", "p", 4, 2, DELETING)]
+    uploads = [
+        upload("b1", "p", 1, 1),
+        upload("b1", "p", 2, 2, UPLOADING),
+        upload("b1", "p", 3, 2, FAILED),
+        upload("b1", "p", 4, 2, DELETING),
+    ]
     the_rules = rules({"p": {IMAGE}})
     assert removed(Snapshot(data(builds, uploads)), the_rules) == (set(), {"b1/p/3", "b1/p/4"}, {"b1/p/2"})
     assert removed(Snapshot(data(builds, uploads)), the_rules, everything=False) == (set(), {"b1/p/4"}, set())
@@ -169,12 +185,23 @@ times = st.integers(0, 20).map(float)
 
 @st.composite
 def snapshots(draw: Any) -> tuple[ImageData, Rules]:
-    builds = [build(b, draw(times), draw(st.sampled_from([READY, READY, READY, BUILDING, FAILED, DELETING])))
-              for b in BUILDS[: draw(st.integers(0, 6))]]
+    builds = [
+        build(b, draw(times), draw(st.sampled_from([READY, READY, READY, BUILDING, FAILED, DELETING])))
+        for b in BUILDS[: draw(st.integers(0, 6))]
+    ]
     uploads = [
-        upload(b.id or "", p, n, draw(times), state := draw(st.sampled_from([READY, READY, UPLOADING, FAILED, DELETING])),
-               external_id="x" if state in (READY, DELETING) else None)
-        for b in builds for p in PROVIDERS for n in range(draw(st.integers(0, 2)))]
+        upload(
+            b.id or "",
+            p,
+            n,
+            draw(times),
+            state := draw(st.sampled_from([READY, READY, UPLOADING, FAILED, DELETING])),
+            external_id="x" if state in (READY, DELETING) else None,
+        )
+        for b in builds
+        for p in PROVIDERS
+        for n in range(draw(st.integers(0, 2)))
+    ]
     locks = {(IMAGE, b.id or "", p) for b in builds for p in PROVIDERS if draw(st.booleans())}
     known = {p: {IMAGE} if draw(st.integers(0, 3)) else set() for p in ("p", "q")}
     images = {IMAGE} if draw(st.integers(0, 3)) else set()
@@ -199,8 +226,11 @@ def test_what_a_pass_never_removes(case: tuple[ImageData, Rules], everything: bo
     for name in the_rules.known:
         if IMAGE not in the_rules.known[name]:
             continue
-        good = sorted((u for u in found.uploads if u.provider_name == name and u.state == READY
-                       and builds[u.build_id].state == READY), key=lambda u: u.state_time or 0, reverse=True)
+        good = sorted(
+            (u for u in found.uploads if u.provider_name == name and u.state == READY and builds[u.build_id].state == READY),
+            key=lambda u: u.state_time or 0,
+            reverse=True,
+        )
         # A provider that shall have the image never loses its last two working ones.
         survivors = [u for u in good if upload_key(u) not in touched]
         assert len(survivors) >= min(2, len(good))

@@ -66,8 +66,9 @@ def test_transient_errors_are_repeated_only_when_that_is_safe() -> None:
     assert len(script.calls) == 1
 
 
-@pytest.mark.parametrize("kind", [ErrorKind.NOT_FOUND, ErrorKind.QUOTA, ErrorKind.CAPACITY, ErrorKind.CONFIGURATION,
-                                  ErrorKind.OTHER])
+@pytest.mark.parametrize(
+    "kind", [ErrorKind.NOT_FOUND, ErrorKind.QUOTA, ErrorKind.CAPACITY, ErrorKind.CONFIGURATION, ErrorKind.OTHER]
+)
 def test_other_errors_come_at_once(kind: ErrorKind) -> None:
     calls, clock = make()
     script = Script(CloudError(kind), "never")
@@ -101,8 +102,12 @@ def test_the_last_error_is_kept_for_display() -> None:
 
 def test_troubles_are_those_of_the_latest_calls() -> None:
     calls, _ = make()
-    for operation, kind, lane in (("list", ErrorKind.CONFIGURATION, "read"), ("create", ErrorKind.CAPACITY, "write"),
-                                  ("get", ErrorKind.NOT_FOUND, "read"), ("delete", ErrorKind.NOT_FOUND, "delete")):
+    for operation, kind, lane in (
+        ("list", ErrorKind.CONFIGURATION, "read"),
+        ("create", ErrorKind.CAPACITY, "write"),
+        ("get", ErrorKind.NOT_FOUND, "read"),
+        ("delete", ErrorKind.NOT_FOUND, "delete"),
+    ):
         with pytest.raises(CloudError):
             calls.call(operation, Script(CloudError(kind, "two\nlines")), lane=lane)
     assert calls.troubles() == ["list fails (configuration): two lines", "get fails (not_found): two lines"]
@@ -188,9 +193,15 @@ def test_stop_ends_waits_and_refuses_new_calls() -> None:
         calls.call("list", Script("never"))
 
 
-@pytest.mark.parametrize(("kind", "cls"), [
-    (ErrorKind.NOT_FOUND, exceptions.NotFound), (ErrorKind.QUOTA, exceptions.QuotaException),
-    (ErrorKind.CAPACITY, exceptions.CapacityException), (ErrorKind.CONFIGURATION, exceptions.RuntimeConfigurationException)])
+@pytest.mark.parametrize(
+    ("kind", "cls"),
+    [
+        (ErrorKind.NOT_FOUND, exceptions.NotFound),
+        (ErrorKind.QUOTA, exceptions.QuotaException),
+        (ErrorKind.CAPACITY, exceptions.CapacityException),
+        (ErrorKind.CONFIGURATION, exceptions.RuntimeConfigurationException),
+    ],
+)
 def test_kinds_become_the_launchers_exceptions(kind: ErrorKind, cls: type[Exception]) -> None:
     error = CloudError(kind, "text")
     result = translate(error, classify)

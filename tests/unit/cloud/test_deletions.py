@@ -124,8 +124,10 @@ def test_stop_tells_those_who_wait() -> None:
     assert cloud.calls == []
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([*ErrorKind, None, None, None])), max_size=8),
-       st.integers(1, 5))
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from([*ErrorKind, None, None, None])), max_size=8),
+    st.integers(1, 5),
+)
 def test_every_good_id_is_deleted_and_every_future_ends(plan: list[tuple[str, ErrorKind | None]], batch: int) -> None:
     cloud = Cloud(batch=batch)
     cloud.bad = {key: kind for key, kind in plan if kind is not None}

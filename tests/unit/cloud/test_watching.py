@@ -27,7 +27,8 @@ class Cloud:
         if self.broken:
             raise CloudError(ErrorKind.TRANSIENT, "down")
         refused: dict[str, str | Exception] = {
-            key: CloudError(ErrorKind.TRANSIENT, "this one") for key in ids if key in self.refused}
+            key: CloudError(ErrorKind.TRANSIENT, "this one") for key in ids if key in self.refused
+        }
         return refused | {key: self.things[key] for key in ids if key in self.things and key not in refused}
 
 
@@ -203,9 +204,7 @@ def test_a_watch_that_nobody_reads_is_dropped() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 30), st.booleans()), max_size=30), st.integers(1, 4))
-def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(
-    events: list[tuple[int, float, bool]], batch: int
-) -> None:
+def test_no_id_is_asked_faster_than_the_floor_and_none_is_forgotten(events: list[tuple[int, float, bool]], batch: int) -> None:
     cloud = Cloud(batch=batch)
     watches = {}
     for number, seconds, broken in events:

@@ -98,7 +98,6 @@ class TestReading:
         assert npconfig.as_list([1]) == [1]
         assert npconfig.as_list("a") == ["a"]
 
-
     @given(st.dictionaries(st.sampled_from(["NODEPOOL_A", "NODEPOOL_B", "OTHER"]), st.text(max_size=20)),
            st.lists(st.sampled_from(["%(NODEPOOL_A)", "%(NODEPOOL_B)", "%(OTHER)", "%(", ")", "x"])))  # fmt: skip
     def test_substitution_is_one_pass(self, env, parts):

@@ -70,9 +70,12 @@ def test_json(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run(tmp_path, "- 1\n", "--format", "json") == 1
 
 
-REPLACED = GOOD + """
+REPLACED = (
+    GOOD
+    + """
 zookeeper-servers: [{host: main, chroot: no-slash}]
 """
+)
 SECURE = """
 zookeeper-servers: [{host: secure, port: 2281, chroot: /good}]
 zookeeper-tls: {cert: /c, key: /k, ca: /a}
@@ -117,8 +120,9 @@ def test_it_is_a_schema() -> None:
     [*(ROOT / "etc").glob("nodepool*.yaml"), ROOT / "etc" / "aws.yaml", ROOT / "etc" / "openstack.yaml",
      ROOT / "tests" / "fixtures" / "config" / "complete.yaml"]), ids=lambda path: path.name)  # fmt: skip
 def test_samples_fit(path: pathlib.Path) -> None:
-    data = yaml.safe_load(path.read_text().replace(": %(", ": '%(").replace(")\n", ")'\n") if "%(" in path.read_text()
-                          else path.read_text())
+    data = yaml.safe_load(
+        path.read_text().replace(": %(", ": '%(").replace(")\n", ")'\n") if "%(" in path.read_text() else path.read_text()
+    )
     assert [error.message for error in jsonschema.Draft7Validator(schema()).iter_errors(data)] == []
 
 

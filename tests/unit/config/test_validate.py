@@ -75,7 +75,9 @@ def test_unset_variable(validate):
     assert has(messages, "not set in the environment: NODEPOOL_NOT_SET (line 2); not valid YAML")
 
 
-@pytest.mark.spec("CFG-17: unknown top-level key -> 1; diskimage without name -> 1; duplicate diskimage -> 1; parent missing -> 1")  # noqa: E501
+@pytest.mark.spec(
+    "CFG-17: unknown top-level key -> 1; diskimage without name -> 1; duplicate diskimage -> 1; parent missing -> 1"
+)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -175,10 +177,7 @@ def test_accepted(validate, extra):
         ("diskimages: [{name: a/b}]", ("must not contain '/'",)),
         ("diskimages: [{name: a, env-vars: {X: true}}]", ("ambiguous",)),
         ("providers: [{name: a, driver: test}, {name: a, driver: test}]", ("provider a already defined",)),
-        (
-            "providers: [{name: a, driver: test, pools: [{name: p}, {name: p}]}]",
-            ("pool p already defined",),
-        ),
+        ("providers: [{name: a, driver: test, pools: [{name: p}, {name: p}]}]", ("pool p already defined",)),
     ],
 )
 def test_warnings(validate, text, words):

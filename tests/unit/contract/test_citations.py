@@ -9,17 +9,38 @@ from pathlib import Path
 
 from tests import REPOSITORY
 
-PAGES = {"AWS": "aws", "BLD": "builder", "CFG": "config", "CLI": "commands", "DRV": "drivers", "FAK": "fake", "LAU": "launcher",
-         "MST": "metastatic", "NM": "nodemanager", "OST": "openstack", "PY": "python", "STA": "static", "ZK": "zookeeper"}
+PAGES = {
+    "AWS": "aws",
+    "BLD": "builder",
+    "CFG": "config",
+    "CLI": "commands",
+    "DRV": "drivers",
+    "FAK": "fake",
+    "LAU": "launcher",
+    "MST": "metastatic",
+    "NM": "nodemanager",
+    "OST": "openstack",
+    "PY": "python",
+    "STA": "static",
+    "ZK": "zookeeper",
+}
 NUMBER = r"(?:[ABC]\.)?\d+(?:\.\d+)*(?:\.[A-E])?"
 CITED = re.compile(rf"\b({'|'.join(PAGES)})-({NUMBER})")
 HEADING = re.compile(rf"^(?:#+ )?({'|'.join(PAGES)})-({NUMBER})(?: (.*))?$", re.MULTILINE)
 OLD = re.compile(
-    r"\b(?:launcher|builder|config|driver-[a-z-]+|zookeeper-schema|cli-web-metrics|python-interface|nodemanager|design|style)\.md\b")
+    r"\b(?:launcher|builder|config|driver-[a-z-]+|zookeeper-schema|cli-web-metrics|python-interface|nodemanager|design|style)\.md\b"
+)
 #: Overviews, examples, and what is tested under the name of another section; may only become shorter.
 NO_TEST: dict[str, set[str]] = {
-    "BLD": {"3", "5", "19"}, "CFG": {"1", "3", "11", "13", "14", "15", "16"}, "CLI": {"3"}, "DRV": {"11", "13"},
-    "LAU": {"1", "17", "18"}, "MST": {"1", "5", "7"}, "NM": {"B.1", "B.5"}, "PY": {"7"}, "STA": {"2", "3", "5"},
+    "BLD": {"3", "5", "19"},
+    "CFG": {"1", "3", "11", "13", "14", "15", "16"},
+    "CLI": {"3"},
+    "DRV": {"11", "13"},
+    "LAU": {"1", "17", "18"},
+    "MST": {"1", "5", "7"},
+    "NM": {"B.1", "B.5"},
+    "PY": {"7"},
+    "STA": {"2", "3", "5"},
     "ZK": {"3", "9", "12", "13", "15"},
 }
 
@@ -35,7 +56,7 @@ def sections(prefix: str) -> dict[str, str]:
     text = page(prefix)
     found = list(HEADING.finditer(text))
     ends = [match.start() for match in found[1:]] + [len(text)]
-    return {match[2]: text[match.end():end] for match, end in zip(found, ends, strict=True)}
+    return {match[2]: text[match.end() : end] for match, end in zip(found, ends, strict=True)}
 
 
 def exists(prefix: str, number: str) -> bool:
@@ -59,8 +80,9 @@ def texts(*folders: str) -> Iterator[tuple[Path, str]]:
 
 
 def test_what_is_cited_exists() -> None:
-    cited = {(match[1], match[2], path.name)
-             for path, text in texts("nodepool", "tests", "tools") for match in CITED.finditer(text)}
+    cited = {
+        (match[1], match[2], path.name) for path, text in texts("nodepool", "tests", "tools") for match in CITED.finditer(text)
+    }
     assert len(cited) > 800
     assert sorted(f"{prefix}-{number} ({name})" for prefix, number, name in cited if not exists(prefix, number)) == []
 

@@ -29,8 +29,10 @@ MAY: dict[str, set[str]] = {"nodeutils": {"nodescan"}, "zk": {"config"}}
 def graph() -> dict[str, set[str]]:
     """Module -> modules that it imports, anywhere in its text."""
     root = REPOSITORY / "nodepool"
-    files = {".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
-             for path in root.rglob("*.py")}
+    files = {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in root.rglob("*.py")
+    }
     edges: dict[str, set[str]] = {}
     for name, path in files.items():
         found = edges[name] = set()

@@ -24,8 +24,9 @@ def test_the_map_is_read() -> None:
 def test_place(path: str, name: str) -> None:
     tree = ast.parse((REPOSITORY / "nodepool" / path).read_text())
     names = {node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    names |= {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
-              if isinstance(target, ast.Name)}
+    names |= {
+        target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)
+    }
     assert name in names
 
 

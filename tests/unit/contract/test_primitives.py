@@ -30,9 +30,11 @@ def calls(text: str) -> Iterator[tuple[str, ast.Call]]:
 
 def renames(text: str) -> bool:
     """``os.replace`` and ``Path.replace``; those of texts have two arguments, those of other things keywords."""
-    return any(name in ("os.replace", "os.rename") or (re.search(r"\.(replace|rename)$", name) and len(call.args) == 1
-                                                       and not call.keywords)
-               for name, call in calls(text))
+    return any(
+        name in ("os.replace", "os.rename")
+        or (re.search(r"\.(replace|rename)$", name) and len(call.args) == 1 and not call.keywords)
+        for name, call in calls(text)
+    )
 
 
 def locks(text: str) -> bool:
@@ -45,8 +47,10 @@ def temporary(text: str) -> bool:
 
 def grows(text: str) -> bool:
     """A power with a variable exponent, or something doubled up to a limit."""
-    powers = any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not isinstance(node.right, ast.Constant)
-                 for node in ast.walk(ast.parse(text)))
+    powers = any(
+        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and not isinstance(node.right, ast.Constant)
+        for node in ast.walk(ast.parse(text))
+    )
     return powers or GROWING.search(text) is not None
 
 
@@ -54,46 +58,68 @@ def connects(text: str) -> bool:
     return any(name == "ZooKeeperClient" for name, _ in calls(text))
 
 
-@pytest.mark.parametrize(("found", "home", "exceptions"), [
-    pytest.param(grows, "base/backoff.py", {
-        "nodemanager/limits/cgroups/files.py": "a period of the kernel, no pause",
-        "nodemanager/pushed/program.py": "one loop, no failures to count",
-        "nodemanager/slivers/reconciler.py": "a pace by sliver",
-    }, id="back-off"),
-    pytest.param(renames, "base/files.py", {
-        "builder/host/build_journal.py": "sets aside a journal that cannot be understood",
-        "cmd/commands/data.py": "the last step of new_file, when the name may be taken",
-        "nodemanager/records/database.py": "sets aside a broken database",
-        "nodemanager/api/delegates.py": "below a directory of somebody else, by its descriptor",
-        "nodemanager/limits/disk_templates.py": "images of disks, made by mke2fs",
-        "nodemanager/limits/disks.py": "images and directories of disks",
-        "nodemanager/helper/inside.py": "in the tree of a sliver, by descriptors",
-        "nodemanager/rootfs/templates.py": "root trees; and a file written under a lock, whose fixed name no crash multiplies",
-        "nodemanager/api/server.py": "a symbolic link",
-        "nodemanager/sources/sources.py": "one writer; a fixed name, which no crash multiplies",
-    }, id="files replaced"),
-    pytest.param(temporary, "base/files.py", {}, id="temporary files"),
-    pytest.param(locks, "base/files.py", {
-        "nodemanager/rootfs/templates.py": "waits for a template that is being built: an event, no time",
-    }, id="locks on files"),
-    pytest.param(connects, "zk/connection/client.py", {
-        "nodemanager/sources/sources.py": "its options are no Config",
-    }, id="clients of ZooKeeper"),
-])
+@pytest.mark.parametrize(
+    ("found", "home", "exceptions"),
+    [
+        pytest.param(
+            grows,
+            "base/backoff.py",
+            {
+                "nodemanager/limits/cgroups/files.py": "a period of the kernel, no pause",
+                "nodemanager/pushed/program.py": "one loop, no failures to count",
+                "nodemanager/slivers/reconciler.py": "a pace by sliver",
+            },
+            id="back-off",
+        ),
+        pytest.param(
+            renames,
+            "base/files.py",
+            {
+                "builder/host/build_journal.py": "sets aside a journal that cannot be understood",
+                "cmd/commands/data.py": "the last step of new_file, when the name may be taken",
+                "nodemanager/records/database.py": "sets aside a broken database",
+                "nodemanager/api/delegates.py": "below a directory of somebody else, by its descriptor",
+                "nodemanager/limits/disk_templates.py": "images of disks, made by mke2fs",
+                "nodemanager/limits/disks.py": "images and directories of disks",
+                "nodemanager/helper/inside.py": "in the tree of a sliver, by descriptors",
+                "nodemanager/rootfs/templates.py": "root trees; and a file under a lock, whose fixed name no crash multiplies",
+                "nodemanager/api/server.py": "a symbolic link",
+                "nodemanager/sources/sources.py": "one writer; a fixed name, which no crash multiplies",
+            },
+            id="files replaced",
+        ),
+        pytest.param(temporary, "base/files.py", {}, id="temporary files"),
+        pytest.param(
+            locks,
+            "base/files.py",
+            {"nodemanager/rootfs/templates.py": "waits for a template that is being built: an event, no time"},
+            id="locks on files",
+        ),
+        pytest.param(
+            connects,
+            "zk/connection/client.py",
+            {"nodemanager/sources/sources.py": "its options are no Config"},
+            id="clients of ZooKeeper",
+        ),
+    ],
+)
 def test_no_second_copy(found: Callable[[str], bool], home: str, exceptions: dict[str, str]) -> None:
     users = {name for name, text in sources().items() if found(text)}
     assert sorted(users - {home} - exceptions.keys()) == [], f"use what {home} has, or say here why not"
     assert sorted(exceptions.keys() - users) == [], "no exceptions any more"
 
 
-@pytest.mark.parametrize(("found", "text"), [
-    (grows, "pause = min(60, first * 2.0 ** self._failures)"),
-    (grows, "pause = min(2 * pause, 60)"),
-    (renames, "new.replace(path)"),
-    (renames, "os.rename(a, b)"),
-    (locks, "fcntl.flock(fd, 2)"),
-    (connects, "ZooKeeperClient(hosts)"),
-])
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (grows, "pause = min(60, first * 2.0 ** self._failures)"),
+        (grows, "pause = min(2 * pause, 60)"),
+        (renames, "new.replace(path)"),
+        (renames, "os.rename(a, b)"),
+        (locks, "fcntl.flock(fd, 2)"),
+        (connects, "ZooKeeperClient(hosts)"),
+    ],
+)
 def test_copies_are_found(found: Callable[[str], bool], text: str) -> None:
     assert found(text)
 

@@ -74,8 +74,17 @@ def test_daemon_attributes() -> None:
     pool = launcher.NodePool(None, "/does/not/exist")
     assert (pool.cleanup_interval, pool.delete_interval, pool.config) == (60, 5, None)
     pool.cleanup_interval, pool.delete_interval = 1, 0.1
-    for name in ("start", "stop", "join", "is_alive", "loadConfig", "updateConfig", "getZK", "getProviderManager",
-                 "getPoolWorkers"):
+    for name in (
+        "start",
+        "stop",
+        "join",
+        "is_alive",
+        "loadConfig",
+        "updateConfig",
+        "getZK",
+        "getProviderManager",
+        "getPoolWorkers",
+    ):
         assert callable(getattr(pool, name)), name
     assert isinstance(pool, threading.Thread)
     pool.stop()  # never started
@@ -118,7 +127,7 @@ def test_records() -> None:
         "ImageBuild": "image_name=None, build_id=None",
         "ImageBuild.fromDict": "d, image_name=None, o_id=None",
         "ImageUpload": "build_id=None, provider_name=None, image_name=None, upload_id=None, username=None, "
-                       "python_path=None, shell_type=None",
+        "python_path=None, shell_type=None",
         "ImageUpload.fromDict": "d, build_id, provider_name, image_name, upload_id",
         "NodeRequest": "id=None",
         "NodeRequest.fromDict": "d, o_id=None",
@@ -132,9 +141,11 @@ def test_records() -> None:
     assert (request.requestor, request.provider, request.relative_priority) == (None, None, 0)
     assert (request.event_id, request.tenant_name, request.stat) == (None, None, None)
     node = zk.Node()
-    names = ("provider pool allocated_to az region cloud public_ipv4 private_ipv4 public_ipv6 interface_ip host_id image_id "
-                 "launcher external_id hostname attributes shell_type resources comment hold_job hold_expiration "
-                 "user_data driver_data requestor tenant_name slot lock stat")
+    names = (
+        "provider pool allocated_to az region cloud public_ipv4 private_ipv4 public_ipv6 interface_ip host_id image_id "
+        "launcher external_id hostname attributes shell_type resources comment hold_job hold_expiration "
+        "user_data driver_data requestor tenant_name slot lock stat"
+    )
     for name in names.split():
         assert getattr(node, name) is None, name
     assert (node.type, node.host_keys, node.connection_port) == ([], [], 22)
@@ -255,9 +266,21 @@ def test_config_names() -> None:
     config = npconfig.Config()
     for name in ("labels", "providers", "diskimages", "provider_managers"):
         assert getattr(config, name) == {}, name
-    for name in ("images_dir", "zookeeper_servers", "elements_dir", "build_log_dir", "build_log_retention",
-                 "max_hold_age", "webapp", "zookeeper_timeout", "zookeeper_tls_cert", "zookeeper_tls_key",
-                 "zookeeper_tls_ca", "tenant_resource_limits", "config_mtimes"):
+    for name in (
+        "images_dir",
+        "zookeeper_servers",
+        "elements_dir",
+        "build_log_dir",
+        "build_log_retention",
+        "max_hold_age",
+        "webapp",
+        "zookeeper_timeout",
+        "zookeeper_tls_cert",
+        "zookeeper_tls_key",
+        "zookeeper_tls_ca",
+        "tenant_resource_limits",
+        "config_mtimes",
+    ):
         assert hasattr(config, name), name
     config.setDiskImages([{"name": "x", "elements": ["a", "b"], "release": 3, "env-vars": {"A": "1"}}])
     image = config.diskimages["x"]
@@ -325,8 +348,8 @@ DRIVER_SIGNATURES = {
     "nodepool.driver:Provider.cleanupNode": "node_id",
     "nodepool.driver:Provider.waitForNodeCleanup": "node_id",
     "nodepool.driver:Provider.getRequestHandler": "poolworker, request",
-    "nodepool.driver:Provider.uploadImage":
-        "provider_image, image_name, filename, image_type=None, meta=None, md5=None, sha256=None",
+    "nodepool.driver:Provider.uploadImage": "provider_image, image_name, filename, image_type=None, meta=None, "
+    "md5=None, sha256=None",
     "nodepool.driver:Provider.deleteImage": "name, id",
     "nodepool.driver:ProviderNotifications.nodeDeletedNotification": "node",
     "nodepool.driver:NodeRequestHandlerNotifications.nodeReusedNotification": "node",
@@ -356,8 +379,8 @@ DRIVER_SIGNATURES = {
     "nodepool.driver.utils:ImageUploader.upload": "timeout=None",
     "nodepool.driver.utils:Segment": "index, offset, data",
     "nodepool.driver.statemachine:Adapter": "provider_config",
-    "nodepool.driver.statemachine:Adapter.uploadImage":
-        "provider_image, image_name, filename, image_format=None, metadata=None, md5=None, sha256=None",
+    "nodepool.driver.statemachine:Adapter.uploadImage": "provider_image, image_name, filename, image_format=None, "
+    "metadata=None, md5=None, sha256=None",
     "nodepool.driver.statemachine:Adapter.deleteImage": "external_id",
     "nodepool.driver.statemachine:Adapter.getDeleteStateMachine": "external_id, log",
     "nodepool.driver.statemachine:Adapter.getConsoleLog": "label, external_id",

@@ -43,11 +43,20 @@ class Worker:
         return True
 
 
-def pool(pool_id: str, labels: str = "a", priority: int = 100, paused: bool = False,
-         provider: str | None = None) -> RegisteredPool:
-    return RegisteredPool(f"/{pool_id}", {
-        "id": pool_id, "name": "main", "provider_name": provider or f"p-{pool_id}", "supported_labels": labels.split(),
-        "priority": priority, "paused": paused})
+def pool(
+    pool_id: str, labels: str = "a", priority: int = 100, paused: bool = False, provider: str | None = None
+) -> RegisteredPool:
+    return RegisteredPool(
+        f"/{pool_id}",
+        {
+            "id": pool_id,
+            "name": "main",
+            "provider_name": provider or f"p-{pool_id}",
+            "supported_labels": labels.split(),
+            "priority": priority,
+            "paused": paused,
+        },
+    )
 
 
 FULL, BUSY = because(Code.NO_ROOM, labels="a"), because(Code.BUSY)
@@ -88,8 +97,7 @@ def test_pool_priority() -> None:
     workers = {"low": low, "high": high}
     assert choose(requests(), pools, workers, 0).worker is high
     assert choose(requests(), pools, {"low": low}, 0).worker is None
-    assert choose(requests(), [pool("low", priority=50), pool("high", priority=10, paused=True)],
-                  {"low": low}, 0).worker is low
+    assert choose(requests(), [pool("low", priority=50), pool("high", priority=10, paused=True)], {"low": low}, 0).worker is low
     high.refusal = because(Code.MAX_CONCURRENCY, active=1)
     assert choose(requests(), pools, workers, 0).worker is None  # it merely defers
 
@@ -189,10 +197,16 @@ def request(request_id: str, labels: tuple[str, ...] = ("a",), **values: Any) ->
     return result
 
 
-RECORDS = st.lists(st.tuples(
-    st.sampled_from(["099", "100", "199", "200", "300", "900"]), st.integers(0, 5),
-    st.sampled_from([("a",), ("b",), ("a", "b"), ("c", "c")]), st.sampled_from([None, "t1", "t2"]),
-    st.sampled_from([None, "p-one", "elsewhere"])), max_size=80)
+RECORDS = st.lists(
+    st.tuples(
+        st.sampled_from(["099", "100", "199", "200", "300", "900"]),
+        st.integers(0, 5),
+        st.sampled_from([("a",), ("b",), ("a", "b"), ("c", "c")]),
+        st.sampled_from([None, "t1", "t2"]),
+        st.sampled_from([None, "p-one", "elsewhere"]),
+    ),
+    max_size=80,
+)
 
 
 @pytest.mark.spec("LAU-2: served by (priority string, relative priority, sequence); ZK-5")
@@ -228,16 +242,19 @@ class Room(Worker):
         self.log.append(request_id)
 
 
-CHANGES = st.lists(st.one_of(
-    st.tuples(st.just("add"), st.sampled_from(["100", "200"]), st.integers(0, 3), st.sampled_from("ab")),
-    st.tuples(st.just("room"), st.integers(1, 3)),
-    st.tuples(st.just("revise"), st.integers(0, 30), st.integers(0, 3)),
-    st.tuples(st.just("cancel"), st.integers(0, 30)),
-    st.tuples(st.just("taken by another"), st.integers(0, 30))), max_size=40)
+CHANGES = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from(["100", "200"]), st.integers(0, 3), st.sampled_from("ab")),
+        st.tuples(st.just("room"), st.integers(1, 3)),
+        st.tuples(st.just("revise"), st.integers(0, 30), st.integers(0, 3)),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("taken by another"), st.integers(0, 30)),
+    ),
+    max_size=40,
+)
 
 
-@example([("add", "100", 0, "a"), ("add", "100", 0, "b"), ("room", 1), ("cancel", 0), ("room", 1),
-          ("add", "100", 0, "b")])
+@example([("add", "100", 0, "a"), ("add", "100", 0, "b"), ("room", 1), ("cancel", 0), ("room", 1), ("add", "100", 0, "b")])
 @pytest.mark.spec("LAU-2: at each moment the best of those that wait; issue: an urgent one overtakes")
 @given(CHANGES)
 def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> None:
@@ -263,8 +280,7 @@ def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> Non
         elif name is None:
             continue
         elif kind == "revise":
-            waiting[name] = tree.requests[name] = request(
-                name, tuple(waiting[name].node_types), relative_priority=values[1])
+            waiting[name] = tree.requests[name] = request(name, tuple(waiting[name].node_types), relative_priority=values[1])
             changed(name)
         elif kind == "cancel":
             del waiting[name], tree.requests[name]
@@ -274,7 +290,7 @@ def test_the_best_waiting_request_is_next(changes: list[tuple[Any, ...]]) -> Non
             other.state = PENDING
             tree.requests[name] = other
             changed(name)
-        expected = sorted(waiting, key=lambda i: waiting[i].priority)[:worker.room]
+        expected = sorted(waiting, key=lambda i: waiting[i].priority)[: worker.room]
         before = len(worker.log)
         assignment._pass()
         taken = worker.log[before:]

@@ -31,7 +31,8 @@ def test_what_matches() -> None:
     assert reason.matches(Code.TENANT_LIMIT) and reason.at("p").matches(Code.TENANT_LIMIT, tenant="t")
     assert not reason.matches(Code.TENANT_LIMIT, tenant="u") and not reason.matches(Code.BUSY)
     assert render([reason.at("p-main"), because(Code.OTHER_LAUNCHER)]) == (
-        "p-main: tenant t is limited to 3 cores, 3 in use; another launcher can serve it")
+        "p-main: tenant t is limited to 3 cores, 3 in use; another launcher can serve it"
+    )
 
 
 def test_words_are_unlike() -> None:

@@ -37,8 +37,11 @@ def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         values: dict[str, float] = {}
         worker._limits(values)
-        assert values == {"nodepool.provider.a.max_servers": 3, "nodepool.provider.c.max_servers": 3,
-                          "nodepool.tenant_limits.t.cores": 4}
+        assert values == {
+            "nodepool.provider.a.max_servers": 3,
+            "nodepool.provider.c.max_servers": 3,
+            "nodepool.tenant_limits.t.cores": 4,
+        }
     assert [record.getMessage() for record in caplog.records] == ["Error reporting limits of provider b:"]
     providers["b"].pools["0"].max_servers = 20
     values = {}

@@ -216,9 +216,12 @@ def test_another_number_of_values_than_labels():
 def test_launches_of_zones_and_dots():
     client = metrics.Metrics()
     for result in ("ready", "error.quota"):
-        for series in (metrics.LAUNCHES(result), metrics.PROVIDER_LAUNCHES("rack.west", result),
-                       metrics.ZONE_LAUNCHES("rack.west", "az.1", result),
-                       metrics.REQUESTOR_LAUNCHES("NodePool_min-ready", result)):
+        for series in (
+            metrics.LAUNCHES(result),
+            metrics.PROVIDER_LAUNCHES("rack.west", result),
+            metrics.ZONE_LAUNCHES("rack.west", "az.1", result),
+            metrics.REQUESTOR_LAUNCHES("NodePool_min-ready", result),
+        ):
             client.incr(series)
             client.timing(series, 2500)
     values = scrape(client)

@@ -18,8 +18,13 @@ TLS = {"ca-cert": "ca", "client-cert": "cert", "client-key": "key"}
 
 
 def provider(**options: Any) -> dict[str, Any]:
-    return {"name": "metal", "driver": "nodemanager", "cloud-images": [{"name": "host"}],
-            "pools": [{"name": "main", "labels": [{"name": "small", "cloud-image": "host"}]}], **options}
+    return {
+        "name": "metal",
+        "driver": "nodemanager",
+        "cloud-images": [{"name": "host"}],
+        "pools": [{"name": "main", "labels": [{"name": "small", "cloud-image": "host"}]}],
+        **options,
+    }
 
 
 def load(**options: Any) -> NodeManagerProviderConfig:
@@ -58,11 +63,23 @@ def test_backing_label() -> None:
     assert loaded.backing is not None and not loaded.manage_images and not loaded.hosts
     options = loaded.backing
     assert (options.label, options.grace_time, options.min_retention_time, options.max_age, options.max_nodes) == (
-        "big", 60, 0, None, None)
+        "big",
+        60,
+        0,
+        None,
+        None,
+    )
     assert options.max_slivers == 100 and loaded._getLabel("big") is options and loaded._getLabel("other") is None
     assert (loaded.boot_timeout, loaded.launch_timeout, loaded.placement) == (120, 3600, "pack")
-    full = {**BACKING, "grace-time": 0, "min-retention-time": 10, "max-age": 20, "max-backing-nodes": 3,
-            "backing-directory": "/srv/nm", "backing-config": {"max-slivers": 5, "network": {"default": "nat"}}}
+    full = {
+        **BACKING,
+        "grace-time": 0,
+        "min-retention-time": 10,
+        "max-age": 20,
+        "max-backing-nodes": 3,
+        "backing-directory": "/srv/nm",
+        "backing-config": {"max-slivers": 5, "network": {"default": "nat"}},
+    }
     options = load(**full).backing
     assert options is not None and options.max_slivers == 5 and options.max_nodes == 3 and options.directory == "/srv/nm"
     schema(**full)
@@ -72,20 +89,23 @@ def test_backing_label() -> None:
     assert loaded.pools["main"].labels["small"].backing_label == "huge" and loaded._getLabel("big") is None
 
 
-@pytest.mark.parametrize("options,text", [
-    ({"hosts": [HOST]}, "hosts cannot be used together with backing-label"),
-    ({"discover": True}, "discover cannot be used together"),
-    (TLS, "ca-cert cannot be used together"),
-    ({"diskimages": [{"name": "deb"}]}, "diskimages cannot be used .* would not reach machines that come later"),
-    ({"backing-ssh-key": ""}, "needs backing-ssh-key"),
-    ({"backing-ssh-key": "key"}, "backing-ssh-key must be an absolute path"),
-    ({"backing-directory": "/"}, "backing-directory must be an absolute path"),
-    ({"max-age": 5, "min-retention-time": 10}, "max-age must be greater than or equal to min-retention-time"),
-    ({"backing-config": {"state-dir": "/x"}}, "backing-config: state-dir cannot be chosen"),
-    ({"backing-config": {"max-slivers": 0}}, "backing-config: max-slivers"),
-    ({"backing-config": {"ssh": {"ports": "x"}}}, "a range of ports is wanted"),
-    ({"backing-label": "small"}, "is a label of this very provider"),
-])
+@pytest.mark.parametrize(
+    "options,text",
+    [
+        ({"hosts": [HOST]}, "hosts cannot be used together with backing-label"),
+        ({"discover": True}, "discover cannot be used together"),
+        (TLS, "ca-cert cannot be used together"),
+        ({"diskimages": [{"name": "deb"}]}, "diskimages cannot be used .* would not reach machines that come later"),
+        ({"backing-ssh-key": ""}, "needs backing-ssh-key"),
+        ({"backing-ssh-key": "key"}, "backing-ssh-key must be an absolute path"),
+        ({"backing-directory": "/"}, "backing-directory must be an absolute path"),
+        ({"max-age": 5, "min-retention-time": 10}, "max-age must be greater than or equal to min-retention-time"),
+        ({"backing-config": {"state-dir": "/x"}}, "backing-config: state-dir cannot be chosen"),
+        ({"backing-config": {"max-slivers": 0}}, "backing-config: max-slivers"),
+        ({"backing-config": {"ssh": {"ports": "x"}}}, "a range of ports is wanted"),
+        ({"backing-label": "small"}, "is a label of this very provider"),
+    ],
+)
 def test_backing_label_errors(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         load(**{**BACKING, **options})
@@ -102,11 +122,16 @@ def test_backing_options_alone_are_of_no_use() -> None:
             schema(**{**BACKING, **wrong})
 
 
-@pytest.mark.parametrize("options,text", [
-    ({"ca-cert": "x"}, "needed together"), ({"lease-time": 30}, "at least 240"),
-    ({"hosts": [{**HOST, "url": "h1:8120"}]}, "no address of a node manager"),
-    ({"hosts": [{**HOST, "url": "https://h1:8120"}]}, "https needs ca-cert"), ({"hosts": [HOST, HOST]}, "given twice"),
-])
+@pytest.mark.parametrize(
+    "options,text",
+    [
+        ({"ca-cert": "x"}, "needed together"),
+        ({"lease-time": 30}, "at least 240"),
+        ({"hosts": [{**HOST, "url": "h1:8120"}]}, "no address of a node manager"),
+        ({"hosts": [{**HOST, "url": "https://h1:8120"}]}, "https needs ca-cert"),
+        ({"hosts": [HOST, HOST]}, "given twice"),
+    ],
+)
 def test_bad_input(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         load(**{"discover": True, **options})
@@ -123,8 +148,14 @@ def test_announcements() -> None:
     found = parse("h1", b'{"api": "https://10.0.0.1:8120", "ssh_address": "10.0.0.1", "group": "rack1", "new": 1}', config)
     assert (found.name, found.url, found.ssh_address, found.group) == ("h1", "https://10.0.0.1:8120", "10.0.0.1", "rack1")
     assert (found.ca_cert, found.client_key, found.expected_name) == ("ca", "key", "h1")
-    for data, text in ((b"", "empty"), (b"[]", "."), (b"{", "."), (b"{}", "api must be"),
-                       (b'{"api": "http://h:1"}', "api must be"), (b'{"api": "unix:/x", "ssh_address": 1}', "must be texts")):
+    for data, text in (
+        (b"", "empty"),
+        (b"[]", "."),
+        (b"{", "."),
+        (b"{}", "api must be"),
+        (b'{"api": "http://h:1"}', "api must be"),
+        (b'{"api": "unix:/x", "ssh_address": 1}', "must be texts"),
+    ):
         with pytest.raises(RecordError, match=text):
             parse("h1", data, config)
     with pytest.raises(RecordError, match="needs ca-cert"):

@@ -45,8 +45,13 @@ class Remote:
         python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
         python.chmod(0o755)
         environment = {"PATH": f"{base.parent}:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(base.parent)}
-        self.process = subprocess.Popen(["sh", "-c", remote_command(str(python))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, env=environment)
+        self.process = subprocess.Popen(
+            ["sh", "-c", remote_command(str(python))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
         self.job = job
         self.base = base
 
@@ -96,19 +101,34 @@ def test_all_modules_can_be_imported_without_any_package(tmp_path: pathlib.Path)
     """Compiled packages (cryptography, lxml) are for tickets only."""
     path = tmp_path / "code.zip"
     path.write_bytes(zipapp.build().content)
-    names = [n.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for n in zipfile.ZipFile(path).namelist()
-             if n.startswith("nodepool/nodemanager/")]
-    done = subprocess.run([sys.executable, "-S", "-s", "-c", "import sys\nfor n in sys.argv[1:]: __import__(n)", *names],
-                          env={"PYTHONPATH": str(path), "PATH": "/usr/bin:/bin"}, cwd="/", capture_output=True, text=True,
-                          timeout=60, check=False)
+    names = [
+        n.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for n in zipfile.ZipFile(path).namelist()
+        if n.startswith("nodepool/nodemanager/")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-S", "-s", "-c", "import sys\nfor n in sys.argv[1:]: __import__(n)", *names],
+        env={"PYTHONPATH": str(path), "PATH": "/usr/bin:/bin"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")
 @pytest.mark.spec("NM-C.8: pushed as one zipapp: nothing but Python, the OpenSSH server and util-linux there")
 def test_life_of_a_pushed_daemon(base: pathlib.Path) -> None:
-    job = {"owner": "0000000001", "since": 10.5, "place": "p1", "address": "127.0.0.1", "idle": 3600,
-           "config": {"id-base": 1_900_000_000, "max-slivers": 4}}
+    job = {
+        "owner": "0000000001",
+        "since": 10.5,
+        "place": "p1",
+        "address": "127.0.0.1",
+        "idle": 3600,
+        "config": {"id-base": 1_900_000_000, "max-slivers": 4},
+    }
     remote = Remote(base, **job)
     assert remote.load() == {"state": "send"}
     answer = remote.begin("hold")
@@ -206,8 +226,9 @@ def test_account_that_logs_in_with_sudo(base: pathlib.Path, monkeypatch: pytest.
     assert identity.of_uid(1000).kind == "controller" and identity.of_uid(1001).kind == "other"
 
 
-@pytest.mark.parametrize("address,expected", [
-    ("127.0.0.1", "127.0.0.1"), ("192.0.2.1", "0.0.0.0"), ("2001:db8::1", "::"), ("localhost", "0.0.0.0")])
+@pytest.mark.parametrize(
+    "address,expected", [("127.0.0.1", "127.0.0.1"), ("192.0.2.1", "0.0.0.0"), ("2001:db8::1", "::"), ("localhost", "0.0.0.0")]
+)
 def test_listen_address(address: str, expected: str) -> None:
     assert pushed_service.listen_address(address) == expected
 

@@ -44,8 +44,16 @@ def test_users_13_a_failed_one_stays(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_users_13_units_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"Memory MiB", "Limit MiB", "Disk MiB", "Sent bit/s", "Recv bit/s"} <= set(nm.TOP_COLUMNS.values())
-    sliver = {"name": "a", "state": "ready", "image": "host", "ssh_address": "h", "ssh_port": 1, "source": "driver",
-              "error": None, "expiry": 0}
+    sliver = {
+        "name": "a",
+        "state": "ready",
+        "image": "host",
+        "ssh_address": "h",
+        "ssh_port": 1,
+        "source": "driver",
+        "error": None,
+        "expiry": 0,
+    }
     client: Any = Answers(ListSlivers=[sliver])
     nm.list_slivers(client, SimpleNamespace(format="table"))  # type: ignore[arg-type]
     assert "API call" in capsys.readouterr().out

@@ -140,10 +140,7 @@ def test_notify(tmp_path, monkeypatch):
 
 def test_killed_holder_is_taken_over(tmp_path):
     path = tmp_path / "x.pid"
-    code = (
-        "import sys, signal\nfrom nodepool.process.background import PidFile\n"
-        "PidFile(sys.argv[1]).acquire()\nsignal.pause()\n"
-    )
+    code = "import sys, signal\nfrom nodepool.process.background import PidFile\nPidFile(sys.argv[1]).acquire()\nsignal.pause()\n"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], env=environment)
     try:

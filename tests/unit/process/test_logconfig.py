@@ -125,4 +125,4 @@ def test_two_server_configs_do_not_share(tmp_path):
     one, two = (json.loads((tmp_path / n).read_text()) for n in ("first.json", "second.json"))
     assert one["loggers"]["nodepool"]["handlers"] == ["normal"]
     assert two["loggers"]["nodepool"]["handlers"] == ["console"]
-    assert "\n  \"" in (tmp_path / "first.json").read_text()
+    assert '\n  "' in (tmp_path / "first.json").read_text()

@@ -89,9 +89,10 @@ def test_node_table():
 
 @pytest.mark.spec("CLI-4: an empty table prints border, header, border, border")
 def test_empty_table():
-    assert status.output(status.request_list(FakeZK()), "pretty").splitlines()[0::2] == [
-        "+------------+----------+-------+-----------+------------+-------+-------------+----------+"
-    ] * 2
+    assert (
+        status.output(status.request_list(FakeZK()), "pretty").splitlines()[0::2]
+        == ["+------------+----------+-------+-----------+------------+-------+-------------+----------+"] * 2
+    )
     assert len(status.output(status.label_list(FakeZK()), "pretty").splitlines()) == 4
 
 
@@ -187,9 +188,7 @@ def test_dib_image_list():
 def test_build_request_state(builds, lock, expected):
     zk = FakeZK(builds=builds, requests={"noble": 1760000000.7}, build_locks={"noble": lock} if lock else {})
     rows = [row for row in status.image_status(zk).rows if row["image"] == "noble"]
-    assert rows == [
-        {"image": "noble", "paused": False, "build_request": expected, "build_request_age": 1760000000}
-    ]
+    assert rows == [{"image": "noble", "paused": False, "build_request": expected, "build_request_age": 1760000000}]
 
 
 def test_image_status_of_all_known_images():
@@ -221,8 +220,7 @@ def test_info_tables():
 
 def test_request_list():
     request = records.NodeRequest.fromDict(
-        {"state": "requested", "state_time": 1.0, "node_types": ["a", "b"], "requestor": "r", "event_id": "e"},
-        "200-0000000001",
+        {"state": "requested", "state_time": 1.0, "node_types": ["a", "b"], "requestor": "r", "event_id": "e"}, "200-0000000001"
     )
     results = status.request_list(FakeZK(node_requests=[request]))
     assert results.rows == [

@@ -48,8 +48,13 @@ def fresh(tmp_path: pathlib.Path) -> pathlib.Path:
 )
 def test_users_16_answers_at_once(fresh: pathlib.Path, options: list[str], status: int, words: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-P", str(fresh / "tools" / "quickstart"), *options], capture_output=True, text=True,
-        check=False, timeout=20, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(fresh.parent)})
+        [sys.executable, "-S", "-P", str(fresh / "tools" / "quickstart"), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(fresh.parent)},
+    )
     assert (done.returncode, words in done.stdout + done.stderr) == (status, True), done
     assert sorted(path.name for path in fresh.iterdir()) == ["tools"], "nothing was prepared"
     assert [path.name for path in fresh.parent.iterdir()] == ["clone"]
@@ -103,8 +108,13 @@ def test_users_17_pypi_cannot_be_reached(
 ) -> None:
     """The real pip, sent to a port where nobody listens."""
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / "venv")
-    for name, value in (("PIP_INDEX_URL", "http://127.0.0.1:9/simple"), ("PIP_CONFIG_FILE", os.devnull),
-                        ("PIP_NO_CACHE_DIR", "1"), ("PIP_EXTRA_INDEX_URL", ""), ("PIP_RETRIES", "0")):
+    for name, value in (
+        ("PIP_INDEX_URL", "http://127.0.0.1:9/simple"),
+        ("PIP_CONFIG_FILE", os.devnull),
+        ("PIP_NO_CACHE_DIR", "1"),
+        ("PIP_EXTRA_INDEX_URL", ""),
+        ("PIP_RETRIES", "0"),
+    ):
         monkeypatch.setenv(name, value)
     log = tmp_path / "setup.log"
     with pytest.raises(SystemExit, match=f"PyPI cannot be reached.* All that was printed: {log}"):

@@ -278,7 +278,9 @@ def test_a_page_that_cannot_be_made_is_tried_anew():
 def test_lists_without_zookeeper(get, nodepool, connected):
     nodepool.zk.synced, nodepool.zk.connected = False, connected
     reply = get("/node-list")
-    assert (reply.status, reply.body) == (503, (
-        "ZooKeeper's content is being read, try again" if connected else "ZooKeeper cannot be reached"))
+    assert (reply.status, reply.body) == (
+        503,
+        ("ZooKeeper's content is being read, try again" if connected else "ZooKeeper cannot be reached"),
+    )
     nodepool.zk.synced = True
     assert get("/node-list").status == 200

@@ -22,8 +22,22 @@ def stored(record: Any) -> dict[str, Any]:
 
 @pytest.mark.spec("PY-2, DRV-8: state constants")
 def test_state_names() -> None:
-    for name in ("BUILDING", "UPLOADING", "READY", "DELETING", "FAILED", "REQUESTED", "FULFILLED", "PENDING", "TESTING",
-                 "USED", "HOLD", "INIT", "ABORTED", "DELETED"):
+    for name in (
+        "BUILDING",
+        "UPLOADING",
+        "READY",
+        "DELETING",
+        "FAILED",
+        "REQUESTED",
+        "FULFILLED",
+        "PENDING",
+        "TESTING",
+        "USED",
+        "HOLD",
+        "INIT",
+        "ABORTED",
+        "DELETED",
+    ):
         assert getattr(zk, name) == name.lower()
     assert zk.IN_USE == "in-use"
 
@@ -54,8 +68,19 @@ def test_state_time() -> None:
 @pytest.mark.spec("ZK-1: legal states")
 def test_legal_states() -> None:
     assert {"requested", "pending", "fulfilled", "failed"} == zk.NodeRequest.VALID_STATES
-    assert set(zk.Node.VALID_STATES) == {"init", "building", "testing", "ready", "in-use", "used", "hold", "deleting",
-                                         "failed", "aborted", "deleted"}
+    assert set(zk.Node.VALID_STATES) == {
+        "init",
+        "building",
+        "testing",
+        "ready",
+        "in-use",
+        "used",
+        "hold",
+        "deleting",
+        "failed",
+        "aborted",
+        "deleted",
+    }
     assert set(zk.ImageBuild.VALID_STATES) == {"building", "ready", "deleting", "failed"}
     assert set(zk.ImageUpload.VALID_STATES) == {"uploading", "ready", "deleting", "failed"}
 
@@ -84,8 +109,7 @@ def test_image_upload() -> None:
     upload = zk.ImageUpload("b" * 32, "provider", "image", "0000000001", "u", "/p", "cmd")
     upload.state, upload.external_id, upload.external_name, upload.format = zk.READY, "ext", "image-1", "raw"
     data = stored(upload)
-    assert set(data) == {"state", "state_time", "external_id", "external_name", "format", "username", "python_path",
-                         "shell_type"}
+    assert set(data) == {"state", "state_time", "external_id", "external_name", "format", "username", "python_path", "shell_type"}
     again = zk.ImageUpload.fromDict(data, "b" * 32, "provider", "image", "0000000001")
     assert again == upload and again.toDict() == upload.toDict()
     assert again != zk.ImageUpload.fromDict(data, "c" * 32, "provider", "image", "0000000001")
@@ -94,15 +118,29 @@ def test_image_upload() -> None:
 
 
 TEXT = st.text(max_size=20)
-ANY = st.recursive(st.none() | st.booleans() | st.integers(-2**40, 2**40) | TEXT,
-                   lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=5)
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
 NULLABLE = st.none() | TEXT
-REQUEST = st.fixed_dictionaries({
-    "state": st.sampled_from(sorted(zk.NodeRequest.VALID_STATES)), "state_time": st.floats(0, 2e9),
-    "declined_by": st.lists(TEXT, max_size=3), "node_types": st.lists(TEXT, max_size=3),
-    "nodes": st.lists(TEXT, max_size=3), "reuse": st.booleans(), "requestor": NULLABLE, "requestor_data": ANY,
-    "provider": NULLABLE, "relative_priority": st.integers(0, 1000), "event_id": NULLABLE,
-    "created_time": st.none() | st.floats(0, 2e9), "tenant_name": NULLABLE})
+REQUEST = st.fixed_dictionaries(
+    {
+        "state": st.sampled_from(sorted(zk.NodeRequest.VALID_STATES)),
+        "state_time": st.floats(0, 2e9),
+        "declined_by": st.lists(TEXT, max_size=3),
+        "node_types": st.lists(TEXT, max_size=3),
+        "nodes": st.lists(TEXT, max_size=3),
+        "reuse": st.booleans(),
+        "requestor": NULLABLE,
+        "requestor_data": ANY,
+        "provider": NULLABLE,
+        "relative_priority": st.integers(0, 1000),
+        "event_id": NULLABLE,
+        "created_time": st.none() | st.floats(0, 2e9),
+        "tenant_name": NULLABLE,
+    }
+)
 
 
 @pytest.mark.spec(SPEC + "NodeRequest_toDict, NodeRequest_fromDict; ZK-5")
@@ -131,11 +169,26 @@ def test_node_request_defaults() -> None:
 
 
 @pytest.mark.spec("issue, bad input: malformed names and values concern their own record")
-@pytest.mark.parametrize("values", [
-    {"state": "odd"}, {"state": 5}, {"node_types": "text"}, {"node_types": [1]}, {"declined_by": {"a": 1}},
-    {"relative_priority": "high"}, {"relative_priority": True}, {"nodes": [None]},
-    {"relative_priority": float("inf")}, {"relative_priority": float("nan")}, {"relative_priority": 10 ** 400},
-    {"provider": []}, {"provider": 5}, {"tenant_name": {"a": 1}}, {"requestor": ["x"]}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"state": "odd"},
+        {"state": 5},
+        {"node_types": "text"},
+        {"node_types": [1]},
+        {"declined_by": {"a": 1}},
+        {"relative_priority": "high"},
+        {"relative_priority": True},
+        {"nodes": [None]},
+        {"relative_priority": float("inf")},
+        {"relative_priority": float("nan")},
+        {"relative_priority": 10**400},
+        {"provider": []},
+        {"provider": 5},
+        {"tenant_name": {"a": 1}},
+        {"requestor": ["x"]},
+    ],
+)
 def test_bad_requests(values: dict[str, Any]) -> None:
     with pytest.raises(RecordError):
         zk.NodeRequest.fromDict(values, "200-0000000001")
@@ -148,18 +201,48 @@ def test_bad_request_names(name: str) -> None:
 
 
 PLAIN = [
-    "cloud", "provider", "pool", "allocated_to", "az", "region", "public_ipv4", "private_ipv4", "public_ipv6", "host_id",
-    "interface_ip", "image_id", "launcher", "hostname", "comment", "hold_job", "connection_type", "shell_type",
-    "python_path", "tenant_name", "requestor", "username"]
-NODE = st.fixed_dictionaries({
-    "state": st.sampled_from(sorted(zk.Node.VALID_STATES)), "state_time": st.floats(0, 2e9),
-    "type": st.lists(TEXT, max_size=3), "created_time": st.none() | st.floats(0, 2e9), "external_id": ANY,
-    "user_data": ANY, "driver_data": ANY, "host_keys": st.lists(TEXT, max_size=2),
-    "hold_expiration": st.none() | st.integers(0, 10**9),
-    "connection_port": st.integers(1, 65535) | st.dictionaries(TEXT, TEXT, max_size=2),
-    "resources": st.none() | st.dictionaries(TEXT, st.integers(0, 1000), max_size=3),
-    "slot": st.none() | st.integers(0, 9), "attributes": st.none() | st.dictionaries(TEXT, ANY, max_size=2),
-    "node_properties": st.dictionaries(TEXT, ANY, max_size=2), **dict.fromkeys(PLAIN, NULLABLE)})
+    "cloud",
+    "provider",
+    "pool",
+    "allocated_to",
+    "az",
+    "region",
+    "public_ipv4",
+    "private_ipv4",
+    "public_ipv6",
+    "host_id",
+    "interface_ip",
+    "image_id",
+    "launcher",
+    "hostname",
+    "comment",
+    "hold_job",
+    "connection_type",
+    "shell_type",
+    "python_path",
+    "tenant_name",
+    "requestor",
+    "username",
+]
+NODE = st.fixed_dictionaries(
+    {
+        "state": st.sampled_from(sorted(zk.Node.VALID_STATES)),
+        "state_time": st.floats(0, 2e9),
+        "type": st.lists(TEXT, max_size=3),
+        "created_time": st.none() | st.floats(0, 2e9),
+        "external_id": ANY,
+        "user_data": ANY,
+        "driver_data": ANY,
+        "host_keys": st.lists(TEXT, max_size=2),
+        "hold_expiration": st.none() | st.integers(0, 10**9),
+        "connection_port": st.integers(1, 65535) | st.dictionaries(TEXT, TEXT, max_size=2),
+        "resources": st.none() | st.dictionaries(TEXT, st.integers(0, 1000), max_size=3),
+        "slot": st.none() | st.integers(0, 9),
+        "attributes": st.none() | st.dictionaries(TEXT, ANY, max_size=2),
+        "node_properties": st.dictionaries(TEXT, ANY, max_size=2),
+        **dict.fromkeys(PLAIN, NULLABLE),
+    }
+)
 
 
 @pytest.mark.spec(SPEC + "Node_toDict, Node_fromDict; ZK-7; DRV-8: fields")
@@ -206,9 +289,22 @@ def test_odd_node_values() -> None:
     assert "id" not in zk.Node.fromDict({"id": "0000000001", "state": "used"}, "0000000001").toDict()
 
 
-@pytest.mark.parametrize("values", [
-    {"state": "flying"}, {"state": ["ready"]}, {"type": 5}, {"type": [1]}, {"provider": ["p"]}, {"pool": {"a": 1}},
-    {"allocated_to": ["200-0000000001"]}, {"tenant_name": []}, {"requestor": 5}, {"launcher": {}}, {"az": ["a"]}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"state": "flying"},
+        {"state": ["ready"]},
+        {"type": 5},
+        {"type": [1]},
+        {"provider": ["p"]},
+        {"pool": {"a": 1}},
+        {"allocated_to": ["200-0000000001"]},
+        {"tenant_name": []},
+        {"requestor": 5},
+        {"launcher": {}},
+        {"az": ["a"]},
+    ],
+)
 def test_bad_nodes(values: dict[str, Any]) -> None:
     with pytest.raises(RecordError):
         zk.Node.fromDict(values, "1")
@@ -244,11 +340,15 @@ NEWER = {"of_a_newer_release": {"a": [1, None]}, "zz": "text"}
 
 
 @pytest.mark.spec("issue 11, users 5: keys that we do not know stay when a record is rewritten, in all records")
-@pytest.mark.parametrize("read, write", [
-    (lambda d: zk.Node.fromDict(d, "1"), lambda record: record.copy()),
-    (lambda d: zk.NodeRequest.fromDict(d, "100-1"), lambda record: record.copy()),
-    (lambda d: zk.ImageBuild.fromDict(d, "i", "1"), lambda record: record),
-    (lambda d: zk.ImageUpload.fromDict(d, "1", "p", "i", "1"), lambda record: record)])
+@pytest.mark.parametrize(
+    "read, write",
+    [
+        (lambda d: zk.Node.fromDict(d, "1"), lambda record: record.copy()),
+        (lambda d: zk.NodeRequest.fromDict(d, "100-1"), lambda record: record.copy()),
+        (lambda d: zk.ImageBuild.fromDict(d, "i", "1"), lambda record: record),
+        (lambda d: zk.ImageUpload.fromDict(d, "1", "p", "i", "1"), lambda record: record),
+    ],
+)
 def test_unknown_keys_stay(read: Any, write: Any) -> None:
     record = write(read({"state": "failed", "state_time": 1.0, "id": "1", **NEWER}))
     known = set(record.toDict())

@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 
 from nodepool.zk.mirror.reservations import Reservations
 
-OPERATIONS = st.lists(st.one_of(
-    st.tuples(st.just("reserve"), st.integers(0, 5), st.sampled_from(["p1", "p2", None]), st.sampled_from(["a", "b"]),
-              st.sampled_from(["t", None]),
-              st.dictionaries(st.sampled_from(["cores", "ram", "instances"]), st.integers(0, 9), max_size=3)),
-    st.tuples(st.just("release"), st.integers(0, 7))), max_size=40)
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("reserve"),
+            st.integers(0, 5),
+            st.sampled_from(["p1", "p2", None]),
+            st.sampled_from(["a", "b"]),
+            st.sampled_from(["t", None]),
+            st.dictionaries(st.sampled_from(["cores", "ram", "instances"]), st.integers(0, 9), max_size=3),
+        ),
+        st.tuples(st.just("release"), st.integers(0, 7)),
+    ),
+    max_size=40,
+)
 
 
 @pytest.mark.spec("LAU-8.4, LAU-8.6: accepted but unrecorded nodes count")
@@ -33,7 +42,8 @@ def test_sums(operations: list[tuple[Any, ...]]) -> None:
             assert positive(reservations.provider(provider)) == total(model, lambda v, p=provider: v[0] == p)
             for pool in ("a", "b"):
                 assert positive(reservations.provider(provider, pool)) == total(
-                    model, lambda v, p=provider, q=pool: v[0] == p and v[1] == q)
+                    model, lambda v, p=provider, q=pool: v[0] == p and v[1] == q
+                )
         assert positive(reservations.tenant("t")) == total(model, lambda v: v[2] == "t")
 
 

@@ -152,8 +152,7 @@ def image_pause(context: Context) -> None:
     name = context.args.image
     known = name in context.config.diskimages or name in context.zk.getImageNames()
     if not known:
-        raise CommandError(
-            f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
+        raise CommandError(f"image {name} is neither in {context.args.config} nor in ZooKeeper{_meant(context, name)}")
     context.zk.setImagePaused(name, True)
     report(context, {"image": name, "result": "paused"})
 
@@ -218,9 +217,14 @@ def image_delete(context: Context) -> None:
         return zk.getImageUpload(*names) if _is_name(*names) else None
 
     _mark_deleting(
-        context, read, paths.upload(*names), UPLOADING,
+        context,
+        read,
+        paths.upload(*names),
+        UPLOADING,
         {"image": args.image, "build": args.build_id, "provider": args.provider, "upload": args.upload_id},
-        "Image upload not found", "Cannot delete because image upload in progress")
+        "Image upload not found",
+        "Cannot delete because image upload in progress",
+    )
 
 
 def dib_image_delete(context: Context) -> None:
@@ -232,5 +236,11 @@ def dib_image_delete(context: Context) -> None:
         return context.zk.getBuild(image, build_id) if _is_name(image, build_id) else None
 
     _mark_deleting(
-        context, read, paths.build(image, build_id), BUILDING, {"image": image, "build": build_id},
-        "Build ID not found", "Cannot delete a build in progress")
+        context,
+        read,
+        paths.build(image, build_id),
+        BUILDING,
+        {"image": image, "build": build_id},
+        "Build ID not found",
+        "Cannot delete a build in progress",
+    )

@@ -246,7 +246,7 @@ def _print(lines: list[str]) -> None:
 
 def _show_tail(client: ZooKeeperClient, build: BuildProgress, lines: int | None, follow: bool) -> None:
     tail = build.tail
-    _print(tail if lines is None else tail[len(tail) - min(lines, len(tail)):])
+    _print(tail if lines is None else tail[len(tail) - min(lines, len(tail)) :])
     if not follow:
         return
     tree = ProgressTree(client)

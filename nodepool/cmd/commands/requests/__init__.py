@@ -29,8 +29,11 @@ PRIORITIES = ("100", "200", "300")
 
 def register(subparsers: Subparsers) -> None:
     _add_list(subparsers, "request-list")
-    group = subparsers.add_parser("request", help="ask for nodes, and use them",
-                                  description="A person's or a script's way to nodes, on the protocol that Zuul speaks.")
+    group = subparsers.add_parser(
+        "request",
+        help="ask for nodes, and use them",
+        description="A person's or a script's way to nodes, on the protocol that Zuul speaks.",
+    )
     commands = group.add_subparsers(metavar="COMMAND", required=True)
     _add_list(commands, "list")
     _register_create(commands)
@@ -95,10 +98,7 @@ def create(context: Context) -> int:
     kazoo.ensure_path(paths.REQUESTS)
     # Persistent, as Zuul's: it stays when this command ends.
     prefix = f"{paths.REQUESTS}/{args.priority}-"
-    answers = [
-        kazoo.create_async(prefix, json.dumps(new_request(args)).encode(), sequence=True)
-        for _ in range(args.count)
-    ]
+    answers = [kazoo.create_async(prefix, json.dumps(new_request(args)).encode(), sequence=True) for _ in range(args.count)]
     ids = [answer.get(timeout=60).rpartition("/")[2] for answer in answers]
     if not args.json:
         for request_id in ids:

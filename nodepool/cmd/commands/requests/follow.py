@@ -37,8 +37,9 @@ class Follower:
         self._clock = clock
         self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def follow(self, request_ids: Iterable[str], timeout: float | None, report: Report,
-               quiet: Quiet | None = None) -> dict[str, str | None]:
+    def follow(
+        self, request_ids: Iterable[str], timeout: float | None, report: Report, quiet: Quiet | None = None
+    ) -> dict[str, str | None]:
         """Report each state of each request until all are finished, or ``timeout`` seconds passed."""
         start = self._clock()
         states: dict[str, str | None] = dict.fromkeys(request_ids)
@@ -67,9 +68,7 @@ class Follower:
             return
         record: dict[str, Any] = {}
         try:
-            data, _ = self._kazoo.get(
-                paths.request(request_id), watch=lambda event: self._changed.put(request_id)
-            )
+            data, _ = self._kazoo.get(paths.request(request_id), watch=lambda event: self._changed.put(request_id))
             record = json.loads(data)
             state = str(record["state"])
         except NoNodeError:

@@ -32,8 +32,10 @@ def other_provider(zk: ZooKeeper, labels: Collection[str], provider: str | None)
     pools = [pool for pool in zk.getRegisteredPools() if set(labels) <= pool.labels]
     if not provider or not pools or any(pool.provider_name == provider for pool in pools):
         return None
-    return (f"provider {provider} does not offer {joined(set(labels))}; another one serves: "
-            f"{joined({str(pool.provider_name) for pool in pools})}")
+    return (
+        f"provider {provider} does not offer {joined(set(labels))}; another one serves: "
+        f"{joined({str(pool.provider_name) for pool in pools})}"
+    )
 
 
 def waits_for(zk: ZooKeeper, request: NodeRequest) -> str:

@@ -139,9 +139,7 @@ def _take(context: Context, request_id: str, persistent: bool) -> list[Any]:
             zk.lockNode(node, blocking=True, timeout=LOCK_TIMEOUT, **lock_options)
             taken.append(node)
             if node.allocated_to != request_id or node.state != READY:
-                raise CommandError(
-                    f"Node {node_id} is {node.state} and allocated to {node.allocated_to}, not to {request_id}"
-                )
+                raise CommandError(f"Node {node_id} is {node.state} and allocated to {node.allocated_to}, not to {request_id}")
     except BaseException:
         for node in taken:
             _unlock(zk, node, persistent)

@@ -44,8 +44,13 @@ def make(provider: Any, read_timeout: float) -> Clients:
 
     global _loader
     # Our own wrapper repeats calls, within deadlines and at a pace that gives way; repeats below would be hidden from it.
-    plain = Config(connect_timeout=CONNECT_TIMEOUT, read_timeout=read_timeout, max_pool_connections=CONNECTIONS,
-                   retries={"total_max_attempts": 1, "mode": "standard"}, user_agent_extra="nodepool")
+    plain = Config(
+        connect_timeout=CONNECT_TIMEOUT,
+        read_timeout=read_timeout,
+        max_pool_connections=CONNECTIONS,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        user_agent_extra="nodepool",
+    )
     # The parts of a large upload are sent by the library's own threads: only it can repeat one of them.
     uploads = plain.merge(Config(retries={"total_max_attempts": 5, "mode": "standard"}))
     with _lock:

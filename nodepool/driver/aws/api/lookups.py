@@ -94,7 +94,8 @@ class AwsLookups:
         token: dict[str, Any] = {}
         while True:
             answer = self.calls.call(
-                "list_objects_v2", self.adapter.s3_client.list_objects_v2, Bucket=storage["bucket-name"], **token)
+                "list_objects_v2", self.adapter.s3_client.list_objects_v2, Bucket=storage["bucket-name"], **token
+            )
             found += answer.get("Contents") or []
             if not answer.get("NextContinuationToken"):
                 return found
@@ -107,8 +108,13 @@ class AwsLookups:
         if known is not None:
             return known
         try:
-            answer = self.calls.call("get_object_tagging", self.adapter.s3_client.get_object_tagging, missing_ok=True,
-                                     Bucket=self.adapter.provider.object_storage["bucket-name"], Key=entry["Key"])
+            answer = self.calls.call(
+                "get_object_tagging",
+                self.adapter.s3_client.get_object_tagging,
+                missing_ok=True,
+                Bucket=self.adapter.provider.object_storage["bucket-name"],
+                Key=entry["Key"],
+            )
         except Exception as error:
             if classify(error) is ErrorKind.NOT_FOUND:
                 return {}
@@ -135,8 +141,14 @@ class AwsLookups:
         found: dict[str, float] = {}
         token: dict[str, Any] = {}
         while True:
-            answer = self.calls.call("list_service_quotas", self.adapter.aws_quotas.list_service_quotas, lane="quota",
-                                     idempotent=True, ServiceCode=service, **token)
+            answer = self.calls.call(
+                "list_service_quotas",
+                self.adapter.aws_quotas.list_service_quotas,
+                lane="quota",
+                idempotent=True,
+                ServiceCode=service,
+                **token,
+            )
             found.update((quota["QuotaCode"], quota["Value"]) for quota in answer.get("Quotas") or [])
             if not answer.get("NextToken"):
                 return found
@@ -171,8 +183,11 @@ class AwsLookups:
         ids = [instance["InstanceId"] for instance in host.get("Instances") or [] if instance.get("InstanceId")]
         if not ids or owner[0] != self.adapter.provider.name or owner[1] is None:
             return []
-        return [key for key, instance in self.some_instances(ids).items()
-                if _made_for(instance) == owner and state_of(instance) != "terminated"]
+        return [
+            key
+            for key, instance in self.some_instances(ids).items()
+            if _made_for(instance) == owner and state_of(instance) != "terminated"
+        ]
 
     # -- facts that do not change
 
@@ -192,7 +207,8 @@ class AwsLookups:
             images = self.adapter.ec2("describe_images", ImageIds=[ami_id]).get("Images") or []
             if not images:
                 raise exceptions.LaunchNodepoolException(
-                    f"image {ami_id} does not exist in region {self.adapter.provider.region_name}")
+                    f"image {ami_id} does not exist in region {self.adapter.provider.region_name}"
+                )
             return images[0]
 
         return self._memo.get("image", ami_id, fetch)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from nodepool.driver.aws.objects import tag_dict_to_list
 from nodepool.driver.statemachine.model import Adapter
 from nodepool.driver.toolkit.image_uploader import ImageUploader, Segment
 
-GIB = 1024 ** 3
+GIB = 1024**3
 COMPLETE_LIMIT = 3600.0
 """Seconds to wait for the completion when the provider sets no limit."""
 
@@ -27,8 +27,15 @@ class EBSSnapshotUploader(ImageUploader):
     segment_size = 512 * 1024
     _BLANK = bytes(segment_size)
 
-    def __init__(self, adapter: Adapter, log: Any, path: str, image_name: str, metadata: dict[str, Any] | None,
-                 encryption: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        log: Any,
+        path: str,
+        image_name: str,
+        metadata: dict[str, Any] | None,
+        encryption: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(adapter, log, path, image_name, metadata)
         self.volume_size = math.ceil(self.size / GIB)
         self.snapshot_id: str | None = None
@@ -36,19 +43,28 @@ class EBSSnapshotUploader(ImageUploader):
         self._sent: set[int] = set()
 
     def shouldRetryException(self, exception: BaseException) -> bool:
-        return (classify(exception) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT)
-                or code_of(exception) == "ValidationException")
+        return classify(exception) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT) or code_of(exception) == "ValidationException"
 
     def _ebs(self, method: str, **kw: Any) -> Any:
         left = self.getTimeout()
         return self.adapter.calls.call(
-            method, getattr(self.adapter.ebs_client, method), lane="upload", idempotent=True,
-            deadline=max(1.0, min(120.0, 120.0 if left is None else left)), **kw)
+            method,
+            getattr(self.adapter.ebs_client, method),
+            lane="upload",
+            idempotent=True,
+            deadline=max(1.0, min(120.0, 120.0 if left is None else left)),
+            **kw,
+        )
 
     def startUpload(self) -> None:
         answer = self.retry(
-            self._ebs, "start_snapshot", VolumeSize=self.volume_size, ClientToken=uuid.uuid4().hex,
-            Tags=tag_dict_to_list(self.metadata), **self._encryption)
+            self._ebs,
+            "start_snapshot",
+            VolumeSize=self.volume_size,
+            ClientToken=uuid.uuid4().hex,
+            Tags=tag_dict_to_list(self.metadata),
+            **self._encryption,
+        )
         self.snapshot_id = answer["SnapshotId"]
 
     def uploadSegment(self, segment: Segment) -> None:
@@ -57,8 +73,15 @@ class EBSSnapshotUploader(ImageUploader):
             return  # what is not sent reads as zeros
         digest = base64.b64encode(hashlib.sha256(data).digest()).decode()
         answer = self.retry(
-            self._ebs, "put_snapshot_block", SnapshotId=self.snapshot_id, BlockIndex=segment.index, BlockData=data,
-            DataLength=len(data), Checksum=digest, ChecksumAlgorithm="SHA256")
+            self._ebs,
+            "put_snapshot_block",
+            SnapshotId=self.snapshot_id,
+            BlockIndex=segment.index,
+            BlockData=data,
+            DataLength=len(data),
+            Checksum=digest,
+            ChecksumAlgorithm="SHA256",
+        )
         if answer.get("Checksum", digest) != digest:
             raise exceptions.ImageCreateException(f"block {segment.index} of {self.image_name} arrived damaged")
         self._sent.add(segment.index)
@@ -71,8 +94,7 @@ class EBSSnapshotUploader(ImageUploader):
     def _complete(self) -> None:
         until = self.timeout if self.timeout is not None else time.monotonic() + COMPLETE_LIMIT
         while True:
-            answer = self.retry(
-                self._ebs, "complete_snapshot", SnapshotId=self.snapshot_id, ChangedBlocksCount=len(self._sent))
+            answer = self.retry(self._ebs, "complete_snapshot", SnapshotId=self.snapshot_id, ChangedBlocksCount=len(self._sent))
             if answer["Status"] == "completed":
                 return
             if answer["Status"] == "error":

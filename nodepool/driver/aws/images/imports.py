@@ -63,9 +63,14 @@ class AwsImages:
 
         def start(bucket: dict[str, str]) -> Any:
             return self.adapter.ec2(
-                "import_snapshot", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex,
-                DiskContainer={"Format": kind, "UserBucket": bucket}, **encryption,
-                TagSpecifications=[{"ResourceType": "import-snapshot-task", "Tags": tag_dict_to_list(tags)}])
+                "import_snapshot",
+                lane="write",
+                idempotent=True,
+                ClientToken=uuid.uuid4().hex,
+                DiskContainer={"Format": kind, "UserBucket": bucket},
+                **encryption,
+                TagSpecifications=[{"ResourceType": "import-snapshot-task", "Tags": tag_dict_to_list(tags)}],
+            )
 
         task = self._through_bucket(name, kind, filename, tags, start, self.snapshot_task)
         detail = task["SnapshotTaskDetail"]
@@ -80,9 +85,15 @@ class AwsImages:
 
         def start(bucket: dict[str, str]) -> Any:
             return self.adapter.ec2(
-                "import_image", lane="write", idempotent=True, ClientToken=uuid.uuid4().hex, Architecture=image.architecture,
-                DiskContainers=[{"Format": kind, "UserBucket": bucket}], **encryption,
-                TagSpecifications=[{"ResourceType": "import-image-task", "Tags": tag_dict_to_list(tags)}])
+                "import_image",
+                lane="write",
+                idempotent=True,
+                ClientToken=uuid.uuid4().hex,
+                Architecture=image.architecture,
+                DiskContainers=[{"Format": kind, "UserBucket": bucket}],
+                **encryption,
+                TagSpecifications=[{"ResourceType": "import-image-task", "Tags": tag_dict_to_list(tags)}],
+            )
 
         task = self._through_bucket(name, kind, filename, tags, start, self.image_task)
         ami_id = str(task["ImageId"])
@@ -100,7 +111,8 @@ class AwsImages:
         storage = self.provider.object_storage
         if not storage:
             raise exceptions.RuntimeConfigurationException(
-                f"provider {self.provider.name} needs object-storage to import image {name}")
+                f"provider {self.provider.name} needs object-storage to import image {name}"
+            )
         bucket, key = storage["bucket-name"], f"{name}.{kind}"
         self.adapter.upload_object(bucket, key, filename, urllib.parse.urlencode(tags))
         try:
@@ -144,7 +156,8 @@ class AwsImages:
                 return task
             if status in ("deleted", "deleting"):
                 raise exceptions.ImageCreateException(
-                    f"Error uploading image {name}: import task {task_id} is {status}: {detail.get('StatusMessage')}")
+                    f"Error uploading image {name}: import task {task_id} is {status}: {detail.get('StatusMessage')}"
+                )
             if time.monotonic() >= until:
                 raise exceptions.ImageCreateException(f"Timeout importing image {name} by task {task_id}") from failure
             self.adapter.pause_upload()
@@ -154,9 +167,14 @@ class AwsImages:
         optional = {"VolumeSize": size, "Iops": image.iops, "Throughput": image.throughput}
         ebs.update({key: value for key, value in optional.items() if value})
         args: dict[str, Any] = {
-            "Architecture": image.architecture, "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": ebs}],
-            "RootDeviceName": "/dev/sda1", "VirtualizationType": "hvm", "EnaSupport": image.ena_support, "Name": name,
-            "TagSpecifications": [{"ResourceType": "image", "Tags": tag_dict_to_list(tags)}]}
+            "Architecture": image.architecture,
+            "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": ebs}],
+            "RootDeviceName": "/dev/sda1",
+            "VirtualizationType": "hvm",
+            "EnaSupport": image.ena_support,
+            "Name": name,
+            "TagSpecifications": [{"ResourceType": "image", "Tags": tag_dict_to_list(tags)}],
+        }
         if image.imds_support == "v2.0":
             args["ImdsSupport"] = "v2.0"
         answer = self.adapter.ec2("register_image", lane="write", **args)
@@ -196,13 +214,19 @@ class AwsImages:
         markers: dict[str, Any] = {}
         while True:
             try:
-                answer = calls.call("list_multipart_uploads", client.list_multipart_uploads, Bucket=bucket,
-                                    Prefix=f"{name}.", **markers)
+                answer = calls.call(
+                    "list_multipart_uploads", client.list_multipart_uploads, Bucket=bucket, Prefix=f"{name}.", **markers
+                )
             except Exception as error:
                 if classify(error) is not ErrorKind.CONFIGURATION:
                     raise
-                self.log.warning("Cannot see whether parts of image %s stay in bucket %s (%s); allow "
-                                 "s3:ListBucketMultipartUploads or let a lifecycle rule remove them", name, bucket, error)
+                self.log.warning(
+                    "Cannot see whether parts of image %s stay in bucket %s (%s); allow "
+                    "s3:ListBucketMultipartUploads or let a lifecycle rule remove them",
+                    name,
+                    bucket,
+                    error,
+                )
                 return
             for upload in answer.get("Uploads") or []:
                 kind = upload["Key"].removeprefix(f"{name}.")
@@ -215,8 +239,14 @@ class AwsImages:
 
     def _abort(self, bucket: str, upload: dict[str, Any]) -> None:
         try:
-            self.adapter.calls.call("abort_multipart_upload", self.adapter.s3_client.abort_multipart_upload, lane="delete",
-                                    Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+            self.adapter.calls.call(
+                "abort_multipart_upload",
+                self.adapter.s3_client.abort_multipart_upload,
+                lane="delete",
+                Bucket=bucket,
+                Key=upload["Key"],
+                UploadId=upload["UploadId"],
+            )
         except Exception as error:
             if code_of(error) != "NoSuchUpload":
                 raise

@@ -101,8 +101,14 @@ class Launching:
             except Exception as error:
                 kind = _refusal(error, single)
                 if kind not in _NEXT:
-                    self.log.error("Provider %s, pool %s, label %s: AWS refuses %s: %s", self.adapter.provider.name,
-                                   label.pool.name, label.name, rung.describe(), error)
+                    self.log.error(
+                        "Provider %s, pool %s, label %s: AWS refuses %s: %s",
+                        self.adapter.provider.name,
+                        label.pool.name,
+                        label.name,
+                        rung.describe(),
+                        error,
+                    )
                     raise
                 refusals.append((rung, error, kind))
                 if not single:
@@ -155,8 +161,10 @@ class Launching:
         groups = [group for group in answer.get("Instances") or [] if group.get("InstanceIds")]
         if not groups:
             errors = answer.get("Errors") or [{}]
-            raise FleetError(errors[0].get("ErrorCode") or "UnfulfillableCapacity",
-                             errors[0].get("ErrorMessage") or "the fleet has no instance")
+            raise FleetError(
+                errors[0].get("ErrorCode") or "UnfulfillableCapacity",
+                errors[0].get("ErrorMessage") or "the fleet has no instance",
+            )
         return groups
 
     def know_type(self, instance_type: str | None) -> None:

@@ -116,8 +116,7 @@ class AwsDeleteStateMachine(_AwsMachine):
         The launch ended before the id of the instance was known, and the search for leaks spares what has a record.
         """
         if self._left:
-            self.log.warning("Host %s has an instance without a node, deleting it: %s",
-                             self.external_id["host"], self._left[0])
+            self.log.warning("Host %s has an instance without a node, deleting it: %s", self.external_id["host"], self._left[0])
             self._submit(self.adapter.deletes.delete("instance", self._left[0]))
 
     def _cleared(self) -> bool:
@@ -213,8 +212,11 @@ class AwsCreateStateMachine(_AwsMachine):
 
         if self.state == self.INSTANCE_CREATING_START:
             launching, host_id = self.adapter.launching, (self.external_id or {}).get("host")
-            self._submit(self.adapter.calls.run(
-                lambda: launching.launch(self.label, self.image_external_id, self.tags, host_id), lane="write"))
+            self._submit(
+                self.adapter.calls.run(
+                    lambda: launching.launch(self.label, self.image_external_id, self.tags, host_id), lane="write"
+                )
+            )
             self.state = self.INSTANCE_CREATING_SUBMIT
 
         if self.state == self.INSTANCE_CREATING_SUBMIT:
@@ -224,8 +226,12 @@ class AwsCreateStateMachine(_AwsMachine):
             self._add_id("instance", started["InstanceId"])
             # Asked for while it boots; the question needs no answer here.
             self.adapter.calls.run(lambda: self.adapter.launching.know_type(started.get("InstanceType")))
-            self._look_at(self.adapter.watched_instances, started["InstanceId"], ("launch", self.label.name),
-                          first=FIRST_LOOK * self.adapter.LOOK_FLOOR)
+            self._look_at(
+                self.adapter.watched_instances,
+                started["InstanceId"],
+                ("launch", self.label.name),
+                first=FIRST_LOOK * self.adapter.LOOK_FLOOR,
+            )
             self.state = self.INSTANCE_CREATING
 
         if self.state == self.INSTANCE_CREATING:
@@ -274,8 +280,12 @@ class AwsCreateStateMachine(_AwsMachine):
             quota = future.result(0)
         except Exception as error:
             # It runs: a question about its type that fails is no reason to throw it away.
-            self.log.warning("Size of instance %s is not known, it is counted without cores and memory: %s: %s",
-                             self.instance["InstanceId"], type(error).__name__, error)
+            self.log.warning(
+                "Size of instance %s is not known, it is counted without cores and memory: %s: %s",
+                self.instance["InstanceId"],
+                type(error).__name__,
+                error,
+            )
         quota.add(self.adapter.quota.of_volume(self.label))
         return quota
 

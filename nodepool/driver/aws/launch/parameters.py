@@ -38,8 +38,13 @@ def _tag_specifications(tags: dict[str, str], *types: str) -> list[dict[str, Any
 def _volume(label: Any) -> dict[str, Any]:
     """What the label says about the root volume."""
     options = {
-        "VolumeSize": label.volume_size, "VolumeType": label.volume_type, "Iops": label.iops,
-        "Throughput": label.throughput, "Encrypted": label.encrypted or None, "KmsKeyId": label.kms_key_id}
+        "VolumeSize": label.volume_size,
+        "VolumeType": label.volume_type,
+        "Iops": label.iops,
+        "Throughput": label.throughput,
+        "Encrypted": label.encrypted or None,
+        "KmsKeyId": label.kms_key_id,
+    }
     return {key: value for key, value in options.items() if value}
 
 
@@ -96,9 +101,15 @@ def run_instances(
     label: Any, rung: Rung, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
 ) -> dict[str, Any]:
     args: dict[str, Any] = {
-        "ImageId": image_id, "MinCount": 1, "MaxCount": 1, "KeyName": label.key_name, "EbsOptimized": label.ebs_optimized,
-        "InstanceType": rung.instance_type, "NetworkInterfaces": [_interface(label, rung.subnet_id)],
-        "TagSpecifications": _tag_specifications(tags, "instance", "volume")}
+        "ImageId": image_id,
+        "MinCount": 1,
+        "MaxCount": 1,
+        "KeyName": label.key_name,
+        "EbsOptimized": label.ebs_optimized,
+        "InstanceType": rung.instance_type,
+        "NetworkInterfaces": [_interface(label, rung.subnet_id)],
+        "TagSpecifications": _tag_specifications(tags, "instance", "volume"),
+    }
     if label.userdata:
         args["UserData"] = label.userdata
     if profile := _profile(label):
@@ -108,7 +119,8 @@ def run_instances(
     if rung.spot:
         args["InstanceMarketOptions"] = {
             "MarketType": "spot",
-            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}}
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+        }
     if options := _metadata_options(label):
         args["MetadataOptions"] = options
     if reservation := _reservation(rung.capacity_reservation):
@@ -125,8 +137,14 @@ def run_instances(
 
 def allocate_host(label: Any, tags: dict[str, str]) -> dict[str, Any]:
     return {
-        "AutoPlacement": "off", "AvailabilityZone": label.pool.az, "InstanceType": label.instance_type, "Quantity": 1,
-        "HostRecovery": "off", "HostMaintenance": "off", "TagSpecifications": _tag_specifications(tags, "dedicated-host")}
+        "AutoPlacement": "off",
+        "AvailabilityZone": label.pool.az,
+        "InstanceType": label.instance_type,
+        "Quantity": 1,
+        "HostRecovery": "off",
+        "HostMaintenance": "off",
+        "TagSpecifications": _tag_specifications(tags, "dedicated-host"),
+    }
 
 
 def template_data(label: Any) -> dict[str, Any]:
@@ -170,8 +188,12 @@ def create_fleet(label: Any, template: str, image_id: str, tags: dict[str, str])
     return {
         "Type": "instant",
         "TargetCapacitySpecification": {
-            "TotalTargetCapacity": 1, "DefaultTargetCapacityType": "spot" if label.use_spot else "on-demand"},
+            "TotalTargetCapacity": 1,
+            "DefaultTargetCapacityType": "spot" if label.use_spot else "on-demand",
+        },
         "SpotOptions" if label.use_spot else "OnDemandOptions": {"AllocationStrategy": strategy},
-        "LaunchTemplateConfigs": [{
-            "LaunchTemplateSpecification": {"LaunchTemplateName": template, "Version": "$Latest"}, "Overrides": overrides}],
-        "TagSpecifications": _tag_specifications(tags, "instance", "volume")}
+        "LaunchTemplateConfigs": [
+            {"LaunchTemplateSpecification": {"LaunchTemplateName": template, "Version": "$Latest"}, "Overrides": overrides}
+        ],
+        "TagSpecifications": _tag_specifications(tags, "instance", "volume"),
+    }

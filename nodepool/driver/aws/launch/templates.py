@@ -137,8 +137,10 @@ class LaunchTemplates:
 
     def _list(self) -> dict[str, dict[str, Any]]:
         found = self.adapter.cloud._paged(
-            "describe_launch_templates", "LaunchTemplates",
-            Filters=[{"Name": "launch-template-name", "Values": [f"{parameters.LAUNCH_TEMPLATE_PREFIX}-*"]}])
+            "describe_launch_templates",
+            "LaunchTemplates",
+            Filters=[{"Name": "launch-template-name", "Values": [f"{parameters.LAUNCH_TEMPLATE_PREFIX}-*"]}],
+        )
         return {each["LaunchTemplateName"]: each for each in found}
 
     def _remove_unwanted(self, existing: dict[str, dict[str, Any]]) -> None:
@@ -153,8 +155,13 @@ class LaunchTemplates:
         self.log.debug("Creating launch template %s", name)
         try:
             self.adapter.ec2(
-                "create_launch_template", lane="write", idempotent=True, LaunchTemplateName=name, LaunchTemplateData=data,
-                TagSpecifications=[{"ResourceType": "launch-template", "Tags": tag_dict_to_list(tags)}])
+                "create_launch_template",
+                lane="write",
+                idempotent=True,
+                LaunchTemplateName=name,
+                LaunchTemplateData=data,
+                TagSpecifications=[{"ResourceType": "launch-template", "Tags": tag_dict_to_list(tags)}],
+            )
         except Exception as error:
             if code_of(error) != EXISTS:
                 raise

@@ -130,15 +130,26 @@ class BackedAdapter(NodeManagerAdapter):
         elif not address or not node.username:
             unfit = "its record has no address or no username"
         elif not node.host_keys:
-            unfit = ("its record has no host keys, so that nobody can tell whether it is the right machine; its provider must "
-                     "find them (host-key-checking)")
+            unfit = (
+                "its record has no host keys, so that nobody can tell whether it is the right machine; its provider must "
+                "find them (host-key-checking)"
+            )
         python = str(node.python_path or "")
         return Target(
-            owner=str(node.id), place=place, address=address, port=port, username=str(node.username),
-            host_keys=tuple(node.host_keys or ()), python=python if python.startswith("/") else "python3",
+            owner=str(node.id),
+            place=place,
+            address=address,
+            port=port,
+            username=str(node.username),
+            host_keys=tuple(node.host_keys or ()),
+            python=python if python.startswith("/") else "python3",
             key_file=options.ssh_key,
-            since=float(node.created_time or 0), config=config, base=options.directory, idle=self.provider.lease_time,
-            unfit=unfit)
+            since=float(node.created_time or 0),
+            config=config,
+            base=options.directory,
+            idle=self.provider.lease_time,
+            unfit=unfit,
+        )
 
     def connect(self, record: BackingNodeRecord) -> None:
         """Have a connection to this backing node."""
@@ -284,16 +295,18 @@ class BackedAdapter(NodeManagerAdapter):
         if not self.slots.performed_init:
             return []
         missing = super().findMissingInstances(external_ids)
-        return missing + [external_id for external_id in external_ids if external_id not in missing
-                          and isinstance(external_id, dict) and not self._may_have(str(external_id.get("host")))]
+        return missing + [
+            external_id
+            for external_id in external_ids
+            if external_id not in missing and isinstance(external_id, dict) and not self._may_have(str(external_id.get("host")))
+        ]
 
     def _may_have(self, node_id: str) -> bool:
         record = self.slots.book.by_backing_node.get(node_id)
         if record is not None:
             return not record.lost
         node = self.slots.zk.getNode(node_id)
-        return (node is not None and node.state == zk.IN_USE
-                and parse_user_data(node.user_data, self.slots.my_id) is not None)
+        return node is not None and node.state == zk.IN_USE and parse_user_data(node.user_data, self.slots.my_id) is not None
 
     def getQuotaLimits(self) -> QuotaInformation:
         """What fits on all backing nodes, once no further ones may be asked for."""

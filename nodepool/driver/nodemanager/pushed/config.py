@@ -19,9 +19,15 @@ CONTRADICTORY = ("hosts", "discover", "ca-cert", "client-cert", "client-key", "d
 MAX_SLIVERS = 100
 
 SCHEMA: dict[Any, Any] = {
-    "backing-label": str, "backing-ssh-key": str, "backing-config": dict, "backing-directory": str,
-    "max-backing-nodes": v.All(int, v.Range(min=1)), "grace-time": v.All(int, v.Range(min=0)),
-    "min-retention-time": v.All(int, v.Range(min=0)), "max-age": v.All(int, v.Range(min=1))}
+    "backing-label": str,
+    "backing-ssh-key": str,
+    "backing-config": dict,
+    "backing-directory": str,
+    "max-backing-nodes": v.All(int, v.Range(min=1)),
+    "grace-time": v.All(int, v.Range(min=0)),
+    "min-retention-time": v.All(int, v.Range(min=0)),
+    "max-age": v.All(int, v.Range(min=1)),
+}
 
 
 class BackingOptions(ConfigValue):
@@ -38,12 +44,17 @@ class BackingOptions(ConfigValue):
         self.max_age: float | None = options.get("max-age")
         for key in CONTRADICTORY:
             if options.get(key):
-                reason = ("what is uploaded would not reach machines that come later; use a cloud-image whose root is on the "
-                          "backing nodes, such as host" if key == "diskimages" else "backing nodes are the hosts")
+                reason = (
+                    "what is uploaded would not reach machines that come later; use a cloud-image whose root is on the "
+                    "backing nodes, such as host"
+                    if key == "diskimages"
+                    else "backing nodes are the hosts"
+                )
                 raise ConfigError(f"{key} cannot be used together with backing-label: {reason}", where=(key,))
         if not self.ssh_key:
-            raise ConfigError("backing-label needs backing-ssh-key: the private key that logs in to backing nodes",
-                              where=("backing-label",))
+            raise ConfigError(
+                "backing-label needs backing-ssh-key: the private key that logs in to backing nodes", where=("backing-label",)
+            )
         if not self.ssh_key.startswith("/"):
             raise ConfigError("backing-ssh-key must be an absolute path", where=("backing-ssh-key",))
         if self.directory is not None and (not self.directory.startswith("/") or self.directory.rstrip("/") == ""):
@@ -59,8 +70,9 @@ class BackingOptions(ConfigValue):
 
         for key in DECIDED:
             if key in given:
-                raise ConfigError(f"backing-config: {key} cannot be chosen, each backing node gets its own",
-                                  where=("backing-config", key))
+                raise ConfigError(
+                    f"backing-config: {key} cannot be chosen, each backing node gets its own", where=("backing-config", key)
+                )
         config = {"max-slivers": MAX_SLIVERS, **copy.deepcopy(given)}
         try:
             parse(config, "backing-config")

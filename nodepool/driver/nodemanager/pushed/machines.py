@@ -9,14 +9,7 @@ from typing import Any, Protocol
 from nodepool import exceptions
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.nodemanager.hosts import ManagedHost
-from nodepool.driver.nodemanager.machines import (
-    INTERNAL,
-    CreateMachine,
-    DeleteMachine,
-    Hosting,
-    NodeManagerInstance,
-    needed_by,
-)
+from nodepool.driver.nodemanager.machines import INTERNAL, CreateMachine, DeleteMachine, Hosting, NodeManagerInstance, needed_by
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
 from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
@@ -44,8 +37,9 @@ class BackedCreateMachine(CreateMachine):
     GETTING, CONNECTING = "requesting backing node", "waiting for the node manager"
     _adapter: BackedHosting
 
-    def __init__(self, adapter: BackedHosting, name: str, label: Any, image: str, metadata: dict[str, str], request: NodeRequest,
-                 log: Log) -> None:
+    def __init__(
+        self, adapter: BackedHosting, name: str, label: Any, image: str, metadata: dict[str, str], request: NodeRequest, log: Log
+    ) -> None:
         super().__init__(adapter, name, label, image, metadata, None, log)
         self.label = label
         self.request = request
@@ -135,7 +129,8 @@ class BackedCreateMachine(CreateMachine):
             alone = len(self.record.allocations()) <= 1
             if alone or fault.code != INTERNAL or not fault.text.startswith("quota:"):
                 raise exceptions.LaunchStatusException(
-                    f"backing node {host.name} does not take {self._name}: {fault.text}") from None
+                    f"backing node {host.name} does not take {self._name}: {fault.text}"
+                ) from None
             self._log.info("Backing node %s has no room for %s: %s", host.name, self._name, fault.text)
             self.refused.append(self.record)
             self._get()
@@ -172,8 +167,13 @@ class BackedCreateMachine(CreateMachine):
                     setattr(instance, name, getattr(backing, name))
             instance.node_attributes = backing.attributes  # type: ignore[attr-defined]
             instance.slot = self.slot
-            instance.driver_data = {"metadata": self._metadata, "backing_node": backing.id, "slot": self.slot,
-                                    "node": self.node_id, **instance.driver_data}
+            instance.driver_data = {
+                "metadata": self._metadata,
+                "backing_node": backing.id,
+                "slot": self.slot,
+                "node": self.node_id,
+                **instance.driver_data,
+            }
         return instance
 
 

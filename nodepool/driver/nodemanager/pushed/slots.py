@@ -58,7 +58,8 @@ class BackingNodes(BackingSlots):
             machine.problem = exceptions.LaunchStatusException(problem)
         elif self.full and self.find_free(machine) is None:
             machine.problem = exceptions.QuotaException(
-                f"there are {self.options.max_nodes} backing nodes (max-backing-nodes), and none has room")
+                f"there are {self.options.max_nodes} backing nodes (max-backing-nodes), and none has room"
+            )
         else:
             super().place(machine, actions)
             self.unsent[machine.node_id] = machine

@@ -68,18 +68,26 @@ class Target:
     unfit: str = ""
 
     def job(self, action: str) -> dict[str, Any]:
-        return {"action": action, "owner": self.owner, "since": self.since, "place": self.place, "address": self.address,
-                "config": self.config, "idle": self.idle}
+        return {
+            "action": action,
+            "owner": self.owner,
+            "since": self.since,
+            "place": self.place,
+            "address": self.address,
+            "config": self.config,
+            "idle": self.idle,
+        }
 
 
 def remote_command(python: str) -> str:
     """What the login shell of the other machine runs: the loader, as root if that needs no password."""
     # Raw: what comes after the loader is for the loader.
-    begin = ('import os;f=os.fdopen(os.dup(0),"rb",0);n=int(f.readline());d=b""\n'
-             "while len(d)<n:d+=f.read(n-len(d)) or exit(1)\nexec(d)")
+    begin = (
+        'import os;f=os.fdopen(os.dup(0),"rb",0);n=int(f.readline());d=b""\n'
+        "while len(d)<n:d+=f.read(n-len(d)) or exit(1)\nexec(d)"
+    )
     run = f"exec {{}}{shlex.quote(python)} -I -c {shlex.quote(begin)}"
-    script = (f'if [ "$(id -u)" = 0 ] || ! sudo -n true >/dev/null 2>&1; then {run.format("")}; '
-              f'else {run.format("sudo -n ")}; fi')
+    script = f'if [ "$(id -u)" = 0 ] || ! sudo -n true >/dev/null 2>&1; then {run.format("")}; else {run.format("sudo -n ")}; fi'
     return f"exec sh -c {shlex.quote(script)}"
 
 
@@ -98,19 +106,38 @@ class Session:
         known.write_text("".join(f"{alias} {key}\n" for key in target.host_keys))
         self.control.unlink(missing_ok=True)
         options = {
-            "BatchMode": "yes", "ConnectTimeout": CONNECT_TIMEOUT, "ServerAliveInterval": 10, "ServerAliveCountMax": 3,
-            "StrictHostKeyChecking": "yes", "HostKeyAlias": alias, "UserKnownHostsFile": known,
+            "BatchMode": "yes",
+            "ConnectTimeout": CONNECT_TIMEOUT,
+            "ServerAliveInterval": 10,
+            "ServerAliveCountMax": 3,
+            "StrictHostKeyChecking": "yes",
+            "HostKeyAlias": alias,
+            "UserKnownHostsFile": known,
             "GlobalKnownHostsFile": "/dev/null",
-            "IdentitiesOnly": "yes", "IdentityAgent": "none", "PreferredAuthentications": "publickey", "ForwardAgent": "no",
-            "UpdateHostKeys": "no", "ControlMaster": "yes", "ControlPath": self.control, "ControlPersist": "no",
-            "StreamLocalBindMask": "0177", "StreamLocalBindUnlink": "yes", "LogLevel": "ERROR", "User": target.username}
+            "IdentitiesOnly": "yes",
+            "IdentityAgent": "none",
+            "PreferredAuthentications": "publickey",
+            "ForwardAgent": "no",
+            "UpdateHostKeys": "no",
+            "ControlMaster": "yes",
+            "ControlPath": self.control,
+            "ControlPersist": "no",
+            "StreamLocalBindMask": "0177",
+            "StreamLocalBindUnlink": "yes",
+            "LogLevel": "ERROR",
+            "User": target.username,
+        }
         argv = ["ssh", "-F", "none", "-T", "-i", target.key_file, "-p", str(target.port)]
         for name, value in options.items():
             argv += ["-o", f"{name}={value}"]
         try:
             self._process = subprocess.Popen(
-                [*argv, "--", target.address, remote_command(target.python)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, cwd="/")
+                [*argv, "--", target.address, remote_command(target.python)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd="/",
+            )
         except OSError as error:
             raise LinkError(f"ssh cannot be run: {error.strerror}; is the OpenSSH client installed here?") from None
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -139,7 +166,7 @@ class Session:
         while view:
             self._wait([], [descriptor], deadline)
             try:
-                view = view[os.write(descriptor, view[:1 << 16]):]
+                view = view[os.write(descriptor, view[: 1 << 16]) :]
             except BlockingIOError:
                 continue
             except OSError:
@@ -226,7 +253,12 @@ class Session:
         try:
             done = subprocess.run(
                 ["ssh", "-F", "none", "-o", f"ControlPath={self.control}", "-O", "forward", "-L", f"{local}:{remote}", "--", "x"],
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FORWARD_TIMEOUT, check=False)
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=FORWARD_TIMEOUT,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LinkError(f"the API cannot be forwarded: {error}") from None
         if done.returncode != 0:

@@ -109,8 +109,15 @@ class CloudApi(ImageApi):
         return self._delete("delete_server", "compute", f"/servers/{server_id}", lane="delete")
 
     def get_server_console(self, server_id: str) -> str | None:
-        answer = self.request("get_console", "compute", "POST", f"/servers/{server_id}/action", wanted="output", idempotent=True,
-                              json={"os-getConsoleOutput": {}})
+        answer = self.request(
+            "get_console",
+            "compute",
+            "POST",
+            f"/servers/{server_id}/action",
+            wanted="output",
+            idempotent=True,
+            json={"os-getConsoleOutput": {}},
+        )
         return str(answer["output"])
 
     def get_server_group(self, name_or_id: str) -> Record | None:
@@ -137,8 +144,11 @@ class CloudApi(ImageApi):
 
     def get_compute_limits(self) -> Record:
         limits = self.single("limits", "compute", "/limits", "limits").get("absolute") or {}
-        return Record(max_total_cores=limits.get("maxTotalCores"), max_total_instances=limits.get("maxTotalInstances"),
-                      max_total_ram_size=limits.get("maxTotalRAMSize"))
+        return Record(
+            max_total_cores=limits.get("maxTotalCores"),
+            max_total_instances=limits.get("maxTotalInstances"),
+            max_total_ram_size=limits.get("maxTotalRAMSize"),
+        )
 
     # -- volumes
 
@@ -154,8 +164,14 @@ class CloudApi(ImageApi):
         return self.many("list_volumes", "block_storage", "/volumes/detail", "volumes")
 
     def tag_volume(self, volume_id: str, metadata: dict[str, Any]) -> None:
-        self.request("tag_volume", "block_storage", "POST", f"/volumes/{volume_id}/metadata", idempotent=True,
-                     json={"metadata": {key: str(value) for key, value in metadata.items()}})
+        self.request(
+            "tag_volume",
+            "block_storage",
+            "POST",
+            f"/volumes/{volume_id}/metadata",
+            idempotent=True,
+            json={"metadata": {key: str(value) for key, value in metadata.items()}},
+        )
 
     def delete_volume(self, volume_id: str) -> bool:
         return self._delete("delete_volume", "block_storage", f"/volumes/{volume_id}")
@@ -173,8 +189,12 @@ class CloudApi(ImageApi):
         """The image of the id, else the newest of the name."""
         found = self.many("find_image", "image", "/images", "images", {"name": name_or_id, **(filters or {})})
         if len(found) > 1:
-            self.log.info("%s images of cloud %s have the name %s, taking the newest", len(found),
-                          self.provider.cloud_config.name, name_or_id)
+            self.log.info(
+                "%s images of cloud %s have the name %s, taking the newest",
+                len(found),
+                self.provider.cloud_config.name,
+                name_or_id,
+            )
         if found:
             return max(found, key=lambda image: str(image.get("created_at") or ""))
         if not _is_uuid(name_or_id):
@@ -242,15 +262,17 @@ class CloudApi(ImageApi):
         return None
 
     def _create_floating_ip_at(self, network_id: str, port_id: str, address: str, metadata: dict[str, str]) -> Record:
-        description = " ".join([FIP_TAG, *(
-            f"{key}={quote(str(value), safe='')}" for key, value in metadata.items() if key.startswith("nodepool_"))])
+        description = " ".join(
+            [FIP_TAG, *(f"{key}={quote(str(value), safe='')}" for key, value in metadata.items() if key.startswith("nodepool_"))]
+        )
         body = {"floating_network_id": network_id, "port_id": port_id, "fixed_ip_address": address,
                 "description": description[:255]}  # fmt: skip
         pauses = iter(AGAIN)
         while True:
             try:
-                answer = self.request("create_floating_ip", "network", "POST", "/floatingips", wanted="floatingip",
-                                      json={"floatingip": body})
+                answer = self.request(
+                    "create_floating_ip", "network", "POST", "/floatingips", wanted="floatingip", json={"floatingip": body}
+                )
                 return Record(answer["floatingip"])
             except Exception as error:
                 if classify(error) is not ErrorKind.TRANSIENT:
@@ -273,8 +295,7 @@ class CloudApi(ImageApi):
             raise
 
     def list_floating_ips(self, **filters: Any) -> list[Record]:
-        return self.many("list_floating_ips", "network", "/floatingips", "floatingips",
-                         {"project_id": self.project(), **filters})
+        return self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"project_id": self.project(), **filters})
 
     def delete_floating_ip(self, floating_ip_id: str) -> bool:
         return self._delete("delete_floating_ip", "network", f"/floatingips/{floating_ip_id}")

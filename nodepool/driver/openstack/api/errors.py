@@ -73,7 +73,8 @@ _WHAT_IS_WRONG = re.compile(
     r"\b(?:is too (?:long|short)|is not of type [a-z', ]{1,80}|does not match (?:any of the regexes: )?'[^']{1,200}'"
     r"|is not valid under any of the given schemas|is not one of \[[^\]]{1,200}\]|is not a '[a-z-]{1,30}'"
     r"|is (?:less|greater) than the (?:minimum|maximum) of \d+|has non-unique elements"
-    r"|Additional properties are not allowed \([^()]{1,200}\))\.?\s*\Z")
+    r"|Additional properties are not allowed \([^()]{1,200}\))\.?\s*\Z"
+)
 LEFT_OUT = "(left out)"
 
 
@@ -86,8 +87,8 @@ def without_values(text: str, *secrets: str) -> str:
         text = text.replace(secret, LEFT_OUT)
     found = _REFUSED_VALUE.search(text)
     if found is not None:
-        wrong = _WHAT_IS_WRONG.search(text[max(found.end(), len(text) - 400):])
-        text = text[:found.end()] + LEFT_OUT + (f", {wrong[0]}" if wrong else "")
+        wrong = _WHAT_IS_WRONG.search(text[max(found.end(), len(text) - 400) :])
+        text = text[: found.end()] + LEFT_OUT + (f", {wrong[0]}" if wrong else "")
     return bounded(text)
 
 

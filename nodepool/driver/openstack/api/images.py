@@ -41,9 +41,19 @@ class ImageApi(Transport):
         size = os.path.getsize(filename)
         if self.client.config.config.get("image_api_use_tasks"):
             # An old way of one vendor, through the object store.
-            return Record(id=self.client.create_image(
-                name=name, filename=filename, disk_format=disk_format, md5=md5, sha256=sha256, wait=True, timeout=timeout,
-                allow_duplicates=True, **metadata).id)
+            return Record(
+                id=self.client.create_image(
+                    name=name,
+                    filename=filename,
+                    disk_format=disk_format,
+                    md5=md5,
+                    sha256=sha256,
+                    wait=True,
+                    timeout=timeout,
+                    allow_duplicates=True,
+                    **metadata,
+                ).id
+            )
         body = {"name": name, "disk_format": disk_format, "container_format": "bare",
                 "visibility": "public" if is_public else "private", **properties(metadata, md5, sha256)}  # fmt: skip
         # Protection would keep us from removing what did not arrive as it was: it comes last.
@@ -65,7 +75,8 @@ class ImageApi(Transport):
         left = max(1.0, until - time.monotonic())
         options = {
             "timeout": (min(left, STALLED), left),
-            "headers": {"Content-Type": "application/octet-stream", "Accept": "", "X-OpenStack-Image-Size": str(size)}}
+            "headers": {"Content-Type": "application/octet-stream", "Accept": "", "X-OpenStack-Image-Size": str(size)},
+        }
 
         def send() -> None:
             # Opened anew for each try: a part of it may have gone out.
@@ -76,7 +87,8 @@ class ImageApi(Transport):
                     if status_of(error) == 413 or is_quota(str(error)):
                         raise exceptions.BuilderError(
                             f"image {filename} ({size} bytes) does not fit into the image quota of cloud"
-                            f" {self.provider.cloud_config.name} (provider {self.provider.name}): {error}") from error
+                            f" {self.provider.cloud_config.name} (provider {self.provider.name}): {error}"
+                        ) from error
                     raise
 
         self.authenticated(lambda: self.calls.call("upload_image", send, lane="image", deadline=left, idempotent=False))
@@ -111,9 +123,14 @@ class ImageApi(Transport):
 
     def _protect(self, image_id: str, yes: bool) -> None:
         self.request(
-            "protect_image", "image", "PATCH", f"/images/{image_id}", idempotent=True,
+            "protect_image",
+            "image",
+            "PATCH",
+            f"/images/{image_id}",
+            idempotent=True,
             data=json.dumps([{"op": "replace", "path": "/protected", "value": yes}]),
-            headers={"Content-Type": "application/openstack-images-v2.1-json-patch"})
+            headers={"Content-Type": "application/openstack-images-v2.1-json-patch"},
+        )
 
     def discard_image(self, image_id: str, delete: Callable[[str], Any] | None = None) -> None:
         """Delete what an upload has left that has not come to an end; the protection that it put on goes first.
@@ -140,11 +157,13 @@ class ImageApi(Transport):
                 raise ProtectedImage(
                     f"image {image_id} of provider {self.provider.name} is protected and cannot be deleted; take the"
                     f" protection away in cloud {self.provider.cloud_config.name}:"
-                    f" openstack image set --unprotected {image_id}") from error
+                    f" openstack image set --unprotected {image_id}"
+                ) from error
             if status_of(error) == 409:
                 raise exceptions.BuilderError(
                     f"image {image_id} of provider {self.provider.name} is in use in cloud"
-                    f" {self.provider.cloud_config.name} and cannot be deleted yet: {error}") from error
+                    f" {self.provider.cloud_config.name} and cannot be deleted yet: {error}"
+                ) from error
             raise
         return True
 

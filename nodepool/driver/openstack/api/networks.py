@@ -34,9 +34,16 @@ class Rules:
         """From the SDK's connection."""
         config = client.config
         return cls(
-            tuple(config.get_external_ipv4_networks()), tuple(config.get_internal_ipv4_networks()), config.get_default_network(),
-            config.get_nat_source(), config.get_nat_destination(), bool(client.use_external_network()),
-            bool(client.use_internal_network()), bool(client.private), bool(client._local_ipv6) and not client.force_ipv4)
+            tuple(config.get_external_ipv4_networks()),
+            tuple(config.get_internal_ipv4_networks()),
+            config.get_default_network(),
+            config.get_nat_source(),
+            config.get_nat_destination(),
+            bool(client.use_external_network()),
+            bool(client.use_internal_network()),
+            bool(client.private),
+            bool(client._local_ipv6) and not client.force_ipv4,
+        )
 
 
 @dataclass(frozen=True)
@@ -51,17 +58,26 @@ class Networks:
         if not name:
             return None
         return next((net for net in self.all if net["id"] == name), None) or next(
-            (net for net in self.all if net.get("name") == name), None)
+            (net for net in self.all if net.get("name") == name), None
+        )
 
     @property
     def external(self) -> list[dict[str, Any]]:
-        return [net for net in self.all if _named(net, self.rules.external) or (
-            (net.get("router:external") or net.get("provider:physical_network")) and not _named(net, self.rules.internal))]
+        return [
+            net
+            for net in self.all
+            if _named(net, self.rules.external)
+            or ((net.get("router:external") or net.get("provider:physical_network")) and not _named(net, self.rules.internal))
+        ]
 
     @property
     def internal(self) -> list[dict[str, Any]]:
-        return [net for net in self.all if _named(net, self.rules.internal) or not (
-            net.get("router:external") or net.get("provider:physical_network") or _named(net, self.rules.external))]
+        return [
+            net
+            for net in self.all
+            if _named(net, self.rules.internal)
+            or not (net.get("router:external") or net.get("provider:physical_network") or _named(net, self.rules.external))
+        ]
 
     @property
     def floating(self) -> dict[str, Any] | None:
@@ -112,12 +128,23 @@ def fill_in(server: dict[str, Any], networks: Networks) -> dict[str, Any]:
 
 def _private(server: Mapping[str, Any], networks: Networks) -> str | None:
     # Of several networks: the one of the port with the floating IP.
-    mac = next((interface.get("OS-EXT-IPS-MAC:mac_addr") for interfaces in (server.get("addresses") or {}).values()
-                for interface in interfaces if interface.get("OS-EXT-IPS:type") == FLOATING), None)
+    mac = next(
+        (
+            interface.get("OS-EXT-IPS-MAC:mac_addr")
+            for interfaces in (server.get("addresses") or {}).values()
+            for interface in interfaces
+            if interface.get("OS-EXT-IPS:type") == FLOATING
+        ),
+        None,
+    )
     if mac is not None:
-        server = {**server, "addresses": {
-            name: [interface for interface in interfaces if interface.get("OS-EXT-IPS-MAC:mac_addr") == mac]
-            for name, interfaces in server["addresses"].items()}}
+        server = {
+            **server,
+            "addresses": {
+                name: [interface for interface in interfaces if interface.get("OS-EXT-IPS-MAC:mac_addr") == mac]
+                for name, interfaces in server["addresses"].items()
+            },
+        }
     names = [net.get("name") for net in networks.internal]
     for kind in (FIXED, None):
         for name in [*names, "private"]:

@@ -145,8 +145,10 @@ class Transport:
                 if not re.search(r"/v\d", urlparse(url).path):
                     # Its version document could not be read; the SDK would go on for good without the version.
                     self.client._proxies.pop(proxy.service_type, None)
-                    raise BadAnswer(f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
-                                    f" tell its versions at {url or 'the address in the catalogue'}")
+                    raise BadAnswer(
+                        f"the {name.replace('_', '-')} service of cloud {self.provider.cloud_config.name} does not"
+                        f" tell its versions at {url or 'the address in the catalogue'}"
+                    )
                 self._services[name] = proxy
             return proxy
 
@@ -158,9 +160,21 @@ class Transport:
 
         :param wanted: this key has to be in it.
         """
-        return self.authenticated(lambda: self.calls.call(
-            operation, self.send, service, method, path, wanted, kw, lane=lane or LANES[service], deadline=deadline or DEADLINE,
-            idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent, missing_ok=missing_ok))
+        return self.authenticated(
+            lambda: self.calls.call(
+                operation,
+                self.send,
+                service,
+                method,
+                path,
+                wanted,
+                kw,
+                lane=lane or LANES[service],
+                deadline=deadline or DEADLINE,
+                idempotent=method in ("GET", "DELETE") if idempotent is None else idempotent,
+                missing_ok=missing_ok,
+            )
+        )
 
     def single(self, operation: str, service: str, path: str, wanted: str, **kw: Any) -> Record:
         """One object, which is in the answer by the name ``wanted``."""
@@ -172,9 +186,7 @@ class Transport:
         """All objects."""
         return [Record(item) for item in self.pages(operation, service, path, key, dict(params or {}), **kw)]
 
-    def pages(
-        self, operation: str, service: str, path: str, key: str, params: dict[str, Any], **kw: Any
-    ) -> Iterator[Any]:
+    def pages(self, operation: str, service: str, path: str, key: str, params: dict[str, Any], **kw: Any) -> Iterator[Any]:
         """All objects as they are in the answers; the next page is linked in the JSON or in a header."""
         markers: set[str] = set()
         while True:
@@ -220,7 +232,8 @@ class Transport:
     def refused(self, why: object) -> CredentialsRefused:
         return CredentialsRefused(
             f"cloud {self.provider.cloud_config.name} of provider {self.provider.name} refuses the credentials in clouds.yaml"
-            f" (option cloud): {why}")
+            f" (option cloud): {why}"
+        )
 
 
 def _is_valid(auth: Any, refused: str | None) -> bool:

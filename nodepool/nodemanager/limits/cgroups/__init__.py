@@ -46,6 +46,7 @@ HOST_RESERVE = 50
 
 _FILES = {"v1": cgroup_v1, "v2": cgroup_v2}
 
+
 def admit(existing: Iterable[int], new: int, reserve: int = HOST_RESERVE) -> bool:
     """Whether a guarantee fits beside the others; all in per mille of the host's CPU."""
     return new >= 0 and sum(existing) + new <= 1000 - reserve
@@ -79,7 +80,8 @@ class Cgroups:
             for controller in place.controllers:
                 self._where.setdefault(controller, place)
         self.controllers: dict[str, str | None] = {
-            name: self._where[name].kind if name in self._where else None for name in CONTROLLERS}
+            name: self._where[name].kind if name in self._where else None for name in CONTROLLERS
+        }
         if self.controllers["cpuacct"] is None and any(place.kind == "v2" for place in self._places):
             self.controllers["cpuacct"] = "v2"
 
@@ -97,8 +99,12 @@ class Cgroups:
     def capacity(self) -> dict[str, int]:
         """Per mille of CPU and whole cores: all, and what is given away."""
         with self._lock:
-            return {"cpu": 1000, "cpu_guaranteed": sum(self._guarantees.values()), "cores": self._processors,
-                    "cores_reserved": len(self._cores.taken()) if self._cores is not None else 0}
+            return {
+                "cpu": 1000,
+                "cpu_guaranteed": sum(self._guarantees.values()),
+                "cores": self._processors,
+                "cores_reserved": len(self._cores.taken()) if self._cores is not None else 0,
+            }
 
     # --- our tree ----------------------------------------------------------------------------------------------------
 
@@ -110,8 +116,10 @@ class Cgroups:
                 for place in self._places:
                     self._prepare(place)
             except OSError as error:
-                raise CgroupError(f"cgroups: cannot make the group {self._root_name} ({error}); run as root, or let systemd "
-                                  "delegate a group (Delegate=yes)") from error
+                raise CgroupError(
+                    f"cgroups: cannot make the group {self._root_name} ({error}); run as root, or let systemd "
+                    "delegate a group (Delegate=yes)"
+                ) from error
             if self._quick < 0:
                 self._quick = keep_moves_quick()
             self._load()
@@ -288,8 +296,11 @@ class Cgroups:
         """Weights by these effective RSpecs; after a start, when only weights were known."""
         with self._lock:
             self._shares = {name: int(spec.get("nm_cpu_share", DEFAULT_RSPEC["nm_cpu_share"])) for name, spec in specs.items()}
-            self._guarantees = {name: int(spec["nm_cpu_guaranteed_share"]) for name, spec in specs.items()
-                                if int(spec.get("nm_cpu_guaranteed_share", 0)) > 0}
+            self._guarantees = {
+                name: int(spec["nm_cpu_guaranteed_share"])
+                for name, spec in specs.items()
+                if int(spec.get("nm_cpu_guaranteed_share", 0)) > 0
+            }
             self._balance()
             self._write_weights(self._shares.keys() - self._guarantees.keys())
 
@@ -342,7 +353,8 @@ class Cgroups:
         place = self._where.get("cpu")
         if place is not None:
             self._weights = cgroup_weights.balance(
-                place, self._root(place), self._guarantees, self._shares, self._reserve, self._heavy)
+                place, self._root(place), self._guarantees, self._shares, self._reserve, self._heavy
+            )
 
     def _write_cores(self) -> None:
         """Reserved cores to their slivers, the rest to everybody else; those that lose some first."""
@@ -358,8 +370,9 @@ class Cgroups:
                 files.cpus(root / BESTEFFORT, *self._cores.placement(None))
             else:
                 # Slivers with cores may be below it: it marks the shared ones only where it holds none of them.
-                own = {core for name, group in self._groups(place) if group.parent != root
-                       for core in self._cores.placement(name)[0]}
+                own = {
+                    core for name, group in self._groups(place) if group.parent != root for core in self._cores.placement(name)[0]
+                }
                 files.cpus(root / BESTEFFORT, self._cores.placement(None)[0] | own, self._cores.nodes)
 
     # --- processes ---------------------------------------------------------------------------------------------------
@@ -413,8 +426,12 @@ class Cgroups:
 
         :raises CgroupError: some are still there.
         """
-        cgroup_kill.kill(lambda: [(place, group) for place in self._places for group in self._existing(place, name)],
-                         lambda: self._thaw(name), name, deadline)
+        cgroup_kill.kill(
+            lambda: [(place, group) for place in self._places for group in self._existing(place, name)],
+            lambda: self._thaw(name),
+            name,
+            deadline,
+        )
 
     def _thaw(self, name: str) -> None:
         """What the older freezer holds cannot even die."""

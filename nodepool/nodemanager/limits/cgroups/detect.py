@@ -65,14 +65,26 @@ def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
     for name, effect in _MISSING.items():
         if controllers[name] is None:
             mount = name if name != "io" else "blkio (io)"
-            found.append(Problem(f"cgroup controller {name}", False,
-                                 f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o {mount})"))
+            found.append(
+                Problem(
+                    f"cgroup controller {name}",
+                    False,
+                    f"{effect}; enable it in the kernel and mount it (cgroup2, or cgroup -o {mount})",
+                )
+            )
     if controllers["memory"] == "v1":
-        found.append(Problem("memory guarantee", False,
-                             "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2"))
+        found.append(
+            Problem("memory guarantee", False, "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2")
+        )
     if controllers["io"] == "v1":
-        found.append(Problem("I/O limits", False, "nm_io_write_bps holds for direct writes only with cgroup version 1: "
-                             "what goes through the page cache is not limited; boot with version 2"))
+        found.append(
+            Problem(
+                "I/O limits",
+                False,
+                "nm_io_write_bps holds for direct writes only with cgroup version 1: "
+                "what goes through the page cache is not limited; boot with version 2",
+            )
+        )
     return found
 
 

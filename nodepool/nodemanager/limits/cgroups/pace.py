@@ -43,8 +43,11 @@ def heavy(used: Mapping[str, float], shares: Mapping[str, int], cores: int, befo
     """
     active = {name: amount for name, amount in used.items() if amount > IDLE and name in shares}
     everybody = sum(shares[name] for name in active)
-    return {name for name, amount in active.items()
-            if amount > (LIGHT if name in before else HEAVY) * cores * shares[name] / everybody}
+    return {
+        name
+        for name, amount in active.items()
+        if amount > (LIGHT if name in before else HEAVY) * cores * shares[name] / everybody
+    }
 
 
 class CpuPace:
@@ -55,8 +58,13 @@ class CpuPace:
     :param apply: called with the slivers that are not favoured, when they have changed.
     """
 
-    def __init__(self, cores: int, times: Callable[[], Mapping[str, int]], shares: Callable[[], Sequence[Mapping[str, int]]],
-                 apply: Callable[[set[str]], None]) -> None:
+    def __init__(
+        self,
+        cores: int,
+        times: Callable[[], Mapping[str, int]],
+        shares: Callable[[], Sequence[Mapping[str, int]]],
+        apply: Callable[[set[str]], None],
+    ) -> None:
         self._cores = cores
         self._times = times
         self._shares = shares

@@ -133,8 +133,11 @@ def cpu_usec(group: Path) -> int | None:
 
 def usage(group: Path) -> dict[str, int]:
     found: dict[str, int | None] = {
-        "cpu_usec": cpu_usec(group), "memory_bytes": number(group / "memory.usage_in_bytes"),
-        "memory_peak": number(group / "memory.max_usage_in_bytes"), "pids": number(group / "pids.current")}
+        "cpu_usec": cpu_usec(group),
+        "memory_bytes": number(group / "memory.usage_in_bytes"),
+        "memory_peak": number(group / "memory.max_usage_in_bytes"),
+        "pids": number(group / "pids.current"),
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -158,6 +161,13 @@ def delegate(group: Path, controllers: Iterable[str]) -> None:
 
 def available(group: Path) -> frozenset[str]:
     """Controllers by the files that the group has."""
-    files = {"cpu": "cpu.shares", "cpuacct": "cpuacct.usage", "cpuset": "cpuset.cpus", "memory": "memory.limit_in_bytes",
-             "pids": "pids.max", "io": "blkio.throttle.read_bps_device", "freezer": "freezer.state"}
+    files = {
+        "cpu": "cpu.shares",
+        "cpuacct": "cpuacct.usage",
+        "cpuset": "cpuset.cpus",
+        "memory": "memory.limit_in_bytes",
+        "pids": "pids.max",
+        "io": "blkio.throttle.read_bps_device",
+        "freezer": "freezer.state",
+    }
     return frozenset(name for name, file in files.items() if os.path.exists(group / file))

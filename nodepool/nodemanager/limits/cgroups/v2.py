@@ -124,8 +124,12 @@ def cpu_usec(group: Path) -> int | None:
 
 
 def usage(group: Path) -> dict[str, int]:
-    found = {"cpu_usec": cpu_usec(group), "memory_bytes": number(group / "memory.current"),
-             "memory_peak": number(group / "memory.peak"), "pids": number(group / "pids.current")}
+    found = {
+        "cpu_usec": cpu_usec(group),
+        "memory_bytes": number(group / "memory.current"),
+        "memory_peak": number(group / "memory.peak"),
+        "pids": number(group / "pids.current"),
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 

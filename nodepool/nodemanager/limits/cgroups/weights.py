@@ -44,8 +44,9 @@ def division(guaranteed: int, reserve: int, beside: int = 100) -> tuple[int, int
     return host, max(LEAST_BESTEFFORT, rest - host)
 
 
-def balance(place: Place, root: Path, guarantees: Mapping[str, int], shares: Mapping[str, int], reserve: int,
-            heavy: Collection[str] = ()) -> dict[str, int]:
+def balance(
+    place: Place, root: Path, guarantees: Mapping[str, int], shares: Mapping[str, int], reserve: int, heavy: Collection[str] = ()
+) -> dict[str, int]:
     """Write the weights of our root, of best effort, and of the slivers with a guarantee.
 
     :param heavy: those, and :data:`REST`, that are not favoured; see :mod:`cpu_pace`.

@@ -27,8 +27,7 @@ def stays(bench: LauncherBench, node_id: str, state: str = "hold") -> None:
 def test_max_ready_age(bench: LauncherBench) -> None:
     bench.start(config(provider(labels=["fake-label", "young"]), labels={"fake-label": {"max-ready-age": 1}}))
     old = bench.ready_node("fake-provider", "main", "fake-label")
-    allocated = bench.ready_node("fake-provider", "main", "fake-label", allocated_to=bench.submit("nowhere",
-                                                                                                  state="failed"))
+    allocated = bench.ready_node("fake-provider", "main", "fake-label", allocated_to=bench.submit("nowhere", state="failed"))
     unlimited = bench.ready_node("fake-provider", "main", "young", state_time=1.0)
     foreign = bench.ready_node("elsewhere", "main", "fake-label", state_time=1.0)
     begin = time.monotonic()

@@ -82,8 +82,7 @@ def test_a_failing_delete(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.spec(SPEC + "node_delete_error; OST-3.21")
-def test_a_server_in_error_after_its_delete_stays_visible(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_in_error_after_its_delete_stays_visible(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()))
     manager = pool.getProviderManager("fake-provider")
     request_id, nodes = bench.fulfilled("fake-label")
@@ -111,8 +110,9 @@ def test_leaked_node(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     node = bench.wait_nodes(1, state="ready", allocated_to=None)[0]
     cloud = bench.cloud("fake-provider")
     untagged = cloud.create_server(name="mine", flavor=cloud._flavor_list[0])
-    other = cloud.create_server(name="theirs", flavor=cloud._flavor_list[0], meta={
-        "nodepool_provider_name": "another", "nodepool_node_id": "0000000777"})
+    other = cloud.create_server(
+        name="theirs", flavor=cloud._flavor_list[0], meta={"nodepool_provider_name": "another", "nodepool_node_id": "0000000777"}
+    )
     bench.zk.deleteRawNode(node.id)
     wait_for(lambda: cloud.get_server(node.external_id) is None, what="the leaked server deleted")
     statsd.wait("nodepool.provider.fake-provider.leaked.instances", "1|c")
@@ -148,8 +148,11 @@ def test_leaked_uploads_are_told_apart_by_build(bench: LauncherBench) -> None:
     deleted: list[Any] = []
 
     def resource(build_id: str) -> Any:
-        return OpenStackResource({"nodepool_provider_name": "fake-provider", "nodepool_build_id": build_id,
-                                  "nodepool_upload_id": known.id}, "image", build_id)
+        return OpenStackResource(
+            {"nodepool_provider_name": "fake-provider", "nodepool_build_id": build_id, "nodepool_upload_id": known.id},
+            "image",
+            build_id,
+        )
 
     adapter.listResources = lambda: [resource(known.build_id), resource("f" * 32)]
     adapter.deleteResource = lambda r: deleted.append(r.metadata["nodepool_build_id"])
@@ -222,8 +225,11 @@ def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeyp
     pool = bench.start(config(provider()), cleanup_interval=1000)
     sent: list[str] = []
     call = pool.zk.kazoo_client._call
-    monkeypatch.setattr(pool.zk.kazoo_client, "_call", lambda request, reply: (
-        sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"), call(request, reply))[1])
+    monkeypatch.setattr(
+        pool.zk.kazoo_client,
+        "_call",
+        lambda request, reply: (sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"), call(request, reply))[1],
+    )
     clock = [1000.0]
     worker = CleanupWorker(pool.state, pool.node_reconciler, lambda: 28800.0, now=lambda: clock[0])
     root = f"{pool.zk.kazoo_client.chroot}/nodepool/requests-lock"
@@ -307,8 +313,10 @@ def test_room_is_made_beside_a_stuck_deletion(bench: LauncherBench, monkeypatch:
 def test_locks_of_another_launchers_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     other, count = bench.zuul.client, 60
     requests = [bench.submit("nowhere", state="pending") for _ in range(count)]
-    held = {i: other.create(f"/nodepool/requests-lock/{i}/{'a' * 32}__lock__", ephemeral=True, sequence=True, makepath=True)
-            for i in requests}
+    held = {
+        i: other.create(f"/nodepool/requests-lock/{i}/{'a' * 32}__lock__", ephemeral=True, sequence=True, makepath=True)
+        for i in requests
+    }
     pool = bench.start(config(provider()), cleanup_interval=3600)
     client = pool.zk.kazoo_client
     looked: list[str] = []

@@ -26,8 +26,7 @@ def count_calls(target: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list
     return calls
 
 
-@pytest.mark.spec("LAU-21.21, LAU-21.46; "
-                  "DRV-14.8; OST-3.16")
+@pytest.mark.spec("LAU-21.21, LAU-21.46; DRV-14.8; OST-3.16")
 def test_launch_retries(bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider(**{"launch-retries": 2})))
     adapter = bench.adapter("fake-provider")
@@ -42,8 +41,7 @@ def test_launch_retries(bench: LauncherBench, statsd: StatsdReceiver, monkeypatc
     bench.fulfilled("fake-label")
 
 
-@pytest.mark.spec("LAU-21.22; DRV-14.9; "
-                  "OST-3.17")
+@pytest.mark.spec("LAU-21.22; DRV-14.9; OST-3.17")
 def test_launch_timeout(bench: LauncherBench) -> None:
     bench.start(config(provider(**{"launch-timeout": 1, "launch-retries": 2})))
     cloud = bench.cloud("fake-provider")
@@ -92,13 +90,15 @@ def test_one_keyscan_failure(bench: LauncherBench, monkeypatch: pytest.MonkeyPat
     wait_for(lambda: len(bench.servers("fake-provider")) == 1)
 
 
-@pytest.mark.spec("LAU-21.48, LAU-21.49; DRV-14.21; "
-                  "OST-3.26")
-def test_keyscan_failures_with_console(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch,
-                                       caplog: pytest.LogCaptureFixture, statsd: StatsdReceiver) -> None:
+@pytest.mark.spec("LAU-21.48, LAU-21.49; DRV-14.21; OST-3.26")
+def test_keyscan_failures_with_console(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, statsd: StatsdReceiver
+) -> None:
     fail_scans(monkeypatch, 100)
-    monkeypatch.setattr("nodepool.driver.fake.adapter.FakeOpenStackCloud._get_server_console",
-                        staticmethod(lambda name_or_id: "first line\nsecond line\n"))
+    monkeypatch.setattr(
+        "nodepool.driver.fake.adapter.FakeOpenStackCloud._get_server_console",
+        staticmethod(lambda name_or_id: "first line\nsecond line\n"),
+    )
     bench.start(config(provider(label={"console-log": True})))
     with caplog.at_level(logging.INFO, "nodepool"):
         bench.wait_request(bench.submit("fake-label"), "failed")
@@ -189,8 +189,7 @@ def test_failed_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.spec("LAU-21.75; DRV-14.4")
-def test_broken_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch,
-                         caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from nodepool.driver.statemachine import StateMachineProvider
 
     original = StateMachineProvider.start

@@ -12,15 +12,20 @@ from tests.support.launcher import LauncherBench, config, provider
 
 
 def dib(bench: LauncherBench, *names: str) -> dict[str, Any]:
-    return {"diskimages": [{"name": n, "elements": ["x"], "username": "zuul"} for n in names],
-            "elements-dir": ".", "images-dir": str(bench.tmp)}
+    return {
+        "diskimages": [{"name": n, "elements": ["x"], "username": "zuul"} for n in names],
+        "elements-dir": ".",
+        "images-dir": str(bench.tmp),
+    }
 
 
-@pytest.mark.spec("LAU-21.66, LAU-21.67"
-                  "unmanaged_image_provider_id; OST-3.6")
+@pytest.mark.spec("LAU-21.66, LAU-21.67unmanaged_image_provider_id; OST-3.6")
 def test_cloud_images(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = [{"name": "Fake Precise"}, {"name": "by-name", "image-name": "Fake Precise", "username": "u"},
-              {"name": "by-id", "image-id": "provider-id", "python-path": "/usr/bin/python3", "shell-type": "cmd"}]
+    images = [
+        {"name": "Fake Precise"},
+        {"name": "by-name", "image-name": "Fake Precise", "username": "u"},
+        {"name": "by-id", "image-id": "provider-id", "python-path": "/usr/bin/python3", "shell-type": "cmd"},
+    ]
     labels = [{"name": f"label-{i}", "cloud-image": image["name"], "min-ram": 1} for i, image in enumerate(images)]
     bench.start(config(provider(**{"cloud-images": images}, pools=[{"name": "main", "labels": labels}])))
     looked_up: list[str] = []
@@ -37,11 +42,16 @@ def test_cloud_images(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> 
     assert "provider-id" not in looked_up
 
 
-@pytest.mark.spec("LAU-21.66: images appearing later are found; "
-                  "OST-3.7")
+@pytest.mark.spec("LAU-21.66: images appearing later are found; OST-3.7")
 def test_a_cloud_image_that_appears_later(bench: LauncherBench) -> None:
-    bench.start(config(provider(**{"cloud-images": [{"name": "late", "image-name": "Late Image"}]}, pools=[
-        {"name": "main", "labels": [{"name": "fake-label", "cloud-image": "late", "min-ram": 1}]}])))
+    bench.start(
+        config(
+            provider(
+                **{"cloud-images": [{"name": "late", "image-name": "Late Image"}]},
+                pools=[{"name": "main", "labels": [{"name": "fake-label", "cloud-image": "late", "min-ram": 1}]}],
+            )
+        )
+    )
     bench.adapter("fake-provider").IMAGE_CHECK_TIMEOUT = 0
     bench.wait_request(bench.submit("fake-label"), "failed")
     bench.cloud("fake-provider").create_image(name="Late Image")
@@ -58,22 +68,27 @@ def test_the_newest_ready_upload_is_used(bench: LauncherBench) -> None:
     newest = bench.store_image("img", "fake-provider", external_id="new", state_time=time.time() - 10)
     bench.store_image("img", "fake-provider", external_id="uploading", state="uploading")
     bench.store_image("img", "other", external_id="other")
-    bench.start(config(provider(diskimages=[{"name": "img", "connection-type": "network_cli"}], pools=[
-        {"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}]), **dib(bench, "img")))
+    bench.start(
+        config(
+            provider(
+                diskimages=[{"name": "img", "connection-type": "network_cli"}],
+                pools=[{"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}],
+            ),
+            **dib(bench, "img"),
+        )
+    )
     node = bench.fulfilled("fake-label")[1][0]
     assert bench.cloud("fake-provider").get_server(node.external_id)["image"] == {"id": "new"}
     assert node.image_id.endswith(f"{newest.build_id}/providers/fake-provider/images/{newest.id}")
     assert (node.username, node.connection_type) == ("zuul", "network_cli")
     # The next one with a later upload.
     bench.store_image("img", "fake-provider", external_id="newer")
-    wait_for(lambda: bench.pools[0].zk.getMostRecentImageUpload("img", "fake-provider", cached=True).external_id
-             == "newer")
+    wait_for(lambda: bench.pools[0].zk.getMostRecentImageUpload("img", "fake-provider", cached=True).external_id == "newer")
     node = bench.fulfilled("fake-label")[1][0]
     assert bench.cloud("fake-provider").get_server(node.external_id)["image"] == {"id": "newer"}
 
 
-@pytest.mark.spec("LAU-21.39, LAU-21.40, LAU-21.41; "
-                  "OST-3.23, OST-3.24")
+@pytest.mark.spec("LAU-21.39, LAU-21.40, LAU-21.41; OST-3.23, OST-3.24")
 def test_each_provider_uses_its_own_upload(bench: LauncherBench) -> None:
     """Uploads to two clouds in two formats, later a third cloud whose upload failed."""
     bench.store_image("img", "fake-vhd", external_id="v", format="vhd")
@@ -83,8 +98,7 @@ def test_each_provider_uses_its_own_upload(bench: LauncherBench) -> None:
     providers = []
     for name in names:
         labels = [{"name": x, "diskimage": "img", "min-ram": 1} for x in ("common", f"on-{name}")]
-        providers.append(provider(name, diskimages=[{"name": "img"}], pools=[{"name": "main", "labels": labels}],
-                                  cloud=name))
+        providers.append(provider(name, diskimages=[{"name": "img"}], pools=[{"name": "main", "labels": labels}], cloud=name))
     pool = bench.start(config(*providers, labels={"common": {"min-ready": 2}}, **dib(bench, "img")))
     for name, external_id in (("fake-vhd", "v"), ("fake-qcow2", "q")):
         node = bench.fulfilled(f"on-{name}")[1][0]

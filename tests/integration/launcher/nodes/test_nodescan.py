@@ -251,9 +251,7 @@ def test_parallel_scans_all_complete_soon(worker: NodescanWorker, count: int, re
         started = time.monotonic()
         times: list[float] = []
         requests = [
-            NodescanRequest(
-                target(server.port), True, 60, None, lambda request: times.append(time.monotonic() - started)
-            )
+            NodescanRequest(target(server.port), True, 60, None, lambda request: times.append(time.monotonic() - started))
             for _ in range(count)
         ]
         for request in requests:
@@ -289,9 +287,7 @@ def test_no_keys_is_a_failure(worker: NodescanWorker) -> None:
         request.result()
 
 
-def test_name_resolution_does_not_block(
-    worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_resolution_does_not_block(worker: NodescanWorker, sshd: SSHServer, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     real = socket.getaddrinfo
 
@@ -422,9 +418,7 @@ def _wait(condition: Callable[[], bool], timeout: float = 10) -> None:
 
 
 @pytest.mark.spec("DRV-7.8: test suites replace paramiko.transport.Transport")
-def test_errors_at_once_from_the_library_are_retried(
-    worker: NodescanWorker, peer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_at_once_from_the_library_are_retried(worker: NodescanWorker, peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     class Broken:

@@ -18,18 +18,39 @@ def test_node_assignment(bench: LauncherBench, statsd: StatsdReceiver, monkeypat
     monkeypatch.setattr("nodepool.launcher.LOCK_CLEANUP", 1)
     upload = bench.store_image("fake-image", "fake-provider", username="zuul", python_path="auto")
     fake = provider(
-        diskimages=[{"name": "fake-image", "meta": {"key": "value"}}], **{
-            "region-name": "fake-region", "boot-timeout": 10,
-            "pools": [{"name": "main", "max-servers": 96, "node-attributes": {"key1": "value1"},
-                       "availability-zones": ["az1"], "networks": ["net-name"],
-                       "labels": [{"name": "fake-label", "diskimage": "fake-image", "min-ram": 8192,
-                                   "flavor-name": "Fake", "instance-properties": {"a_key": "a_value"},
-                                   "dynamic-instance-properties": {
-                                       "dynamic-tenant": "Tenant is {request.tenant_name}"}},
-                                  {"name": "unused", "diskimage": "fake-image", "min-ram": 8192}]}]})
-    bench.start(config(fake, diskimages=[
-        {"name": "fake-image", "elements": ["fedora"], "username": "zuul", "python-path": "auto"}],
-        **{"elements-dir": ".", "images-dir": str(bench.tmp)}))
+        diskimages=[{"name": "fake-image", "meta": {"key": "value"}}],
+        **{
+            "region-name": "fake-region",
+            "boot-timeout": 10,
+            "pools": [
+                {
+                    "name": "main",
+                    "max-servers": 96,
+                    "node-attributes": {"key1": "value1"},
+                    "availability-zones": ["az1"],
+                    "networks": ["net-name"],
+                    "labels": [
+                        {
+                            "name": "fake-label",
+                            "diskimage": "fake-image",
+                            "min-ram": 8192,
+                            "flavor-name": "Fake",
+                            "instance-properties": {"a_key": "a_value"},
+                            "dynamic-instance-properties": {"dynamic-tenant": "Tenant is {request.tenant_name}"},
+                        },
+                        {"name": "unused", "diskimage": "fake-image", "min-ram": 8192},
+                    ],
+                }
+            ],
+        },
+    )
+    bench.start(
+        config(
+            fake,
+            diskimages=[{"name": "fake-image", "elements": ["fedora"], "username": "zuul", "python-path": "auto"}],
+            **{"elements-dir": ".", "images-dir": str(bench.tmp)},
+        )
+    )
     request_id = bench.submit("fake-label", tenant_name="tenant-1", event_id="e1")
     request = bench.wait_request(request_id, "fulfilled")
     assert len(request["nodes"]) == 1
@@ -111,16 +132,35 @@ def test_records_keep_what_zuul_relies_on(bench: LauncherBench) -> None:
                 seen.append(node)
         return bool(seen)
 
-    submitted = {"requestor_data": {"anything": [1, {"deep": None}]}, "event_id": "e-77", "created_time": 12.5,
-                 "provider": None, "tenant_name": "t", "requestor": "f" * 32}
+    submitted = {
+        "requestor_data": {"anything": [1, {"deep": None}]},
+        "event_id": "e-77",
+        "created_time": 12.5,
+        "provider": None,
+        "tenant_name": "t",
+        "requestor": "f" * 32,
+    }
     request_id = bench.submit("fake-label", "fake-label", **submitted)
     wait_for(look)
     record = bench.zuul.request(request_id)
     assert record is not None
     for key, value in submitted.items():
         assert record[key] == value, key
-    allowed = {"state", "state_time", "declined_by", "node_types", "nodes", "reuse", "requestor", "requestor_data",
-               "provider", "relative_priority", "event_id", "created_time", "tenant_name"}
+    allowed = {
+        "state",
+        "state_time",
+        "declined_by",
+        "node_types",
+        "nodes",
+        "reuse",
+        "requestor",
+        "requestor_data",
+        "provider",
+        "relative_priority",
+        "event_id",
+        "created_time",
+        "tenant_name",
+    }
     assert set(record) == allowed
     forbidden = {"name", "aliases", "label", "lock", "stat", "reuse", "kubernetes_connection", "uuid", "private_ipv6"}
     for node in seen:
@@ -184,8 +224,7 @@ def test_a_request_locked_by_zuul_is_served_afterwards(bench: LauncherBench) -> 
     record = bench.zuul.request(request_id)
     assert record is not None and record["state"] == "requested"
     # Zuul revises it under its lock.
-    bench.zuul.client.set(f"/nodepool/requests/{request_id}",
-                          json.dumps({**record, "relative_priority": 3}).encode())
+    bench.zuul.client.set(f"/nodepool/requests/{request_id}", json.dumps({**record, "relative_priority": 3}).encode())
     bench.zuul.client.delete(lock)
     assert bench.wait_request(request_id, "fulfilled")["relative_priority"] == 3
 
@@ -218,8 +257,12 @@ def test_a_ready_node_of_a_missing_request_is_freed(bench: LauncherBench) -> Non
 @pytest.mark.spec("ZK-10.4, ZK-10.5; ZK-8.8")
 def test_an_allocated_node_is_not_touched_while_zuul_holds_it(bench: LauncherBench) -> None:
     """Between Zuul's removal of the request and ``in-use`` the node is ready, locked and allocated to nobody."""
-    bench.start(config(provider(labels=["fake-label", "other"], pool={"max-servers": 1}),
-                       labels={"fake-label": {"max-ready-age": 1}, "other": {"max-ready-age": 1}}))
+    bench.start(
+        config(
+            provider(labels=["fake-label", "other"], pool={"max-servers": 1}),
+            labels={"fake-label": {"max-ready-age": 1}, "other": {"max-ready-age": 1}},
+        )
+    )
     request_id, nodes = bench.fulfilled("fake-label")
     node_id = bench.zuul.request(request_id)["nodes"][0]
     bench.zuul.lock(node_id)
@@ -238,27 +281,55 @@ def test_an_allocated_node_is_not_touched_while_zuul_holds_it(bench: LauncherBen
 
 @pytest.mark.spec("LAU-21.65; label_provider")
 def test_multiple_pools(bench: LauncherBench) -> None:
-    bench.start(config(provider(pools=[
-        {"name": "pool1", "availability-zones": ["az1"], "max-servers": 1, "labels": ["fake-label1"]},
-        {"name": "pool2", "availability-zones": ["az2"], "max-servers": 1, "labels": ["fake-label2"]}])))
+    bench.start(
+        config(
+            provider(
+                pools=[
+                    {"name": "pool1", "availability-zones": ["az1"], "max-servers": 1, "labels": ["fake-label1"]},
+                    {"name": "pool2", "availability-zones": ["az2"], "max-servers": 1, "labels": ["fake-label2"]},
+                ]
+            )
+        )
+    )
     _id, first = bench.fulfilled("fake-label1")
     _id, second = bench.fulfilled("fake-label2")
     assert [(n.az, n.pool, n.type) for n in (*first, *second)] == [
-        ("az1", "pool1", ["fake-label1"]), ("az2", "pool2", ["fake-label2"])]
+        ("az1", "pool1", ["fake-label1"]),
+        ("az2", "pool2", ["fake-label2"]),
+    ]
 
 
-@pytest.mark.spec("LAU-21.27, LAU-21.37, LAU-21.38, LAU-21.36"
-                  "node_ipv6, node_auto_floating_ip; OST-3.8 to OST-3.10")
+@pytest.mark.spec("LAU-21.27, LAU-21.37, LAU-21.38, LAU-21.36node_ipv6, node_auto_floating_ip; OST-3.8 to OST-3.10")
 def test_what_reaches_the_cloud(bench: LauncherBench) -> None:
     image = {"cloud-image": "fake-image"}
-    bench.start(config(provider(pools=[
-        {"name": "plain", "labels": [
-            {"name": "flavor", "flavor-name": "Fake Flavor", **image},
-            {"name": "ipv6", "min-ram": 1, "networks": ["fake-ipv6-network-name"], **image},
-            {"name": "props", "min-ram": 1, "instance-properties": {"a": "b", "nodepool_pool_name": "lie"},
-             "dynamic-instance-properties": {"t": "{request.tenant_name}", "bad": "{request.nothing}"}, **image}]},
-        {"name": "secure", "security-groups": ["sg"], "networks": ["no-auto-ip-network-name"],
-         "labels": [{"name": "secure", "min-ram": 1, **image}]}])))
+    bench.start(
+        config(
+            provider(
+                pools=[
+                    {
+                        "name": "plain",
+                        "labels": [
+                            {"name": "flavor", "flavor-name": "Fake Flavor", **image},
+                            {"name": "ipv6", "min-ram": 1, "networks": ["fake-ipv6-network-name"], **image},
+                            {
+                                "name": "props",
+                                "min-ram": 1,
+                                "instance-properties": {"a": "b", "nodepool_pool_name": "lie"},
+                                "dynamic-instance-properties": {"t": "{request.tenant_name}", "bad": "{request.nothing}"},
+                                **image,
+                            },
+                        ],
+                    },
+                    {
+                        "name": "secure",
+                        "security-groups": ["sg"],
+                        "networks": ["no-auto-ip-network-name"],
+                        "labels": [{"name": "secure", "min-ram": 1, **image}],
+                    },
+                ]
+            )
+        )
+    )
     nodes = {label: bench.fulfilled(label)[1][0] for label in ("flavor", "ipv6", "props", "secure")}
     servers = {label: bench.cloud("fake-provider").get_server(n.external_id) for label, n in nodes.items()}
     assert servers["flavor"]["flavor"]["id"] == "f1"
@@ -273,21 +344,41 @@ def test_what_reaches_the_cloud(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-21.29, LAU-21.28; DRV-14.22")
 def test_host_keys(bench: LauncherBench) -> None:
-    cloud_images = [{"name": "fake-image", "image-name": "Fake Precise"},
-                    {"name": "cli", "image-name": "Fake Precise", "connection-type": "network_cli"},
-                    {"name": "win", "image-name": "Fake Precise", "connection-type": "winrm"},
-                    {"name": "win2", "image-name": "Fake Precise", "connection-type": "winrm", "connection-port": 99}]
+    cloud_images = [
+        {"name": "fake-image", "image-name": "Fake Precise"},
+        {"name": "cli", "image-name": "Fake Precise", "connection-type": "network_cli"},
+        {"name": "win", "image-name": "Fake Precise", "connection-type": "winrm"},
+        {"name": "win2", "image-name": "Fake Precise", "connection-type": "winrm", "connection-port": 99},
+    ]
     off = {"host-key-checking": False}
-    bench.start(config(provider(**{"cloud-images": cloud_images}, pools=[
-        {"name": "on", "labels": [
-            {"name": "keys", "cloud-image": "fake-image", "min-ram": 1},
-            {"name": "label-off", "cloud-image": "fake-image", "min-ram": 1, **off},
-            {"name": "cli", "cloud-image": "cli", "min-ram": 1},
-            {"name": "win", "cloud-image": "win", "min-ram": 1},
-            {"name": "win2", "cloud-image": "win2", "min-ram": 1}]},
-        {"name": "off", **off, "labels": [{"name": "pool-off", "cloud-image": "fake-image", "min-ram": 1}]}])))
-    expected = {"keys": ("ssh", 22, ["ssh-rsa FAKEKEY"]), "label-off": ("ssh", 22, []), "pool-off": ("ssh", 22, []),
-                "cli": ("network_cli", 22, ["ssh-rsa FAKEKEY"]), "win": ("winrm", 5986, []), "win2": ("winrm", 99, [])}
+    bench.start(
+        config(
+            provider(
+                **{"cloud-images": cloud_images},
+                pools=[
+                    {
+                        "name": "on",
+                        "labels": [
+                            {"name": "keys", "cloud-image": "fake-image", "min-ram": 1},
+                            {"name": "label-off", "cloud-image": "fake-image", "min-ram": 1, **off},
+                            {"name": "cli", "cloud-image": "cli", "min-ram": 1},
+                            {"name": "win", "cloud-image": "win", "min-ram": 1},
+                            {"name": "win2", "cloud-image": "win2", "min-ram": 1},
+                        ],
+                    },
+                    {"name": "off", **off, "labels": [{"name": "pool-off", "cloud-image": "fake-image", "min-ram": 1}]},
+                ],
+            )
+        )
+    )
+    expected = {
+        "keys": ("ssh", 22, ["ssh-rsa FAKEKEY"]),
+        "label-off": ("ssh", 22, []),
+        "pool-off": ("ssh", 22, []),
+        "cli": ("network_cli", 22, ["ssh-rsa FAKEKEY"]),
+        "win": ("winrm", 5986, []),
+        "win2": ("winrm", 99, []),
+    }
     for label, wanted in expected.items():
         node = bench.fulfilled(label)[1][0]
         assert (node.connection_type, node.connection_port, node.host_keys) == wanted, label
@@ -296,9 +387,12 @@ def test_host_keys(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("DRV-14.2; FAK-4.1")
 def test_the_test_driver_serves_through_the_classic_api(bench: LauncherBench) -> None:
-    bench.start({"labels": [{"name": "fake-label"}, {"name": "test-label", "min-ready": 1}],
-                 "providers": [provider(), {"name": "tp", "driver": "test",
-                                            "pools": [{"name": "main", "labels": ["test-label"]}]}]})
+    bench.start(
+        {
+            "labels": [{"name": "fake-label"}, {"name": "test-label", "min-ready": 1}],
+            "providers": [provider(), {"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}],
+        }
+    )
     ready = bench.wait_nodes(1, state="ready", allocated_to=None, provider="tp")
     request_id, nodes = bench.fulfilled("test-label")
     assert bench.zuul.request(request_id)["nodes"] == [ready[0].id]

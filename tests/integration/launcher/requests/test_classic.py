@@ -10,8 +10,10 @@ from nodepool.driver.test.handler import TestHandler
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench
 
-CONFIG = {"labels": [{"name": "test-label"}], "providers": [
-    {"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}]}
+CONFIG = {
+    "labels": [{"name": "test-label"}],
+    "providers": [{"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}],
+}
 
 
 def hold_first(pool: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

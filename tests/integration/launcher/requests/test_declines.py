@@ -21,10 +21,16 @@ def test_an_unknown_label_fails(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-3: images not available")
 def test_a_missing_image_declines(bench: LauncherBench) -> None:
-    bench.start(config(provider(
-        diskimages=[{"name": "img"}], pools=[{"name": "main", "labels": [
-            {"name": "fake-label", "diskimage": "img", "min-ram": 1}]}]),
-        diskimages=[{"name": "img", "elements": ["x"]}], **{"elements-dir": ".", "images-dir": str(bench.tmp)}))
+    bench.start(
+        config(
+            provider(
+                diskimages=[{"name": "img"}],
+                pools=[{"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}],
+            ),
+            diskimages=[{"name": "img", "elements": ["x"]}],
+            **{"elements-dir": ".", "images-dir": str(bench.tmp)},
+        )
+    )
     bench.wait_request(bench.submit("fake-label"), "failed")
     bench.store_image("img", "fake-provider")
     wait_for(lambda: bench.pools[0].zk.getMostRecentImageUpload("img", "fake-provider", cached=True))
@@ -60,11 +66,22 @@ def test_old_declines_do_not_block(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-3: re-evaluated when the last pool that has not declined disappears")
 def test_a_vanished_pool_does_not_leave_requests_hanging(bench: LauncherBench) -> None:
-    registered = {"id": "elsewhere", "name": "main", "provider_name": "other", "supported_labels": ["fake-label", "x"],
-                  "state": "running", "priority": 100, "paused": False, "hostname": "h", "kind": "pool",
-                  "version": "11", "model_api": 0}
+    registered = {
+        "id": "elsewhere",
+        "name": "main",
+        "provider_name": "other",
+        "supported_labels": ["fake-label", "x"],
+        "state": "running",
+        "priority": 100,
+        "paused": False,
+        "hostname": "h",
+        "kind": "pool",
+        "version": "11",
+        "model_api": 0,
+    }
     path = bench.zuul.client.create(
-        "/nodepool/components/pool/h", json.dumps(registered).encode(), ephemeral=True, sequence=True, makepath=True)
+        "/nodepool/components/pool/h", json.dumps(registered).encode(), ephemeral=True, sequence=True, makepath=True
+    )
     pool = bench.start(config(provider(pool={"max-servers": 0})))
     ids = [bench.submit("fake-label"), bench.submit("x"), bench.submit("unknown")]
     own = list(pool.workers_by_id())
@@ -88,8 +105,14 @@ def test_nothing_is_failed_while_pools_are_being_registered(bench: LauncherBench
 def test_broken_requests_disturb_nothing(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
     good = json.dumps({"state": "requested", "node_types": ["fake-label"]}).encode()
     create = bench.zuul.client.create
-    for data in (b"", b"{", b"[1]", b'{"state": "odd"}', b'{"state": "requested", "node_types": "text"}',
-                 b'{"state": "requested", "node_types": ["fake-label"], "relative_priority": "high"}'):
+    for data in (
+        b"",
+        b"{",
+        b"[1]",
+        b'{"state": "odd"}',
+        b'{"state": "requested", "node_types": "text"}',
+        b'{"state": "requested", "node_types": ["fake-label"], "relative_priority": "high"}',
+    ):
         create("/nodepool/requests/200-", data, sequence=True, makepath=True)
     create("/nodepool/requests/strange", good)
     create("/nodepool/requests/200-abc", good)
@@ -106,7 +129,8 @@ def test_broken_requests_disturb_nothing(bench: LauncherBench, caplog: pytest.Lo
 def test_a_minimal_request(bench: LauncherBench) -> None:
     bench.start(config(provider()))
     path = bench.zuul.client.create(
-        "/nodepool/requests/100-", b'{"state": "requested", "node_types": ["fake-label"]}', sequence=True)
+        "/nodepool/requests/100-", b'{"state": "requested", "node_types": ["fake-label"]}', sequence=True
+    )
     bench.wait_request(path.rsplit("/", 1)[1], "fulfilled")
     assert bench.wait_request(bench.submit(), "fulfilled")["nodes"] == []
 

@@ -31,7 +31,8 @@ def just_before(pool: Any, monkeypatch: pytest.MonkeyPatch, path: str, act: Call
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("labels", [1, 2])
 def test_a_node_that_is_locked_at_the_last_moment(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, before: bool, labels: int) -> None:
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, before: bool, labels: int
+) -> None:
     """One that was never locked, or was; a request that is served by ready nodes only, or by a new one, too."""
     pool = bench.start(config(provider()))
     idle = bench.ready_node("fake-provider", "main", "fake-label")
@@ -49,8 +50,7 @@ def test_a_node_that_is_locked_at_the_last_moment(
 
 @pytest.mark.spec(HELD + "; one whose lock directory we do not know yet, but which is free, is taken all the same")
 @pytest.mark.parametrize("labels", [1, 2])
-def test_a_lock_directory_that_our_copy_does_not_know(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, labels: int) -> None:
+def test_a_lock_directory_that_our_copy_does_not_know(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, labels: int) -> None:
     pool = bench.start(config(provider()))
     idle = bench.ready_node("fake-provider", "main", "fake-label")
     wait_for(lambda: pool.zk.getCachedNode(idle.id))
@@ -110,7 +110,8 @@ def test_a_node_that_is_locked_before_it_makes_room(bench: LauncherBench, monkey
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("before", [False, True])
 def test_a_node_that_is_locked_before_its_lost_request_is_reset(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool, before: bool) -> None:
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, held: bool, before: bool
+) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     lost = bench.submit("fake-label", "fake-label", state="pending")
     ours, theirs = (bench.ready_node("fake-provider", "main", "fake-label", allocated_to=lost) for _ in range(2))

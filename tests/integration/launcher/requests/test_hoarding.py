@@ -47,8 +47,10 @@ def test_all_that_fit_are_served_at_once(bench: LauncherBench, launchers: int) -
 @pytest.mark.spec("issue 11, users 5 hoarding: a request that waits at a full pool goes to one that gets room, nodes and all")
 def test_a_paused_request_moves_to_a_pool_with_room(bench: LauncherBench) -> None:
     pool = bench.start(config(ALPHA, BETA))
-    held = {name: [bench.ready_node(name, "main", "fake-label", state="hold", resources={"instances": 1})
-                   for _ in range(count)] for name, count in (("fake-alpha", 1), ("fake-beta", 6))}
+    held = {
+        name: [bench.ready_node(name, "main", "fake-label", state="hold", resources={"instances": 1}) for _ in range(count)]
+        for name, count in (("fake-alpha", 1), ("fake-beta", 6))
+    }
     bench.wait_nodes(7)
     waiting = bench.submit("fake-label", "fake-label")
     bench.wait_request(waiting, "pending")
@@ -91,8 +93,7 @@ def test_a_paused_request_moves_to_another_launcher(bench: LauncherBench, monkey
 
 @pytest.mark.spec("issue 11, B15: two paused requests with half of their nodes each: the worse one gives way")
 @pytest.mark.parametrize("pools", [1, 2])
-def test_paused_requests_do_not_hold_each_others_nodes(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, pools: int) -> None:
+def test_paused_requests_do_not_hold_each_others_nodes(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, pools: int) -> None:
     """In one pool, or in two of one provider."""
     monkeypatch.setattr("nodepool.launcher.requests.moves.STANDSTILL", 0.5)
     monkeypatch.setattr("nodepool.launcher.requests.moves.LONG_REST", 1.0)
@@ -131,8 +132,17 @@ def test_paused_requests_do_not_hold_each_others_nodes(
 @pytest.mark.spec("issue 11, B5: a full static pool of better priority overflows to a cloud, of this launcher or another")
 @pytest.mark.parametrize("launchers", [1, 2])
 def test_a_full_static_pool_overflows(bench: LauncherBench, launchers: int) -> None:
-    hosts = {"name": "static", "driver": "static", "priority": 10, "pools": [{"name": "main", "nodes": [
-        {"name": "fake-host-1", "labels": ["both"], "host-key-checking": False, "connection-type": "winrm"}]}]}
+    hosts = {
+        "name": "static",
+        "driver": "static",
+        "priority": 10,
+        "pools": [
+            {
+                "name": "main",
+                "nodes": [{"name": "fake-host-1", "labels": ["both"], "host-key-checking": False, "connection-type": "winrm"}],
+            }
+        ],
+    }
     cloud = provider("fake-cloud", labels=["both"], priority=20)
     if launchers == 1:
         bench.start({**config(cloud), "providers": [hosts, cloud]})
@@ -199,8 +209,13 @@ def test_another_launcher_that_does_not_take_it(bench: LauncherBench, monkeypatc
 @pytest.mark.spec("issue 11, A1: a driver that raises when it is asked whether it could serve a waiting request stops nobody")
 @pytest.mark.parametrize("where", ["getRequestHandler", "labelReady"])
 def test_a_driver_that_raises_when_it_is_asked(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    pool = bench.start(config(provider("fake-one", pool={"max-servers": 1}), provider("fake-two", pool={"max-servers": 1}),
-                              provider("fake-three", labels=["other"])))
+    pool = bench.start(
+        config(
+            provider("fake-one", pool={"max-servers": 1}),
+            provider("fake-two", pool={"max-servers": 1}),
+            provider("fake-three", labels=["other"]),
+        )
+    )
     first, second = bench.fulfilled("fake-label")[0], bench.fulfilled("fake-label")[0]
     waiting = bench.submit("fake-label")
     bench.wait_request(waiting, "pending")
@@ -224,7 +239,8 @@ def test_a_driver_that_raises_when_it_is_asked(bench: LauncherBench, monkeypatch
 
 @pytest.mark.spec("issue 11, B15: so do requests of two launchers in one pool, also when the other one is of 11.0.0")
 def test_a_request_gives_way_to_one_of_another_launcher(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "nodepool.driver")
     monkeypatch.setattr("nodepool.launcher.requests.moves.STANDSTILL", 0.5)
     pool = bench.start(config(provider(pool={"max-servers": 3})))

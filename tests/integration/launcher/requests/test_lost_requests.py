@@ -18,11 +18,22 @@ class OtherLauncher:
 
     def __init__(self, bench: LauncherBench, version: str) -> None:
         self.client = bench.chroot.connect().client
-        content = {"hostname": "other", "kind": "pool", "model_api": 0, "state": "running", "version": version, "paused": False,
-                   "id": "other-main", "name": "main", "provider_name": "elsewhere", "priority": 999,
-                   "supported_labels": ["fake-label"]}
-        self.client.create(f"{paths.COMPONENTS}/pool/other", json.dumps(content).encode(), ephemeral=True, sequence=True,
-                           makepath=True)
+        content = {
+            "hostname": "other",
+            "kind": "pool",
+            "model_api": 0,
+            "state": "running",
+            "version": version,
+            "paused": False,
+            "id": "other-main",
+            "name": "main",
+            "provider_name": "elsewhere",
+            "priority": 999,
+            "supported_labels": ["fake-label"],
+        }
+        self.client.create(
+            f"{paths.COMPONENTS}/pool/other", json.dumps(content).encode(), ephemeral=True, sequence=True, makepath=True
+        )
 
     def take(self, bench: LauncherBench) -> tuple[str, str]:
         """A request for its provider: the id and our contender."""
@@ -38,8 +49,11 @@ def watch_reads(pool: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the requests whose locks the launcher reads."""
     seen: list[str] = []
     read = pool.zk.kazoo_client.get_children_async
-    monkeypatch.setattr(pool.zk.kazoo_client, "get_children_async", lambda path, *args, **kw: (
-        seen.append(path.rpartition("/")[2]), read(path, *args, **kw))[1])
+    monkeypatch.setattr(
+        pool.zk.kazoo_client,
+        "get_children_async",
+        lambda path, *args, **kw: (seen.append(path.rpartition("/")[2]), read(path, *args, **kw))[1],
+    )
     return seen
 
 

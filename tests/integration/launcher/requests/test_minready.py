@@ -13,8 +13,7 @@ from tests.support.launcher import LauncherBench, config, provider
 
 @pytest.mark.spec("LAU-21.26")
 def test_min_ready_nodes(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider(pool={"node-attributes": {"key1": "value1"}}),
-                              labels={"fake-label": {"min-ready": 2}}))
+    pool = bench.start(config(provider(pool={"node-attributes": {"key1": "value1"}}), labels={"fake-label": {"min-ready": 2}}))
     nodes = bench.wait_nodes(2, state="ready", allocated_to=None)
     for node in nodes:
         assert (node.provider, node.pool, node.type) == ("fake-provider", "main", ["fake-label"])
@@ -49,8 +48,11 @@ def test_the_request_of_a_min_ready_node(bench: LauncherBench) -> None:
 @pytest.mark.spec("LAU-21.35")
 @pytest.mark.parametrize("amount", [0, -1])
 def test_a_disabled_label(bench: LauncherBench, amount: int) -> None:
-    bench.start(config(provider(labels=["fake-label", "wanted"]),
-                       labels={"fake-label": {"min-ready": amount}, "wanted": {"min-ready": 1}}))
+    bench.start(
+        config(
+            provider(labels=["fake-label", "wanted"]), labels={"fake-label": {"min-ready": amount}, "wanted": {"min-ready": 1}}
+        )
+    )
     bench.wait_nodes(1, state="ready", type=["wanted"], allocated_to=None)
     wait_for(lambda: not bench.zk.getNodeRequests())
     assert len(bench.zk.getNodes()) == 1
@@ -79,8 +81,10 @@ def test_two_launchers_keep_exactly_n(bench: LauncherBench) -> None:
 @pytest.mark.spec("LAU-14: only when an image is there; follows raised numbers; failed ones are tried again")
 def test_min_ready_waits_for_an_image(bench: LauncherBench) -> None:
     dib = {"diskimages": [{"name": "img", "elements": ["x"]}], "elements-dir": ".", "images-dir": str(bench.tmp)}
-    fake = provider(diskimages=[{"name": "img"}], pools=[
-        {"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}])
+    fake = provider(
+        diskimages=[{"name": "img"}],
+        pools=[{"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}],
+    )
     bench.start(config(fake, labels={"fake-label": {"min-ready": 1}}, **dib))
     assert not bench.zk.getNodeRequests()
     bench.store_image("img", "fake-provider")
@@ -113,9 +117,13 @@ def test_a_slow_cloud_beside_others(bench: LauncherBench, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(StateMachineProvider, "labelReady", slow)
     try:
-        bench.start(config(
-            provider("fake-p1", labels=["a"]), provider("fake-p2", labels=["b"]),
-            labels={name: {"min-ready": 1} for name in ("a", "b")}))
+        bench.start(
+            config(
+                provider("fake-p1", labels=["a"]),
+                provider("fake-p2", labels=["b"]),
+                labels={name: {"min-ready": 1} for name in ("a", "b")},
+            )
+        )
         wait_for(lambda: [node.type for node in bench.nodes(state="ready")] == [["b"]])
     finally:
         go_on.set()

@@ -18,8 +18,11 @@ def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[st
     order: list[str] = []
     while len(order) < len(ids):
         left = [i for i in ids if i not in order]
-        done = wait_for(lambda left=left: [  # type: ignore[misc]
-            i for i in left if bench.zuul.request(i)["state"] == "fulfilled"])
+        done = wait_for(
+            lambda left=left: [  # type: ignore[misc]
+                i for i in left if bench.zuul.request(i)["state"] == "fulfilled"
+            ]
+        )
         assert len(done) == 1, done
         order += done
         bench.zuul.give_back(*bench.zuul.accept(done[0]))
@@ -46,8 +49,7 @@ def test_request_order(bench: LauncherBench) -> None:
     # Zuul revises one of them.
     record = bench.zuul.request(ids["normal-2"])
     assert record is not None
-    bench.zuul.client.set(f"/nodepool/requests/{ids['normal-2']}",
-                          json.dumps({**record, "relative_priority": 0}).encode())
+    bench.zuul.client.set(f"/nodepool/requests/{ids['normal-2']}", json.dumps({**record, "relative_priority": 0}).encode())
     wait_for(lambda: pool.zk.request_tree.get(ids["normal-2"]).relative_priority == 0)
     bench.use_up(blocker)
     expected = [paused, *(ids[k] for k in ("high", "child", "normal-2", "normal-1", "normal-1-later", "low"))]
@@ -66,11 +68,18 @@ def test_servable_before_unservable(bench: LauncherBench) -> None:
 @pytest.mark.spec(SPEC + "provider_priority")
 def test_provider_priority(bench: LauncherBench) -> None:
     """Best first; its second request pauses it; the third overflows to the next."""
-    pool = bench.start(config(provider("fake-low", priority=2, pool={"max-servers": 1}),
-                              provider("fake-high", priority=1, pool={"max-servers": 1}),
-                              provider("fake-lowest", pool={"max-servers": 1})))
+    pool = bench.start(
+        config(
+            provider("fake-low", priority=2, pool={"max-servers": 1}),
+            provider("fake-high", priority=1, pool={"max-servers": 1}),
+            provider("fake-lowest", pool={"max-servers": 1}),
+        )
+    )
     assert {p.provider_name: p.priority for p in bench.zk.getRegisteredPools()} == {
-        "fake-low": 2, "fake-high": 1, "fake-lowest": 100}
+        "fake-low": 2,
+        "fake-high": 1,
+        "fake-lowest": 100,
+    }
     first, nodes = bench.fulfilled("fake-label")
     assert nodes[0].provider == "fake-high"
     second = bench.submit("fake-label")
@@ -86,8 +95,14 @@ def test_provider_priority(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-4: priority of the pool before that of the provider")
 def test_pool_priority(bench: LauncherBench) -> None:
-    bench.start(config(provider(priority=5, pools=[
-        {"name": "a", "labels": ["fake-label"]}, {"name": "b", "priority": 1, "labels": ["fake-label"]}])))
+    bench.start(
+        config(
+            provider(
+                priority=5,
+                pools=[{"name": "a", "labels": ["fake-label"]}, {"name": "b", "priority": 1, "labels": ["fake-label"]}],
+            )
+        )
+    )
     for _ in range(3):
         assert bench.fulfilled("fake-label")[1][0].pool == "b"
     assert {p.name: p.priority for p in bench.zk.getRegisteredPools()} == {"a": 5, "b": 1}

@@ -47,27 +47,32 @@ def two_then_two(bench: LauncherBench, pool: Any) -> None:
     bench.use_up(second)
 
 
-@pytest.mark.spec("LAU-21.3, LAU-21.4, LAU-21.5, LAU-21.6, LAU-21.7; "
-                  "OST-3.11")
-@pytest.mark.parametrize(("limit", "label"), [
-    ({"max-cores": 8}, {}), ({"max-servers": 2}, {}), ({"max-ram": 16384}, {}),
-    ({"max-volumes": 2}, VOLUME), ({"max-volume-gb": 80}, VOLUME)])
+@pytest.mark.spec("LAU-21.3, LAU-21.4, LAU-21.5, LAU-21.6, LAU-21.7; OST-3.11")
+@pytest.mark.parametrize(
+    ("limit", "label"),
+    [
+        ({"max-cores": 8}, {}),
+        ({"max-servers": 2}, {}),
+        ({"max-ram": 16384}, {}),
+        ({"max-volumes": 2}, VOLUME),
+        ({"max-volume-gb": 80}, VOLUME),
+    ],
+)
 def test_pool_quota(bench: LauncherBench, limit: dict[str, int], label: dict[str, Any]) -> None:
     two_then_two(bench, bench.start(config(provider(pool=limit, label=label))))
 
 
-@pytest.mark.spec("LAU-21.14, LAU-21.15, LAU-21.16, LAU-21.17, LAU-21.18"
-                  "; OST-3.12")
-@pytest.mark.parametrize(("limits", "label"), [
-    ({"cores": 8}, {}), ({"instances": 2}, {}), ({"ram": 16384}, {}), ({"volumes": 2}, VOLUME),
-    ({"gigabytes": 80}, VOLUME)])
+@pytest.mark.spec("LAU-21.14, LAU-21.15, LAU-21.16, LAU-21.17, LAU-21.18; OST-3.12")
+@pytest.mark.parametrize(
+    ("limits", "label"),
+    [({"cores": 8}, {}), ({"instances": 2}, {}), ({"ram": 16384}, {}), ({"volumes": 2}, VOLUME), ({"gigabytes": 80}, VOLUME)],
+)
 def test_cloud_quota(bench: LauncherBench, limits: dict[str, float], label: dict[str, Any]) -> None:
     bench.quota(**limits)
     two_then_two(bench, bench.start(config(provider(label=label))))
 
 
-@pytest.mark.spec("LAU-21.14: no limit; "
-                  "OST-3.12")
+@pytest.mark.spec("LAU-21.14: no limit; OST-3.12")
 @pytest.mark.parametrize("unlimited", [-1, math.inf])
 def test_unlimited_cloud(bench: LauncherBench, unlimited: float) -> None:
     bench.quota(cores=unlimited, instances=-1, ram=unlimited, volumes=unlimited, gigabytes=unlimited)
@@ -131,16 +136,16 @@ def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.Monk
     assert not pool.getProviderManager("fake-provider").refusals.wait("fake-label")
 
 
-@pytest.mark.spec("LAU-21.79; OST-3.15; "
-                  "DRV-14.11: statistics")
+@pytest.mark.spec("LAU-21.79; OST-3.15; DRV-14.11: statistics")
 def test_a_quota_fault_pauses(bench: LauncherBench, statsd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool.driver.fake.adapter import FakeLaunchAndGetFaultCloud
     from nodepool.driver.statemachine import StateMachineProvider
 
     invalidated: list[str] = []
     original = StateMachineProvider.invalidateQuotaCache
-    monkeypatch.setattr(StateMachineProvider, "invalidateQuotaCache",
-                        lambda self: (invalidated.append(self.provider.name), original(self))[1])
+    monkeypatch.setattr(
+        StateMachineProvider, "invalidateQuotaCache", lambda self: (invalidated.append(self.provider.name), original(self))[1]
+    )
     bench.use_cloud(FakeLaunchAndGetFaultCloud)
     pool = bench.start(config(provider(**{"launch-retries": 1})))
     request_id = bench.submit("fake-label")
@@ -242,8 +247,7 @@ def test_multiple_paused_requests(bench: LauncherBench, monkeypatch: pytest.Monk
     worker = pool.getPoolWorkers("fake-provider")[0]
     wait_for(lambda: len(worker.paused_handlers) == 2)
     # Somebody's nodes fill the pool; then there is room for one, and later for the other.
-    held = [bench.ready_node("fake-provider", "main", "fake-label", state="hold", resources={"instances": 1})
-            for _ in range(2)]
+    held = [bench.ready_node("fake-provider", "main", "fake-label", state="hold", resources={"instances": 1}) for _ in range(2)]
     bench.wait_nodes(2)
     monkeypatch.setattr(adapter, "_createServer", original)
     assert len(worker.paused_handlers) == 2
@@ -361,8 +365,7 @@ def test_limits_that_fail_after_a_refusal_fail_no_request(bench: LauncherBench, 
 
 
 @pytest.mark.spec("LAU-8.1: limits are asked for again after a refusal, before the next launch")
-def test_a_refused_request_waits_for_the_limits_without_launching(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_request_waits_for_the_limits_without_launching(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.quota(instances=2)
     pool = bench.start(config(provider(labels=["fake-label", "other-label"])))
     first, _nodes = bench.fulfilled("fake-label")
@@ -444,8 +447,11 @@ def test_limits_are_left_alone_while_a_request_waits_for_its_pool(bench: Launche
     bench.fulfilled("fake-label")
     waiting = bench.submit("fake-label")
     bench.wait_request(waiting, "pending")
-    limits, manager, worker = SlowLimits(bench, monkeypatch), pool.getProviderManager("fake-provider"), (
-        pool.getPoolWorkers("fake-provider")[0])
+    limits, manager, worker = (
+        SlowLimits(bench, monkeypatch),
+        pool.getProviderManager("fake-provider"),
+        (pool.getPoolWorkers("fake-provider")[0]),
+    )
     monkeypatch.setattr(manager, "WAITING_AGE", 0.0)
     ticks: list[int] = []
     tick = worker._tick

@@ -97,10 +97,16 @@ def test_users_4_labels_of_different_pools(bench: LauncherBench, command: Comman
 
 
 def test_users_4_a_missing_image(bench: LauncherBench, command: Command) -> None:
-    bench.start(config(provider(
-        diskimages=[{"name": "img"}], pools=[{"name": "main", "labels": [
-            {"name": "fake-label", "diskimage": "img", "min-ram": 1}]}]),
-        diskimages=[{"name": "img", "elements": ["x"]}], **{"elements-dir": ".", "images-dir": str(bench.tmp)}))
+    bench.start(
+        config(
+            provider(
+                diskimages=[{"name": "img"}],
+                pools=[{"name": "main", "labels": [{"name": "fake-label", "diskimage": "img", "min-ram": 1}]}],
+            ),
+            diskimages=[{"name": "img", "elements": ["x"]}],
+            **{"elements-dir": ".", "images-dir": str(bench.tmp)},
+        )
+    )
     assert "fake-provider-main: images are not available" in command("request", "create", "fake-label", "--wait", status=1)[0]
 
 
@@ -239,11 +245,18 @@ def test_users_5_static_hosts(static: DriverBench) -> None:
     with ssh_server(kinds=["ed25519"]) as server:
         hosts = [
             {"name": "127.0.0.1", "labels": "down", "username": "deploy", "connection-port": port},
-            {"name": "127.0.0.1", "labels": "wrong", "username": "root", "connection-port": server.port,
-             "host-key": "ssh-ed25519 AAAAother"},
+            {
+                "name": "127.0.0.1",
+                "labels": "wrong",
+                "username": "root",
+                "connection-port": server.port,
+                "host-key": "ssh-ed25519 AAAAother",
+            },
         ]
-        content = {"labels": [{"name": "down"}, {"name": "wrong"}],
-                   "providers": [{"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": hosts}]}]}
+        content = {
+            "labels": [{"name": "down"}, {"name": "wrong"}],
+            "providers": [{"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": hosts}]}],
+        }
         pool = static.start(content)
         wait_for(lambda: pool.ready, what="ready")
         found = wait_for(lambda: len(lines := pool.getReadiness()[1]) == 2 and lines, what="both hosts are told")
@@ -262,18 +275,33 @@ def test_users_5_failing_images(bench: LauncherBench, command: Command) -> None:
     now = time.time()
     store = bench.zk.progress
     store.write_build(BuildProgress("img", "1" * 32, builder="b1", state="ready", started=now - 90, ended=now - 80))
-    store.write_build(BuildProgress("img", "2" * 32, builder="b1", state="failed", started=now - 30, ended=now - 20,
-                                    reason="no space left", next_try=now + 300))
+    store.write_build(
+        BuildProgress(
+            "img",
+            "2" * 32,
+            builder="b1",
+            state="failed",
+            started=now - 30,
+            ended=now - 20,
+            reason="no space left",
+            next_try=now + 300,
+        )
+    )
     store.write_build(BuildProgress("fine", "3" * 32, builder="b1", state="failed", started=now - 90, ended=now - 80))
     store.write_build(BuildProgress("fine", "4" * 32, builder="b1", state="ready", started=now - 30, ended=now - 20))
     store.write_failure(UploadFailure("img", "fake-provider", build="1" * 32, upload="1", reason="cloud is full", time=now))
 
     def told() -> list[str]:
-        return [f"{row['launcher']} {row['provider']} {row['problem']}"
-                for row in json.loads(command("problem-list", "--format", "json")[0])]
+        return [
+            f"{row['launcher']} {row['provider']} {row['problem']}"
+            for row in json.loads(command("problem-list", "--format", "json")[0])
+        ]
 
-    store.write_build(BuildProgress("removed", "6" * 32, builder="b1", state="failed", started=now - 9999, ended=now - 9990,
-                                    next_try=now - 4000))
+    store.write_build(
+        BuildProgress(
+            "removed", "6" * 32, builder="b1", state="failed", started=now - 9999, ended=now - 9990, next_try=now - 4000
+        )
+    )
     lines = told()
     assert len(lines) == 2
     assert any(line.startswith("b1 None image img: the last build failed: no space left") for line in lines)

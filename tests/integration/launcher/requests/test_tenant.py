@@ -21,13 +21,20 @@ def waits(bench: LauncherBench, pool: Any, request_id: str) -> None:
 
 
 @pytest.mark.spec(SPEC + "{cores,instances,ram,volumes,volume_gb}; OST-3.13")
-@pytest.mark.parametrize(("limit", "label", "gauge"), [
-    ({"max-cores": 8}, {}, "cores:8"), ({"max-servers": 2}, {}, "instances:2"), ({"max-ram": 16384}, {}, "ram:16384"),
-    ({"max-volumes": 2}, VOLUME, "volumes:2"), ({"max-volume-gb": 80}, VOLUME, "volume-gb:80")])
-def test_tenant_quota(bench: LauncherBench, statsd: StatsdReceiver, limit: dict[str, int], label: dict[str, Any],
-                      gauge: str) -> None:
-    pool = bench.start(config(provider(label=label), **{
-        "tenant-resource-limits": [{"tenant-name": "tenant-1", **limit}]}))
+@pytest.mark.parametrize(
+    ("limit", "label", "gauge"),
+    [
+        ({"max-cores": 8}, {}, "cores:8"),
+        ({"max-servers": 2}, {}, "instances:2"),
+        ({"max-ram": 16384}, {}, "ram:16384"),
+        ({"max-volumes": 2}, VOLUME, "volumes:2"),
+        ({"max-volume-gb": 80}, VOLUME, "volume-gb:80"),
+    ],
+)
+def test_tenant_quota(
+    bench: LauncherBench, statsd: StatsdReceiver, limit: dict[str, int], label: dict[str, Any], gauge: str
+) -> None:
+    pool = bench.start(config(provider(label=label), **{"tenant-resource-limits": [{"tenant-name": "tenant-1", **limit}]}))
     first = bench.submit("fake-label", "fake-label", tenant_name="tenant-1")
     bench.wait_request(first, "fulfilled")
     second = bench.submit("fake-label", "fake-label", tenant_name="tenant-1")
@@ -47,8 +54,13 @@ def test_tenant_quota(bench: LauncherBench, statsd: StatsdReceiver, limit: dict[
 
 @pytest.mark.spec(SPEC + "min_ready")
 def test_idle_nodes_do_not_lift_the_limit(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider(), labels={"fake-label": {"min-ready": 2}}, **{
-        "tenant-resource-limits": [{"tenant-name": "tenant-1", "max-cores": 8}]}))
+    pool = bench.start(
+        config(
+            provider(),
+            labels={"fake-label": {"min-ready": 2}},
+            **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-cores": 8}]},
+        )
+    )
     bench.wait_nodes(2, state="ready", allocated_to=None)
     first, _nodes = bench.fulfilled("fake-label", "fake-label", tenant_name="tenant-1")
     bench.wait_nodes(2, state="ready", allocated_to=None)
@@ -60,8 +72,13 @@ def test_idle_nodes_do_not_lift_the_limit(bench: LauncherBench) -> None:
 
 @pytest.mark.spec("LAU-8.4: over all providers; accepted but unrecorded nodes count; others pass by")
 def test_the_limit_holds_over_providers_and_under_load(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider("fake-one"), provider("fake-two"), **{
-        "tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 3}]}))
+    pool = bench.start(
+        config(
+            provider("fake-one"),
+            provider("fake-two"),
+            **{"tenant-resource-limits": [{"tenant-name": "tenant-1", "max-servers": 3}]},
+        )
+    )
     ids = [bench.submit("fake-label", tenant_name="tenant-1") for _ in range(12)]
     free = [bench.submit("fake-label") for _ in range(3)]
     served: set[str] = set()
@@ -70,8 +87,11 @@ def test_the_limit_holds_over_providers_and_under_load(bench: LauncherBench) -> 
         assert len(bench.nodes(tenant_name="tenant-1")) <= 3
         if not done:
             left = [i for i in ids if i not in served]
-            wait_for(lambda left=left: any(  # type: ignore[misc]
-                bench.zuul.request(i)["state"] == "fulfilled" for i in left))
+            wait_for(
+                lambda left=left: any(  # type: ignore[misc]
+                    bench.zuul.request(i)["state"] == "fulfilled" for i in left
+                )
+            )
             continue
         bench.use_up(*done)
         served |= set(done)

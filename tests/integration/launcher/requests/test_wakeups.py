@@ -50,8 +50,13 @@ def test_one_of_several_launches_ends(bench: LauncherBench) -> None:
 def test_a_promise_that_comes_back(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool.driver.statemachine.handler import StateMachineHandler
 
-    pool = bench.start(config(provider("fake-one", labels=["one"]), provider("fake-two", labels=["two"]),
-                              **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1}]}))
+    pool = bench.start(
+        config(
+            provider("fake-one", labels=["one"]),
+            provider("fake-two", labels=["two"]),
+            **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1}]},
+        )
+    )
     looking, go_on = threading.Event(), threading.Event()
     look = StateMachineHandler.getDeclinedReasons
 
@@ -84,8 +89,9 @@ def test_a_promise_that_comes_back(bench: LauncherBench, monkeypatch: pytest.Mon
 
 @pytest.mark.finds_lost
 @pytest.mark.spec("issue 11, B4: a lost wake-up is told: in the log and in a counter that is there from the beginning")
-def test_a_lost_wake_up_is_told(bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch,
-                                caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_wake_up_is_told(
+    bench: LauncherBench, statsd: StatsdReceiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from nodepool import metrics
     from nodepool.base import hostnames
     from nodepool.metrics import prometheus

@@ -114,8 +114,18 @@ def test_a_decline_that_fails(bench: LauncherBench, monkeypatch: pytest.MonkeyPa
 @pytest.mark.spec("issue 11, C2: a provider that changes its driver under the same name")
 def test_a_static_provider_becomes_a_cloud(bench: LauncherBench) -> None:
     labels = [{"name": "fake-label"}, {"name": "other"}]
-    host = {"name": "p", "driver": "static", "pools": [{"name": "main", "nodes": [
-        {"name": "fake-host-1", "labels": "fake-label", "host-key-checking": False, "connection-type": "winrm"}]}]}
+    host = {
+        "name": "p",
+        "driver": "static",
+        "pools": [
+            {
+                "name": "main",
+                "nodes": [
+                    {"name": "fake-host-1", "labels": "fake-label", "host-key-checking": False, "connection-type": "winrm"}
+                ],
+            }
+        ],
+    }
     pool = bench.start({"labels": labels, "providers": [host]})
     bench.wait_nodes(1, state="ready")
     bench.fulfilled("fake-label")
@@ -159,7 +169,9 @@ def test_an_offer_to_a_pool_that_has_ended(bench: LauncherBench, late: bool) -> 
     released: list[str] = []
     release = pool.assignment.release
     pool.assignment.release = lambda request_id, *args, **options: (
-        released.append(request_id), release(request_id, *args, **options))[1]
+        released.append(request_id),
+        release(request_id, *args, **options),
+    )[1]
     if late:  # in the queue when its thread ends
         worker.leave()
         worker._tasks.put(None)
@@ -173,8 +185,12 @@ def test_an_offer_to_a_pool_that_has_ended(bench: LauncherBench, late: bool) -> 
 
 def dropped_with_an_answer_to_come(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str, Any]:
     """A classic handler whose session was lost while it waited for ZooKeeper: it, its request, what takes the answer."""
-    pool = bench.start({"labels": [{"name": "test-label"}], "providers": [
-        {"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}]})
+    pool = bench.start(
+        {
+            "labels": [{"name": "test-label"}],
+            "providers": [{"name": "tp", "driver": "test", "pools": [{"name": "main", "labels": ["test-label"]}]}],
+        }
+    )
     held: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(pool.zk.writer, "submit", lambda *args: held.append(args))

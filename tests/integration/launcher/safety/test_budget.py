@@ -22,9 +22,16 @@ DRIVERS = REPOSITORY / "tests" / "benchmark" / "drivers"
 @pytest.fixture
 def pool(zk_chroot: Chroot) -> Iterator[NodePool]:
     Drivers.load([str(DRIVERS)])
-    nodepool = NodePool(None, zk_chroot.config({
-        "drivers-path": [str(DRIVERS)], "labels": [{"name": "small"}],
-        "providers": [{"name": "p0", "driver": "instant", "pools": [{"name": "main", "labels": ["small"]}]}]}))
+    nodepool = NodePool(
+        None,
+        zk_chroot.config(
+            {
+                "drivers-path": [str(DRIVERS)],
+                "labels": [{"name": "small"}],
+                "providers": [{"name": "p0", "driver": "instant", "pools": [{"name": "main", "labels": ["small"]}]}],
+            }
+        ),
+    )
     nodepool.start()
     try:
         wait_for(lambda: nodepool.ready and len(nodepool.zk.getRegisteredPools()) == 1)

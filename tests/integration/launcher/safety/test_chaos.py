@@ -29,9 +29,14 @@ class Users:
 
     def submit(self) -> None:
         labels = [self.random.choice("ab") for _ in range(self.random.choice([1, 1, 1, 2, 3]))]
-        self.open.append(self.zuul.submit(
-            *labels, priority=self.random.choice(["100", "200", "300"]), relative_priority=self.random.randrange(4),
-            tenant_name=self.random.choice([None, "limited"])))
+        self.open.append(
+            self.zuul.submit(
+                *labels,
+                priority=self.random.choice(["100", "200", "300"]),
+                relative_priority=self.random.randrange(4),
+                tenant_name=self.random.choice([None, "limited"]),
+            )
+        )
 
     def cancel(self) -> None:
         if self.open:
@@ -98,8 +103,11 @@ class Users:
 @pytest.mark.spec("issue: 0 requests lost, 0 nodes handed out twice, 0 resources leaked; ZK-10")
 @pytest.mark.parametrize("seed", range(int(os.environ.get("NODEPOOL_CHAOS_SEEDS", "4"))))
 def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
-    content = config(provider(labels=["a", "b"], pool={"max-servers": 7}), labels={"a": {"min-ready": 1}}, **{
-        "tenant-resource-limits": [{"tenant-name": "limited", "max-servers": 4}]})
+    content = config(
+        provider(labels=["a", "b"], pool={"max-servers": 7}),
+        labels={"a": {"min-ready": 1}},
+        **{"tenant-resource-limits": [{"tenant-name": "limited", "max-servers": 4}]},
+    )
     launchers = [bench.start(content, name="one.yaml")]
     cloud = bench.cloud("fake-provider")
     bench.use_cloud(lambda: cloud)
@@ -116,8 +124,13 @@ def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
         if number == 50 and seed % 4 >= 2:
             expire_session(launchers[-1])
         if number == 40 and seed % 3 == 0:
-            bench.config(config(provider(labels=["a", "b"], pool={"max-servers": 6}, **{"boot-timeout": 50}),
-                                labels={"a": {"min-ready": 1}}), name="two.yaml")
+            bench.config(
+                config(
+                    provider(labels=["a", "b"], pool={"max-servers": 6}, **{"boot-timeout": 50}), labels={"a": {"min-ready": 1}}
+                ),
+                name="two.yaml",
+            )
+
     # Everybody gets what they still want.
     def served() -> bool:
         users.collect()
@@ -128,13 +141,25 @@ def test_many_things_at_once(bench: LauncherBench, seed: int) -> None:
     wait_for(served, 20, f"{users.open} served")
     assert not users.failed, "nothing was unservable"
     # Only the idle node is left, here and in the cloud, and nobody holds anything.
-    wait_for(lambda: [(n.state, n.allocated_to, n.type) for n in bench.nodes()] == [("ready", None, ["a"])]
-             or all(n.state == "ready" and n.allocated_to is None for n in bench.nodes()), 20, "quiet")
+    wait_for(
+        lambda: (
+            [(n.state, n.allocated_to, n.type) for n in bench.nodes()] == [("ready", None, ["a"])]
+            or all(n.state == "ready" and n.allocated_to is None for n in bench.nodes())
+        ),
+        20,
+        "quiet",
+    )
     wait_for(lambda: {s.id for s in cloud._server_list} == {n.external_id for n in bench.nodes()}, 10, "no server left")
     wait_for(lambda: not bench.zk.getNodeRequests(), what="no request left")
     for lock_id in bench.zk.getNodeRequestLockIDs():
-        wait_for(lambda i=lock_id: not bench.zuul.client.get_children(  # type: ignore[misc]
-            f"/nodepool/requests-lock/{i}"), what="request locks released")
+        wait_for(
+            lambda i=lock_id: (
+                not bench.zuul.client.get_children(  # type: ignore[misc]
+                    f"/nodepool/requests-lock/{i}"
+                )
+            ),
+            what="request locks released",
+        )
     for node in bench.nodes():
         wait_for(lambda n=node: not bench.zuul.contenders(n.id), what="node locks released")  # type: ignore[misc]
     for launcher in launchers:

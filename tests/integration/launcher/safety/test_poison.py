@@ -23,10 +23,20 @@ from tests.support.launcher import LauncherBench, config, provider
 A2 = "issue 11, A2: a record with an odd value must not end the ZooKeeper thread"
 
 #: What JSON readers let pass and nobody can use.
-REQUESTS = ['"relative_priority": 1e999', '"relative_priority": NaN', '"relative_priority": -1e999', '"provider": ["p"]',
-            '"tenant_name": {"a": 1}', '"requestor": []']
-NODES = ['"provider": ["p"]', '"pool": {"a": 1}', '"allocated_to": ["x"]',
-         '"provider": "p", "pool": "main", "resources": {"ram": 5}, "tenant_name": ["t"]']
+REQUESTS = [
+    '"relative_priority": 1e999',
+    '"relative_priority": NaN',
+    '"relative_priority": -1e999',
+    '"provider": ["p"]',
+    '"tenant_name": {"a": 1}',
+    '"requestor": []',
+]
+NODES = [
+    '"provider": ["p"]',
+    '"pool": {"a": 1}',
+    '"allocated_to": ["x"]',
+    '"provider": "p", "pool": "main", "resources": {"ram": 5}, "tenant_name": ["t"]',
+]
 
 
 def poison(kazoo: Any) -> set[str]:
@@ -74,8 +84,11 @@ def test_a_good_node_that_turns_bad_leaves_no_trace(zk: Any, zk_chroot: Chroot) 
     other = zk_chroot.connect().client
     node = make_node(resources={"cores": 2}, tenant_name="t")
     zk.storeNode(node)
-    for text in ('{"state": "ready", "provider": ["p"]}', node.serialize().decode(),
-                 '{"state": "ready", "provider": "p", "pool": "main", "resources": {"cores": NaN, "ram": 1e999}}'):
+    for text in (
+        '{"state": "ready", "provider": ["p"]}',
+        node.serialize().decode(),
+        '{"state": "ready", "provider": "p", "pool": "main", "resources": {"cores": NaN, "ram": 1e999}}',
+    ):
         other.set(paths.node(node.id), text.encode())
         good = "[" not in text.replace('["label"]', "").replace('"host_keys": []', "")
         wait_for(lambda good=good: (zk.getCachedNode(node.id) is not None) == good)
@@ -85,7 +98,8 @@ def test_a_good_node_that_turns_bad_leaves_no_trace(zk: Any, zk_chroot: Chroot) 
 
 @pytest.mark.spec(A2 + "; request-list shows the others; problem-list and /ready name it")
 def test_a_launcher_among_odd_records(
-        bench: LauncherBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    bench: LauncherBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.launcher.statistics.INTERNAL_INTERVAL", 0.2)
     made = poison(bench.zk.kazoo_client)
     pool = bench.start(config(provider()))
@@ -155,8 +169,12 @@ def test_listeners(zk: Any, zk_chroot: Chroot) -> None:
     def broken(*_args: Any) -> None:
         raise TypeError("induced")
 
-    tree.listeners += [once, lambda node_id, _old, _new: seen.append(node_id),
-                       broken, lambda node_id, _old, _new: seen.append(node_id)]
+    tree.listeners += [
+        once,
+        lambda node_id, _old, _new: seen.append(node_id),
+        broken,
+        lambda node_id, _old, _new: seen.append(node_id),
+    ]
     other = zk_chroot.connect().client
     path = other.create(f"{paths.NODES}/", make_node().serialize(), sequence=True)
     node_id = path.rsplit("/", 1)[1]
@@ -194,8 +212,7 @@ def test_a_handler_that_cannot_count(bench: LauncherBench, monkeypatch: pytest.M
         return 0
 
     monkeypatch.setattr(StateMachineHandler, "alive_thread_count", property(count))
-    pool = bench.start(config(provider("fake-p1", labels=["one"], **{"max-concurrency": 1}),
-                              provider("fake-p2", labels=["two"])))
+    pool = bench.start(config(provider("fake-p1", labels=["one"], **{"max-concurrency": 1}), provider("fake-p2", labels=["two"])))
     adapter, go_on = bench.adapter("fake-p1"), threading.Event()
     create = adapter._createServer
 
@@ -216,7 +233,8 @@ def test_a_handler_that_cannot_count(bench: LauncherBench, monkeypatch: pytest.M
 
 @pytest.mark.spec("issue 11, B8: min-ready: a provider that raises stops no other label, nor another pool of its label")
 def test_min_ready_beside_a_provider_that_raises(
-        bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from nodepool.driver.statemachine import StateMachineProvider
 
     ready = StateMachineProvider.labelReady
@@ -227,9 +245,13 @@ def test_min_ready_beside_a_provider_that_raises(
         return ready(manager, label)
 
     monkeypatch.setattr(StateMachineProvider, "labelReady", broken)
-    pool = bench.start(config(
-        provider("fake-p1", labels=["one", "both"]), provider("fake-p2", labels=["both", "two"]),
-        labels={name: {"min-ready": 1} for name in ("one", "both", "two")}))
+    pool = bench.start(
+        config(
+            provider("fake-p1", labels=["one", "both"]),
+            provider("fake-p2", labels=["both", "two"]),
+            labels={name: {"min-ready": 1} for name in ("one", "both", "two")},
+        )
+    )
     wait_for(lambda: {node.type[0] for node in bench.nodes(state="ready")} >= {"both", "two"})
     assert not any(node.type == ["one"] for node in bench.nodes())
     for _ in range(2):
@@ -317,9 +339,13 @@ def test_problems_of_a_driver_that_raises(bench: LauncherBench, monkeypatch: pyt
 
 @pytest.mark.spec("issue 11, A1: a provider that raises fails no request of another provider's tenant")
 def test_tenant_limits_beside_a_provider_that_raises(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = bench.start(config(
-        provider("fake-p1", labels=["one"]), provider("fake-p2", labels=["two"]),
-        **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]}))
+    pool = bench.start(
+        config(
+            provider("fake-p1", labels=["one"]),
+            provider("fake-p2", labels=["two"]),
+            **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 2}]},
+        )
+    )
     # Without resources, as another driver stores it: it is estimated.
     bench.ready_node("fake-p1", "main", "one", tenant_name="t", state="hold")
     wait_for(lambda: pool.zk.node_tree.unmeasured_tenant.get("t"))

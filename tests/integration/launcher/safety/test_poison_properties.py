@@ -32,8 +32,14 @@ from tests.support.launcher import LauncherBench, config, provider
 
 SECONDS = float(os.environ.get("NODEPOOL_POISON_SECONDS", "0"))
 #: The same examples in each run, but for the long one; nothing is gained by making an example smaller that takes a second.
-SEARCH = settings(max_examples=25, deadline=None, derandomize=not SECONDS, database=None,
-                  phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+SEARCH = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=not SECONDS,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def again_and_again(search: Callable[[], None]) -> None:
@@ -49,44 +55,134 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module:h
 
 # --- records in ZooKeeper -----------------------------------------------------------------------------------------------
 
-NUMBERS = st.sampled_from(["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 5000, "-0.0", "1.5", "-1", "0",
-                           str(2**63), "1e308"])
-TEXTS = st.one_of(st.text(max_size=20), st.sampled_from(
-    ["", "/", "..", "a/b", "\0", "\ud800", "x" * 100_000, "é" * 300, "requested", "ready", "deleting", "fulfilled", "fake-label",
-     "fake-provider", "main", "min-ready", "0000000000"])).map(json.dumps)
+NUMBERS = st.sampled_from(
+    ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 5000, "-0.0", "1.5", "-1", "0", str(2**63), "1e308"]
+)
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        [
+            "",
+            "/",
+            "..",
+            "a/b",
+            "\0",
+            "\ud800",
+            "x" * 100_000,
+            "é" * 300,
+            "requested",
+            "ready",
+            "deleting",
+            "fulfilled",
+            "fake-label",
+            "fake-provider",
+            "main",
+            "min-ready",
+            "0000000000",
+        ]
+    ),
+).map(json.dumps)
 DEEP = st.sampled_from(["[" * 100_000, "[" * 5000 + "]" * 5000, '{"a":' * 5000 + "1" + "}" * 5000])
 LEAVES = st.one_of(NUMBERS, TEXTS, st.sampled_from(["null", "true", "false", "[]", "{}", '{"a": [1]}', '[[["a"]]]']))
-VALUES = st.one_of(LEAVES, LEAVES, LEAVES, DEEP, st.lists(LEAVES, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
-                   st.dictionaries(TEXTS, LEAVES, max_size=3).map(
-                       lambda items: "{" + ", ".join(f"{key}: {value}" for key, value in items.items()) + "}"))
+VALUES = st.one_of(
+    LEAVES,
+    LEAVES,
+    LEAVES,
+    DEEP,
+    st.lists(LEAVES, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+    st.dictionaries(TEXTS, LEAVES, max_size=3).map(
+        lambda items: "{" + ", ".join(f"{key}: {value}" for key, value in items.items()) + "}"
+    ),
+)
 
 NOW = time.time()
 log = logging.getLogger("nodepool.test")
 #: A good record of each kind; their fields get odd values.
 RECORDS: dict[str, dict[str, Any]] = {
-    "request": {"node_types": ["poison-label"], "requestor": "poison", "created_time": NOW, "provider": None,
-                "state": "requested", "state_time": NOW, "relative_priority": 0, "event_id": "e", "tenant_name": None,
-                "requestor_data": None, "declined_by": [], "nodes": [], "reuse": True},
-    "node": {"state": "ready", "state_time": NOW, "created_time": NOW, "provider": "fake-provider", "pool": "main",
-             "launcher": "l", "type": ["poison-label"], "allocated_to": None, "external_id": "x", "interface_ip": "192.0.2.1",
-             "host_keys": [], "connection_port": 22, "connection_type": "ssh", "tenant_name": None, "requestor": None,
-             "resources": None, "attributes": None, "slot": None, "hold_expiration": None, "hold_job": None, "comment": None,
-             "user_data": None, "driver_data": None, "cloud": "c", "az": None, "region": None, "username": "zuul",
-             "python_path": "auto"},
-    "build": {"state": "ready", "state_time": NOW, "builder": "b", "builder_id": "i", "formats": "qcow2", "username": "zuul",
-              "python_path": "auto", "shell_type": None},
-    "upload": {"state": "ready", "state_time": NOW, "external_id": "x", "external_name": "n", "format": "qcow2",
-               "username": "zuul", "python_path": "auto", "shell_type": None},
-    "pool": {"hostname": "h", "id": "x-PoolWorker.y-z", "provider_name": "fake-provider", "supported_labels": ["other-label"],
-             "priority": 100, "paused": True, "state": "running"},
+    "request": {
+        "node_types": ["poison-label"],
+        "requestor": "poison",
+        "created_time": NOW,
+        "provider": None,
+        "state": "requested",
+        "state_time": NOW,
+        "relative_priority": 0,
+        "event_id": "e",
+        "tenant_name": None,
+        "requestor_data": None,
+        "declined_by": [],
+        "nodes": [],
+        "reuse": True,
+    },
+    "node": {
+        "state": "ready",
+        "state_time": NOW,
+        "created_time": NOW,
+        "provider": "fake-provider",
+        "pool": "main",
+        "launcher": "l",
+        "type": ["poison-label"],
+        "allocated_to": None,
+        "external_id": "x",
+        "interface_ip": "192.0.2.1",
+        "host_keys": [],
+        "connection_port": 22,
+        "connection_type": "ssh",
+        "tenant_name": None,
+        "requestor": None,
+        "resources": None,
+        "attributes": None,
+        "slot": None,
+        "hold_expiration": None,
+        "hold_job": None,
+        "comment": None,
+        "user_data": None,
+        "driver_data": None,
+        "cloud": "c",
+        "az": None,
+        "region": None,
+        "username": "zuul",
+        "python_path": "auto",
+    },
+    "build": {
+        "state": "ready",
+        "state_time": NOW,
+        "builder": "b",
+        "builder_id": "i",
+        "formats": "qcow2",
+        "username": "zuul",
+        "python_path": "auto",
+        "shell_type": None,
+    },
+    "upload": {
+        "state": "ready",
+        "state_time": NOW,
+        "external_id": "x",
+        "external_name": "n",
+        "format": "qcow2",
+        "username": "zuul",
+        "python_path": "auto",
+        "shell_type": None,
+    },
+    "pool": {
+        "hostname": "h",
+        "id": "x-PoolWorker.y-z",
+        "provider_name": "fake-provider",
+        "supported_labels": ["other-label"],
+        "priority": 100,
+        "paused": True,
+        "state": "running",
+    },
     "launcher": {"hostname": "h", "state": "running", "problems": []},
     "builder": {"hostname": "h", "id": "b", "state": "running"},
 }
 PLACES: dict[str, tuple[str, bool]] = {
-    "request": (f"{paths.REQUESTS}/100-", True), "node": (f"{paths.NODES}/", True),
+    "request": (f"{paths.REQUESTS}/100-", True),
+    "node": (f"{paths.NODES}/", True),
     "build": (f"{paths.IMAGES}/poison/builds/", True),
     "upload": (f"{paths.uploads('poison', '0000000000', 'fake-provider')}/", True),
-    "pool": (f"{paths.COMPONENTS}/pool/h", True), "launcher": (f"{paths.COMPONENTS}/launcher/h", True),
+    "pool": (f"{paths.COMPONENTS}/pool/h", True),
+    "launcher": (f"{paths.COMPONENTS}/launcher/h", True),
     "builder": (f"{paths.COMPONENTS}/builder/h", True),
 }
 
@@ -107,7 +203,7 @@ def records(draw: Callable[[Any], Any]) -> tuple[str, bytes]:
         fields[key] = draw(VALUES)
     text = "{" + ", ".join(f"{key}: {value}" for key, value in fields.items()) + "}"
     data = text.encode("utf-8", "surrogatepass")[:1_000_000]
-    return kind, data[:-draw(st.integers(1, len(data)))] if shape == "cut" else data
+    return kind, data[: -draw(st.integers(1, len(data)))] if shape == "cut" else data
 
 
 def living() -> set[str]:
@@ -179,8 +275,10 @@ def test_records(bench: LauncherBench, quick: None, capsys: pytest.CaptureFixtur
             bad = [path for tree in trees for path in tree.bad]
             if bad:
                 wait_for(lambda: all(f"Ignoring {path}: " in caplog.text for path in bad), what="the log names them")
-                wait_for(lambda: all(any(path in row["problem"] for row in listed(bench, capsys)) for path in bad),
-                         what=f"problem-list names {bad}")
+                wait_for(
+                    lambda: all(any(path in row["problem"] for row in listed(bench, capsys)) for path in bad),
+                    what=f"problem-list names {bad}",
+                )
             capsys.readouterr()
             for command in ("list", "request-list", "image-list", "dib-image-list", "image-status", "problem-list"):
                 assert nodepoolcmd.main(["-c", file, command]) == 0, capsys.readouterr().err
@@ -197,27 +295,68 @@ def test_records(bench: LauncherBench, quick: None, capsys: pytest.CaptureFixtur
 
 # --- configurations -----------------------------------------------------------------------------------------------------
 
+
 def everything(work: pathlib.Path) -> dict[str, Any]:
     """One section of most kinds, all of it good."""
     whole = config(
-        provider(), provider("fake-second", labels=["second-label"], pool={"max-servers": 4, "node-attributes": {"a": "b"}}),
-        {"name": "slots", "driver": "metastatic", "pools": [{"name": "main", "labels": [
-            {"name": "slot-label", "backing-label": "second-label", "max-parallel-jobs": 2, "grace-time": 5}]}]},
+        provider(),
+        provider("fake-second", labels=["second-label"], pool={"max-servers": 4, "node-attributes": {"a": "b"}}),
+        {
+            "name": "slots",
+            "driver": "metastatic",
+            "pools": [
+                {
+                    "name": "main",
+                    "labels": [{"name": "slot-label", "backing-label": "second-label", "max-parallel-jobs": 2, "grace-time": 5}],
+                }
+            ],
+        },
         labels={"static-label": {"min-ready": 0}},
-        **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 5, "max-cores": 100}],
-           "webapp": {"port": 8005, "listen_address": "127.0.0.1"},
-           "diskimages": [{"name": "image", "elements": ["vm"], "rebuild-age": 3600, "env-vars": {"A": "b"}}],
-           "elements-dir": str(work), "images-dir": str(work), "build-log-retention": 3})
-    whole["providers"].append({"name": "hosts", "driver": "static", "pools": [{"name": "main", "nodes": [
-        {"name": "127.0.0.1", "labels": "static-label", "username": "zuul", "connection-port": 1, "host-key-checking": False}]}]})
+        **{
+            "tenant-resource-limits": [{"tenant-name": "t", "max-servers": 5, "max-cores": 100}],
+            "webapp": {"port": 8005, "listen_address": "127.0.0.1"},
+            "diskimages": [{"name": "image", "elements": ["vm"], "rebuild-age": 3600, "env-vars": {"A": "b"}}],
+            "elements-dir": str(work),
+            "images-dir": str(work),
+            "build-log-retention": 3,
+        },
+    )
+    whole["providers"].append(
+        {
+            "name": "hosts",
+            "driver": "static",
+            "pools": [
+                {
+                    "name": "main",
+                    "nodes": [
+                        {
+                            "name": "127.0.0.1",
+                            "labels": "static-label",
+                            "username": "zuul",
+                            "connection-port": 1,
+                            "host-key-checking": False,
+                        }
+                    ],
+                }
+            ],
+        }
+    )
     return whole
 
 
 ODD: st.SearchStrategy[Any] = st.one_of(
-    st.none(), st.booleans(), st.integers(-5, 10**12), st.floats(), st.text(max_size=8), st.just("x" * 10_000),
-    st.sampled_from([[], {}, [[]], [None], {"a": None}, [{"name": None}], {"name": ["x"]}, "%(NOT_SET)", "fake-label",
-                     "/dev/null"]),
-    st.dates(), st.binary(max_size=4))
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 10**12),
+    st.floats(),
+    st.text(max_size=8),
+    st.just("x" * 10_000),
+    st.sampled_from(
+        [[], {}, [[]], [None], {"a": None}, [{"name": None}], {"name": ["x"]}, "%(NOT_SET)", "fake-label", "/dev/null"]
+    ),
+    st.dates(),
+    st.binary(max_size=4),
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -249,11 +388,21 @@ def changed(whole: dict[str, Any], path: tuple[Any, ...], how: str, odd: Any) ->
 def faulty(draw: Callable[[Any], Any], good: dict[str, Any], inside: str | None = None) -> dict[str, Any]:
     """One to three faults, of one provider only with its name ``inside``."""
     for _ in range(draw(st.integers(1, 3))):
-        found = [path for path in places(good) if inside is None or (
-            path[0] == "providers" and len(path) > 2 and good["providers"][path[1]].get("name") == inside and path[2] != "name")]
+        found = [
+            path
+            for path in places(good)
+            if inside is None
+            or (
+                path[0] == "providers"
+                and len(path) > 2
+                and good["providers"][path[1]].get("name") == inside
+                and path[2] != "name"
+            )
+        ]
         if found:
-            good = changed(good, draw(st.sampled_from(found)), draw(st.sampled_from(["replace", "replace", "remove", "more"])),
-                           draw(ODD))
+            good = changed(
+                good, draw(st.sampled_from(found)), draw(st.sampled_from(["replace", "replace", "remove", "more"])), draw(ODD)
+            )
     return good
 
 
@@ -312,6 +461,7 @@ def test_configurations_of_a_launcher_that_runs(bench: LauncherBench, tmp_path: 
 
 # --- drivers ------------------------------------------------------------------------------------------------------------
 
+
 class Unspeakable(Exception):
     """Not even its text can be had."""
 
@@ -322,20 +472,33 @@ class Unspeakable(Exception):
 
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
-    "plain": lambda: RuntimeError("induced"), "unspeakable": Unspeakable, "exit": lambda: SystemExit(3),
-    "missing": lambda: KeyError(None), "huge": lambda: ValueError("x" * 200_000)}
+    "plain": lambda: RuntimeError("induced"),
+    "unspeakable": Unspeakable,
+    "exit": lambda: SystemExit(3),
+    "missing": lambda: KeyError(None),
+    "huge": lambda: ValueError("x" * 200_000),
+}
 
 #: What a launcher asks of a state machine driver all the time, and what besides.
 ASKED = ("getCreateStateMachine", "getDeleteStateMachine", "listResources")
-MORE = ("getQuotaForLabel", "listInstances", "findMissingInstances", "getQuotaLimits", "labelReady", "notifyNodescanFailure",
-        "getConsoleLog")
+MORE = (
+    "getQuotaForLabel",
+    "listInstances",
+    "findMissingInstances",
+    "getQuotaLimits",
+    "labelReady",
+    "notifyNodescanFailure",
+    "getConsoleLog",
+)
 
 
 @pytest.mark.spec("issue 11, 2: errors at every call of a driver concern its provider alone")
 @pytest.mark.parametrize("error", ERRORS)
 def test_driver_calls(bench: LauncherBench, quick: None, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
-    search = Search(bench, config(provider("fake-provider"), provider("fake-bad", labels=["bad-label"]),
-                                  labels={"bad-label": {"min-ready": 1}}))
+    search = Search(
+        bench,
+        config(provider("fake-provider"), provider("fake-bad", labels=["bad-label"]), labels={"bad-label": {"min-ready": 1}}),
+    )
     adapter = bench.adapter("fake-bad")
     called: set[str] = set()
     for call in (*ASKED, *MORE):

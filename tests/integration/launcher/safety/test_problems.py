@@ -29,9 +29,11 @@ def listed(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> list[dic
 def test_labels(bench: LauncherBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from nodepool import exceptions
 
-    labels = [{"name": "good", "cloud-image": "fake-image", "min-ram": 8192},
-              {"name": "flavorless", "cloud-image": "fake-image", "flavor-name": "gone"},
-              {"name": "refused", "cloud-image": "fake-image", "min-ram": 8192, "key-name": "gone"}]
+    labels = [
+        {"name": "good", "cloud-image": "fake-image", "min-ram": 8192},
+        {"name": "flavorless", "cloud-image": "fake-image", "flavor-name": "gone"},
+        {"name": "refused", "cloud-image": "fake-image", "min-ram": 8192, "key-name": "gone"},
+    ]
     pool = bench.start(config(provider(pools=[{"name": "main", "labels": labels}], **{"launch-retries": 1})))
     adapter = bench.adapter("fake-provider")
     create = adapter._createServer
@@ -39,7 +41,8 @@ def test_labels(bench: LauncherBench, capsys: pytest.CaptureFixture[str], monkey
     def refuse(*args: Any, key_name: str | None = None, **kw: Any) -> Any:
         if key_name:
             raise exceptions.LaunchNodepoolException(
-                "provider fake-provider, pool main, label refused: no key gone (option key-name)")
+                "provider fake-provider, pool main, label refused: no key gone (option key-name)"
+            )
         return create(*args, key_name=key_name, **kw)
 
     monkeypatch.setattr(adapter, "_createServer", refuse)
@@ -105,7 +108,9 @@ def test_texts() -> None:
     problems.note("b", "launch", "provider p, pool main, label b: two\nlines")
     problems.note("b", "image", "no image")
     assert [str(problem) for problem in problems.listed()][1:] == [
-        "provider p, label b: no image", "provider p, label b: two lines"]
+        "provider p, label b: no image",
+        "provider p, label b: two lines",
+    ]
     assert len(problems.listed()[0].text) == LONGEST
     problems.clear("b", "launch")
     assert [problem.text for problem in problems.listed()][1:] == ["no image"]

@@ -63,8 +63,7 @@ def test_provider_removal_with_paused_requests(bench: LauncherBench) -> None:
     assert bench.node(bench.wait_request(waiting, "fulfilled")["nodes"][0]).provider == "fake-one"
 
 
-@pytest.mark.spec("DRV-14.23: a provider is replaced only when its configuration changed; "
-                  "OST-3.2")
+@pytest.mark.spec("DRV-14.23: a provider is replaced only when its configuration changed; OST-3.2")
 def test_only_changed_providers_are_replaced(bench: LauncherBench) -> None:
     pool = bench.start(config(provider("fake-one"), provider("fake-two")))
     one, two = pool.getProviderManager("fake-one"), pool.getProviderManager("fake-two")

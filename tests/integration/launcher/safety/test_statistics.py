@@ -10,8 +10,12 @@ from tests.support.launcher import LauncherBench, StatsdReceiver, config, provid
 
 @pytest.mark.spec("LAU-21.93")
 def test_addressable_requests(bench: LauncherBench, statsd: StatsdReceiver) -> None:
-    pool = bench.start(config(provider("fake-one", labels=["a", "b"], pool={"max-servers": 1}),
-                              provider("fake-two", labels=["b"], pool={"max-servers": 1})))
+    pool = bench.start(
+        config(
+            provider("fake-one", labels=["a", "b"], pool={"max-servers": 1}),
+            provider("fake-two", labels=["b"], pool={"max-servers": 1}),
+        )
+    )
     bench.fulfilled("b", provider="fake-one")
     bench.fulfilled("b", provider="fake-two")
     for labels in (("a",), ("b",), ("a",), ("b",)):
@@ -26,8 +30,7 @@ def test_addressable_requests(bench: LauncherBench, statsd: StatsdReceiver) -> N
 def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     from nodepool.zk.records import Node
 
-    content = config(provider("fake-one", labels=["a"], pool={"max-servers": 7}),
-                     provider("fake-two", labels=["unused"]))
+    content = config(provider("fake-one", labels=["a"], pool={"max-servers": 7}), provider("fake-two", labels=["unused"]))
     first = bench.start(content, name="one.yaml")
     wait_for(lambda: first.statistics._elected)
     second = bench.start(content, name="two.yaml")

@@ -183,8 +183,9 @@ def test_backing_node_that_was_deleted_while_no_launcher_ran(bench: LauncherBenc
 
 
 @pytest.mark.spec("NM-C.8: a silent backing node: ready nodes go, requests get another, it is given back")
-def test_silent_backing_node(bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture,
-                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_backing_node(
+    bench: LauncherBench, hosts: BackingHosts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodepool.driver.nodemanager.machines.GIVE_UP", 1.5)
     bench.start(hosts.config(**{"boot-timeout": 2}))
     request = bench.zuul.submit("small", "small")

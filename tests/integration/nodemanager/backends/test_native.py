@@ -84,10 +84,17 @@ def test_check(machine: Machine) -> None:
 
 @pytest.mark.spec("NM-A.4: create, keys 0700/0600, init script runs")
 def test_create(sliver: Sliver) -> None:
-    assert sliver.shell("id -u; hostname; cat /proc/1/comm; stat -c '%a %U %n' /home/zuul/.ssh /home/zuul/.ssh/authorized_keys "
-                        "/root/.ssh/authorized_keys").text.splitlines() == [
-        "0", "s1", "sleep", "700 zuul /home/zuul/.ssh", "600 zuul /home/zuul/.ssh/authorized_keys",
-        "600 root /root/.ssh/authorized_keys"]
+    assert sliver.shell(
+        "id -u; hostname; cat /proc/1/comm; stat -c '%a %U %n' /home/zuul/.ssh /home/zuul/.ssh/authorized_keys "
+        "/root/.ssh/authorized_keys"
+    ).text.splitlines() == [
+        "0",
+        "s1",
+        "sleep",
+        "700 zuul /home/zuul/.ssh",
+        "600 zuul /home/zuul/.ssh/authorized_keys",
+        "600 root /root/.ssh/authorized_keys",
+    ]
     assert KEY in sliver.shell("cat /home/zuul/.ssh/authorized_keys").text
     assert syscalls.uid_range(sliver.handle["pid"]) == (ID_BASE + IDS_PER_SLIVER, IDS_PER_SLIVER)
     assert sliver.handle["host_key"].startswith("ssh-ed25519 ")
@@ -215,8 +222,13 @@ sys.stdin.read()
 
 def daemon(state: pathlib.Path, machine: Machine, count: int) -> subprocess.Popen[str]:
     root = machine.backend.services.cgroups.root
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(state), root, str(ID_BASE), str(count)], text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY)
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(state), root, str(ID_BASE), str(count)],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    )
 
 
 @pytest.mark.spec("NM-C.7: killing the daemon kills no sliver; living slivers are adopted")
@@ -269,6 +281,7 @@ def _owners() -> list[int]:
 
 # --- programs inside ---------------------------------------------------------------------------------------------------
 
+
 def test_spawn_tells_the_end(sliver: Sliver) -> None:
     assert sliver.shell("exit 7").status == 7
     assert sliver.shell("kill -9 $$").status == -9
@@ -282,16 +295,24 @@ def test_spawn_tells_the_end(sliver: Sliver) -> None:
 
 def test_spawn_as_user_with_environment(sliver: Sliver) -> None:
     assert sliver.run("sh", "-c", "id -un; pwd; echo $HOME $MORE", user="zuul", env={"MORE": "x"}).text.splitlines() == [
-        "zuul", "/home/zuul", "/home/zuul x"]
+        "zuul",
+        "/home/zuul",
+        "/home/zuul x",
+    ]
     environment = sliver.run("env").text
     assert "NODEPOOL" not in environment
     assert "PYTHON" not in environment
     assert sliver.shell("ls -l /proc/self/fd | wc -l").text == "5\n"
 
 
-@pytest.mark.parametrize(("argv", "user", "text"), [
-    (["no-such-program"], "root", "no such program in the sliver"), (["/etc/passwd"], "root", "Permission denied"),
-    (["true"], "nobody-here", "the sliver has no account 'nobody-here'")])
+@pytest.mark.parametrize(
+    ("argv", "user", "text"),
+    [
+        (["no-such-program"], "root", "no such program in the sliver"),
+        (["/etc/passwd"], "root", "Permission denied"),
+        (["true"], "nobody-here", "the sliver has no account 'nobody-here'"),
+    ],
+)
 def test_spawn_that_cannot_run(sliver: Sliver, argv: list[str], user: str, text: str) -> None:
     with pytest.raises(BackendError, match=text):
         sliver.run(*argv, user=user)
@@ -300,15 +321,18 @@ def test_spawn_that_cannot_run(sliver: Sliver, argv: list[str], user: str, text:
 @pytest.mark.spec("issue 4: sudo and package installs work inside")
 def test_root_works_inside(sliver: Sliver) -> None:
     assert sliver.shell("sudo -n id -u", user="zuul").text == "0\n"
-    build = ("mkdir -p /tmp/p/DEBIAN /tmp/p/usr/share/np && printf 'Package: np-test\\nVersion: 1\\nArchitecture: all\\n"
-             "Maintainer: x <x@y.z>\\nDescription: x\\n' > /tmp/p/DEBIAN/control && echo 1 > /tmp/p/usr/share/np/file && "
-             "dpkg-deb -b /tmp/p /tmp/p.deb && dpkg -i /tmp/p.deb && cat /usr/share/np/file && dpkg -r np-test && "
-             "test ! -e /usr/share/np/file && echo removed")
+    build = (
+        "mkdir -p /tmp/p/DEBIAN /tmp/p/usr/share/np && printf 'Package: np-test\\nVersion: 1\\nArchitecture: all\\n"
+        "Maintainer: x <x@y.z>\\nDescription: x\\n' > /tmp/p/DEBIAN/control && echo 1 > /tmp/p/usr/share/np/file && "
+        "dpkg-deb -b /tmp/p /tmp/p.deb && dpkg -i /tmp/p.deb && cat /usr/share/np/file && dpkg -r np-test && "
+        "test ! -e /usr/share/np/file && echo removed"
+    )
     if pathlib.Path("/usr/bin/dpkg").exists():
         assert sliver.shell(build).text.endswith("removed\n")
     assert not pathlib.Path("/usr/share/np").exists()
-    assert sliver.shell("mv /usr/bin/env /usr/bin/env2 && useradd -m bob && chown bob /tmp && rm -rf /usr/share/doc && "
-                        "ls -d /usr/share/doc").text.startswith("ls: cannot access")
+    assert sliver.shell(
+        "mv /usr/bin/env /usr/bin/env2 && useradd -m bob && chown bob /tmp && rm -rf /usr/share/doc && ls -d /usr/share/doc"
+    ).text.startswith("ls: cannot access")
     assert pathlib.Path("/usr/bin/env").exists()
     assert sliver.shell("apt-get --version >/dev/null && apt-cache policy dash | grep -c Installed").text == "1\n"
 
@@ -322,8 +346,10 @@ def test_ssh(machine: Machine) -> None:
     for user, expected in (("zuul", "zuul"), ("root", "root")):
         transport, process = connect(sliver)
         transport.connect(username=user, pkey=key)
-        assert f"{transport.get_remote_server_key().get_name()} {transport.get_remote_server_key().get_base64()}" == \
-            sliver.handle["host_key"]
+        assert (
+            f"{transport.get_remote_server_key().get_name()} {transport.get_remote_server_key().get_base64()}"
+            == sliver.handle["host_key"]
+        )
         channel = transport.open_session(timeout=10)
         channel.get_pty()
         channel.exec_command("id -un; tty")
@@ -387,6 +413,7 @@ def test_api_socket(machine: Machine, tmp_path: pathlib.Path, whole_directory: b
 
 # --- images ------------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.spec("NM-C.2: dir: and tar: images; writes go to a per-sliver upper directory")
 @pytest.mark.parametrize("kind", ["dir", "tar", "image"])
 def test_images(machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, kind: str) -> None:
@@ -402,7 +429,9 @@ def test_images(machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, k
     first = machine.sliver("s1", 1, image, username="alice", ssh_keys=KEY)
     second = machine.sliver("s2", 2, image, username="bob")
     assert first.shell("stat -c '%U %n' /marker; id", user="alice").text.splitlines() == [
-        "alice /marker", "uid=1000(alice) gid=1000(alice) groups=1000(alice),10(wheel)"]
+        "alice /marker",
+        "uid=1000(alice) gid=1000(alice) groups=1000(alice),10(wheel)",
+    ]
     first.shell("echo changed > /marker")
     assert second.shell("cat /marker").text == "from the image\n"
     assert (tree / "marker").read_text() == "from the image\n"
@@ -417,10 +446,18 @@ def test_images(machine: Machine, state: pathlib.Path, tmp_path: pathlib.Path, k
         assert not (state / "templates" / key).exists()
 
 
-@pytest.mark.parametrize(("image", "text"), [
-    ("tar:/no/such.tar", "no such file"), ("dir:/no/such", "no such directory"), ("dir:relative", "must be absolute"),
-    ("dir:/", "use image host"), ("image:../x", "no image name"), ("floppy", "there are: host, dir:"),
-    ("dir:/etc", "not a root tree")])
+@pytest.mark.parametrize(
+    ("image", "text"),
+    [
+        ("tar:/no/such.tar", "no such file"),
+        ("dir:/no/such", "no such directory"),
+        ("dir:relative", "must be absolute"),
+        ("dir:/", "use image host"),
+        ("image:../x", "no image name"),
+        ("floppy", "there are: host, dir:"),
+        ("dir:/etc", "not a root tree"),
+    ],
+)
 def test_bad_images(machine: Machine, image: str, text: str) -> None:
     with pytest.raises(BackendError, match=text):
         machine.sliver("s1", 1, image)
@@ -433,6 +470,7 @@ def test_no_network_service(machine: Machine) -> None:
 
 
 # --- the helper --------------------------------------------------------------------------------------------------------
+
 
 def test_helper_is_started_again(machine: Machine, sliver: Sliver) -> None:
     process = machine.zygote._process
@@ -501,6 +539,7 @@ def test_many_at_once(machine: Machine, sliver: Sliver) -> None:
 
 
 # --- figures -----------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.spec("issue 4: native create <= 25 ms, destroy <= 15 ms at the median; idle under 2 MiB")
 def test_figures(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,8 @@ def cgroup(machine: Machine, name: str) -> pathlib.Path:
 def test_life(machine: Machine, tree: pathlib.Path) -> None:
     sliver = machine.sliver(image=f"dir:{tree}", ssh_keys="ssh-ed25519 AAAA me", hostname="boxed", rspec={"nm_pids_max": 200})
     assert sliver.shell("cat /marker; id -u; hostname; cat /proc/1/comm; echo kept > /file").text == (
-        "from the image\n0\nboxed\nsystemd\n")
+        "from the image\n0\nboxed\nsystemd\n"
+    )
     assert syscalls.uid_range(sliver.handle["pid"]) == (ID_BASE + IDS_PER_SLIVER, IDS_PER_SLIVER)
     for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
         assert os.readlink(f"/proc/self/ns/{kind}") != os.readlink(f"/proc/{sliver.handle['pid']}/ns/{kind}"), kind

@@ -23,15 +23,17 @@ from tests.support.nodemanager.scene import NmDaemon
 
 needs_podman = [
     pytest.mark.skipif(os.geteuid() != 0, reason="slivers in podman need root"),
-    pytest.mark.skipif(shutil.which("podman") is None or shutil.which("crun") is None,
-                       reason="podman and crun are not installed"),
+    pytest.mark.skipif(
+        shutil.which("podman") is None or shutil.which("crun") is None, reason="podman and crun are not installed"
+    ),
 ]
 pytestmark = pytest.mark.timeout(180)
 
 
 def podman(*arguments: str) -> str:
-    return subprocess.run(["podman", *arguments], capture_output=True, text=True, check=True, timeout=120,
-                          stdin=subprocess.DEVNULL).stdout
+    return subprocess.run(
+        ["podman", *arguments], capture_output=True, text=True, check=True, timeout=120, stdin=subprocess.DEVNULL
+    ).stdout
 
 
 @pytest.fixture
@@ -126,7 +128,6 @@ class TestContainers:
             machine.sliver(image="host")
         with pytest.raises(BackendError, match="podman pull: "):
             machine.sliver(image="oci:localhost/not-there:latest")
-
 
     @pytest.mark.spec("NM-C.7: podman: killing the daemon kills no sliver; the next one adopts it")
     def test_daemon(self, tmp_path: pathlib.Path, image: str) -> None:

@@ -38,16 +38,24 @@ def home() -> Iterator[pathlib.Path]:
 def run(home: pathlib.Path, action: str) -> tuple[list[dict[str, object]], subprocess.Popen[bytes]]:
     """What a launcher would have run there; the answers."""
     code, loader = zipapp.build(), zipapp.LOADER.encode()
-    process = subprocess.Popen(user.command(home, "sh", "-c", remote_command(sys.executable)), stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        user.command(home, "sh", "-c", remote_command(sys.executable)), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdin is not None and process.stdout is not None
     head = {"sha256": code.digest, "size": len(code.content), "base": None}
     process.stdin.write(b"%d\n%s%s\n" % (len(loader), loader, json.dumps(head).encode()))
     process.stdin.flush()
     answers = [json.loads(process.stdout.readline().removeprefix(b"nodepool:"))]
     first = free_ports(60, 6)
-    job = {"action": action, "owner": "0000000001", "since": 1.0, "place": "p", "address": "127.0.0.1", "idle": 3600,
-           "config": {"ssh": {"ports": f"{first}-{first + 59}"}}}
+    job = {
+        "action": action,
+        "owner": "0000000001",
+        "since": 1.0,
+        "place": "p",
+        "address": "127.0.0.1",
+        "idle": 3600,
+        "config": {"ssh": {"ports": f"{first}-{first + 59}"}},
+    }
     process.stdin.write((code.content if answers[0]["state"] == "send" else b"") + json.dumps(job).encode() + b"\n")
     process.stdin.flush()
     answers.append(json.loads(process.stdout.readline().removeprefix(b"nodepool:")))

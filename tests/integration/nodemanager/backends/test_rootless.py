@@ -93,9 +93,24 @@ class Daemon:
 
     def __init__(self, state: pathlib.Path, python: str, path: str) -> None:
         self.process = subprocess.Popen(
-            ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all", python,
-             "-c", PROGRAM, str(state)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/",
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"})
+            [
+                "setpriv",
+                f"--reuid={USER}",
+                f"--regid={USER}",
+                "--clear-groups",
+                "--inh-caps=-all",
+                "--bounding-set=-all",
+                python,
+                "-c",
+                PROGRAM,
+                str(state),
+            ],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"},
+        )
 
     def __call__(self, do: str, **more: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -132,8 +147,11 @@ def interpreter() -> Iterator[tuple[str, str]]:
         yield sys.executable, str(REPOSITORY)
         return
     python = shutil.which("python3", path="/usr/bin:/bin")
-    if python is None or f"{sys.version_info.major}.{sys.version_info.minor}." not in subprocess.run(
-            [python, "-V"], capture_output=True, text=True, check=True, timeout=20).stdout:
+    if (
+        python is None
+        or f"{sys.version_info.major}.{sys.version_info.minor}."
+        not in subprocess.run([python, "-V"], capture_output=True, text=True, check=True, timeout=20).stdout
+    ):
         pytest.skip("this Python is in root's home, and the system has none of the same version")
     directory = open_directory()
     for name in ("cryptography", "cffi"):
@@ -181,8 +199,9 @@ def test_sliver(daemon: Daemon) -> None:
     assert daemon("check") == {"fatal": []}
     handle = daemon("create", keys="ssh-ed25519 AAAA me", script="IyEvYmluL3NoCmVjaG8gaGVsbG8K")
     assert handle["backend"] == "rootless"
-    assert daemon.shell("id -un; id -u; hostname; cat ~/.ssh/authorized_keys; stat -c %a ~/.ssh "
-                        "~/.ssh/authorized_keys").splitlines() == ["zuul", "1000", "s1", "ssh-ed25519 AAAA me", "700", "600"]
+    assert daemon.shell(
+        "id -un; id -u; hostname; cat ~/.ssh/authorized_keys; stat -c %a ~/.ssh ~/.ssh/authorized_keys"
+    ).splitlines() == ["zuul", "1000", "s1", "ssh-ed25519 AAAA me", "700", "600"]
     assert "Read-only file system" in daemon.shell("touch /usr/x 2>&1")
     assert daemon.shell("echo 1 > /etc/mine && echo 2 > ~/mine && cat /etc/mine ~/mine") == "1\n2\n"
     wait_for(lambda: daemon("console")["text"] == "hello\n", what="the script's output")
@@ -197,9 +216,24 @@ def test_isolation(daemon: Daemon, state: pathlib.Path) -> None:
     for path in (str(state), "/etc/shadow-", str(REPOSITORY)):
         assert "No such file" in daemon.shell(f"ls -d {path} 2>&1")
     assert set(daemon.shell("ls /dev").split()) == {
-        "null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "fd", "stdin", "stdout", "stderr"}
-    text = daemon.shell("mount -o remount,rw /usr 2>&1; umount /proc/keys 2>&1; unshare -Ur true 2>&1; "
-                        "echo h > /proc/sysrq-trigger; sudo -n true 2>&1; echo x > /sys/kernel/mm/ksm/run; true")
+        "null",
+        "zero",
+        "full",
+        "random",
+        "urandom",
+        "tty",
+        "ptmx",
+        "pts",
+        "shm",
+        "fd",
+        "stdin",
+        "stdout",
+        "stderr",
+    }
+    text = daemon.shell(
+        "mount -o remount,rw /usr 2>&1; umount /proc/keys 2>&1; unshare -Ur true 2>&1; "
+        "echo h > /proc/sysrq-trigger; sudo -n true 2>&1; echo x > /sys/kernel/mm/ksm/run; true"
+    )
     assert "uid=0" not in text
     assert "unshare failed: Operation not permitted" in text
     assert daemon.shell("cat /sys/class/net/*/address").split() == ["00:00:00:00:00:00"]
@@ -240,8 +274,10 @@ def test_kill_and_adopt(daemon: Daemon, state: pathlib.Path, interpreter: tuple[
     wait_for(lambda: not user.processes(USER), what="no process of the user left")
 
 
-@pytest.mark.parametrize(("order", "text"), [
-    ({"username": "root"}, "no root inside"), ({"network": "nat"}, "only network none"), ({"image": "tar:/no"}, "no such file")])
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [({"username": "root"}, "no root inside"), ({"network": "nat"}, "only network none"), ({"image": "tar:/no"}, "no such file")],
+)
 def test_refusals(daemon: Daemon, order: dict[str, Any], text: str) -> None:
     assert text in daemon("create", **order)["error"]
 
@@ -256,8 +292,10 @@ def test_ssh(daemon: Daemon) -> None:
     if not os.path.exists("/usr/sbin/sshd"):
         pytest.skip("no sshd on this host")
     daemon("create")
-    answer = daemon.shell("/usr/sbin/sshd -t -f /etc/ssh/sshd_config_nodepool 2>&1; echo $?; "
-                          "echo | timeout 5 /usr/sbin/sshd -i -f /etc/ssh/sshd_config_nodepool 2>&1 | head -c 8")
+    answer = daemon.shell(
+        "/usr/sbin/sshd -t -f /etc/ssh/sshd_config_nodepool 2>&1; echo $?; "
+        "echo | timeout 5 /usr/sbin/sshd -i -f /etc/ssh/sshd_config_nodepool 2>&1 | head -c 8"
+    )
     assert answer == "0\nSSH-2.0-", answer
 
 

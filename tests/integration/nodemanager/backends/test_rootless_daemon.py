@@ -34,7 +34,10 @@ class UserDaemon(NmDaemon):
         with open(self.tmp / "log", "ab") as log:
             self.process = subprocess.Popen(
                 user.command(self.tmp.parent, PROGRAM, "-f", "-c", str(self.config), "-p", str(self.tmp / "run" / "pid")),
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
         if wait:
             wait_for(self.answers, 30, "the node manager to answer")
 
@@ -78,23 +81,57 @@ def test_log_in(nm: UserDaemon) -> None:
     assert "NoNewPrivs:\t1" in nm.shell("alpha", "cat /proc/self/status")
     assert "zuul" not in nm.ssh("alpha", "id -un", user="root", check=False), "there is no root to log in as"
     refused = subprocess.run(
-        ["ssh", "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o",
-         f"UserKnownHostsFile={os.devnull}", "-o", "IdentitiesOnly=yes", "-i", os.devnull, "zuul@127.0.0.1", "true"],
-        capture_output=True, text=True, timeout=20, check=False)
+        [
+            "ssh",
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            f"UserKnownHostsFile={os.devnull}",
+            "-o",
+            "IdentitiesOnly=yes",
+            "-i",
+            os.devnull,
+            "zuul@127.0.0.1",
+            "true",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
     assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stderr
 
 
 @pytest.mark.spec("NM-C.4: rootless: terminals, files and exit statuses go through as usual")
 def test_terminal_and_files(nm: UserDaemon) -> None:
     found = nm.put("alpha")
-    options = ["-i", str(nm.key), "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={os.devnull}", "-o",
-               "StrictHostKeyChecking=no"]
-    done = subprocess.run(["ssh", "-tt", "-p", str(found["ssh_port"]), *options, "zuul@127.0.0.1", "tty; exit 7"],
-                          capture_output=True, text=True, timeout=30, check=False, stdin=subprocess.DEVNULL)
+    options = [
+        "-i",
+        str(nm.key),
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        f"UserKnownHostsFile={os.devnull}",
+        "-o",
+        "StrictHostKeyChecking=no",
+    ]
+    done = subprocess.run(
+        ["ssh", "-tt", "-p", str(found["ssh_port"]), *options, "zuul@127.0.0.1", "tty; exit 7"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     assert done.returncode == 7 and "/dev/pts/0" in done.stdout, done
     (nm.tmp / "file").write_text("content\n")
-    subprocess.run(["scp", "-q", "-P", str(found["ssh_port"]), *options, str(nm.tmp / "file"), "zuul@127.0.0.1:copy"],
-                   timeout=30, check=True)
+    subprocess.run(
+        ["scp", "-q", "-P", str(found["ssh_port"]), *options, str(nm.tmp / "file"), "zuul@127.0.0.1:copy"], timeout=30, check=True
+    )
     assert nm.shell("alpha", "cat copy") == "content\n"
 
 
@@ -114,8 +151,9 @@ def test_sessions_survive_sigkill_of_the_daemon(nm: UserDaemon) -> None:
     record = nm.put("alpha")
     nm.put("beta")
     session = nm.session("alpha", "zuul")
-    pids = {name: json.loads(nm.client.call("DumpDatabase"))["local"][f"sliver_{name}"]["handle"]["pid"]
-            for name in ("alpha", "beta")}
+    pids = {
+        name: json.loads(nm.client.call("DumpDatabase"))["local"][f"sliver_{name}"]["handle"]["pid"] for name in ("alpha", "beta")
+    }
     nm.stop(signal.SIGKILL)
     os.kill(pids["beta"], signal.SIGKILL)
     nm.start()
@@ -134,12 +172,14 @@ def test_api_inside(nm: UserDaemon) -> None:
     nm.put("alpha")
     nm.put("beta")
     assert nm.shell("alpha", "ls -A /run/nodepool").split() == []
-    call = ("import xmlrpc.client as x; s = x.ServerProxy('http://127.0.0.1:812/')\n"
-            "print(s.GetRSpec('alpha')['nm_cpu_share'])\n"
-            "for call in (lambda: s.GetRSpec('beta'), lambda: s.DeleteSliver('beta'), lambda: s.DumpDatabase(),\n"
-            "             lambda: s.PutRecord({'account_type': 'sliver', 'name': 'x', 'image': 'dir:/home'})):\n"
-            "    try: print(call())\n"
-            "    except x.Fault as fault: print(fault.faultCode)\n")
+    call = (
+        "import xmlrpc.client as x; s = x.ServerProxy('http://127.0.0.1:812/')\n"
+        "print(s.GetRSpec('alpha')['nm_cpu_share'])\n"
+        "for call in (lambda: s.GetRSpec('beta'), lambda: s.DeleteSliver('beta'), lambda: s.DumpDatabase(),\n"
+        "             lambda: s.PutRecord({'account_type': 'sliver', 'name': 'x', 'image': 'dir:/home'})):\n"
+        "    try: print(call())\n"
+        "    except x.Fault as fault: print(fault.faultCode)\n"
+    )
     assert nm.shell("alpha", f'python3 -c "{call}"').split() == ["32", "108", "108", "108", "108"]
 
 
@@ -166,7 +206,12 @@ def test_quickstart(home: pathlib.Path) -> None:
     result = home / "summary.json"
     done = subprocess.run(
         user.command(home, sys.executable, str(REPOSITORY / "tools" / "demo.py"), "--no-image", "--json", str(result)),
-        capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL)
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     logs = "".join(f"\n== {path}\n{path.read_text()[-4000:]}" for path in sorted(home.rglob("*.log")))
     assert done.returncode == 0, done.stdout + done.stderr + logs
     assert "missing on this machine: root inside" in done.stdout and "as zuul" in done.stdout

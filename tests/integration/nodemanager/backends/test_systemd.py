@@ -24,8 +24,9 @@ pytestmark = [
 
 
 def systemctl(*words: str) -> str:
-    done = subprocess.run(["systemctl", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-                          check=False)
+    done = subprocess.run(
+        ["systemctl", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, (words, done.stderr)
     return done.stdout.strip()
 

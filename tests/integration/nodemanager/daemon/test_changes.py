@@ -61,10 +61,13 @@ def test_keys_that_cannot_be_written(nm: NmDaemon, tmp_path: pathlib.Path) -> No
 def test_names_with_control_characters(nm: NmDaemon) -> None:
     nm.put("alpha")
     # A directory where a file is to be written; its name is told as it is to the log, the record and the table.
-    nm.ssh("alpha", "rm -rf /etc/rc.vinit; mkdir /etc/rc.vinit; rm -rf .ssh; "
-                    "home=$(printf '/root/a\\033[2Jb\\233c\\nforged: line'); mkdir -p \"$home\"; : > \"$home/.ssh\"; "
-                    "printf 'root:x:0:0:root:%s:/bin/sh\\n' \"$(printf '/root/a\\033[2Jb\\302\\233c')\" > /etc/passwd; "
-                    "mkdir -p \"$(printf '/root/a\\033[2Jb\\302\\233c')\"; : > \"$(printf '/root/a\\033[2Jb\\302\\233c/.ssh')\"")
+    nm.ssh(
+        "alpha",
+        "rm -rf /etc/rc.vinit; mkdir /etc/rc.vinit; rm -rf .ssh; "
+        'home=$(printf \'/root/a\\033[2Jb\\233c\\nforged: line\'); mkdir -p "$home"; : > "$home/.ssh"; '
+        "printf 'root:x:0:0:root:%s:/bin/sh\\n' \"$(printf '/root/a\\033[2Jb\\302\\233c')\" > /etc/passwd; "
+        "mkdir -p \"$(printf '/root/a\\033[2Jb\\302\\233c')\"; : > \"$(printf '/root/a\\033[2Jb\\302\\233c/.ssh')\"",
+    )
     nm.put("alpha", wait=False, ssh_keys="")
     wait_for(lambda: nm.client.call("GetRecord", "alpha")["error"], what="the reason")
     error = nm.client.call("GetRecord", "alpha")["error"]

@@ -45,6 +45,7 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 
 # --- A.1, A.2, A.13: process, pid file, log ----------------------------------------------------------------------------
 
+
 @pytest.mark.spec("NM-A.13, NM-C.1: log in the seed's line format, mode 0600; commands with their arguments")
 def test_log_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "own.log"
@@ -126,14 +127,17 @@ def test_port_in_use(nm: NmDaemon) -> None:
         nm.start(wait=False)
         assert nm.process is not None
         assert nm.process.wait(20) == 1
-        assert (f"api.tcp: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another port, or false for none"
-                in nm.log)
+        assert (
+            f"api.tcp: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another port, or false for none"
+            in nm.log
+        )
     nm.start()
     assert nm.wait("alpha")["state"] == "ready"
     assert session.communicate("hello\n", timeout=20)[0] == "got hello\n"
 
 
 # --- A.8: Help ---------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.spec("NM-A.8: Help explains every call, on both sockets and inside")
 def test_help(nm: NmDaemon) -> None:
@@ -142,8 +146,9 @@ def test_help(nm: NmDaemon) -> None:
     lines = text.splitlines()
     assert len(lines) == len(METHODS) == len({line.partition("(")[0] for line in lines})
     assert [line for line in lines if not re.fullmatch(r"\w+\([\w, ]*\): \S.{8,}", line)] == []
-    inside = nm.ssh("alpha", "python3 -c \"import xmlrpc.client; "
-                             "print(xmlrpc.client.ServerProxy('http://127.0.0.1:812/').Help(), end='')\"")
+    inside = nm.ssh(
+        "alpha", "python3 -c \"import xmlrpc.client; print(xmlrpc.client.ServerProxy('http://127.0.0.1:812/').Help(), end='')\""
+    )
     assert inside == text
     with pytest.raises(RpcFault) as refused:
         nm.client.call("NoSuchCall")
@@ -181,8 +186,10 @@ def test_clock_steps(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
 
     step(0)
     slices = tmp_path / "slices.xml"
-    text = ('<slices><slice id="{id}" name="listed"><node id="host0"/><resource name="nm_disk_quota"><value>102400</value>'
-            "</resource></slice></slices>")
+    text = (
+        '<slices><slice id="{id}" name="listed"><node id="host0"/><resource name="nm_disk_quota"><value>102400</value>'
+        "</resource></slice></slices>"
+    )
     slices.write_text(text.format(id=1))
     with running(NmDaemon(tmp_path, sources=[{"slices-xml": {"file": str(slices), "interval": 0.2}}])) as nm:
         monkeypatch.delenv("PYTHONPATH")
@@ -217,11 +224,28 @@ def test_clock_steps(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) ->
 
 # --- C.6, C.9.8: tickets -----------------------------------------------------------------------------------------------
 
+
 @pytest.fixture
 def keys(tmp_path: pathlib.Path) -> pathlib.Path:
-    for command in (["genpkey", "-algorithm", "ed25519", "-out", "key"], ["pkey", "-in", "key", "-pubout", "-out", "key.pub"],
-                    ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "xml.key", "-out", "xml.pem",
-                     "-subj", "/CN=authority", "-days", "2"]):
+    for command in (
+        ["genpkey", "-algorithm", "ed25519", "-out", "key"],
+        ["pkey", "-in", "key", "-pubout", "-out", "key.pub"],
+        [
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            "xml.key",
+            "-out",
+            "xml.pem",
+            "-subj",
+            "/CN=authority",
+            "-days",
+            "2",
+        ],
+    ):
         subprocess.run(["openssl", *command], cwd=tmp_path, check=True, capture_output=True, timeout=30)
     return tmp_path
 
@@ -231,8 +255,12 @@ def test_tickets(tmp_path: pathlib.Path, keys: pathlib.Path) -> None:
     key, xml_key, certificate = ((keys / name).read_bytes() for name in ("key", "xml.key", "xml.pem"))
     record = {"account_type": "sliver", "name": "guest", "rspec": {"nm_disk_quota": 102400}}
     evil = {**record, "name": "evil"}
-    with running(NmDaemon(tmp_path, tickets={"keys": [str(keys / "key.pub")], "issuers": ["authority"],
-                                             "xml-keys": [str(keys / "xml.pem")]})) as nm:
+    with running(
+        NmDaemon(
+            tmp_path, tickets={"keys": [str(keys / "key.pub")], "issuers": ["authority"], "xml-keys": [str(keys / "xml.pem")]}
+        )
+    ) as nm:
+
         def refused(ticket: str, text: str) -> None:
             with pytest.raises(RpcFault, match=text):
                 nm.client.call("Ticket", ticket)
@@ -246,7 +274,7 @@ def test_tickets(tmp_path: pathlib.Path, keys: pathlib.Path) -> None:
         refused(tickets.sign([evil], key, "authority", "another"), "ticket refused")
         refused(tickets.sign([evil], key, "somebody", "host0"), "ticket refused")
         signed = tickets.sign_xml([evil], xml_key, certificate, "authority", "host0")
-        wrapped = (f'<e:envelope xmlns:e="urn:envelope"><e:Data>{{}}</e:Data>{signed.partition("?>")[2] or signed}</e:envelope>')
+        wrapped = f'<e:envelope xmlns:e="urn:envelope"><e:Data>{{}}</e:Data>{signed.partition("?>")[2] or signed}</e:envelope>'
         refused(wrapped, "ticket refused")
         refused(signed.replace("evil", "bad0"), "ticket refused")
         assert nm.client.call("ListSlivers") == []
@@ -290,8 +318,12 @@ def test_ids_used_again(nm: NmDaemon, heir: str) -> None:
     nm.put("mate")
     first = nm.client.call("GetXIDs")["alpha"]
     question = xmlrpc.client.dumps((heir, ["mate", "nm_cpu_share", 5]), "SetLoans")
-    with subprocess.Popen([sys.executable, "-c", ASK, f"{nm.tmp}/run", str(first), question],
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as old:
+    with subprocess.Popen(
+        [sys.executable, "-c", ASK, f"{nm.tmp}/run", str(first), question],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as old:
         assert old.stdout is not None
         assert old.stdout.readline() == "asking\n"
         nm.delete("alpha")
@@ -309,8 +341,9 @@ def test_flood_of_logins(tmp_path: pathlib.Path) -> None:
     with running(daemon) as nm:
         target, _ = nm.put("alpha"), nm.put("beta")
         with contextlib.ExitStack() as stack:
-            flood = [stack.enter_context(socket.create_connection((target["ssh_address"], target["ssh_port"]), 10))
-                     for _ in range(30)]
+            flood = [
+                stack.enter_context(socket.create_connection((target["ssh_address"], target["ssh_port"]), 10)) for _ in range(30)
+            ]
             wait_for(lambda: "refused: 4 sessions" in nm.log, what="the limit")
             assert nm.ssh("beta", "echo in") == "in\n"
             banners = []
@@ -325,6 +358,7 @@ def test_flood_of_logins(tmp_path: pathlib.Path) -> None:
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.spec("issue 4 security: names with slashes or newlines; bad input: wrong RSpec, unknown slice")
 def test_bad_names_and_values(nm: NmDaemon) -> None:
@@ -355,9 +389,25 @@ def test_bad_names_and_values(nm: NmDaemon) -> None:
 @pytest.mark.spec("NM-C.9.7: no-namespace host: clear message that names what is missing")
 def test_host_without_namespaces(tmp_path: pathlib.Path) -> None:
     nm = NmDaemon(tmp_path)
-    done = subprocess.run(["setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", PROGRAM, "-f",
-                           "-c", str(nm.config), "-p", str(nm.tmp / "pid")], capture_output=True, text=True, timeout=60,
-                          check=False)
+    done = subprocess.run(
+        [
+            "setpriv",
+            "--bounding-set",
+            "-sys_admin",
+            "--inh-caps",
+            "-sys_admin",
+            PROGRAM,
+            "-f",
+            "-c",
+            str(nm.config),
+            "-p",
+            str(nm.tmp / "pid"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("nodepool-nodemanager: error: backend native cannot work here: "), done.stderr
@@ -372,12 +422,15 @@ def test_host_without_cgroups_and_tools(tmp_path: pathlib.Path) -> None:
     nm.start(wait=False)
     nm.stop(signal.SIGKILL)
     # The same daemon in a mount namespace without cgroups and without nft.
-    script = (f"umount -R -l /sys/fs/cgroup; mount -t tmpfs none /sys/fs/cgroup; mkdir /tmp/nm-none-$$; "
-              f"p=$(command -v nft) && mount --bind {os.devnull} $p; rmdir /tmp/nm-none-$$; "
-              f"exec {PROGRAM} -f -c {nm.config} -p {nm.tmp}/pid")
+    script = (
+        f"umount -R -l /sys/fs/cgroup; mount -t tmpfs none /sys/fs/cgroup; mkdir /tmp/nm-none-$$; "
+        f"p=$(command -v nft) && mount --bind {os.devnull} $p; rmdir /tmp/nm-none-$$; "
+        f"exec {PROGRAM} -f -c {nm.config} -p {nm.tmp}/pid"
+    )
     with open(nm.tmp / "log", "ab") as log:
-        nm.process = subprocess.Popen(["unshare", "-m", "--propagation", "private", "sh", "-c", script], stdout=log, stderr=log,
-                                      stdin=subprocess.DEVNULL)
+        nm.process = subprocess.Popen(
+            ["unshare", "-m", "--propagation", "private", "sh", "-c", script], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
     try:
         wait_for(nm.answers, 30, "the node manager to answer")
         problems = nm.client.call("GetCapacity")["problems"]
@@ -394,6 +447,7 @@ def test_host_without_cgroups_and_tools(tmp_path: pathlib.Path) -> None:
 
 
 # --- what belongs to a sliver and is touched by root -------------------------------------------------------------------
+
 
 @pytest.mark.spec("issue 4 security: what a sliver writes to its console cannot lead out, nor fill the host")
 def test_console(nm: NmDaemon) -> None:
@@ -452,8 +506,10 @@ def test_reboot(nm: NmDaemon) -> None:
         root.rmdir()
     shutil.rmtree(nm.tmp / "run")
     with contextlib.closing(sqlite3.connect(nm.tmp / "state" / "nodemanager.sqlite")) as database:
-        database.execute("UPDATE local SET json = replace(json, ?, ?)", (
-            dump["local"]["sliver_beta"]["handle"]["boot_id"], "00000000-0000-0000-0000-000000000000"))
+        database.execute(
+            "UPDATE local SET json = replace(json, ?, ?)",
+            (dump["local"]["sliver_beta"]["handle"]["boot_id"], "00000000-0000-0000-0000-000000000000"),
+        )
         database.commit()
     nm.start()
     nm.wait("alpha")
@@ -472,8 +528,10 @@ def test_hostile_images(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
     kinds: dict[str, list[tuple[str, bytes, str]]] = {
         "absolute": [(str(outside), tarfile.REGTYPE, "")],
         "dots": [("../../../../../../../../.." + str(outside), tarfile.REGTYPE, "")],
-        "device": [("disk", tarfile.BLKTYPE, "")], "hardlink": [("x", tarfile.LNKTYPE, str(outside))],
-        "through": [("a", tarfile.SYMTYPE, str(tmp_path)), ("a/outside", tarfile.REGTYPE, "")]}
+        "device": [("disk", tarfile.BLKTYPE, "")],
+        "hardlink": [("x", tarfile.LNKTYPE, str(outside))],
+        "through": [("a", tarfile.SYMTYPE, str(tmp_path)), ("a/outside", tarfile.REGTYPE, "")],
+    }
     for kind, members in kinds.items():
         with open(tmp_path / f"{kind}.tar", "w+b") as stream:
             with tarfile.open(fileobj=stream, mode="w") as tar:

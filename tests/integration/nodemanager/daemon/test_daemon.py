@@ -33,13 +33,33 @@ def test_log_in(nm: NmDaemon) -> None:
     found = nm.put("alpha", hostname="alpha")
     assert nm.ssh("alpha", "id -u; hostname").split() == ["0", "alpha"]
     assert found["host_keys"][0].startswith("ssh-ed25519 ")
-    scan = subprocess.run(["ssh-keyscan", "-p", str(found["ssh_port"]), "127.0.0.1"], capture_output=True, text=True, timeout=20,
-                          check=True)
+    scan = subprocess.run(
+        ["ssh-keyscan", "-p", str(found["ssh_port"]), "127.0.0.1"], capture_output=True, text=True, timeout=20, check=True
+    )
     assert found["host_keys"][0].split()[1] in scan.stdout
     refused = subprocess.run(
-        ["ssh", "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o",
-         f"UserKnownHostsFile={os.devnull}", "-o", "IdentitiesOnly=yes", "-i", os.devnull, "root@127.0.0.1", "true"],
-        capture_output=True, text=True, timeout=20, check=False)
+        [
+            "ssh",
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            f"UserKnownHostsFile={os.devnull}",
+            "-o",
+            "IdentitiesOnly=yes",
+            "-i",
+            os.devnull,
+            "root@127.0.0.1",
+            "true",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
     assert refused.returncode == 255 and "Permission denied (publickey)" in refused.stderr
 
 
@@ -158,11 +178,18 @@ def test_over_committed_guarantee(nm: NmDaemon) -> None:
     assert [s["name"] for s in nm.client.call("ListSlivers")] == ["alpha"]
 
 
-@pytest.mark.parametrize("record,text", [
-    ({"rspec": {"nm_cpu": 1}}, "unknown resource 'nm_cpu'"), ({"image": "dir:/does/not/exist"}, "no directory /does/not/exist"),
-    ({"image": "image:absent"}, "no image absent"), ({"name": "../x"}, "is no name"), ({"network": "x y"}, "network"),
-    ({"initscript": "%%"}, "not base64"), ({"ssh_keys": 'command="x" ssh-rsa AAAA'}, "no public key"),
-])
+@pytest.mark.parametrize(
+    "record,text",
+    [
+        ({"rspec": {"nm_cpu": 1}}, "unknown resource 'nm_cpu'"),
+        ({"image": "dir:/does/not/exist"}, "no directory /does/not/exist"),
+        ({"image": "image:absent"}, "no image absent"),
+        ({"name": "../x"}, "is no name"),
+        ({"network": "x y"}, "network"),
+        ({"initscript": "%%"}, "not base64"),
+        ({"ssh_keys": 'command="x" ssh-rsa AAAA'}, "no public key"),
+    ],
+)
 def test_bad_records(nm: NmDaemon, record: dict[str, object], text: str) -> None:
     with pytest.raises(RpcFault, match=text):
         nm.client.call("PutRecord", {"account_type": "sliver", "name": "alpha", **record})
@@ -173,15 +200,20 @@ def test_bad_records(nm: NmDaemon, record: dict[str, object], text: str) -> None
 def test_loan_from_inside(nm: NmDaemon) -> None:
     nm.put("princeton_sirius", rspec={"nm_cpu_guaranteed_share": 300})
     nm.put("princeton_eisentest")
-    call = ("import xmlrpc.client, http.client, socket, sys\n"
-            "class C(http.client.HTTPConnection):\n"
-            "    def connect(self):\n"
-            "        self.sock = socket.socket(socket.AF_UNIX); self.sock.connect('/run/nodepool/nodemanager.api')\n"
-            "class T(xmlrpc.client.Transport):\n"
-            "    def make_connection(self, host): return C('x')\n"
-            "s = xmlrpc.client.ServerProxy('http://x/', transport=T())\n")
-    out = nm.ssh("princeton_sirius", f"python3 -c \"{call}print(s.SetLoans(['princeton_eisentest', "
-                 "'nm_cpu_guaranteed_share', 200]), s.GetLoans('princeton_sirius'))\"")
+    call = (
+        "import xmlrpc.client, http.client, socket, sys\n"
+        "class C(http.client.HTTPConnection):\n"
+        "    def connect(self):\n"
+        "        self.sock = socket.socket(socket.AF_UNIX); self.sock.connect('/run/nodepool/nodemanager.api')\n"
+        "class T(xmlrpc.client.Transport):\n"
+        "    def make_connection(self, host): return C('x')\n"
+        "s = xmlrpc.client.ServerProxy('http://x/', transport=T())\n"
+    )
+    out = nm.ssh(
+        "princeton_sirius",
+        f"python3 -c \"{call}print(s.SetLoans(['princeton_eisentest', "
+        "'nm_cpu_guaranteed_share', 200]), s.GetLoans('princeton_sirius'))\"",
+    )
     assert out.strip() == "1 [['princeton_eisentest', 'nm_cpu_guaranteed_share', 200]]"
     assert nm.client.call("GetEffectiveRSpec", "princeton_eisentest")["nm_cpu_guaranteed_share"] == 200
     assert nm.client.call("GetEffectiveRSpec", "princeton_sirius")["nm_cpu_guaranteed_share"] == 100
@@ -194,13 +226,17 @@ def test_client_program(nm: NmDaemon) -> None:
     assert program == "nodemanager.api"
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([str(pathlib.Path(sys.executable).with_name("nodepool-nm")), "--url", nm.client.url, *arguments],
-                              capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [str(pathlib.Path(sys.executable).with_name("nodepool-nm")), "--url", nm.client.url, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    out = run("create", "alpha", "--key", str(nm.key.with_suffix(".pub")), "--rspec", "nm_mem_limit=128",
-              "nm_disk_quota=102400")
+    out = run("create", "alpha", "--key", str(nm.key.with_suffix(".pub")), "--rspec", "nm_mem_limit=128", "nm_disk_quota=102400")
     assert out.startswith("alpha is ready: ssh -p ")
     assert "alpha" in run("list") and json.loads(run("list", "--format", "json"))[0]["memory"] == 128
     assert json.loads(run("show", "alpha"))["state"] == "ready"
@@ -212,8 +248,10 @@ def test_client_program(nm: NmDaemon) -> None:
     nm.wait("alpha", "gone")
 
 
-SLICES = ('<slices><slice id="1" name="listed"><node id="host0"/><resource name="nm_disk_quota"><value>102400</value></resource>'
-          "</slice></slices>")
+SLICES = (
+    '<slices><slice id="1" name="listed"><node id="host0"/><resource name="nm_disk_quota"><value>102400</value></resource>'
+    "</slice></slices>"
+)
 
 
 @pytest.fixture
@@ -261,6 +299,8 @@ def test_startup(listed: NmDaemon, tmp_path: pathlib.Path) -> None:
         nm.client.call("Stop", name)
         nm.wait(name, "stopped")
     path.write_text(SLICES.replace('id="1"', 'id="2"'))
-    wait_for(lambda: json.loads(nm.client.call("DumpDatabase"))["records"]["sliver_listed"]["record"]["id"] == 2,
-             what="the next update")
+    wait_for(
+        lambda: json.loads(nm.client.call("DumpDatabase"))["records"]["sliver_listed"]["record"]["id"] == 2,
+        what="the next update",
+    )
     assert (state("own"), state("listed")) == ("stopped", "stopped")

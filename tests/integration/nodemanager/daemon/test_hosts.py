@@ -57,9 +57,17 @@ def names(daemon: NmDaemon) -> list[str]:
 
 def sources(chroot: Chroot) -> dict[str, Any]:
     host, port = chroot.hosts.rsplit(":", 1)
-    return {"sources": [{"zookeeper": {
-        "servers": [{"host": host, "port": int(port), "chroot": chroot.chroot}], "timeout": 5,
-        "tls": {"cert": chroot.cert, "key": chroot.key, "ca": chroot.ca}}}]}
+    return {
+        "sources": [
+            {
+                "zookeeper": {
+                    "servers": [{"host": host, "port": int(port), "chroot": chroot.chroot}],
+                    "timeout": 5,
+                    "tls": {"cert": chroot.cert, "key": chroot.key, "ca": chroot.ca},
+                }
+            }
+        ]
+    }
 
 
 def discovering(nm: NmDaemon, **options: Any) -> dict[str, Any]:
@@ -105,8 +113,9 @@ def test_discovered_hosts(bench: LauncherBench, zk_chroot: Chroot, tmp_path: pat
         first.clean()
 
 
-def test_announcement_of_another_host_or_a_broken_one(bench: LauncherBench, zk_chroot: Chroot, nm: NmDaemon,
-                                                      caplog: pytest.LogCaptureFixture) -> None:
+def test_announcement_of_another_host_or_a_broken_one(
+    bench: LauncherBench, zk_chroot: Chroot, nm: NmDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
     """A Unix socket here is not that of a host that announces the same path elsewhere."""
     client = zk_chroot.connect().client
     client.create("/nodemanager/hosts/elsewhere", f'{{"api": "{nm.client.url}"}}'.encode(), makepath=True)
@@ -130,8 +139,9 @@ def test_discovered_over_tls(bench: LauncherBench, zk_chroot: Chroot, tmp_path: 
     daemon = NmDaemon(tmp_path, 0, api={"tcp": 0, "tls": tls}, **sources(zk_chroot))
     daemon.start()
     try:
-        pool = bench.start(discovering(
-            daemon, **{"ca-cert": authority.cert, "client-cert": client_cert, "client-key": client_key}))
+        pool = bench.start(
+            discovering(daemon, **{"ca-cert": authority.cert, "client-cert": client_cert, "client-key": client_key})
+        )
         hosts = bench.adapter("metal", pool).hosts
         wait_for(lambda: hosts.get("host0") is not None and hosts.get("host0").usable, what=f"host0; {hosts.problems()}")
         (node,) = launch(bench)
@@ -227,8 +237,9 @@ def test_killed_before_the_external_id_was_saved(bench: LauncherBench, nm: NmDae
     node = zk.Node()
     node.state, node.provider, node.pool, node.launcher, node.type = zk.BUILDING, "metal", "main", "killed", ["small"]
     bench.zk.storeNode(node)
-    nm.put(f"np{node.id}", metadata={"nodepool_provider_name": "metal", "nodepool_node_id": node.id,
-                                     "nodepool_pool_name": "main"})
+    nm.put(
+        f"np{node.id}", metadata={"nodepool_provider_name": "metal", "nodepool_node_id": node.id, "nodepool_pool_name": "main"}
+    )
     bench.start(config(nm))
     wait_for(lambda: bench.zuul.node(node.id) is None and names(nm) == [], 30, "record and sliver to go")
 
@@ -261,8 +272,9 @@ def test_lease(bench: LauncherBench, nm: NmDaemon) -> None:
 
 
 @pytest.mark.spec("NM-C.8: host-level fit is checked again at placement, failure there = quota error")
-def test_room_in_pieces_makes_a_request_wait(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path,
-                                             caplog: pytest.LogCaptureFixture) -> None:
+def test_room_in_pieces_makes_a_request_wait(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     cores = nm.client.call("GetCapacity")["cores"]
     with second(tmp_path) as other:
@@ -278,8 +290,9 @@ def test_room_in_pieces_makes_a_request_wait(bench: LauncherBench, nm: NmDaemon,
         wait_for(lambda: names(nm) == names(other) == [], 30)
 
 
-def test_label_that_fits_on_no_host_fails(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path,
-                                          caplog: pytest.LogCaptureFixture) -> None:
+def test_label_that_fits_on_no_host_fails(
+    bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cores = nm.client.call("GetCapacity")["cores"]
     with second(tmp_path) as other:
         bench.start(config(nm, other, label={"cpus": cores * 0.97}))

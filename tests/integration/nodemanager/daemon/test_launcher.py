@@ -26,20 +26,44 @@ def config(nm: NmDaemon, *others: NmDaemon, **options: Any) -> dict[str, Any]:
     label = {"name": "small", "cloud-image": "host", "ram": 128, "cpus": 0.1, "disk": 1, **options.pop("label", {})}
     return {
         "labels": [{"name": "small"}],
-        "providers": [{
-            "name": "metal", "driver": "nodemanager", "ssh-keys": nm.key.with_suffix(".pub").read_text(),
-            "hosts": [{"name": f"h{n}", "url": d.client.url} for n, d in enumerate((nm, *others))],
-            "cloud-images": [{"name": "host"}],
-            "pools": [{"name": "main", "max-servers": 10, "labels": [label]}], **options}]}
+        "providers": [
+            {
+                "name": "metal",
+                "driver": "nodemanager",
+                "ssh-keys": nm.key.with_suffix(".pub").read_text(),
+                "hosts": [{"name": f"h{n}", "url": d.client.url} for n, d in enumerate((nm, *others))],
+                "cloud-images": [{"name": "host"}],
+                "pools": [{"name": "main", "max-servers": 10, "labels": [label]}],
+                **options,
+            }
+        ],
+    }
 
 
 def log_in(nm: NmDaemon, node: dict[str, Any], tmp_path: pathlib.Path) -> str:
     known = tmp_path / f"known-{node['connection_port']}"
     known.write_text("".join(f"[{node['interface_ip']}]:{node['connection_port']} {key}\n" for key in node["host_keys"]))
     done = subprocess.run(
-        ["ssh", "-i", str(nm.key), "-p", str(node["connection_port"]), "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={known}",
-         "-o", "StrictHostKeyChecking=yes", f"{node['username']}@{node['interface_ip']}", "hostname"],
-        capture_output=True, text=True, timeout=30, check=True)
+        [
+            "ssh",
+            "-i",
+            str(nm.key),
+            "-p",
+            str(node["connection_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            f"UserKnownHostsFile={known}",
+            "-o",
+            "StrictHostKeyChecking=yes",
+            f"{node['username']}@{node['interface_ip']}",
+            "hostname",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
     return done.stdout.strip()
 
 
@@ -76,8 +100,10 @@ def test_quota_makes_requests_wait(bench: LauncherBench, nm: NmDaemon) -> None:
 
 @pytest.mark.spec("NM-C.8: metadata -> leak cleanup works unchanged")
 def test_leaked_sliver(bench: LauncherBench, nm: NmDaemon) -> None:
-    nm.put("np0000009999", metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000009999",
-                                     "nodepool_pool_name": "main"})
+    nm.put(
+        "np0000009999",
+        metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000009999", "nodepool_pool_name": "main"},
+    )
     nm.put("foreign", metadata={"nodepool_provider_name": "another"})
     bench.start(config(nm))
     wait_for(lambda: [s["name"] for s in nm.client.call("ListSlivers")] == ["foreign"], 30, "the leak to go")

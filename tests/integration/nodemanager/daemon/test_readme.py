@@ -43,8 +43,13 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
     slices = tmp_path / "slices.xml"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "snoop")], check=True, timeout=30)
     public = (tmp_path / "snoop.pub").read_text()
-    daemon = NmDaemon(tmp_path, 7, api={"tcp": port}, sources=[{"slices-xml": {"file": str(slices), "interval": 0.5}}],
-                      delegates=[{"name": "del_snoop", "ssh-keys": public.strip(), "methods": ["GetRSpec"]}])
+    daemon = NmDaemon(
+        tmp_path,
+        7,
+        api={"tcp": port},
+        sources=[{"slices-xml": {"file": str(slices), "interval": 0.5}}],
+        delegates=[{"name": "del_snoop", "ssh-keys": public.strip(), "methods": ["GetRSpec"]}],
+    )
     daemon.port = port  # type: ignore[attr-defined]
     daemon.slices = slices  # type: ignore[attr-defined]
     key = " ".join(daemon.key.with_suffix(".pub").read_text().split()[:2])
@@ -65,8 +70,13 @@ def as_delegate(nm: NmDaemon, method: str, *arguments: Any) -> Any:
     keys = (nm.tmp / "run" / "delegates.keys").read_text()
     command = keys.split('command="')[1].split('"')[0]
     request = xmlrpc.client.dumps(arguments, method).encode()
-    done = subprocess.run(["env", f"NODEPOOL_NM_SOCKET={nm.tmp}/run/nodemanager.api", *command.split()], input=request,
-                          capture_output=True, timeout=30, check=False)
+    done = subprocess.run(
+        ["env", f"NODEPOOL_NM_SOCKET={nm.tmp}/run/nodemanager.api", *command.split()],
+        input=request,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
     return xmlrpc.client.loads(done.stdout)[0][0]
 
 

@@ -53,9 +53,12 @@ def test_changes_beside_deletion(nm: NmDaemon) -> None:
         name = f"s{number}"
         nm.put(name, wait=False)
         renew = [lambda name=name: nm.client.call("RenewSliver", name, int(time.time()) + 9000) for _ in range(4)]  # type: ignore[misc]
-        together(*renew, lambda name=name: nm.client.call("DeleteSliver", name),  # type: ignore[misc]
-                 lambda name=name: nm.client.call("SetLoans", name, [["x", "nm_cpu_share", 1]]),  # type: ignore[misc]
-                 lambda name=name: nm.client.call("Stop", name))  # type: ignore[misc]
+        together(
+            *renew,
+            lambda name=name: nm.client.call("DeleteSliver", name),  # type: ignore[misc]
+            lambda name=name: nm.client.call("SetLoans", name, [["x", "nm_cpu_share", 1]]),  # type: ignore[misc]
+            lambda name=name: nm.client.call("Stop", name),
+        )  # type: ignore[misc]
     assert nm.client.call("ListSlivers") == []
     for number in range(25):
         nm.wait(f"s{number}", "gone")
@@ -121,8 +124,14 @@ def test_notes_need_a_record(tmp_path: pathlib.Path) -> None:
     manager = NodeManager(parse(given, "test"))
     try:
         manager.database.open()
-        for call in (manager.stop_sliver, manager.create_sliver, lambda name: manager.set_loans(name, []),
-                     lambda name: manager.renew(name, 2e9), manager.recreate_sliver, manager.start_sliver):
+        for call in (
+            manager.stop_sliver,
+            manager.create_sliver,
+            lambda name: manager.set_loans(name, []),
+            lambda name: manager.renew(name, 2e9),
+            manager.recreate_sliver,
+            manager.start_sliver,
+        ):
             with pytest.raises(NodeError, match="there is no sliver gone"):
                 call("gone")
         assert manager.database.locals() == {}

@@ -36,8 +36,11 @@ TRIPLE = ["b", "nm_cpu_guaranteed_share", 200]
 @pytest.fixture
 def running(folder: pathlib.Path) -> Iterator[Running]:
     with Running(folder) as found:
-        found.add(sliver("a", rspec={"nm_cpu_guaranteed_share": 400}, delegations=[["del_snoop", "GetRSpec"]]), sliver("b"),
-                  delegate("del_snoop"))
+        found.add(
+            sliver("a", rspec={"nm_cpu_guaranteed_share": 400}, delegations=[["del_snoop", "GetRSpec"]]),
+            sliver("b"),
+            delegate("del_snoop"),
+        )
         found.node.uids[SLIVER_UID] = "a"
         yield found
 
@@ -200,15 +203,27 @@ def test_too_large(running: Running) -> None:
 
 
 @pytest.mark.spec("NM issue: entity bombs, nonsense, deep nesting; no traceback to the caller")
-@pytest.mark.parametrize("body", [
-    b"", b"junk", b"<a/>", b"<methodCall/>", b"<methodCall><methodName>Help</methodName>",
-    b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><methodCall><methodName>&b;</methodName></methodCall>',
-    b'<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd"><methodCall><methodName>Help</methodName></methodCall>',
-    b"<methodCall><methodName>Help</methodName><params><param><value><int>x</int></value></param></params></methodCall>",
-    b"<methodCall><methodName>Help</methodName><params><param>" + b"<value><array><data>" * 40000,
-    b"<methodCall><methodName>GetRSpec</methodName><params><param>" + b"<value><array><data>" * 33
-    + b"</data></array></value>" * 33 + b"</param></params></methodCall>",
-    b"<a>" * 250_000, xml_rpc.fault(1, "x"), b"\xff\xfe\x00"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"junk",
+        b"<a/>",
+        b"<methodCall/>",
+        b"<methodCall><methodName>Help</methodName>",
+        b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]><methodCall><methodName>&b;</methodName></methodCall>',
+        b'<!DOCTYPE x SYSTEM "http://127.0.0.1:1/x.dtd"><methodCall><methodName>Help</methodName></methodCall>',
+        b"<methodCall><methodName>Help</methodName><params><param><value><int>x</int></value></param></params></methodCall>",
+        b"<methodCall><methodName>Help</methodName><params><param>" + b"<value><array><data>" * 40000,
+        b"<methodCall><methodName>GetRSpec</methodName><params><param>"
+        + b"<value><array><data>" * 33
+        + b"</data></array></value>" * 33
+        + b"</param></params></methodCall>",
+        b"<a>" * 250_000,
+        xml_rpc.fault(1, "x"),
+        b"\xff\xfe\x00",
+    ],
+)
 def test_nonsense(running: Running, body: bytes) -> None:
     answer = raw(running, post(body))
     with pytest.raises(xmlrpc.client.Fault) as caught:
@@ -217,12 +232,22 @@ def test_nonsense(running: Running, body: bytes) -> None:
     assert b"Traceback" not in answer
 
 
-@pytest.mark.parametrize(("request_", "status"), [
-    (b"\r\n\r\n", 400), (b"POST\r\n\r\n", 400), (b"GET / HTTP/1.0\r\n\r\n", 404), (b"DELETE / HTTP/1.0\r\n\r\n", 405),
-    (b"POST / HTTP/1.0\r\n\r\n", 411), (b"POST / HTTP/1.0\r\nContent-Length: -1\r\n\r\n", 411),
-    (b"POST / HTTP/1.0\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
-    (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 411), (b"POST / HTTP/1.0\r\nbad line\r\n\r\n", 400),
-    (b"POST /elsewhere HTTP/1.0\r\nContent-Length: 0\r\n\r\n", 404), (b"POST / HTTP/1.0\r\nContent-Le", 400)])
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"\r\n\r\n", 400),
+        (b"POST\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\n\r\n", 404),
+        (b"DELETE / HTTP/1.0\r\n\r\n", 405),
+        (b"POST / HTTP/1.0\r\n\r\n", 411),
+        (b"POST / HTTP/1.0\r\nContent-Length: -1\r\n\r\n", 411),
+        (b"POST / HTTP/1.0\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", 400),
+        (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        (b"POST / HTTP/1.0\r\nbad line\r\n\r\n", 400),
+        (b"POST /elsewhere HTTP/1.0\r\nContent-Length: 0\r\n\r\n", 404),
+        (b"POST / HTTP/1.0\r\nContent-Le", 400),
+    ],
+)
 def test_not_http(running: Running, request_: bytes, status: int) -> None:
     assert raw(running, request_, half_close=True).split(b" ")[1] == b"%d" % status
 
@@ -314,8 +339,11 @@ def test_port_in_use(folder: pathlib.Path) -> None:
     (folder / "api.sock").write_text("precious")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for api, text in (({"tcp": port, "unix": False}, f"port {port}"), ({}, "is no socket"),
-                          ({"unix": str(folder / ("x" * 200))}, "too long")):
+        for api, text in (
+            ({"tcp": port, "unix": False}, f"port {port}"),
+            ({}, "is no socket"),
+            ({"unix": str(folder / ("x" * 200))}, "too long"),
+        ):
             running = Running(folder, api=api)
             with pytest.raises(ConfigurationError, match=text):
                 running.servers.start()
@@ -324,8 +352,9 @@ def test_port_in_use(folder: pathlib.Path) -> None:
     assert (folder / "api.sock").read_text() == "precious"
 
 
-def test_stop_without_descriptors(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-                                  ) -> None:
+def test_stop_without_descriptors(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The pause when the process has no descriptor left ends with the server."""
     monkeypatch.setattr(listener, "SHORTAGE_WAIT", 60.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -587,8 +616,12 @@ def test_images(tls: Running, authority: Authority, folder: pathlib.Path) -> Non
         launcher.put_image("deb13-1", stream, hashlib.sha256(content).hexdigest())
     assert launcher.images() == ["deb13-1"]
     assert (folder / "images" / "deb13-1.tar").read_bytes() == content
-    for name, checksum, text in (("x", "0" * 64, "checksum"), ("x", "junk", "64 hexadecimal"), ("../x", None, "image name"),
-                                 ("a/b", None, "image name")):
+    for name, checksum, text in (
+        ("x", "0" * 64, "checksum"),
+        ("x", "junk", "64 hexadecimal"),
+        ("../x", None, "image name"),
+        ("a/b", None, "image name"),
+    ):
         with path.open("rb") as stream, pytest.raises(RpcFault, match=text):
             launcher.put_image(name, stream, checksum)
     with path.open("rb") as stream, pytest.raises(RpcFault, match="may not touch images"):
@@ -618,8 +651,11 @@ def test_many_wait(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = running.servers.connections.counts
 
     def places() -> dict[Any, int]:
-        return {share.key[1]: len(share.connections) for share in list(running.servers.connections._shares.values())
-                if isinstance(share.key, tuple)}
+        return {
+            share.key[1]: len(share.connections)
+            for share in list(running.servers.connections._shares.values())
+            if isinstance(share.key, tuple)
+        }
 
     try:
         for number in range(3):
@@ -660,10 +696,11 @@ def test_client_of_wrong_addresses(folder: pathlib.Path) -> None:
         Client(f"unix:{folder}/nobody").call("Help")
 
 
-@pytest.mark.spec("issue 10, F8: no texts such as \"Bad file descriptor\" for who is sent away")
+@pytest.mark.spec('issue 10, F8: no texts such as "Bad file descriptor" for who is sent away')
 @pytest.mark.parametrize("reads", [False, True])
 def test_client_that_is_sent_away(folder: pathlib.Path, authority: Authority, reads: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
+
         def send_away() -> None:
             connection, _ = listener.accept()
             with connection:

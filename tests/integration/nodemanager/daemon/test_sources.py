@@ -21,8 +21,9 @@ from tests.support.nodemanager.node import KEY, Authority, MemoryNode
 
 
 def document(*names: str) -> bytes:
-    slices = "".join(f'<slice id="{n}" name="{name}"><node id="here"/><user person_id="1"/></slice>'
-                     for n, name in enumerate(names))
+    slices = "".join(
+        f'<slice id="{n}" name="{name}"><node id="here"/><user person_id="1"/></slice>' for n, name in enumerate(names)
+    )
     return f'<slices>{slices}<key person_id="1" value="{KEY}"/></slices>'.encode()
 
 
@@ -247,8 +248,11 @@ def test_delegates_of_the_configuration(node: MemoryNode) -> None:
     assert node.database.get("delegate_del_snoop").content["methods"] == ["GetRSpec"]  # type: ignore[union-attr]
     assert made(snoop) == ["delegate_del_snoop"]
     assert made() == []
-    for wrong, text in (({"name": "a b"}, "is no name"), ({"name": "a", "ssh-keys": "junk"}, "ssh_keys"),
-                        ({"name": "a", "methods": ["Fly"]}, "Fly: no such method")):
+    for wrong, text in (
+        ({"name": "a b"}, "is no name"),
+        ({"name": "a", "ssh-keys": "junk"}, "ssh_keys"),
+        ({"name": "a", "methods": ["Fly"]}, "Fly: no such method"),
+    ):
         with pytest.raises(ConfigurationError, match=text):
             made(wrong)
 
@@ -263,8 +267,14 @@ def kazoo(zk_chroot: Chroot) -> Any:
 
 def from_zookeeper(node: MemoryNode, zk_chroot: Chroot) -> ZooKeeperSource:
     host, port = zk_chroot.hosts.rsplit(":", 1)
-    return ZooKeeperSource({"servers": [{"host": host, "port": int(port), "chroot": zk_chroot.chroot}],
-                            "tls": {"ca": zk_chroot.ca, "cert": zk_chroot.cert, "key": zk_chroot.key}}, node.config, node)
+    return ZooKeeperSource(
+        {
+            "servers": [{"host": host, "port": int(port), "chroot": zk_chroot.chroot}],
+            "tls": {"ca": zk_chroot.ca, "cert": zk_chroot.cert, "key": zk_chroot.key},
+        },
+        node.config,
+        node,
+    )
 
 
 @pytest.fixture

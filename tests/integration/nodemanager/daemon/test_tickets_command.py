@@ -37,8 +37,16 @@ def key(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.spec("NM-C.6: tickets: signed slivers for one host, each good once")
 def test_sign_verify_use(key: pathlib.Path, nm: NmDaemon, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     record = tmp_path / "record.json"
-    record.write_text(json.dumps({"account_type": "sliver", "name": "guest", "rspec": {"nm_disk_quota": 102400},
-                                  "ssh_keys": nm.key.with_suffix(".pub").read_text()}))
+    record.write_text(
+        json.dumps(
+            {
+                "account_type": "sliver",
+                "name": "guest",
+                "rspec": {"nm_disk_quota": 102400},
+                "ssh_keys": nm.key.with_suffix(".pub").read_text(),
+            }
+        )
+    )
     ticket = tmp_path / "ticket"
     assert program.main(["ticket", "sign", str(record), "--key-file", str(key), "--issuer", "authority", "--host", "host0"]) == 0
     ticket.write_text(capsys.readouterr().out)
@@ -57,9 +65,21 @@ def test_sign_verify_use(key: pathlib.Path, nm: NmDaemon, capsys: pytest.Capture
 
 def test_import_pickle(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = tmp_path / "old.pickle"
-    old.write_bytes(pickle.dumps({"sliver_princeton_sirius": {
-        "record_key": "sliver_princeton_sirius", "account_type": "sliver", "name": "princeton_sirius", "timestamp": 5,
-        "rspec": {"nm_cpu_share": 64}, "ssh_keys": ""}}, protocol=0))
+    old.write_bytes(
+        pickle.dumps(
+            {
+                "sliver_princeton_sirius": {
+                    "record_key": "sliver_princeton_sirius",
+                    "account_type": "sliver",
+                    "name": "princeton_sirius",
+                    "timestamp": 5,
+                    "rspec": {"nm_cpu_share": 64},
+                    "ssh_keys": "",
+                }
+            },
+            protocol=0,
+        )
+    )
     path = tmp_path / "new.sqlite"
     assert program.main(["import-pickle", str(old), "--database", str(path)]) == 0
     database = Database(str(path))
@@ -100,8 +120,13 @@ def test_serve(ticket_port: int, key: pathlib.Path, nm: NmDaemon, tmp_path: path
         found = verify(send(ticket_port, json.dumps(given).encode()), {"keys": [f"{key}.pub"]}, "host0", lambda jti, expiry: True)
         assert [item["name"] for item in found] == names
     assert nm.client.call("Ticket", send(ticket_port, json.dumps(record).encode())) == ["guest"]
-    for wrong, text in ((b"", "in JSON is wanted"), (b"[1]", "a sliver's record"), (b"[]", "a sliver's record"),
-                        (b"[" * 50000, "in JSON is wanted"), (b'{"name": "No Name"}', "No Name")):
+    for wrong, text in (
+        (b"", "in JSON is wanted"),
+        (b"[1]", "a sliver's record"),
+        (b"[]", "a sliver's record"),
+        (b"[" * 50000, "in JSON is wanted"),
+        (b'{"name": "No Name"}', "No Name"),
+    ):
         said = send(ticket_port, wrong)
         assert said.startswith("error: ") and text in said
 
@@ -109,9 +134,11 @@ def test_serve(ticket_port: int, key: pathlib.Path, nm: NmDaemon, tmp_path: path
 @pytest.mark.spec("NM-A.12: it would sign anything for anybody [bug]")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_serve_refuses_others(ticket_port: int, tmp_path: pathlib.Path) -> None:
-    code = ("import os, socket, sys; os.setuid(54321); s = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 10)\n"
-            "try:\n s.sendall(b'{\"name\": \"a\"}'); s.shutdown(socket.SHUT_WR); print(s.recv(1000))\n"
-            "except OSError: print(b'')")
+    code = (
+        "import os, socket, sys; os.setuid(54321); s = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 10)\n"
+        'try:\n s.sendall(b\'{"name": "a"}\'); s.shutdown(socket.SHUT_WR); print(s.recv(1000))\n'
+        "except OSError: print(b'')"
+    )
     done = subprocess.run(["/usr/bin/python3", "-I", "-c", code, str(ticket_port)], capture_output=True, text=True, timeout=30)
     assert done.stdout == "b''\n", done
     assert "." in send(ticket_port, b'{"name": "a"}'), "it goes on"

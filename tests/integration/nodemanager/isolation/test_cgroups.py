@@ -325,8 +325,9 @@ def test_the_host_beside_busy_slivers(bench: Bench, guarantee: int) -> None:
             for _ in range(bench.cgroups.cpu_count()):
                 bench.run(name, BURN)
         code = f"with open({str(service / 'cgroup.procs')!r}, 'w') as file: file.write('0')\n" + BURN
-        others = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-                  for _ in range(bench.cgroups.cpu_count())]
+        others = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(bench.cgroups.cpu_count())
+        ]
         bench.processes += others
 
         def used() -> list[float]:
@@ -424,7 +425,6 @@ def test_a_process_that_joins_while_others_are_killed(each_bench: Bench, monkeyp
     monkeypatch.setattr(files, "wait_empty", joins)
     each_bench.cgroups.kill("alice", 5)
     assert joined and late.wait(10) == -signal.SIGKILL
-
 
 
 @pytest.mark.spec("NM-B.4: whole cores; processes that run follow at once")
@@ -525,7 +525,8 @@ def test_problems_name_resource_and_remedy() -> None:
     bare = Cgroups([], "none")
     problems = bare.problems()
     assert {problem.feature for problem in problems} == {
-        f"cgroup controller {name}" for name in ("cpu", "cpuset", "memory", "pids", "io", "freezer")}
+        f"cgroup controller {name}" for name in ("cpu", "cpuset", "memory", "pids", "io", "freezer")
+    }
     assert all("mount it" in problem.remedy and not problem.fatal for problem in problems)
     with pytest.raises(CgroupError, match="cpuset"):
         bare.create("alice", {"nm_cpu_cores": 1})

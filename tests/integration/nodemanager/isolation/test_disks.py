@@ -22,8 +22,9 @@ from nodepool.nodemanager.limits.disks import DiskError, Disks
 from tests.conftest import wait_for
 from tests.support.nodemanager.scene import NmDaemon
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0 or bool(Disks("/tmp").problems()),
-                                reason="disks need root, loop devices and e2fsprogs")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or bool(Disks("/tmp").problems()), reason="disks need root, loop devices and e2fsprogs"
+)
 MIB = 1 << 20
 
 
@@ -325,13 +326,20 @@ def test_io_limits(bench: Bench) -> None:
     target = bench.make("alice", 204800)
     cgroups.create("alice", {"nm_io_write_bps": 10 * MIB, "nm_io_read_bps": 20 * MIB})
     try:
-        code = ("import sys, os, mmap, time\nfor path in sys.argv[2:]:\n    with open(path, 'w') as file: file.write('0')\n"
-                "block = mmap.mmap(-1, 1 << 20)\nfile = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_DIRECT)\n"
-                "begin = time.monotonic()\nfor _ in range(20): os.write(file, block)\nprint(time.monotonic() - begin)\n"
-                "os.lseek(file, 0, 0)\nbegin = time.monotonic()\nfor _ in range(20): os.readv(file, [block])\n"
-                "print(time.monotonic() - begin)")
-        done = subprocess.run([sys.executable, "-c", code, str(target / "file"), *cgroups.procs_files("alice")],
-                              capture_output=True, text=True, timeout=60, check=True)
+        code = (
+            "import sys, os, mmap, time\nfor path in sys.argv[2:]:\n    with open(path, 'w') as file: file.write('0')\n"
+            "block = mmap.mmap(-1, 1 << 20)\nfile = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_DIRECT)\n"
+            "begin = time.monotonic()\nfor _ in range(20): os.write(file, block)\nprint(time.monotonic() - begin)\n"
+            "os.lseek(file, 0, 0)\nbegin = time.monotonic()\nfor _ in range(20): os.readv(file, [block])\n"
+            "print(time.monotonic() - begin)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(target / "file"), *cgroups.procs_files("alice")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         written, read = map(float, done.stdout.split())
         print(f"20 MiB at 10 MiB/s: {written:.2f} s; at 20 MiB/s: {read:.2f} s")
         assert 1.7 <= written <= 3
@@ -373,8 +381,9 @@ def test_io_limits_of_a_sliver_that_was_just_made(tmp_path: pathlib.Path) -> Non
     try:
         daemon.start()
         daemon.put("alice", rspec={"nm_io_write_bps": 10 * MIB, "nm_io_read_bps": 20 * MIB})
-        groups = [pathlib.Path(path).parent
-                  for path in Cgroups.detect(group_name(daemon.options["state-dir"])).procs_files("alice")]
+        groups = [
+            pathlib.Path(path).parent for path in Cgroups.detect(group_name(daemon.options["state-dir"])).procs_files("alice")
+        ]
         files = [group / name for group in groups for name in ("blkio.throttle.write_bps_device", "io.max")]
         (limits,) = [file.read_text().split() for file in files if file.exists()]
         assert limits[0].startswith("7:")  # its loop device

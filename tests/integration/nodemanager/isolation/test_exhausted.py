@@ -26,7 +26,7 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 def processes(nm: NmDaemon) -> list[int]:
     """The daemon, its helper, and the worker ahead; not those of slivers and sessions, which the helper adopts."""
     assert nm.process is not None
-    helper, = syscalls.children(nm.process.pid)
+    (helper,) = syscalls.children(nm.process.pid)
     return [nm.process.pid, helper, *(child for child in syscalls.children(helper) if user(child) == 0)]
 
 
@@ -46,7 +46,8 @@ class Tasks:
             kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
             self.mount = pathlib.Path(fields[4])
             if (kind == "cgroup" and "pids" in options) or (
-                    kind == "cgroup2" and "pids" in (self.mount / "cgroup.subtree_control").read_text().split()):
+                kind == "cgroup2" and "pids" in (self.mount / "cgroup.subtree_control").read_text().split()
+            ):
                 break
         else:
             pytest.skip("this host has no cgroup controller pids")
@@ -178,7 +179,6 @@ def next_descriptor(pid: int) -> int:
     return next(number for number in range(len(used) + 1) if number not in used)
 
 
-
 def size(pid: int) -> int:
     """Bytes of its address space."""
     return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
@@ -191,8 +191,15 @@ def test_no_descriptors_for_the_helper(nm: NmDaemon) -> None:
     helper = processes(nm)[1]
     before = descriptors(nm)
     limit = Limit(nm, resource.RLIMIT_NOFILE, next_descriptor)
-    for left, reason in enumerate(("no descriptors left for the helper", "Too many open files", "Too many open files",
-                                   "Too many open files", "Too many open files")):
+    for left, reason in enumerate(
+        (
+            "no descriptors left for the helper",
+            "Too many open files",
+            "Too many open files",
+            "Too many open files",
+            "Too many open files",
+        )
+    ):
         nm.put("gone", network="nat")
         with limit.only(left, slice(1, None)):
             nm.put("new", wait=False)

@@ -96,10 +96,27 @@ def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
 def flood(nm: NmDaemon, kind: str, where: str) -> Iterator[None]:
     found = nm.client.call("GetRecord", "hostile")
     with subprocess.Popen(
-            ["ssh", "-i", str(nm.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
-             "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", f"root@{found['ssh_address']}",
-             f"timeout 60 python3 -c {shlex.quote(FLOOD)} {kind} {where}"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as session:
+        [
+            "ssh",
+            "-i",
+            str(nm.key),
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            f"UserKnownHostsFile={os.devnull}",
+            "-o",
+            "LogLevel=ERROR",
+            f"root@{found['ssh_address']}",
+            f"timeout 60 python3 -c {shlex.quote(FLOOD)} {kind} {where}",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as session:
         try:
             assert session.stdout is not None
             assert session.stdout.readline() == "begun\n"
@@ -140,15 +157,18 @@ def test_flood(nm: NmDaemon, kind: str, where: str) -> None:
         found = latencies(nm.client, 100, "GetCapacity")
         used = (cpu_seconds(nm) - before) / (time.monotonic() - begun)
         threads = len(os.listdir(f"/proc/{nm.process.pid}/task"))  # type: ignore[union-attr]
-        print(f"{kind} {where}: median {statistics.median(found) * 1000:.1f} ms, 95 % {sorted(found)[94] * 1000:.1f} ms, "
-              f"most {max(found) * 1000:.1f} ms; daemon {used:.2f} cores, {threads} threads")
+        print(
+            f"{kind} {where}: median {statistics.median(found) * 1000:.1f} ms, 95 % {sorted(found)[94] * 1000:.1f} ms, "
+            f"most {max(found) * 1000:.1f} ms; daemon {used:.2f} cores, {threads} threads"
+        )
         assert sorted(found)[94] < LIMIT, f"95 % of {kind}"
         # No thread for each of its connections.
         assert threads < 60
         # And a neighbour is answered, too.
         begun = time.monotonic()
-        assert "GetRSpec" in nm.ssh("quiet", "python3 -c 'import xmlrpc.client; "
-                                    "print(xmlrpc.client.ServerProxy(\"http://127.0.0.1:812/\").Help())'")
+        assert "GetRSpec" in nm.ssh(
+            "quiet", "python3 -c 'import xmlrpc.client; print(xmlrpc.client.ServerProxy(\"http://127.0.0.1:812/\").Help())'"
+        )
         assert time.monotonic() - begun < 10
 
 
@@ -182,9 +202,27 @@ def test_a_full_queue_is_its_own_matter(nm: NmDaemon) -> None:
         nm.put(name)
     found = nm.client.call("GetRecord", "hostile")
     with subprocess.Popen(
-            ["ssh", "-i", str(nm.key), "-p", str(found["ssh_port"]), "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
-             "-o", f"UserKnownHostsFile={os.devnull}", "-o", "LogLevel=ERROR", f"root@{found['ssh_address']}",
-             "exec timeout 60 python3 -u -"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:
+        [
+            "ssh",
+            "-i",
+            str(nm.key),
+            "-p",
+            str(found["ssh_port"]),
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            f"UserKnownHostsFile={os.devnull}",
+            "-o",
+            "LogLevel=ERROR",
+            f"root@{found['ssh_address']}",
+            "exec timeout 60 python3 -u -",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as session:
         assert session.stdin is not None and session.stdout is not None
         session.stdin.write(FILL)
         session.stdin.close()

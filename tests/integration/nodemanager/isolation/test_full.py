@@ -197,10 +197,17 @@ def test_ballast(small: pathlib.Path) -> None:
 def test_descriptors_of_others(nm: NmDaemon) -> None:
     """The table of open files of the whole machine, as full as another process may make it."""
     nm.put("alpha")
-    hog = subprocess.Popen([sys.executable, "-c", "import os, resource, time\n"
-                            "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n"
-                            "try:\n    while True: os.open('/dev/null', os.O_RDONLY)\nexcept OSError: print('full', flush=True)\n"
-                            "time.sleep(100)"], stdout=subprocess.PIPE)
+    hog = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, resource, time\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)\n"
+            "try:\n    while True: os.open('/dev/null', os.O_RDONLY)\nexcept OSError: print('full', flush=True)\n"
+            "time.sleep(100)",
+        ],
+        stdout=subprocess.PIPE,
+    )
     try:
         assert hog.stdout is not None
         assert hog.stdout.readline() == b"full\n"

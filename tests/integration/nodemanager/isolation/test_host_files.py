@@ -91,11 +91,14 @@ def test_changes_of_mode(nm: NmDaemon, place: pathlib.Path) -> None:
 @pytest.mark.spec("issue 10, F6: the rest works as before: programs with the bit of their owner, changes and removals inside")
 def test_what_is_public_works(nm: NmDaemon) -> None:
     nm.put("alpha")
-    out = nm.ssh("alpha", "set -e; stat -c '%u %a' /usr/bin/env /usr/bin/su; useradd -m joe; su joe -c 'id -un; cat /usr/bin/env "
-                 "| head -c 4 | tail -c 3; echo'; echo x >> /usr/share/mine; rm /usr/bin/env; ! ls /usr/bin/env 2>/dev/null; "
-                 "mv /usr/bin/yes /usr/bin/yes2; yes2 | head -1; chmod 4755 /usr/bin/id; stat -c %a /usr/bin/id; "
-                 "rm -r /usr/share/man; ls /usr/share/man 2>/dev/null || echo gone; "
-                 "cp -a /usr/share/perl-openssl-defaults /usr/share/c 2>/dev/null || true; python3 -c 'print(1)'")
+    out = nm.ssh(
+        "alpha",
+        "set -e; stat -c '%u %a' /usr/bin/env /usr/bin/su; useradd -m joe; su joe -c 'id -un; cat /usr/bin/env "
+        "| head -c 4 | tail -c 3; echo'; echo x >> /usr/share/mine; rm /usr/bin/env; ! ls /usr/bin/env 2>/dev/null; "
+        "mv /usr/bin/yes /usr/bin/yes2; yes2 | head -1; chmod 4755 /usr/bin/id; stat -c %a /usr/bin/id; "
+        "rm -r /usr/share/man; ls /usr/share/man 2>/dev/null || echo gone; "
+        "cp -a /usr/share/perl-openssl-defaults /usr/share/c 2>/dev/null || true; python3 -c 'print(1)'",
+    )
     assert out.splitlines() == ["0 755", "0 4755", "joe", "ELF", "y", "4755", "gone", "1"]
     if os.path.exists("/usr/bin/sudo"):
         assert nm.ssh("alpha", "echo 'joe ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/joe; su joe -c 'sudo -n id -u'") == "0\n"

@@ -75,18 +75,37 @@ def test_ids(sliver: Sliver, other: Sliver, state: pathlib.Path) -> None:
 @pytest.mark.spec("NM-C.2 isolation: /dev holds only null zero full random urandom tty ptmx pts shm")
 def test_devices(sliver: Sliver) -> None:
     assert set(sliver.shell("ls /dev").text.split()) == {
-        "null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "fd", "stdin", "stdout", "stderr"}
+        "null",
+        "zero",
+        "full",
+        "random",
+        "urandom",
+        "tty",
+        "ptmx",
+        "pts",
+        "shm",
+        "fd",
+        "stdin",
+        "stdout",
+        "stderr",
+    }
     assert "Operation not permitted" in sliver.shell("mknod /dev/x b 254 0; mknod /root/x b 254 0; mknod /dev/shm/x c 1 1").text
     assert sliver.shell("head -c 3 /dev/zero | od -An -tx1; echo x > /dev/null; head -c1 /dev/urandom | wc -c").text.split() == [
-        "00", "00", "00", "1"]
+        "00",
+        "00",
+        "00",
+        "1",
+    ]
 
 
 @pytest.mark.spec("NM-C.2 isolation: /proc of its own pid namespace; cannot see or signal outside processes")
 def test_processes(sliver: Sliver, other: Sliver) -> None:
     with other.start_program("sleep", "1000") as process:
-        program = (f"import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, os.getpid()])\n"
-                   f"for pid in ({process.pid}, {os.getpid()}, {other.handle['pid']}):\n"
-                   "    try:\n        os.kill(pid, 0); print('seen')\n    except ProcessLookupError:\n        print('none')\n")
+        program = (
+            f"import os\nprint(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()) == [1, os.getpid()])\n"
+            f"for pid in ({process.pid}, {os.getpid()}, {other.handle['pid']}):\n"
+            "    try:\n        os.kill(pid, 0); print('seen')\n    except ProcessLookupError:\n        print('none')\n"
+        )
         assert sliver.python(program).text.split() == ["True", "none", "none", "none"]
         assert process.wait(0) is None
 
@@ -96,21 +115,37 @@ def test_ptrace(sliver: Sliver, other: Sliver) -> None:
     with other.start_program("sleep", "1000") as process:
         assert sliver.python(CALL + f"print(call(101, 16, {process.pid}, 0, 0))").text == "No such process\n"
     # Inside one sliver debuggers work.
-    assert sliver.python(CALL + "pid = os.fork()\nif pid == 0:\n    import time; time.sleep(60)\n"
-                         "print(call(101, 16, pid, 0, 0))\nos.kill(pid, 9)").text == "done\n"
+    assert (
+        sliver.python(
+            CALL + "pid = os.fork()\nif pid == 0:\n    import time; time.sleep(60)\n"
+            "print(call(101, 16, pid, 0, 0))\nos.kill(pid, 9)"
+        ).text
+        == "done\n"
+    )
 
 
 @pytest.mark.spec("NM-C.2 isolation: /sys read-only; global sysctls, sysrq, limits not writable")
-@pytest.mark.parametrize("path", [
-    "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger",
-    "/sys/kernel/mm/ksm/run", "/sys/kernel/uevent_helper", "/proc/sys/user/max_user_namespaces",
-    "/proc/irq/default_smp_affinity"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/vm/overcommit_memory",
+        "/proc/sysrq-trigger",
+        "/sys/kernel/mm/ksm/run",
+        "/sys/kernel/uevent_helper",
+        "/proc/sys/user/max_user_namespaces",
+        "/proc/irq/default_smp_affinity",
+    ],
+)
 def test_kernel_files(sliver: Sliver, path: str) -> None:
     if not os.path.exists(path):
         pytest.skip("this kernel has no such file")
     before = pathlib.Path(path).read_text() if os.access(path, os.R_OK) and path != "/proc/sysrq-trigger" else ""
-    answer = sliver.shell(f"echo h > {path}; mount -o remount,rw /proc/sys; mount -o remount,rw,bind /sys; umount /proc/sys; "
-                          f"echo h > {path}; umount -l /proc/sysrq-trigger; umount -l /sys; echo h > {path}; true").text
+    answer = sliver.shell(
+        f"echo h > {path}; mount -o remount,rw /proc/sys; mount -o remount,rw,bind /sys; umount /proc/sys; "
+        f"echo h > {path}; umount -l /proc/sysrq-trigger; umount -l /sys; echo h > {path}; true"
+    ).text
     assert answer.count("Read-only file system") + answer.count("Permission denied") + answer.count("cannot create") >= 3, answer
     if before:
         assert pathlib.Path(path).read_text() == before
@@ -119,10 +154,12 @@ def test_kernel_files(sliver: Sliver, path: str) -> None:
 @pytest.mark.spec("NM-C.2 isolation: masks of /proc stay; no second, unmasked /proc or /sys")
 def test_masks(sliver: Sliver) -> None:
     assert sliver.shell("cat /proc/keys /proc/kallsyms 2>&1 | head -c 100; ls /sys/firmware").text == ""
-    answer = sliver.shell("umount /proc/keys; umount -l /proc/kallsyms; umount -l /proc; mkdir -p /mnt/p; "
-                          "mount -t proc proc /mnt/p; "
-                          "mount -t sysfs sysfs /mnt/p && echo h > /mnt/p/kernel/mm/ksm/run; ls /mnt/p | wc -l; "
-                          "cat /proc/keys /proc/kallsyms | wc -c").text
+    answer = sliver.shell(
+        "umount /proc/keys; umount -l /proc/kallsyms; umount -l /proc; mkdir -p /mnt/p; "
+        "mount -t proc proc /mnt/p; "
+        "mount -t sysfs sysfs /mnt/p && echo h > /mnt/p/kernel/mm/ksm/run; ls /mnt/p | wc -l; "
+        "cat /proc/keys /proc/kallsyms | wc -c"
+    ).text
     assert answer.splitlines()[-1] == "0", answer
     assert "mount: /mnt/p: permission denied" in answer.lower(), answer
 
@@ -135,8 +172,10 @@ def test_no_host_path(sliver: Sliver, state: pathlib.Path, tmp_path: pathlib.Pat
     assert sliver.shell("cat /proc/self/mountinfo | awk '{print $5}' | grep -v -E '^/($|usr|dev|run|proc|sys)'").text == ""
     # A handle from outside the tree (open_by_handle_at), and the trick with a directory held open across chroot.
     assert sliver.python(CALL + "print(call(304, -100, ctypes.create_string_buffer(64), 0))").text == "Operation not permitted\n"
-    escape = ("import os\nos.mkdir('/tmp/c')\nos.chroot('/tmp/c')\nfor _ in range(50): os.chdir('..')\nos.chroot('.')\n"
-              f"print(os.path.exists({str(tmp_path)!r}))")
+    escape = (
+        "import os\nos.mkdir('/tmp/c')\nos.chroot('/tmp/c')\nfor _ in range(50): os.chdir('..')\nos.chroot('.')\n"
+        f"print(os.path.exists({str(tmp_path)!r}))"
+    )
     assert sliver.python(escape).text == "False\n"
 
 
@@ -179,19 +218,40 @@ def test_block_devices(machine: Machine, tmp_path: pathlib.Path) -> None:
     try:
         upper = machine.backend.directory("s3") / "mnt/root"
         os.mknod(upper / "disk", stat.S_IFBLK | 0o666, number)
-        answer = with_mount.shell("mount -o remount,dev / ; mount -o remount,dev,bind /; mount --bind / /mnt; "
-                                  "mount -o remount,bind,dev /mnt; mount -t ext4 /disk /mnt; cat /disk; cat /mnt/disk; "
-                                  "exit 0").text
+        answer = with_mount.shell(
+            "mount -o remount,dev / ; mount -o remount,dev,bind /; mount --bind / /mnt; "
+            "mount -o remount,bind,dev /mnt; mount -t ext4 /disk /mnt; cat /disk; cat /mnt/disk; "
+            "exit 0"
+        ).text
         assert answer.count("ermission denied") >= 4, answer
     finally:
         with_mount.destroy()
 
 
 SYSTEM_CALLS = {
-    "init_module": 175, "finit_module": 313, "delete_module": 176, "bpf": 321, "perf_event_open": 298, "kexec_load": 246,
-    "kexec_file_load": 320, "reboot": 169, "swapon": 167, "swapoff": 168, "acct": 163, "quotactl": 179, "settimeofday": 164,
-    "clock_settime": 227, "adjtimex": 159, "keyctl": 250, "add_key": 248, "userfaultfd": 323, "open_by_handle_at": 304,
-    "iopl": 172, "ioperm": 173, "syslog": 103}
+    "init_module": 175,
+    "finit_module": 313,
+    "delete_module": 176,
+    "bpf": 321,
+    "perf_event_open": 298,
+    "kexec_load": 246,
+    "kexec_file_load": 320,
+    "reboot": 169,
+    "swapon": 167,
+    "swapoff": 168,
+    "acct": 163,
+    "quotactl": 179,
+    "settimeofday": 164,
+    "clock_settime": 227,
+    "adjtimex": 159,
+    "keyctl": 250,
+    "add_key": 248,
+    "userfaultfd": 323,
+    "open_by_handle_at": 304,
+    "iopl": 172,
+    "ioperm": 173,
+    "syslog": 103,
+}
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers here are those of x86_64")
@@ -209,8 +269,10 @@ def test_system_calls(sliver: Sliver) -> None:
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="machine code of x86_64")
 def test_calls_of_32_bit_programs(sliver: Sliver) -> None:
     # mov eax, 20 (getpid of i386); int 0x80; ret
-    program = ("import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\nm.write(bytes.fromhex('b814000000cd80c3'))\n"
-               "f = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))\nprint(f())")
+    program = (
+        "import ctypes, mmap\nm = mmap.mmap(-1, 4096, prot=7)\nm.write(bytes.fromhex('b814000000cd80c3'))\n"
+        "f = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))\nprint(f())"
+    )
     assert sliver.python(program).text in ("-38\n", "")
 
 
@@ -283,10 +345,12 @@ def test_limits_cannot_be_raised(machine: Machine, sliver: Sliver) -> None:
     cgroups = machine.backend.services.cgroups
     limit = cgroups._file("pids", "s1", "pids.max")
     before = limit.read_text()
-    answer = sliver.shell("mkdir -p /mnt/c; for k in pids memory cpu; do mount -t cgroup -o $k none /mnt/c && "
-                          "find /mnt/c -name pids.max -exec sh -c 'echo max > {}' \\; ; "
-                          "(echo $$ > /mnt/c/cgroup.procs; mkdir /mnt/c/x); umount /mnt/c; "
-                          "done; mount -t cgroup2 none /mnt/c && echo max > /mnt/c/pids.max; true").text
+    answer = sliver.shell(
+        "mkdir -p /mnt/c; for k in pids memory cpu; do mount -t cgroup -o $k none /mnt/c && "
+        "find /mnt/c -name pids.max -exec sh -c 'echo max > {}' \\; ; "
+        "(echo $$ > /mnt/c/cgroup.procs; mkdir /mnt/c/x); umount /mnt/c; "
+        "done; mount -t cgroup2 none /mnt/c && echo max > /mnt/c/pids.max; true"
+    ).text
     assert limit.read_text() == before, answer
     assert sliver.handle["pid"] in cgroups.members("s1")
     assert "x" not in [path.name for path in limit.parent.iterdir() if path.is_dir()]
@@ -296,9 +360,11 @@ def test_limits_cannot_be_raised(machine: Machine, sliver: Sliver) -> None:
 def test_bombs(machine: Machine) -> None:
     sliver = machine.sliver("s4", 4, rspec={"nm_pids_max": 50, "nm_mem_limit": 256})
     try:
-        bomb = ("import os, time\nn = 0\ntry:\n    while True:\n        if os.fork() == 0:\n"
-                "            os.close(1); os.close(2)\n            time.sleep(100)\n        n += 1\n"
-                "except OSError as error:\n    print(n < 50, error.strerror)\n")
+        bomb = (
+            "import os, time\nn = 0\ntry:\n    while True:\n        if os.fork() == 0:\n"
+            "            os.close(1); os.close(2)\n            time.sleep(100)\n        n += 1\n"
+            "except OSError as error:\n    print(n < 50, error.strerror)\n"
+        )
         assert sliver.python(bomb).text == "True Resource temporarily unavailable\n"
         # With version 2 alone a program joins the sliver's only group when it has started; it has no children then.
         try:
@@ -319,8 +385,10 @@ def test_bombs(machine: Machine) -> None:
 def test_setuid(sliver: Sliver) -> None:
     assert sliver.shell("stat -c '%U %a' /usr/bin/su", user="zuul").text == "root 4755\n"
     program = "import os\nprint(open('/proc/self/uid_map').read().split())"
-    assert sliver.run("sudo", "-n", "/usr/bin/python3", "-c", program, user="zuul").text == \
-        f"['0', '{ID_BASE + IDS_PER_SLIVER}', '{IDS_PER_SLIVER}']\n"
+    assert (
+        sliver.run("sudo", "-n", "/usr/bin/python3", "-c", program, user="zuul").text
+        == f"['0', '{ID_BASE + IDS_PER_SLIVER}', '{IDS_PER_SLIVER}']\n"
+    )
 
 
 @pytest.mark.spec("issue 4 security: symlink and rename attacks on the paths the daemon writes")
@@ -332,8 +400,10 @@ def test_planted_links(machine: Machine, sliver: Sliver) -> None:
     with pytest.raises(BackendError, match=r"\.ssh.* no plain directory"):
         machine.backend.configure(sliver.spec, sliver.handle)
     assert sliver.shell("ls /etc/target").text == ""
-    sliver.shell("rm /home/zuul/.ssh; mkdir /home/zuul/.ssh; ln -s /etc/nm-test-target /home/zuul/.ssh/authorized_keys; "
-                 "ln -sf /etc/nm-test-target /etc/rc.vinit; mkfifo /home/zuul/.ssh/.authorized_keys.nodepool")
+    sliver.shell(
+        "rm /home/zuul/.ssh; mkdir /home/zuul/.ssh; ln -s /etc/nm-test-target /home/zuul/.ssh/authorized_keys; "
+        "ln -sf /etc/nm-test-target /etc/rc.vinit; mkfifo /home/zuul/.ssh/.authorized_keys.nodepool"
+    )
     sliver.change(initscript=b"#!/bin/sh\n")
     machine.backend.configure(sliver.spec, sliver.handle)
     kinds = sliver.shell("stat -c %F /home/zuul/.ssh/authorized_keys /etc/rc.vinit; ls /etc/nm-test-target").text
@@ -350,8 +420,10 @@ def test_planted_modules(machine: Machine, sliver: Sliver) -> None:
     directories = {str(pathlib.Path(module.__file__).parent) for module in (os, socket, pytest, syscalls) if module.__file__}
     plant = "import os; open('/planted', 'w').write('x')"
     for directory in sorted(directories):
-        sliver.shell(f"mkdir -p {directory}/encodings; for f in traceback linecache pwd grp stringprep encodings/idna "
-                     f"encodings/punycode sitecustomize zlib bz2; do echo \"{plant}\" > {directory}/$f.py; done")
+        sliver.shell(
+            f"mkdir -p {directory}/encodings; for f in traceback linecache pwd grp stringprep encodings/idna "
+            f'encodings/punycode sitecustomize zlib bz2; do echo "{plant}" > {directory}/$f.py; done'
+        )
     sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
     sliver.keep(machine.backend.start(sliver.spec, sliver.handle))
     machine.backend.configure(sliver.spec, sliver.handle)
@@ -391,12 +463,16 @@ def test_link_made_before_a_restart(machine: Machine) -> None:
 
 
 @pytest.mark.spec("issue 4 security: symlink and rename attacks on host key paths")
-@pytest.mark.parametrize("plant", [
-    "rm -rf /etc/ssh; ln -s /etc/nm-test-target /etc/ssh",
-    "rm -f /etc/ssh/ssh_host_ed25519_key*; ln -s /etc/nm-test-target /etc/ssh/ssh_host_ed25519_key; "
-    "ln -s /proc/1/root/etc/nm-test-target /etc/ssh/ssh_host_ed25519_key.pub",
-    "rm -f /etc/ssh/ssh_host_ed25519_key; mkfifo /etc/ssh/ssh_host_ed25519_key; mkdir /etc/rc.vinit",
-    "mv /etc /etc2; ln -s /etc2 /etc"])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        "rm -rf /etc/ssh; ln -s /etc/nm-test-target /etc/ssh",
+        "rm -f /etc/ssh/ssh_host_ed25519_key*; ln -s /etc/nm-test-target /etc/ssh/ssh_host_ed25519_key; "
+        "ln -s /proc/1/root/etc/nm-test-target /etc/ssh/ssh_host_ed25519_key.pub",
+        "rm -f /etc/ssh/ssh_host_ed25519_key; mkfifo /etc/ssh/ssh_host_ed25519_key; mkdir /etc/rc.vinit",
+        "mv /etc /etc2; ln -s /etc2 /etc",
+    ],
+)
 def test_planted_host_keys(machine: Machine, sliver: Sliver, plant: str) -> None:
     sliver.shell(plant)
     sliver.keep(machine.backend.stop(sliver.spec, sliver.handle))
@@ -413,10 +489,14 @@ def test_planted_host_keys(machine: Machine, sliver: Sliver, plant: str) -> None
 @pytest.mark.spec("issue 4 security: a directory that is swapped for a link while the daemon writes below it")
 def test_renames_while_keys_are_written(machine: Machine, sliver: Sliver) -> None:
     target = pathlib.Path("/etc/nm-test-target")
-    sliver.shell("mkdir -p /etc/trap /etc/nm-test-target; cp -a /home/zuul/.ssh /home/zuul/real; "
-                 "ln -sfn /etc/trap /home/zuul/link; chmod 777 /etc/trap")
-    swap = ("import ctypes, os\nlibc = ctypes.CDLL(None)\nos.chdir('/home/zuul')\n"
-            "while True: libc.renameat2(-100, b'.ssh', -100, b'link', 2)")
+    sliver.shell(
+        "mkdir -p /etc/trap /etc/nm-test-target; cp -a /home/zuul/.ssh /home/zuul/real; "
+        "ln -sfn /etc/trap /home/zuul/link; chmod 777 /etc/trap"
+    )
+    swap = (
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\nos.chdir('/home/zuul')\n"
+        "while True: libc.renameat2(-100, b'.ssh', -100, b'link', 2)"
+    )
     with sliver.start_program("python3", "-c", swap, user="root"):
         outcomes = set()
         for number in range(60):

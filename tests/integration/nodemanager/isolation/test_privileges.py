@@ -92,7 +92,7 @@ def test_network_admin(machine: Machine) -> None:
 @pytest.mark.spec("issue 10, 3: debuggers across users and core dumps are a named option")
 def test_debug(machine: Machine) -> None:
     script = (
-        'ulimit -c; sudo -u zuul sleep 60 & until pgrep -x -u zuul sleep > /dev/null; do :; done; '
+        "ulimit -c; sudo -u zuul sleep 60 & until pgrep -x -u zuul sleep > /dev/null; do :; done; "
         'python3 -c "import ctypes, subprocess; '
         "pid = int(subprocess.check_output(['pgrep', '-x', '-u', 'zuul', 'sleep'])); "
         'print(ctypes.CDLL(None).ptrace(0x4206, pid, 0, 0))"; pkill sleep'

@@ -155,8 +155,7 @@ def test_neighbours(bench: Bench) -> None:
     assert line.split()[0] == alice.address and line.split()[-1] == "PERMANENT"
     assert run("ip", ["neigh", "show", "dev", "eth0"], inside=bench.names["alice"]).strip().endswith("PERMANENT")
     # Neighbours are found without them, too.
-    batch("ip", ["neigh flush all nud permanent", f"neigh del {alice.gateway} dev eth0"], inside=bench.names["alice"],
-          force=True)
+    batch("ip", ["neigh flush all nud permanent", f"neigh del {alice.gateway} dev eth0"], inside=bench.names["alice"], force=True)
     assert bench.run("alice", TRY, OUTSIDE, 5001) == "open"
     assert "inet6" not in run("ip", ["addr", "show", "dev", "eth0"], inside=bench.names["alice"])
 
@@ -170,10 +169,19 @@ class TestRouting:
         bench.outside()
         process = bench.namespace()
         link = f"p{uuid.uuid4().hex[:8]}"
-        batch("ip", [f"link add {link} type veth peer name eth0 netns {process.pid}", f"addr add 10.224.7.1/24 dev {link}",
-                     f"link set {link} up"])
-        batch("ip", ["link set lo up", "addr add 10.224.7.2/24 dev eth0", "link set eth0 up", "route add default via 10.224.7.1"],
-              inside=process.pid)
+        batch(
+            "ip",
+            [
+                f"link add {link} type veth peer name eth0 netns {process.pid}",
+                f"addr add 10.224.7.1/24 dev {link}",
+                f"link set {link} up",
+            ],
+        )
+        batch(
+            "ip",
+            ["link set lo up", "addr add 10.224.7.2/24 dev eth0", "link set eth0 up", "route add default via 10.224.7.1"],
+            inside=process.pid,
+        )
         bench.names["neighbour"] = process.pid
         yield "neighbour"
         bench.names.pop("neighbour", None)
@@ -215,8 +223,10 @@ class TestRouting:
     @pytest.mark.spec("issue 10, F15: two daemons on one host")
     def test_two_daemons(self, bench: Bench, neighbour: str, tmp_path: pathlib.Path) -> None:
         alice = bench.sliver("alice", 1)
-        first, bench.network = bench.network, Network(dataclasses.replace(
-            bench.config, state_dir=str(tmp_path / "other"), subnet="10.225.0.0/16"))
+        first, bench.network = (
+            bench.network,
+            Network(dataclasses.replace(bench.config, state_dir=str(tmp_path / "other"), subnet="10.225.0.0/16")),
+        )
         try:
             bob = bench.sliver("bob", 1)
             first.destroy("alice", alice)

@@ -32,9 +32,11 @@ def program(folder: pathlib.Path) -> str:
     """nodepool-nm-forward as a program of its own, with the socket of the test as its default."""
     repository = nm_user.open_repository(folder)
     path = folder / "nodepool-nm-forward"
-    path.write_text(f"#!{PYTHON} -I\nimport sys\nsys.path.insert(0, {str(repository)!r})\nsys.dont_write_bytecode = True\n"
-                    "from nodepool.nodemanager.api import forward\n"
-                    f"forward.SOCKET = {str(folder / 'api.sock')!r}\nsys.exit(forward.main())\n")
+    path.write_text(
+        f"#!{PYTHON} -I\nimport sys\nsys.path.insert(0, {str(repository)!r})\nsys.dont_write_bytecode = True\n"
+        "from nodepool.nodemanager.api import forward\n"
+        f"forward.SOCKET = {str(folder / 'api.sock')!r}\nsys.exit(forward.main())\n"
+    )
     path.chmod(0o755)
     return str(path)
 
@@ -49,10 +51,30 @@ def running(folder: pathlib.Path) -> Iterator[Running]:
 def call(server: SSHServer, request: bytes, user: str = "root", *command: str) -> tuple[int, bytes]:
     """Exit status and output of ssh."""
     result = subprocess.run(
-        ["ssh", "-F", "none", "-i", str(server.client_key), "-p", str(server.port), "-o", "StrictHostKeyChecking=no",
-         "-o", "UserKnownHostsFile=/dev/null", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-T", f"{user}@127.0.0.1",
-         *command],
-        input=request, capture_output=True, timeout=60)
+        [
+            "ssh",
+            "-F",
+            "none",
+            "-i",
+            str(server.client_key),
+            "-p",
+            str(server.port),
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "IdentitiesOnly=yes",
+            "-T",
+            f"{user}@127.0.0.1",
+            *command,
+        ],
+        input=request,
+        capture_output=True,
+        timeout=60,
+    )
     return result.returncode, result.stdout
 
 
@@ -123,7 +145,9 @@ def test_unix_accounts(running: Running, program: str, folder: pathlib.Path, cap
         home = pathlib.Path(entry.pw_dir)
         keys = home / ".ssh" / "authorized_keys"
         assert [(p.stat().st_mode & 0o777, p.stat().st_uid) for p in (home / ".ssh", keys)] == [
-            (0o700, entry.pw_uid), (0o600, entry.pw_uid)]
+            (0o700, entry.pw_uid),
+            (0o600, entry.pw_uid),
+        ]
         assert entry.pw_shell == program
         server.pause()
         config = server.config.read_text().replace(f"{server.folder}/authorized_keys", ".ssh/authorized_keys")

@@ -85,8 +85,13 @@ PAYLOAD = 1448 / 1514
 
 class Bench:
     def __init__(self, state: pathlib.Path) -> None:
-        self.config = parse({"state-dir": str(state), "network": {
-            "subnet": SUBNET, "cap": 1_000_000_000, "exempt-ips": [OUTSIDE_EXEMPT], "reach": [f"{OUTSIDE}/31"]}}, "test")
+        self.config = parse(
+            {
+                "state-dir": str(state),
+                "network": {"subnet": SUBNET, "cap": 1_000_000_000, "exempt-ips": [OUTSIDE_EXEMPT], "reach": [f"{OUTSIDE}/31"]},
+            },
+            "test",
+        )
         self.network = Network(self.config)
         self.network.prepare()
         self.processes: list[subprocess.Popen[str]] = []
@@ -95,8 +100,9 @@ class Bench:
         self.link = f"o{uuid.uuid4().hex[:8]}"
 
     def namespace(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo ready; exec sleep 600"], stdout=subprocess.PIPE,
-                                   text=True)
+        process = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "echo ready; exec sleep 600"], stdout=subprocess.PIPE, text=True
+        )
         self.processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -109,18 +115,40 @@ class Bench:
 
     def outside(self) -> None:
         process = self.namespace()
-        batch("ip", [f"link add {self.link} type veth peer name eth0 netns {process.pid}",
-                     f"addr add {HOST_SIDE}/24 dev {self.link}",
-                     f"link set {self.link} up"])
-        batch("ip", ["link set lo up", f"addr add {OUTSIDE}/24 dev eth0", f"addr add {OUTSIDE_EXEMPT}/24 dev eth0",
-                     "link set eth0 up", f"route add default via {HOST_SIDE}"], inside=process.pid)
+        batch(
+            "ip",
+            [
+                f"link add {self.link} type veth peer name eth0 netns {process.pid}",
+                f"addr add {HOST_SIDE}/24 dev {self.link}",
+                f"link set {self.link} up",
+            ],
+        )
+        batch(
+            "ip",
+            [
+                "link set lo up",
+                f"addr add {OUTSIDE}/24 dev eth0",
+                f"addr add {OUTSIDE_EXEMPT}/24 dev eth0",
+                "link set eth0 up",
+                f"route add default via {HOST_SIDE}",
+            ],
+            inside=process.pid,
+        )
         self.serve(process.pid, "0.0.0.0")
 
     def bridge(self, name: str) -> int:
         """A bridge with an address of the host; process in the namespace of a neighbour with address 10.223.0.9 at a port."""
         process = self.namespace()
-        batch("ip", [f"link add {name} type bridge", f"addr add 10.223.0.1/24 dev {name}", f"link set {name} up",
-                     f"link add {name}n type veth peer name eth0 netns {process.pid}", f"link set {name}n master {name} up"])
+        batch(
+            "ip",
+            [
+                f"link add {name} type bridge",
+                f"addr add 10.223.0.1/24 dev {name}",
+                f"link set {name} up",
+                f"link add {name}n type veth peer name eth0 netns {process.pid}",
+                f"link set {name}n master {name} up",
+            ],
+        )
         batch("ip", ["link set lo up", "addr add 10.223.0.9/24 dev eth0", "link set eth0 up"], inside=process.pid)
         return process.pid
 
@@ -135,8 +163,9 @@ class Bench:
         return ["nsenter", f"--net=/proc/{pid}/ns/net"] if pid is not None else []
 
     def start(self, name: str, code: str, *arguments: object) -> subprocess.Popen[str]:
-        process = subprocess.Popen([*self.enter(self.names[name]), sys.executable, "-c", code, *map(str, arguments)],
-                                   stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*self.enter(self.names[name]), sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+        )
         self.processes.append(process)
         return process
 
@@ -251,8 +280,10 @@ def test_isolation(bench: Bench) -> None:
     assert bench.run("alice", TRY, alice.gateway, 812) == "refused"
     # Another one's address gets nothing, from nobody.
     batch("ip", [f"addr add {bob.address}/32 dev eth0"], inside=bench.names["alice"])
-    assert bench.start("alice", CLIENT.replace("timeout=10", "timeout=1"), OUTSIDE, "r", 1, bob.address).communicate(
-        timeout=30)[0] == ""
+    assert (
+        bench.start("alice", CLIENT.replace("timeout=10", "timeout=1"), OUTSIDE, "r", 1, bob.address).communicate(timeout=30)[0]
+        == ""
+    )
     # What the sliver sets up inside does not touch its limits: they are on the host's end.
     assert "htb" not in run("tc", ["qdisc", "show"], inside=bench.names["alice"])
 
@@ -351,8 +382,11 @@ def test_forged_hardware_addresses_on_a_bridge(bench: Bench) -> None:
             assert bench.run("alice", TRY, "10.223.0.3", 5001) == "open"
             assert hearer.communicate(timeout=20)[0].strip() == "10.223.0.2,last"
         # Nor with an address that it gives its device.
-        batch("ip", ["link set eth0 down", "link set eth0 address 02:00:00:00:00:77", "link set eth0 up"],
-              inside=bench.names["alice"])
+        batch(
+            "ip",
+            ["link set eth0 down", "link set eth0 address 02:00:00:00:00:77", "link set eth0 up"],
+            inside=bench.names["alice"],
+        )
         assert bench.run("alice", TRY, "10.223.0.3", 5001) == "closed"
     finally:
         batch("ip", [f"link del {name}"], force=True)
@@ -426,6 +460,7 @@ def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
         wait_for(lambda: not bench.network._removals, 10, "the attempt")
 
     with monkeypatch.context() as patch:
+
         def full(*_arguments: Any, **_options: Any) -> Any:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 

@@ -131,8 +131,9 @@ def test_bridge(bridge: str, nm: NmDaemon) -> None:
 
 def test_addresses_of_a_namespace() -> None:
     child = subprocess.Popen(
-        ["unshare", "-n", "sh", "-c", "ip link set lo up; ip addr add 192.0.2.7/24 dev lo;"
-         " echo; exec sleep 60"], stdout=subprocess.PIPE)
+        ["unshare", "-n", "sh", "-c", "ip link set lo up; ip addr add 192.0.2.7/24 dev lo; echo; exec sleep 60"],
+        stdout=subprocess.PIPE,
+    )
     assert child.stdout is not None
     try:
         child.stdout.readline()

@@ -96,8 +96,18 @@ def test_defaults(conf: Conf) -> None:
 
 @pytest.mark.spec("AWS-1.1: keys that 11.0.0 read but refused are accepted; they are the pools' defaults")
 def test_provider_level_defaults(conf: Conf) -> None:
-    conf.provider.update({"use-internal-ip": True, "host-key-checking": False, "public-ipv4": False, "public-ipv6": True,
-                          "max-servers": 3, "max-cores": 4, "max-ram": 5, "max-resources": {"A": 1, "B": 2}})
+    conf.provider.update(
+        {
+            "use-internal-ip": True,
+            "host-key-checking": False,
+            "public-ipv4": False,
+            "public-ipv6": True,
+            "max-servers": 3,
+            "max-cores": 4,
+            "max-ram": 5,
+            "max-resources": {"A": 1, "B": 2},
+        }
+    )
     conf.pool["max-resources"] = {"B": 3}
     assert conf.valid()
     pool = conf.load().pools["main"]
@@ -142,7 +152,9 @@ def test_filters(conf: Conf) -> None:
     del conf.image["image-id"]
     conf.image["image-filters"] = [{"name": "a", "values": ["x", 1, True]}, {"Name": "b", "Values": ["y"]}]
     assert conf.load().cloud_images["base"].image_filters == [
-        {"Name": "a", "Values": ["x", "1", "true"]}, {"Name": "b", "Values": ["y"]}]
+        {"Name": "a", "Values": ["x", "1", "true"]},
+        {"Name": "b", "Values": ["y"]},
+    ]
 
 
 @pytest.mark.spec("AWS-3.1: fleets")
@@ -193,8 +205,9 @@ def test_imdsv2_and_image_import(conf: Conf) -> None:
 ARN = "arn:aws-us-gov:kms:us-gov-west-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 
 
-@pytest.mark.parametrize("key", ["1234abcd-12ab-34cd-56ef-1234567890ab", "alias/images",
-                                 "arn:aws:kms:us-east-1:123456789012:alias/images"])
+@pytest.mark.parametrize(
+    "key", ["1234abcd-12ab-34cd-56ef-1234567890ab", "alias/images", "arn:aws:kms:us-east-1:123456789012:alias/images"]
+)
 def test_blocks_are_encrypted_with_a_key_that_is_named_by_its_arn(conf: Conf, key: str) -> None:
     """Each upload would fail otherwise."""
     image = {"name": "image", "kms-key-id": key}
@@ -220,24 +233,62 @@ def test_missing_region_names_the_provider(conf: Conf) -> None:
 
 @pytest.mark.spec("AWS-1.5, AWS-1.6: every option of a label")
 def test_every_option(conf: Conf) -> None:
-    conf.label.update({
-        "ebs-optimized": True, "volume-type": "gp3", "volume-size": 10, "iops": 1, "throughput": 2, "userdata": "x",
-        "iam-instance-profile": {"name": "p"}, "tags": {"a": 1}, "dynamic-tags": {"b": "{request.id}"}, "use-spot": True,
-        "imdsv2": "required", "console-log": True, "encrypted": True, "kms-key-id": "k",
-        "capacity-reservation": {"preference": "open"}, "security-group-ids": ["sg-9"],
-        "alternatives": [{"instance-type": "t3.large"}, {"use-spot": False}]})
-    conf.pool.update({"security-group-id": "sg-1", "security-group-ids": ["sg-2"], "subnet-id": "s-1", "subnet-ids": ["s-2"],
-                      "node-attributes": {"k": "v"}, "priority": 7})
-    conf.provider.update({"profile-name": "p", "rate": 0.5, "object-storage": {"bucket-name": "b"}, "image-format": "vmdk",
-                          "image-import-timeout": 5, "post-upload-hook": "/bin/true", "max-concurrency": 3, "priority": 4})
+    conf.label.update(
+        {
+            "ebs-optimized": True,
+            "volume-type": "gp3",
+            "volume-size": 10,
+            "iops": 1,
+            "throughput": 2,
+            "userdata": "x",
+            "iam-instance-profile": {"name": "p"},
+            "tags": {"a": 1},
+            "dynamic-tags": {"b": "{request.id}"},
+            "use-spot": True,
+            "imdsv2": "required",
+            "console-log": True,
+            "encrypted": True,
+            "kms-key-id": "k",
+            "capacity-reservation": {"preference": "open"},
+            "security-group-ids": ["sg-9"],
+            "alternatives": [{"instance-type": "t3.large"}, {"use-spot": False}],
+        }
+    )
+    conf.pool.update(
+        {
+            "security-group-id": "sg-1",
+            "security-group-ids": ["sg-2"],
+            "subnet-id": "s-1",
+            "subnet-ids": ["s-2"],
+            "node-attributes": {"k": "v"},
+            "priority": 7,
+        }
+    )
+    conf.provider.update(
+        {
+            "profile-name": "p",
+            "rate": 0.5,
+            "object-storage": {"bucket-name": "b"},
+            "image-format": "vmdk",
+            "image-import-timeout": 5,
+            "post-upload-hook": "/bin/true",
+            "max-concurrency": 3,
+            "priority": 4,
+        }
+    )
     assert conf.valid()
     label = conf.load_label()
     assert label.tags == {"a": "1"}
     assert label.security_group_ids == ["sg-9"]
     assert label.pool.security_group_ids == ["sg-1", "sg-2"]
     assert [rung.describe() for rung in label.ladder] == [
-        "t3.medium (spot, s-1)", "t3.medium (spot, s-2)", "t3.large (spot, s-1)", "t3.large (spot, s-2)",
-        "t3.medium (on-demand, s-1)", "t3.medium (on-demand, s-2)"]
+        "t3.medium (spot, s-1)",
+        "t3.medium (spot, s-2)",
+        "t3.large (spot, s-1)",
+        "t3.large (spot, s-2)",
+        "t3.medium (on-demand, s-1)",
+        "t3.medium (on-demand, s-2)",
+    ]
 
 
 def test_static_schemas() -> None:
@@ -262,9 +313,11 @@ def test_boto3_is_not_imported_for_configuration() -> None:
     import subprocess
     import sys
 
-    code = ("import sys; from nodepool.driver.aws import AwsDriver;"
-            "AwsDriver().getProviderConfig({'name': 'x', 'driver': 'aws'}); import nodepool.cloud;"
-            "assert not {'boto3', 'botocore', 'openstack'} & set(sys.modules)")
+    code = (
+        "import sys; from nodepool.driver.aws import AwsDriver;"
+        "AwsDriver().getProviderConfig({'name': 'x', 'driver': 'aws'}); import nodepool.cloud;"
+        "assert not {'boto3', 'botocore', 'openstack'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -273,8 +326,12 @@ def test_boto3_is_not_imported_for_configuration() -> None:
 
 def test_a_place_of_its_own_replaces_the_inherited_one() -> None:
     rungs = build("t", ["s-1"], "z-a", False, None, [{"availability-zone": "z-b"}, {"subnet-id": "s-2"}, {"use-spot": True}])
-    assert rungs == (Rung("t", "s-1", "z-a", False), Rung("t", None, "z-b", False), Rung("t", "s-2", None, False),
-                     Rung("t", "s-1", "z-a", True))
+    assert rungs == (
+        Rung("t", "s-1", "z-a", False),
+        Rung("t", None, "z-b", False),
+        Rung("t", "s-2", None, False),
+        Rung("t", "s-1", "z-a", True),
+    )
 
 
 def test_memory_of_what_was_sold_out() -> None:

@@ -29,8 +29,12 @@ PROVIDER = SimpleNamespace(region_name="us-east-1")
 @pytest.mark.parametrize("v6", ["2001:db8::1", None])
 def test_instance(public_v4: str | None, v6: str | None) -> None:
     data: dict[str, Any] = {
-        "InstanceId": "i-1", "PrivateIpAddress": "10.0.0.1", "Placement": {"AvailabilityZone": "us-east-1a"},
-        "Tags": [{"Key": "nodepool_node_id", "Value": "1"}], "NetworkInterfaces": [{"Ipv6Addresses": []}]}
+        "InstanceId": "i-1",
+        "PrivateIpAddress": "10.0.0.1",
+        "Placement": {"AvailabilityZone": "us-east-1a"},
+        "Tags": [{"Key": "nodepool_node_id", "Value": "1"}],
+        "NetworkInterfaces": [{"Ipv6Addresses": []}],
+    }
     if public_v4:
         data["PublicIpAddress"] = public_v4
     if v6:
@@ -63,8 +67,27 @@ def test_codes() -> None:
     assert quota.instance_code("unheard9.large", False) is None
     assert quota.host_code("mac2-m2pro.metal") == "L-14F120D1"
     assert quota.host_code("x") is None
-    assert set(INSTANCE_QUOTA_CODES) == {"a", "c", "d", "h", "i", "m", "r", "t", "z", "dl", "f", "g", "vt", "u-", "inf", "p",
-                                         "x", "trn", "hpc"}
+    assert set(INSTANCE_QUOTA_CODES) == {
+        "a",
+        "c",
+        "d",
+        "h",
+        "i",
+        "m",
+        "r",
+        "t",
+        "z",
+        "dl",
+        "f",
+        "g",
+        "vt",
+        "u-",
+        "inf",
+        "p",
+        "x",
+        "trn",
+        "hpc",
+    }
     assert quota.volume_use("io1", 10, 500) == {"L-FD252861": 10, "L-B3A130E6": 500}
     assert quota.volume_use("gp3", 10, 500) == {"L-7A658B76": 10}
     assert quota.volume_use("unheard", 10, 1) == {}
@@ -142,21 +165,40 @@ def test_what_passes(error: Exception, passing: bool) -> None:
 def label(**values: Any) -> Any:
     pool = SimpleNamespace(public_ipv4=True, public_ipv6=False, subnet_ids=[], az=None, name="main")
     options = {
-        "name": "l", "pool": pool, "key_name": "k", "ebs_optimized": False, "security_group_ids": [], "userdata": None,
-        "iam_instance_profile": None, "imdsv2": None, "volume_size": None, "volume_type": None, "iops": None,
-        "throughput": None, "encrypted": False, "kms_key_id": None, "fleet": None, "use_spot": False,
-        "ladder": (Rung("t", None, None, False),), **values}
+        "name": "l",
+        "pool": pool,
+        "key_name": "k",
+        "ebs_optimized": False,
+        "security_group_ids": [],
+        "userdata": None,
+        "iam_instance_profile": None,
+        "imdsv2": None,
+        "volume_size": None,
+        "volume_type": None,
+        "iops": None,
+        "throughput": None,
+        "encrypted": False,
+        "kms_key_id": None,
+        "fleet": None,
+        "use_spot": False,
+        "ladder": (Rung("t", None, None, False),),
+        **values,
+    }
     return SimpleNamespace(**options)
 
 
 @pytest.mark.spec("AWS-2.3: the root volume is the AMI's first mapping with the label's settings laid over it")
 def test_root_volume() -> None:
-    image = {"BlockDeviceMappings": [
-        {"DeviceName": "/dev/xvda", "Ebs": {"SnapshotId": "s", "VolumeSize": 8, "Encrypted": False, "VolumeType": "gp2"}},
-        {"DeviceName": "/dev/xvdb", "VirtualName": "ephemeral0"}]}
+    image = {
+        "BlockDeviceMappings": [
+            {"DeviceName": "/dev/xvda", "Ebs": {"SnapshotId": "s", "VolumeSize": 8, "Encrypted": False, "VolumeType": "gp2"}},
+            {"DeviceName": "/dev/xvdb", "VirtualName": "ephemeral0"},
+        ]
+    }
     assert parameters.root_device(image, label(volume_size=20, iops=3)) == {
         "DeviceName": "/dev/xvda",
-        "Ebs": {"SnapshotId": "s", "VolumeSize": 20, "VolumeType": "gp2", "Iops": 3, "DeleteOnTermination": True}}
+        "Ebs": {"SnapshotId": "s", "VolumeSize": 20, "VolumeType": "gp2", "Iops": 3, "DeleteOnTermination": True},
+    }
     assert image["BlockDeviceMappings"][0]["Ebs"]["Encrypted"] is False, "the remembered image is not changed"
     assert parameters.root_device({"BlockDeviceMappings": [{"DeviceName": "x", "VirtualName": "ephemeral0"}]}, label()) is None
     assert parameters.root_device({}, label()) is None
@@ -169,11 +211,19 @@ def test_template() -> None:
     assert name.startswith("nodepool-launch-template-")
     assert len(name.rpartition("-")[2]) == 64
     assert name == parameters.template_name(dict(reversed(list(plain.items()))))
-    data = parameters.template_data(label(
-        security_group_ids=["sg"], iam_instance_profile={"arn": "a"}, ebs_optimized=True, imdsv2="required", userdata="x",
-        pool=SimpleNamespace(public_ipv4=False, public_ipv6=True)))
+    data = parameters.template_data(
+        label(
+            security_group_ids=["sg"],
+            iam_instance_profile={"arn": "a"},
+            ebs_optimized=True,
+            imdsv2="required",
+            userdata="x",
+            pool=SimpleNamespace(public_ipv4=False, public_ipv6=True),
+        )
+    )
     assert data["NetworkInterfaces"] == [
-        {"AssociatePublicIpAddress": False, "DeviceIndex": 0, "Groups": ["sg"], "Ipv6AddressCount": 1}]
+        {"AssociatePublicIpAddress": False, "DeviceIndex": 0, "Groups": ["sg"], "Ipv6AddressCount": 1}
+    ]
     assert (data["IamInstanceProfile"], data["EbsOptimized"], data["UserData"]) == ({"Arn": "a"}, True, "eA==")
     assert data["MetadataOptions"] == {"HttpTokens": "required", "HttpEndpoint": "enabled"}
     assert parameters.template_name(data) != name
@@ -183,7 +233,9 @@ def test_fleet_places() -> None:
     fleet = {"instance-types": ["a", "b"], "allocation-strategy": "lowest-price"}
     args = parameters.create_fleet(label(fleet=fleet), "template", "ami", {})
     assert args["LaunchTemplateConfigs"][0]["Overrides"] == [
-        {"ImageId": "ami", "InstanceType": "a"}, {"ImageId": "ami", "InstanceType": "b"}]
+        {"ImageId": "ami", "InstanceType": "a"},
+        {"ImageId": "ami", "InstanceType": "b"},
+    ]
     pool = SimpleNamespace(subnet_ids=["s-1", "s-2"], az="z")
     args = parameters.create_fleet(label(fleet=fleet, pool=pool), "template", "ami", {})
     assert [each.get("SubnetId") for each in args["LaunchTemplateConfigs"][0]["Overrides"]] == ["s-1", "s-2"] * 2

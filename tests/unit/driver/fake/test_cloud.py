@@ -179,7 +179,8 @@ class TestLaunch:
         for name in ("list_flavors", "list_availability_zone_names", "get_image"):
             original = getattr(cloud, name)
             monkeypatch.setattr(
-                cloud, name, lambda *a, _name=name, _call=original, **kw: (asked.append(_name), _call(*a, **kw))[1])
+                cloud, name, lambda *a, _name=name, _call=original, **kw: (asked.append(_name), _call(*a, **kw))[1]
+            )
         monkeypatch.setattr(cloud, "create_server", refuse)
         for wanted in ([], ["list_availability_zone_names", "list_flavors"], []):
             asked.clear()
@@ -198,6 +199,7 @@ class TestLaunch:
                 asked.set()
                 assert answered.wait(20)
                 return call(*args, **kw)
+
             return ask
 
         assert adapter.getAZs() == ["az1", "az2"]
@@ -251,6 +253,7 @@ class TestLaunch:
 
     def test_thousands(self, adapter, label, monkeypatch):
         monkeypatch.setattr(fake.FakeOpenStackCloud, "_get_quota", staticmethod(lambda: (1e6, -1, 1e9)))
+
         def run(machines):
             left = set(machines)
 

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodepool.driver.backing.records import (
-    BackingNodeRecord,
-    SlotBook,
-    decode_driver_data,
-    encode_user_data,
-    parse_user_data,
-)
+from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, decode_driver_data, encode_user_data, parse_user_data
 from nodepool.driver.backing.transactions import backing_request
 from nodepool.driver.metastatic.machines import MetastaticInstance
 from nodepool.zk.zookeeper import REQUESTED, Node

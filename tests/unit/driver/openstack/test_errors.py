@@ -74,9 +74,11 @@ def test_refusals_tell_what_was_refused(launch: Launch) -> None:
     bad = refusal(sdk.BadRequestException, 400, "Bad network, bad request")
     place = "provider cloud-1, pool main, label fake-label: the cloud refuses to"
     assert str(launch(create_server=bad)) == (
-        f"{place} create the server, because of option networks (net-2): Bad network, bad request")
+        f"{place} create the server, because of option networks (net-2): Bad network, bad request"
+    )
     assert re.fullmatch(
-        f"{place} give server [0-9a-f]+ an address: Bad network, bad request", str(launch(create_floating_ip=bad)))
+        f"{place} give server [0-9a-f]+ an address: Bad network, bad request", str(launch(create_floating_ip=bad))
+    )
 
 
 def test_other_errors_are_themselves(launch: Launch) -> None:
@@ -163,7 +165,8 @@ def test_a_failed_launch_does_not_show_userdata(launch: Launch, step: str, caplo
     error.__cause__ = ValueError(schema_error("some key", SECRET))
     found = launch(**{step: error})
     assert isinstance(found, RefusedByCloud) and str(found).endswith(
-        "Invalid input for field/attribute user_data. Value: (left out), is too long")
+        "Invalid input for field/attribute user_data. Value: (left out), is too long"
+    )
     LOG.error("Launch attempt 1/1 failed:", exc_info=found)
     assert "The above exception was the direct cause" in caplog.text
     assert ENCODED[:40] not in caplog.text and SECRET not in caplog.text

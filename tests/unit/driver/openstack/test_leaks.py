@@ -34,8 +34,9 @@ def image(image_id: str, **more: Any) -> Record:
 
 def find_leaks(adapter: Any, node: Any = None) -> None:
     """Two runs of the search for leaks, while there is this record, or none."""
-    zk = SimpleNamespace(getProviderNodes=lambda _name: [node] if node else [], getProviderUploads=lambda _name: {},
-                         getNode=lambda _id: node)
+    zk = SimpleNamespace(
+        getProviderNodes=lambda _name: [node] if node else [], getProviderUploads=lambda _name: {}, getNode=lambda _id: node
+    )
     search = LeakSearch("p", adapter, LOG)
     for _ in range(2):
         search.run(zk)
@@ -54,12 +55,15 @@ def test_a_snapshot_of_a_node_is_no_leaked_image(over: Over, marks: dict[str, st
 def test_a_snapshot_of_a_node_is_nothing_that_an_upload_has_left(marks: dict[str, str], tmp_path: pathlib.Path) -> None:
     deleted: list[str] = []
     images = [image("left"), image("snapshot", **marks), SimpleNamespace(id="object", properties={**MARKS, **marks})]
-    manager = SimpleNamespace(
-        listImages=lambda: images, deleteImage=lambda _name, external_id: deleted.append(external_id))
+    manager = SimpleNamespace(listImages=lambda: images, deleteImage=lambda _name, external_id: deleted.append(external_id))
     builder: Any = SimpleNamespace(
-        session_usable=SimpleNamespace(is_set=lambda: True), upload_claims=SimpleNamespace(running=set), config=None,
-        managers=SimpleNamespace(use=lambda *_args: contextlib.nullcontext(manager)), owns_images_dir=True,
-        zk=SimpleNamespace(getImageUpload=lambda *_key: None, kazoo_client=SimpleNamespace(get_children=lambda _path: [])))
+        session_usable=SimpleNamespace(is_set=lambda: True),
+        upload_claims=SimpleNamespace(running=set),
+        config=None,
+        managers=SimpleNamespace(use=lambda *_args: contextlib.nullcontext(manager)),
+        owns_images_dir=True,
+        zk=SimpleNamespace(getImageUpload=lambda *_key: None, kazoo_client=SimpleNamespace(get_children=lambda _path: [])),
+    )
     lanes: Any = SimpleNamespace(submit=lambda _provider, _key, job: job())
     upload_journal.begin(str(tmp_path), KEY, "disk-1")
     upload_journal.StraySweeper(builder, lanes).sweep(SimpleNamespace(images_dir=str(tmp_path), provider_managers={"p": manager}))
@@ -76,8 +80,7 @@ class Cloud(FakeOpenStackCloud):
     def __init__(self, *servers: str) -> None:
         super().__init__()
         for key in servers:
-            self._server_list.append(
-                Dummy(Dummy.INSTANCE, id=key, name=key, status="ACTIVE", metadata=NODE_MARKS, addresses={}))
+            self._server_list.append(Dummy(Dummy.INSTANCE, id=key, name=key, status="ACTIVE", metadata=NODE_MARKS, addresses={}))
 
     @property
     def servers(self) -> set[str]:
@@ -89,12 +92,18 @@ class Cloud(FakeOpenStackCloud):
 
     def floating_ip(self, key: str, server: str | None = None, shown: bool = False, marks: dict[str, str] | None = None) -> None:
         words = " ".join(f"{name}={value}" for name, value in (marks or NODE_MARKS).items())
-        self._floating_ip_list.append({
-            "id": key, "floating_ip_address": f"at-{key}", "description": f"nodepool: {words}",
-            "port_id": server and f"port-of-{server}"})
+        self._floating_ip_list.append(
+            {
+                "id": key,
+                "floating_ip_address": f"at-{key}",
+                "description": f"nodepool: {words}",
+                "port_id": server and f"port-of-{server}",
+            }
+        )
         if server and shown:
             self._server_list.find(server)["addresses"] = {  # type: ignore[index]
-                "net": [{"addr": f"at-{key}", "version": 4, "OS-EXT-IPS:type": "floating"}]}
+                "net": [{"addr": f"at-{key}", "version": 4, "OS-EXT-IPS:type": "floating"}]
+            }
 
     def _has_floating_ips(self) -> bool:
         return True
@@ -120,10 +129,13 @@ def floating(fake_provider: Any) -> None:
     fake_provider.pools["main"].auto_floating_ip = True
 
 
-@pytest.mark.parametrize("state, external_id, left", [
-    ("ready", "b", {"b"}), ("in-use", "b", {"b"}), ("building", "b", {"a", "b"}), ("ready", None, {"a", "b"})])
+@pytest.mark.parametrize(
+    "state, external_id, left",
+    [("ready", "b", {"b"}), ("in-use", "b", {"b"}), ("building", "b", {"a", "b"}), ("ready", None, {"a", "b"})],
+)
 def test_a_second_server_of_a_node_is_leaked(
-        over: Over, floating: None, state: str, external_id: str | None, left: set[str]) -> None:
+    over: Over, floating: None, state: str, external_id: str | None, left: set[str]
+) -> None:
     """A creation without an answer was taken for failed; the next attempt has made the node's server."""
     cloud = Cloud("a", "b")
     find_leaks(over(cloud), record(state, external_id))

@@ -86,7 +86,8 @@ def test_deleted_and_kept(adapter: FakeAdapter, cloud: Cloud, label: Any) -> Non
 
 
 def test_a_deletion_that_was_accepted_and_forgotten(
-        adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machines, "DELETE_AGAIN", 0.0)
     server = cloud.get_server(advance(create(adapter, label)).external_id)
     assert server is not None
@@ -113,7 +114,8 @@ def test_one_that_cannot_be_looked_at(adapter: FakeAdapter, cloud: Cloud, server
 
 @pytest.mark.spec("DRV: findMissingInstances; a listing that leaves servers out is no proof")
 def test_missing_is_what_the_cloud_says_so_of(
-        adapter: FakeAdapter, cloud: Cloud, servers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter: FakeAdapter, cloud: Cloud, servers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cloud.errors["bad"] = http(500)
     wanted = [*servers[:2], "gone", "bad", servers[2]]
     adapter._made.update(wanted)
@@ -126,7 +128,8 @@ def test_missing_is_what_the_cloud_says_so_of(
 
 @pytest.mark.spec("OST-2.2: not (yet) listed: the previous object stays")
 def test_new_server_that_is_not_shown_yet(
-        adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(adapter, "SETTLING", 1000.0)
     cloud.hidden = True
     machine = create(adapter, label)
@@ -147,7 +150,8 @@ def test_new_server_that_is_not_shown_yet(
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.spec("DRV: a launch given up leaves no server behind")
 def test_server_that_comes_after_its_launch_was_given_up(
-        adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     asked, go_on, make = threading.Event(), threading.Event(), cloud.create_server
 
     def slow(**kw: Any) -> Any:
@@ -187,8 +191,8 @@ def test_marks_of_volumes(adapter: FakeAdapter, cloud: Cloud, fake_provider: Any
 
 @pytest.mark.spec("OST-2.6: ports DOWN at two looks; a cloud without a network service has none")
 def test_port_cleanup(
-        adapter: FakeAdapter, cloud: Cloud, fake_provider: Any, monkeypatch: pytest.MonkeyPatch,
-        caplog: pytest.LogCaptureFixture) -> None:
+    adapter: FakeAdapter, cloud: Cloud, fake_provider: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now, looks = [0.0], []
 
     def ports(filters: Any) -> list[Any]:

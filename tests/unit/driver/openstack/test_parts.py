@@ -68,15 +68,23 @@ def test_suspects() -> None:
 
 def test_marks_of_floating_ips() -> None:
     assert floating_ip_metadata("nodepool: nodepool_node_id=1 nodepool_provider_name=a%20b") == {
-        "nodepool_node_id": "1", "nodepool_provider_name": "a b"}
+        "nodepool_node_id": "1",
+        "nodepool_provider_name": "a b",
+    }
     assert floating_ip_metadata("somebody's nodepool: x=y") == {}
     assert floating_ip_metadata(None) == {}
 
 
 def test_image_properties() -> None:
     found = properties({"min_disk": "3", "is_protected": "yes", "own": 7, "none": None, "tags": ("a",)}, "m", None)
-    assert found == {"min_disk": 3, "protected": True, "own": "7", "tags": ["a"],
-                     "owner_specified.openstack.md5": "m", "owner_specified.openstack.sha256": ""}
+    assert found == {
+        "min_disk": 3,
+        "protected": True,
+        "own": "7",
+        "tags": ["a"],
+        "owner_specified.openstack.md5": "m",
+        "owner_specified.openstack.sha256": "",
+    }
 
 
 PRIVATE = {"id": "1", "name": "private", "router:external": False}
@@ -110,7 +118,8 @@ def test_addresses() -> None:
 
 @pytest.mark.parametrize("listed, pace, few", [(0, 0.0, 4), (50, 0.0, 4), (5000, 0.0, 100), (50, 1.0, 4), (5000, 1.0, 10)])
 def test_few_servers_of_a_large_project_are_asked_for_one_by_one(
-        over: Callable[[FakeOpenStackCloud], FakeAdapter], fake_provider: Any, listed: int, pace: float, few: int) -> None:
+    over: Callable[[FakeOpenStackCloud], FakeAdapter], fake_provider: Any, listed: int, pace: float, few: int
+) -> None:
     asked: list[str] = []
 
     class Cloud(FakeOpenStackCloud):

@@ -119,16 +119,18 @@ class World:
         self.request.state = zk.REQUESTED
         self.request.stat = SimpleNamespace(version=0)
         free = {f"r{i}": self._ready(f"r{i}") for i in range(ready)}
-        tree = SimpleNamespace(
-            iter_free=lambda *_key: list(free), get=free.get, is_locked=lambda _id: False, lock_dirs=set())
+        tree = SimpleNamespace(iter_free=lambda *_key: list(free), get=free.get, is_locked=lambda _id: False, lock_dirs=set())
         client = SimpleNamespace(full_path=lambda path: path, abandoned=SimpleNamespace(add=lambda _path: None))
         synced = threading.Event()
         synced.set()
         self.zk: Any = SimpleNamespace(
-            node_tree=tree, request_tree=SimpleNamespace(get=lambda _id: self.request, synced=synced), kazoo_client=client,
+            node_tree=tree,
+            request_tree=SimpleNamespace(get=lambda _id: self.request, synced=synced),
+            kazoo_client=client,
             reservations=SimpleNamespace(reserve=lambda key, *_args: self.promises.add(key), release=self.promises.discard),
             writer=SimpleNamespace(submit=lambda txn, then=None: self.sent.append((txn, then)) if then is not None else None),
-            getNodeRequest=lambda _id: self.request.copy() if self.request is not None else None)
+            getNodeRequest=lambda _id: self.request.copy() if self.request is not None else None,
+        )
         self.pool = Pool(self)
         assert self.request is not None
         self.handler = Handler(self.pool, self.request.copy())
@@ -167,8 +169,11 @@ class World:
         txn = self.sent[0][0] if self.sent else None
         if kind == "connection" or txn is None:
             return ConnectionLoss()
-        path = txn.operations[0].path if kind != "version" else next(
-            (op.path for op in txn.operations if isinstance(op, SetData)), txn.operations[0].path)
+        path = (
+            txn.operations[0].path
+            if kind != "version"
+            else next((op.path for op in txn.operations if isinstance(op, SetData)), txn.operations[0].path)
+        )
         cause = {"version": BadVersionError, "gone": NoNodeError, "exists": NodeExistsError, "held": NotEmptyError}[kind]
         return TransactionFailed(0, cause(), path)
 
@@ -205,9 +210,30 @@ class Handler(NodeRequestHandler):
                 return
 
 
-EVENTS = st.sampled_from([
-    "run", "poll", "decline", "hand_back", "move", "room", "no room", "removed", "ready", "failed", "aborted", "ok", "ok", "ok",
-    "version", "gone", "exists", "held", "connection", "drop"])
+EVENTS = st.sampled_from(
+    [
+        "run",
+        "poll",
+        "decline",
+        "hand_back",
+        "move",
+        "room",
+        "no room",
+        "removed",
+        "ready",
+        "failed",
+        "aborted",
+        "ok",
+        "ok",
+        "ok",
+        "version",
+        "gone",
+        "exists",
+        "held",
+        "connection",
+        "drop",
+    ]
+)
 
 
 def happen(world: World, event: str) -> None:

@@ -74,9 +74,13 @@ class Manager:
         image = SimpleNamespace(name="i", username="", python_path="", shell_type="", connection_port=22, connection_type="ssh")
         label = SimpleNamespace(name=name, diskimage=None, cloud_image=image)
         handler: Any = SimpleNamespace(
-            pw=SimpleNamespace(nodepool=SimpleNamespace(statsd=None), progress=lambda _handler: None), manager=self,
-            zk=SimpleNamespace(storeNode=lambda _node: None), launchesComplete=lambda: True,
-            request=SimpleNamespace(event_id="e", id="r", requestor="x"), pool=SimpleNamespace(name="pool", labels={name: label}))
+            pw=SimpleNamespace(nodepool=SimpleNamespace(statsd=None), progress=lambda _handler: None),
+            manager=self,
+            zk=SimpleNamespace(storeNode=lambda _node: None),
+            launchesComplete=lambda: True,
+            request=SimpleNamespace(event_id="e", id="r", requestor="x"),
+            pool=SimpleNamespace(name="pool", labels={name: label}),
+        )
         node = zk.Node("0001")
         node.type, node.state, node.provider = [name], zk.BUILDING, "p"
         launcher = StateMachineNodeLauncher(handler, node, SimpleNamespace(name="p", launch_retries=3, launch_timeout=100))

@@ -18,17 +18,35 @@ from tests.support.nodemanager.node import MemoryNode, delegate, sliver
 
 A, B = Caller(SLIVER, "a"), Caller(SLIVER, "b")
 THE_ROOT, LAUNCHER, SNOOP = Caller(ROOT, "root"), Caller(CONTROLLER, "nl01"), Caller(DELEGATE, "del_snoop")
-SEED = ["Help", "DumpDatabase", "CreateSliver", "DeleteSliver", "Start", "Stop", "GetRSpec", "GetEffectiveRSpec", "GetLoans",
-        "SetLoans"]
+SEED = [
+    "Help",
+    "DumpDatabase",
+    "CreateSliver",
+    "DeleteSliver",
+    "Start",
+    "Stop",
+    "GetRSpec",
+    "GetEffectiveRSpec",
+    "GetLoans",
+    "SetLoans",
+]
 
 
 @pytest.fixture
 def node(tmp_path: pathlib.Path) -> Iterator[MemoryNode]:
     found = MemoryNode(parse({"state-dir": str(tmp_path), "run-dir": str(tmp_path)}, "test"))
-    found.deliver("test", None, [
-        sliver("a", rspec={"nm_cpu_guaranteed_share": 400}, delegations=[("del_snoop", "GetRSpec"), ("b", "Destroy")]),
-        sliver("b"),
-        sliver("lazy", plc_instantiated=False), sliver("broken"), delegate("del_snoop")], True)
+    found.deliver(
+        "test",
+        None,
+        [
+            sliver("a", rspec={"nm_cpu_guaranteed_share": 400}, delegations=[("del_snoop", "GetRSpec"), ("b", "Destroy")]),
+            sliver("b"),
+            sliver("lazy", plc_instantiated=False),
+            sliver("broken"),
+            delegate("del_snoop"),
+        ],
+        True,
+    )
     yield found
     found.close()
 
@@ -161,8 +179,18 @@ def test_renew_and_wait(node: MemoryNode) -> None:
 
 @pytest.mark.spec("issue 10, F16: delegations compare kind as well as name")
 def test_delegations_by_kind(node: MemoryNode) -> None:
-    node.deliver("test", None, [sliver("del_snoop"), sliver("watched", delegations=[
-        ("del_snoop", "GetRSpec"), ("b", "GetRSpec"), ("monitor", "GetRSpec"), ("lazy", "GetRSpec")])], False)
+    node.deliver(
+        "test",
+        None,
+        [
+            sliver("del_snoop"),
+            sliver(
+                "watched",
+                delegations=[("del_snoop", "GetRSpec"), ("b", "GetRSpec"), ("monitor", "GetRSpec"), ("lazy", "GetRSpec")],
+            ),
+        ],
+        False,
+    )
     for caller in (SNOOP, B, Caller(CERTIFICATE, "monitor")):
         assert node.api.call(caller, "GetRSpec", ("watched",))
     for kind in (SLIVER, OTHER, CERTIFICATE):

@@ -32,7 +32,8 @@ def waiting(_thread: threading.Thread) -> None:
 @pytest.mark.spec("issue 10, point 5: a host without further threads keeps nobody from being answered")
 @pytest.mark.parametrize("start", [refused, waiting])
 def test_those_that_are_there_do_all_when_there_are_no_more(
-        workers: Workers, monkeypatch: pytest.MonkeyPatch, start: Callable[[threading.Thread], None]) -> None:
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, start: Callable[[threading.Thread], None]
+) -> None:
     done, go = threading.Semaphore(0), threading.Event()
 
     def upload() -> None:

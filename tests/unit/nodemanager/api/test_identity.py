@@ -62,8 +62,10 @@ def test_forwarding() -> None:
 
 @pytest.mark.spec("NM-C.5: subject -> role controller or named caller")
 def test_certificates() -> None:
-    certificate = {"subject": ((("organizationName", "x"),), (("commonName", "nl01"),)),
-                   "subjectAltName": (("DNS", "nl01.example.com"), ("IP Address", "1.2.3.4"))}
+    certificate = {
+        "subject": ((("organizationName", "x"),), (("commonName", "nl01"),)),
+        "subjectAltName": (("DNS", "nl01.example.com"), ("IP Address", "1.2.3.4")),
+    }
     assert WHO.of_certificate(certificate, ()) == Caller(CERTIFICATE, "nl01")
     assert WHO.of_certificate(certificate, ("nl01.example.com",)) == Caller(CONTROLLER, "nl01.example.com")
     assert WHO.of_certificate(certificate, ("nl02", "1.2.3.4")) == Caller(CERTIFICATE, "nl01")
@@ -79,9 +81,11 @@ def listener() -> Iterator[socket.socket]:
 
 def connect_as(uid: int, listener: socket.socket, then: str = "sys.stdin.read()") -> subprocess.Popen[bytes]:
     # All imports before the change: another user may not read this Python's library.
-    code = (f"import encodings.idna, os, socket, struct, sys\nos.setresuid({uid}, {uid}, {uid})\n"
-            f"s = socket.create_connection({listener.getsockname()!r})\n"
-            f"sys.stdout.write('x'); sys.stdout.flush()\n{then}\n")
+    code = (
+        f"import encodings.idna, os, socket, struct, sys\nos.setresuid({uid}, {uid}, {uid})\n"
+        f"s = socket.create_connection({listener.getsockname()!r})\n"
+        f"sys.stdout.write('x'); sys.stdout.flush()\n{then}\n"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(1) == b"x"
@@ -92,6 +96,7 @@ def connect_as(uid: int, listener: socket.socket, then: str = "sys.stdin.read()"
 @pytest.mark.spec("NM-C.5: 127.0.0.1:812, identity = owner uid of the peer socket")
 def test_owner(listener: socket.socket, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "table":
+
         def refuse(*_: object) -> None:
             raise OSError("no such protocol")
 

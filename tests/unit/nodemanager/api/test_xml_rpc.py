@@ -16,7 +16,9 @@ from nodepool.nodemanager.api import xml_rpc
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="\ufffe\uffff"))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4), max_leaves=20)
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
 
 
 @given(st.lists(VALUES, max_size=4))
@@ -50,10 +52,17 @@ def test_large_numbers() -> None:
 
 
 @pytest.mark.spec("issue 10, F5: elements and copies of texts are bounded while a call is read")
-@pytest.mark.parametrize("body", [
-    b"<methodCall><methodName>Help</methodName><params>" + b"<value/>" * 120_000,
-    b"<methodCall><methodName>Help</methodName><params>" + b"<string>" * 20_000 + b"x\n" * 100_000 + b"</string>" * 20_000
-    + b"</params></methodCall>"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<methodCall><methodName>Help</methodName><params>" + b"<value/>" * 120_000,
+        b"<methodCall><methodName>Help</methodName><params>"
+        + b"<string>" * 20_000
+        + b"x\n" * 100_000
+        + b"</string>" * 20_000
+        + b"</params></methodCall>",
+    ],
+)
 def test_costly_calls(body: bytes) -> None:
     tracemalloc.start()
     try:

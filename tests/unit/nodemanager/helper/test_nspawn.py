@@ -32,12 +32,23 @@ def test_check_without_systemd(backend: NspawnBackend) -> None:
 
 
 @pytest.mark.spec("NM-C.3: nspawn: the RSpec as properties of a unit")
-@pytest.mark.parametrize("rspec, wanted", [
-    ({}, ["CPUWeight=32", "TasksMax=1024", "CPUQuota=", "MemoryMax=infinity", "MemorySwapMax=infinity", "MemoryMin=0M"]),
-    ({"nm_cpu_guaranteed_share": 200, "nm_cpu_share": 5, "nm_pids_max": 50, "nm_cpu_limit": 500, "nm_mem_limit": 256,
-      "nm_mem_guaranteed": 64},
-     ["CPUWeight=200", "TasksMax=50", "CPUQuota=200%", "MemoryMax=256M", "MemorySwapMax=0", "MemoryMin=64M"]),
-])
+@pytest.mark.parametrize(
+    "rspec, wanted",
+    [
+        ({}, ["CPUWeight=32", "TasksMax=1024", "CPUQuota=", "MemoryMax=infinity", "MemorySwapMax=infinity", "MemoryMin=0M"]),
+        (
+            {
+                "nm_cpu_guaranteed_share": 200,
+                "nm_cpu_share": 5,
+                "nm_pids_max": 50,
+                "nm_cpu_limit": 500,
+                "nm_mem_limit": 256,
+                "nm_mem_guaranteed": 64,
+            },
+            ["CPUWeight=200", "TasksMax=50", "CPUQuota=200%", "MemoryMax=256M", "MemorySwapMax=0", "MemoryMin=64M"],
+        ),
+    ],
+)
 def test_limits(rspec: dict[str, int], wanted: list[str]) -> None:
     assert properties(rspec, cores=4) == wanted
     assert limits_argv("m", rspec, 4) == ["systemctl", "set-property", "--runtime", "m.service", *wanted]
@@ -47,11 +58,16 @@ def test_limits(rspec: dict[str, int], wanted: list[str]) -> None:
 def test_command_line(tmp_path: pathlib.Path) -> None:
     spec = SliverSpec("s1", 1, "tar:/x", {}, hostname="h", api_socket=str(tmp_path))
     argv = run_argv("m", spec, "/tree", 5000, 65536, 2)
-    outside, inside = argv[:argv.index("--")], argv[argv.index("--") + 1:]
+    outside, inside = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     assert outside[0] == "systemd-run" and {"--unit=m", "--property=Delegate=yes", "--collect"} <= set(outside)
     assert inside[0] == "systemd-nspawn" and {
-        "--private-users=5000:65536", "--private-network", "--boot", "--keep-unit", "--directory=/tree",
-        f"--bind-ro={tmp_path}:/run/nodepool"} <= set(inside)
+        "--private-users=5000:65536",
+        "--private-network",
+        "--boot",
+        "--keep-unit",
+        "--directory=/tree",
+        f"--bind-ro={tmp_path}:/run/nodepool",
+    } <= set(inside)
     # Words after the options are for systemd inside.
     assert inside[-1] == "systemd.hostname=h" and "--setenv=SYSTEMD_NSPAWN_LOCK=0" in outside
 

@@ -68,11 +68,25 @@ def untouched(target: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
 def test_tree(target: pathlib.Path, tmp_path: pathlib.Path, mode: str) -> None:
-    extract(archive(tmp_path / "x.tar", directory("./"), directory("./usr/"), directory("usr/bin"),
-                    member("usr/bin/tool", b"x" * 5000, mode=0o4755), link("bin", "usr/bin"), member("bin/more", b"y"),
-                    link("abs", "/etc/alternatives/x"), link("hard", "usr/bin/tool", True),
-                    member("deep/without/parents", b"z", mtime=1234), member("pipe", type=tarfile.FIFOTYPE),
-                    directory("tmp", 0o1777), member("hole", b"\0" * (3 << 20)), mode=mode), target)
+    extract(
+        archive(
+            tmp_path / "x.tar",
+            directory("./"),
+            directory("./usr/"),
+            directory("usr/bin"),
+            member("usr/bin/tool", b"x" * 5000, mode=0o4755),
+            link("bin", "usr/bin"),
+            member("bin/more", b"y"),
+            link("abs", "/etc/alternatives/x"),
+            link("hard", "usr/bin/tool", True),
+            member("deep/without/parents", b"z", mtime=1234),
+            member("pipe", type=tarfile.FIFOTYPE),
+            directory("tmp", 0o1777),
+            member("hole", b"\0" * (3 << 20)),
+            mode=mode,
+        ),
+        target,
+    )
     assert stat.S_IMODE((target / "usr/bin/tool").stat().st_mode) == 0o4755
     assert (target / "usr/bin/more").read_text() == "y"
     assert os.readlink(target / "abs") == "/etc/alternatives/x"
@@ -85,28 +99,33 @@ def test_tree(target: pathlib.Path, tmp_path: pathlib.Path, mode: str) -> None:
 
 @needs_root
 def test_owners_are_kept(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    extract(archive(tmp_path / "x.tar", member("a", b"1", uid=33, gid=44),
-                    member("l", type=tarfile.SYMTYPE, linkname="a", uid=7)), target)
+    extract(
+        archive(tmp_path / "x.tar", member("a", b"1", uid=33, gid=44), member("l", type=tarfile.SYMTYPE, linkname="a", uid=7)),
+        target,
+    )
     assert ((target / "a").stat().st_uid, (target / "a").stat().st_gid, (target / "l").lstat().st_uid) == (33, 44, 7)
     with pytest.raises(TarError, match="beyond 65535"):
         extract(archive(tmp_path / "y.tar", member("b", b"1", uid=70000)), target)
 
 
 @pytest.mark.spec("issue 4 security: tar images with absolute paths, '..', devices and hard links to outside")
-@pytest.mark.parametrize(("make", "text"), [
-    (lambda out: [member("/etc/x", b"1")], "absolute path"),
-    (lambda out: [member("../outside/x", b"1")], "'..' in its path"),
-    (lambda out: [member("a/../../outside/x", b"1")], "'..' in its path"),
-    (lambda out: [member("disk", type=tarfile.BLKTYPE, devmajor=254)], "device node"),
-    (lambda out: [member("mem", type=tarfile.CHRTYPE, devmajor=1, devminor=1)], "device node"),
-    (lambda out: [link("h", f"{out}/file", True)], "absolute path"),
-    (lambda out: [link("h", "../outside/file", True)], "'..' in its path"),
-    (lambda out: [link("h", "nothing/here", True)], "No such file"),
-    (lambda out: [link("s", "/"), link("h", "s", True)], "no regular file"),
-    (lambda out: [member("odd", type=b"7x"[:1])], ""),
-    (lambda out: [member("x" * 5000, b"1")], "impossible name"),
-    (lambda out: [link("x", "y" * 5000)], "impossible target"),
-])
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda out: [member("/etc/x", b"1")], "absolute path"),
+        (lambda out: [member("../outside/x", b"1")], "'..' in its path"),
+        (lambda out: [member("a/../../outside/x", b"1")], "'..' in its path"),
+        (lambda out: [member("disk", type=tarfile.BLKTYPE, devmajor=254)], "device node"),
+        (lambda out: [member("mem", type=tarfile.CHRTYPE, devmajor=1, devminor=1)], "device node"),
+        (lambda out: [link("h", f"{out}/file", True)], "absolute path"),
+        (lambda out: [link("h", "../outside/file", True)], "'..' in its path"),
+        (lambda out: [link("h", "nothing/here", True)], "No such file"),
+        (lambda out: [link("s", "/"), link("h", "s", True)], "no regular file"),
+        (lambda out: [member("odd", type=b"7x"[:1])], ""),
+        (lambda out: [member("x" * 5000, b"1")], "impossible name"),
+        (lambda out: [link("x", "y" * 5000)], "impossible target"),
+    ],
+)
 def test_hostile_members(target: pathlib.Path, tmp_path: pathlib.Path, make: Make, text: str) -> None:
     path = archive(tmp_path / "x.tar", *make(tmp_path / "outside"))
     if text:
@@ -140,13 +159,22 @@ def test_links_stay_inside(target: pathlib.Path, tmp_path: pathlib.Path) -> None
 
 
 def test_device_nodes_below_dev_are_left_out(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    extract(archive(tmp_path / "x.tar", directory("dev"), member("dev/sda", type=tarfile.BLKTYPE, devmajor=8),
-                    member("./dev/null", type=tarfile.CHRTYPE, devmajor=1, devminor=3), link("dev/fd", "/proc/self/fd")), target)
+    extract(
+        archive(
+            tmp_path / "x.tar",
+            directory("dev"),
+            member("dev/sda", type=tarfile.BLKTYPE, devmajor=8),
+            member("./dev/null", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+            link("dev/fd", "/proc/self/fd"),
+        ),
+        target,
+    )
     assert os.listdir(target / "dev") == []
 
 
-@pytest.mark.parametrize(("limits", "text"), [
-    (Limits(size=1000), "larger than 1000 bytes"), (Limits(members=2), "more than 2 members")])
+@pytest.mark.parametrize(
+    ("limits", "text"), [(Limits(size=1000), "larger than 1000 bytes"), (Limits(members=2), "more than 2 members")]
+)
 def test_limits(target: pathlib.Path, tmp_path: pathlib.Path, limits: Limits, text: str) -> None:
     path = archive(tmp_path / "x.tar.gz", *(member(f"f{n}", b"\0" * 400) for n in range(3)), mode="w:gz")
     with pytest.raises(TarError, match=text):
@@ -164,9 +192,11 @@ def test_damaged_files(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 # --- templates ---------------------------------------------------------------------------------------------------------
 
+
 def image(path: pathlib.Path, extra: bytes = b"") -> pathlib.Path:
-    return archive(path, *(directory(name) for name in ("bin", "proc", "sys", "dev", "run")),
-                   member("bin/sh", b"#!" + extra, mode=0o755))
+    return archive(
+        path, *(directory(name) for name in ("bin", "proc", "sys", "dev", "run")), member("bin/sh", b"#!" + extra, mode=0o755)
+    )
 
 
 def test_template_is_shared_and_goes_when_unused(tmp_path: pathlib.Path) -> None:
@@ -282,6 +312,7 @@ def test_good_names() -> None:
 
 # --- the host's image ---------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.spec("NM-C.2: allow-list copy only")
 def test_copies_only_what_is_public(tmp_path: pathlib.Path) -> None:
     source = tmp_path / "source"
@@ -293,7 +324,7 @@ def test_copies_only_what_is_public(tmp_path: pathlib.Path) -> None:
     (source / "closed").chmod(0o700)
     (source / "link").symlink_to("/etc/shadow")
     os.mkfifo(source / "pipe")
-    (source / "proxy").write_text("Acquire::http::Proxy \"http://me:geheim@proxy:3128\";")
+    (source / "proxy").write_text('Acquire::http::Proxy "http://me:geheim@proxy:3128";')
     (source / "setuid").write_text("4")
     (source / "setuid").chmod(0o4755)
     host_image.copy_public(source, tmp_path / "target", without_credentials=True)
@@ -345,8 +376,12 @@ def test_host_keys_differ() -> None:
     assert private.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
     assert public.startswith("ssh-ed25519 ")
     assert sshfiles.new_host_key()[1] != public
-    for line in ("PasswordAuthentication no", "PermitRootLogin prohibit-password", "UsePAM no",
-                 "KbdInteractiveAuthentication no"):
+    for line in (
+        "PasswordAuthentication no",
+        "PermitRootLogin prohibit-password",
+        "UsePAM no",
+        "KbdInteractiveAuthentication no",
+    ):
         assert line in sshfiles.CONFIG.splitlines()
 
 
@@ -444,6 +479,7 @@ def test_extraction_has_bounds_by_default() -> None:
 
 def test_a_host_on_which_no_tree_can_be_made_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever is missing, nobody waits for the tree for ever."""
+
     class Backend:
         class roots:
             @staticmethod

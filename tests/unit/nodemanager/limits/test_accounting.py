@@ -19,8 +19,12 @@ class World:
         self.told: list[tuple[Any, ...]] = []
 
     def new(self) -> Accounting:
-        return Accounting(lambda: json.loads(self.stored) if self.stored else None, self._save, lambda: self.now,
-                          notify=lambda *what: self.told.append(what))
+        return Accounting(
+            lambda: json.loads(self.stored) if self.stored else None,
+            self._save,
+            lambda: self.now,
+            notify=lambda *what: self.told.append(what),
+        )
 
     def _save(self, content: dict[str, Any]) -> None:
         self.stored = json.dumps(content)
@@ -38,7 +42,8 @@ def test_ceiling_past_the_threshold() -> None:
     world.now += PERIOD / 2
     assert accounting.update({"alice": (799_999, 0)}, RSPECS, LIMITS) == {}
     assert accounting.update({"alice": (900_000, 0)}, RSPECS, LIMITS) == {
-        "alice": {"nm_net_max_rate": int(100_000 * 8 / (PERIOD / 2))}}
+        "alice": {"nm_net_max_rate": int(100_000 * 8 / (PERIOD / 2))}
+    }
 
 
 @pytest.mark.spec("NM-B.4: the ceiling is never below min")

@@ -20,11 +20,28 @@ from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place
 from nodepool.nodemanager.limits.cores import Cores
 
 FILES = {
-    "cgroup.procs": "", "cgroup.subtree_control": "", "cgroup.controllers": "cpu cpuset memory pids io", "cgroup.freeze": "0",
-    "cgroup.events": "populated 0\nfrozen 0\n", "cpu.weight": "100", "cpu.max": "max 100000", "cpu.stat": "usage_usec 42\n",
-    "cpuset.cpus": "", "cpuset.mems": "", "cpuset.cpus.effective": "0-7", "cpuset.mems.effective": "0", "memory.max": "max",
-    "memory.min": "0", "memory.high": "max", "memory.swap.max": "max", "memory.current": "1048576", "memory.peak": "2097152",
-    "memory.events": "low 0\noom_kill 3\n", "pids.max": "max", "pids.current": "5", "io.max": "",
+    "cgroup.procs": "",
+    "cgroup.subtree_control": "",
+    "cgroup.controllers": "cpu cpuset memory pids io",
+    "cgroup.freeze": "0",
+    "cgroup.events": "populated 0\nfrozen 0\n",
+    "cpu.weight": "100",
+    "cpu.max": "max 100000",
+    "cpu.stat": "usage_usec 42\n",
+    "cpuset.cpus": "",
+    "cpuset.mems": "",
+    "cpuset.cpus.effective": "0-7",
+    "cpuset.mems.effective": "0",
+    "memory.max": "max",
+    "memory.min": "0",
+    "memory.high": "max",
+    "memory.swap.max": "max",
+    "memory.current": "1048576",
+    "memory.peak": "2097152",
+    "memory.events": "low 0\noom_kill 3\n",
+    "pids.max": "max",
+    "pids.current": "5",
+    "io.max": "",
 }
 
 
@@ -88,14 +105,26 @@ def test_v2_weights(tree: pathlib.Path) -> None:
 def test_v2_limits(tree: pathlib.Path) -> None:
     groups = service(tree)
     groups.io_devices = lambda name: ["7:3"]
-    groups.create("alice", {"nm_cpu_limit": 500, "nm_mem_limit": 64, "nm_mem_guaranteed": 16, "nm_pids_max": 99,
-                            "nm_io_write_bps": 1000})
+    groups.create(
+        "alice", {"nm_cpu_limit": 500, "nm_mem_limit": 64, "nm_mem_guaranteed": 16, "nm_pids_max": 99, "nm_io_write_bps": 1000}
+    )
     group = tree / "ours" / "besteffort" / "alice.sliver"
     assert content(group, "cpu.max", "memory.max", "memory.swap.max", "memory.min", "pids.max", "io.max") == [
-        "400000 100000", str(64 << 20), "0", str(16 << 20), "99", "7:3 rbps=max wbps=1000"]
+        "400000 100000",
+        str(64 << 20),
+        "0",
+        str(16 << 20),
+        "99",
+        "7:3 rbps=max wbps=1000",
+    ]
     groups.apply("alice", {})
     assert content(group, "cpu.max", "memory.max", "memory.swap.max", "memory.min", "pids.max") == [
-        "max 100000", "max", "max", "0", "1024"]
+        "max 100000",
+        "max",
+        "max",
+        "0",
+        "1024",
+    ]
     assert groups.usage("alice") == {"cpu_usec": 42, "memory_bytes": 1 << 20, "memory_peak": 2 << 20, "pids": 5, "oom_kills": 3}
 
 

@@ -232,8 +232,16 @@ def test_effective_is_remembered(tmp_path: pathlib.Path) -> None:
         found = Slivers(config, database, Mock(), Mock(), Mock())
         assert found.effective() == {}
         for name in ("a", "b"):
-            database.put(Record(f"sliver_{name}", "test", 1, 1, None,
-                                {"account_type": "sliver", "name": name, "rspec": {"nm_cpu_guaranteed_share": 100}}))
+            database.put(
+                Record(
+                    f"sliver_{name}",
+                    "test",
+                    1,
+                    1,
+                    None,
+                    {"account_type": "sliver", "name": name, "rspec": {"nm_cpu_guaranteed_share": 100}},
+                )
+            )
         before = found.effective()
         assert found.effective() is before
         assert before["b"]["nm_cpu_guaranteed_share"] == 100

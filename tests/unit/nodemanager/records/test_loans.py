@@ -57,16 +57,23 @@ def test_no_relending(host: dict[str, Any]) -> None:
 
 
 def test_borrowed_is_not_lent() -> None:
-    host = {"a": ({"nm_cpu_share": 10}, [("b", "nm_cpu_share", 9)]), "b": ({"nm_cpu_share": 1}, [("c", "nm_cpu_share", 5)]),
-            "c": ({"nm_cpu_share": 1}, [])}
+    host = {
+        "a": ({"nm_cpu_share": 10}, [("b", "nm_cpu_share", 9)]),
+        "b": ({"nm_cpu_share": 1}, [("c", "nm_cpu_share", 5)]),
+        "c": ({"nm_cpu_share": 1}, []),
+    }
     assert {n: r["nm_cpu_share"] for n, r in loans.effective(host).items()} == {"a": 1, "b": 10, "c": 1}
 
 
 @pytest.mark.spec("NM-A.7: README example, 200 per mille guaranteed CPU")
 def test_readme() -> None:
-    host = {"princeton_sirius": (rspec.with_defaults({"nm_cpu_guaranteed_share": 400}),
-                                 loans.validate(["princeton_eisentest", "nm_cpu_guaranteed_share", 200])),
-            "princeton_eisentest": (rspec.with_defaults({}), [])}
+    host = {
+        "princeton_sirius": (
+            rspec.with_defaults({"nm_cpu_guaranteed_share": 400}),
+            loans.validate(["princeton_eisentest", "nm_cpu_guaranteed_share", 200]),
+        ),
+        "princeton_eisentest": (rspec.with_defaults({}), []),
+    }
     result = loans.effective(host)
     assert [r["nm_cpu_guaranteed_share"] for r in result.values()] == [200, 200]
 
@@ -90,8 +97,11 @@ def test_gone_and_self() -> None:
 @pytest.mark.spec("NM-C.3: 0 is no limit for memory and cap: no loan sets or lifts a limit")
 @pytest.mark.parametrize("resource", ["nm_mem_limit", "nm_cpu_limit"])
 def test_a_gift_is_no_weapon(resource: str) -> None:
-    host = {"evil": ({resource: 500}, [("victim", resource, 1), ("friend", resource, 499)]), "victim": ({resource: 0}, []),
-            "friend": ({resource: 100}, [])}
+    host = {
+        "evil": ({resource: 500}, [("victim", resource, 1), ("friend", resource, 499)]),
+        "victim": ({resource: 0}, []),
+        "friend": ({resource: 100}, []),
+    }
     result = loans.effective(host)
     assert result["victim"][resource] == 0
     assert result["evil"][resource] >= rspec.FLOORS[resource] > 0
@@ -104,18 +114,37 @@ def test_forms() -> None:
 
 
 @pytest.mark.spec("NM-A.7: anything malformed is refused as a whole")
-@pytest.mark.parametrize("wrong", [
-    None, "text", 5, {}, [1], [["b", "nm_cpu_share"]], [["b", "nm_cpu_share", 1, 2]], [[1, "nm_cpu_share", 1]],
-    [["b", "nm_disk_quota", 1]], [["b", 7, 1]], [["b", "nm_cpu_share", 0]], [["b", "nm_cpu_share", -1]],
-    [["b", "nm_cpu_share", True]], [["b", "nm_cpu_share", 1.0]], [["b", "nm_cpu_share", "1"]], [["b", "nm_cpu_share", 2**70]],
-    [["b", "nm_cpu_share", 1], "x"], [["b", "nm_cpu_share", 1]] * 2000])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        "text",
+        5,
+        {},
+        [1],
+        [["b", "nm_cpu_share"]],
+        [["b", "nm_cpu_share", 1, 2]],
+        [[1, "nm_cpu_share", 1]],
+        [["b", "nm_disk_quota", 1]],
+        [["b", 7, 1]],
+        [["b", "nm_cpu_share", 0]],
+        [["b", "nm_cpu_share", -1]],
+        [["b", "nm_cpu_share", True]],
+        [["b", "nm_cpu_share", 1.0]],
+        [["b", "nm_cpu_share", "1"]],
+        [["b", "nm_cpu_share", 2**70]],
+        [["b", "nm_cpu_share", 1], "x"],
+        [["b", "nm_cpu_share", 1]] * 2000,
+    ],
+)
 def test_malformed(wrong: Any) -> None:
     with pytest.raises(loans.LoanError, match="loan"):
         loans.validate(wrong)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda c: st.lists(c, max_size=4),
-                    max_leaves=8))
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda c: st.lists(c, max_size=4), max_leaves=8)
+)
 def test_anything(value: Any) -> None:
     try:
         for recipient, resource, amount in loans.validate(value):

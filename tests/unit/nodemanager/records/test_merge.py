@@ -160,10 +160,16 @@ def test_loans_end_with_the_record(database: Database) -> None:
     assert database.local("sliver_a") == {"index": 4}
 
 
-updates = st.lists(st.tuples(
-    st.sampled_from(["one", "two"]), st.booleans(),
-    st.dictionaries(st.sampled_from(["a", "b", "c"]), st.tuples(st.none() | st.integers(0, 5), st.none() | st.integers(-5, 9)),
-                    max_size=3)), max_size=8)
+updates = st.lists(
+    st.tuples(
+        st.sampled_from(["one", "two"]),
+        st.booleans(),
+        st.dictionaries(
+            st.sampled_from(["a", "b", "c"]), st.tuples(st.none() | st.integers(0, 5), st.none() | st.integers(-5, 9)), max_size=3
+        ),
+    ),
+    max_size=8,
+)
 
 
 @pytest.mark.spec("NM-A.6: what a source has is a subset of its last complete update and later partial ones")
@@ -179,8 +185,10 @@ def test_sources_are_independent(tmp_path: pathlib.Path, given_updates: Any) -> 
         told: dict[str, set[str]] = {"one": set(), "two": set()}
         for step, (source, complete, content) in enumerate(given_updates):
             others = {r.key: (r.source, r.content) for r in database.records() if r.source not in (source, "")}
-            items = [sliver(n, **({} if v is None else {"timestamp": v}), **({} if e is None else {"expiry": NOW + e}))
-                     for n, (v, e) in content.items()]
+            items = [
+                sliver(n, **({} if v is None else {"timestamp": v}), **({} if e is None else {"expiry": NOW + e}))
+                for n, (v, e) in content.items()
+            ]
             merge.deliver(database, source, None, items, complete, NOW + step * (-1) ** step)
             told[source] = (set() if complete else told[source]) | set(content)
             after = {r.key: r for r in database.records() if r.key != "timestamp"}

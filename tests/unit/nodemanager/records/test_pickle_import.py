@@ -79,12 +79,29 @@ def test_first_version(database: Database, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.spec("NM-B.2: keyed by name, _rspec, _loans, instantiation, expires, type sliver.VServer")
 def test_last_version(database: Database, tmp_path: pathlib.Path) -> None:
-    result = imported(database, tmp_path, pickle.dumps({
-        "pl_sirius": {"name": "pl_sirius", "type": "sliver.VServer", "instantiation": "delegated", "expires": 99, "keys": "",
-                      "rspec": {"cpu_share": 3, "capabilities": "", "ip_addresses": "0.0.0.0"}, "_rspec": {"cpu_share": 3},
-                      "_loans": [("b", "nm_cpu_share", 1)], "timestamp": 5},
-        "pl_ctl": {"name": "pl_ctl", "type": "controller.Controller", "instantiation": "nm-controller", "timestamp": 5},
-        "bad": {"name": "a/b", "type": "sliver.VServer"}, "worse": 7}, protocol=0))
+    result = imported(
+        database,
+        tmp_path,
+        pickle.dumps(
+            {
+                "pl_sirius": {
+                    "name": "pl_sirius",
+                    "type": "sliver.VServer",
+                    "instantiation": "delegated",
+                    "expires": 99,
+                    "keys": "",
+                    "rspec": {"cpu_share": 3, "capabilities": "", "ip_addresses": "0.0.0.0"},
+                    "_rspec": {"cpu_share": 3},
+                    "_loans": [("b", "nm_cpu_share", 1)],
+                    "timestamp": 5,
+                },
+                "pl_ctl": {"name": "pl_ctl", "type": "controller.Controller", "instantiation": "nm-controller", "timestamp": 5},
+                "bad": {"name": "a/b", "type": "sliver.VServer"},
+                "worse": 7,
+            },
+            protocol=0,
+        ),
+    )
     assert sorted(result.taken) == ["delegate_pl_ctl", "sliver_pl_sirius"]
     assert set(result.refused) == {"bad", "worse"}
     record = database.get("sliver_pl_sirius")
@@ -100,10 +117,21 @@ class Evil:
 
 
 @pytest.mark.spec("NM-C.5: a restricted unpickler that admits only builtin containers and scalars")
-@pytest.mark.parametrize("data", [
-    pickle.dumps(Evil()), pickle.dumps({"a": Evil()}, protocol=0), pickle.dumps(os.system), pickle.dumps(eval),
-    b"cbuiltins\ngetattr\n(S'a'\nS'b'\ntR.", b"", b"junk", PYTHON2[:100], b"P1\n.",
-    b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff."])
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Evil()),
+        pickle.dumps({"a": Evil()}, protocol=0),
+        pickle.dumps(os.system),
+        pickle.dumps(eval),
+        b"cbuiltins\ngetattr\n(S'a'\nS'b'\ntR.",
+        b"",
+        b"junk",
+        PYTHON2[:100],
+        b"P1\n.",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff.",
+    ],
+)
 def test_nothing_else(data: bytes, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ImportFailed, match="not a pickle of plain values"):

@@ -13,9 +13,19 @@ from tests.support.nodemanager.node import KEY, delegate, sliver
 
 @pytest.mark.spec("NM-A.5: record_key is <account_type>_<name>; unknown fields are kept")
 def test_sliver() -> None:
-    parsed = records.parse_record(sliver(
-        "princeton_sirius", id=7, timestamp=3, expiry=9, rspec={"nm_cpu_share": 3}, ssh_keys=f"{KEY}\n\n", colour="red",
-        delegations=[("del_snoop", "GetRSpec")], initscript=base64.b64encode(b"#!/bin/sh\n").decode()))
+    parsed = records.parse_record(
+        sliver(
+            "princeton_sirius",
+            id=7,
+            timestamp=3,
+            expiry=9,
+            rspec={"nm_cpu_share": 3},
+            ssh_keys=f"{KEY}\n\n",
+            colour="red",
+            delegations=[("del_snoop", "GetRSpec")],
+            initscript=base64.b64encode(b"#!/bin/sh\n").decode(),
+        )
+    )
     assert parsed["record_key"] == "sliver_princeton_sirius"
     assert parsed["ssh_keys"] == KEY
     assert parsed["delegations"] == [["del_snoop", "GetRSpec"]]
@@ -38,15 +48,43 @@ def test_bwcap() -> None:
             records.parse_record({"record_key": "bwcap", **wrong})
 
 
-@pytest.mark.parametrize("wrong", [
-    None, [], "x", {}, {"account_type": "root", "name": "a"}, sliver("a/b"), sliver("a\n"), sliver("a", ssh_keys=7),
-    sliver("a", ssh_keys='command="x" ssh-rsa AAAA'), sliver("a", ssh_keys="cert-authority rsa AAAA"),
-    sliver("a", ssh_keys="x" * 70000), sliver("a", initscript="***"), sliver("a", initscript="A" * 400000),
-    sliver("a", junk="x" * 600000), sliver("a", rspec=[1]), sliver("a", rspec={"nm_x": 1}), sliver("a", timestamp="soon"),
-    sliver("a", expiry=float("nan")), sliver("a", expiry=True), sliver("a", image="/etc"), sliver("a", image="dir:/"),
-    sliver("a", image="dir:/srv/../"), sliver("a", image="image:../x"), sliver("a", network="bridge:a b"),
-    sliver("a", username="a b"), sliver("a", hostname="a\nb"), sliver("a", hostname="-x"), sliver("a", delegations=["x"]),
-    sliver("a", metadata=[1]), sliver("a", metadata={"n": 2**63}), sliver("a", junk=b"bytes"), sliver("a", junk={1: 2})])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        [],
+        "x",
+        {},
+        {"account_type": "root", "name": "a"},
+        sliver("a/b"),
+        sliver("a\n"),
+        sliver("a", ssh_keys=7),
+        sliver("a", ssh_keys='command="x" ssh-rsa AAAA'),
+        sliver("a", ssh_keys="cert-authority rsa AAAA"),
+        sliver("a", ssh_keys="x" * 70000),
+        sliver("a", initscript="***"),
+        sliver("a", initscript="A" * 400000),
+        sliver("a", junk="x" * 600000),
+        sliver("a", rspec=[1]),
+        sliver("a", rspec={"nm_x": 1}),
+        sliver("a", timestamp="soon"),
+        sliver("a", expiry=float("nan")),
+        sliver("a", expiry=True),
+        sliver("a", image="/etc"),
+        sliver("a", image="dir:/"),
+        sliver("a", image="dir:/srv/../"),
+        sliver("a", image="image:../x"),
+        sliver("a", network="bridge:a b"),
+        sliver("a", username="a b"),
+        sliver("a", hostname="a\nb"),
+        sliver("a", hostname="-x"),
+        sliver("a", delegations=["x"]),
+        sliver("a", metadata=[1]),
+        sliver("a", metadata={"n": 2**63}),
+        sliver("a", junk=b"bytes"),
+        sliver("a", junk={1: 2}),
+    ],
+)
 def test_wrong(wrong: Any) -> None:
     with pytest.raises(records.RecordError):
         records.parse_record(wrong)

@@ -19,8 +19,16 @@ def test_defaults() -> None:
 
 @pytest.mark.spec("NM-A.1, NM-C.3: LOANABLE_RESOURCES and floors")
 def test_loanable() -> None:
-    assert {"nm_cpu_share", "nm_cpu_guaranteed_share", "nm_net_max_rate", "nm_net_exempt_max_rate", "nm_net_share",
-            "nm_mem_limit", "nm_pids_max", "nm_cpu_limit"} == rspec.LOANABLE
+    assert {
+        "nm_cpu_share",
+        "nm_cpu_guaranteed_share",
+        "nm_net_max_rate",
+        "nm_net_exempt_max_rate",
+        "nm_net_share",
+        "nm_mem_limit",
+        "nm_pids_max",
+        "nm_cpu_limit",
+    } == rspec.LOANABLE
     assert rspec.FLOORS["nm_mem_limit"] == 64
     assert rspec.FLOORS["nm_pids_max"] == 32
     assert rspec.FLOORS["nm_cpu_guaranteed_share"] == 0
@@ -30,8 +38,13 @@ def test_loanable() -> None:
 @pytest.mark.spec("NM-B.2: names without prefix, net rates in kbit/s, cpu_cores with suffix b")
 def test_synonyms() -> None:
     assert rspec.validate({"cpu_share": "7", "net_max_rate": 5, "cpu_cores": "2b", "disk_max": 9000, "net_max_kbyte": 10}) == {
-        "nm_cpu_share": 7, "nm_net_max_rate": 5000, "nm_cpu_cores": 2, "nm_cpu_cores_both": 1, "nm_disk_quota": 9000,
-        "nm_net_max_kbyte": 10}
+        "nm_cpu_share": 7,
+        "nm_net_max_rate": 5000,
+        "nm_cpu_cores": 2,
+        "nm_cpu_cores_both": 1,
+        "nm_disk_quota": 9000,
+        "nm_net_max_kbyte": 10,
+    }
 
 
 @pytest.mark.spec("NM-B.4: net_max_rate -1 turns shaping off")
@@ -39,11 +52,26 @@ def test_no_ceiling() -> None:
     assert rspec.validate({"nm_net_max_rate": -1}) == {"nm_net_max_rate": rspec.UNLIMITED_RATE}
 
 
-@pytest.mark.parametrize("wrong", [
-    {"nm_cpu": 1}, {"nm_cpu_share": 0}, {"nm_cpu_share": "much"}, {"nm_cpu_share": True}, {"nm_cpu_share": 1.5},
-    {"nm_cpu_share": "1_000"}, {"nm_cpu_share": "\u0661"}, {"nm_cpu_share": None}, {"nm_cpu_guaranteed_share": 1001},
-    {"nm_mem_limit": -1}, {"nm_pids_max": 10**30}, {"nm_pids_max": "9" * 5000}, {"nm_net_min_rate": 9, "nm_net_max_rate": 8},
-    {"nm_cpu_cores": "b"}, {"": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nm_cpu": 1},
+        {"nm_cpu_share": 0},
+        {"nm_cpu_share": "much"},
+        {"nm_cpu_share": True},
+        {"nm_cpu_share": 1.5},
+        {"nm_cpu_share": "1_000"},
+        {"nm_cpu_share": "\u0661"},
+        {"nm_cpu_share": None},
+        {"nm_cpu_guaranteed_share": 1001},
+        {"nm_mem_limit": -1},
+        {"nm_pids_max": 10**30},
+        {"nm_pids_max": "9" * 5000},
+        {"nm_net_min_rate": 9, "nm_net_max_rate": 8},
+        {"nm_cpu_cores": "b"},
+        {"": 1},
+    ],
+)
 def test_wrong(wrong: dict[str, Any]) -> None:
     with pytest.raises(rspec.RSpecError) as caught:
         rspec.validate(wrong)
@@ -61,8 +89,9 @@ def test_names(name: str) -> None:
     assert rspec.check_name(name) == name
 
 
-@pytest.mark.parametrize("name", [
-    "", "a/b", "../a", "a\n", "\na", "a\0", "A", "1a", ".", "a" * 64, "a b", "\u00e4", None, 7, ["a"]])
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "../a", "a\n", "\na", "a\0", "A", "1a", ".", "a" * 64, "a b", "\u00e4", None, 7, ["a"]]
+)
 def test_names_with_slashes_and_newlines(name: Any) -> None:
     with pytest.raises(ValueError, match="is no name"):
         rspec.check_name(name)

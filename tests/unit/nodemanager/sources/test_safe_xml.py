@@ -41,8 +41,9 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) 
     monkeypatch.setattr(tickets.importlib.util, "find_spec", lambda name: None if name in ("jwt", "signxml") else real(name))
     assert tickets.missing({}) is None
     text = tickets.missing({"keys": ["k"], "xml-keys": ["x"]})
-    assert text == (f"tickets need jwt, signxml, not installed here: {sys.executable} -m pip install "
-                    "'PyJWT[crypto]>=2.10' 'signxml>=4.0'")
+    assert text == (
+        f"tickets need jwt, signxml, not installed here: {sys.executable} -m pip install 'PyJWT[crypto]>=2.10' 'signxml>=4.0'"
+    )
     from nodepool.nodemanager.manager import NodeManager
 
     options = {"state-dir": str(tmp_path), "run-dir": str(tmp_path), "tickets": {"keys": ["k"]}, "backend": "rootless"}

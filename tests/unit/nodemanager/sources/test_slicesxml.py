@@ -13,8 +13,12 @@ from tests.support.nodemanager.node import KEY
 
 KEY2 = KEY.replace("JJ", "JK").replace("IJb4", "IKc5")
 HEAD = '<slice id="5" name="princeton_sirius" expiry="2000000000">'
-PARTS = ('<timestamp value="77"/>', '<node id="12"/>', '<user person_id="1"/>',
-         '<resource name="nm_cpu_share"><value>40</value></resource>')
+PARTS = (
+    '<timestamp value="77"/>',
+    '<node id="12"/>',
+    '<user person_id="1"/>',
+    '<resource name="nm_cpu_share"><value>40</value></resource>',
+)
 KEYS = f'<key person_id="1" value="{KEY}"/>'
 
 
@@ -26,22 +30,35 @@ def one(text: str, node: int | str = 12) -> dict[str, object]:
 @pytest.mark.spec("NM-A.10: slice, timestamp, node, user, resource, value, key; A.6: delegations of del_snoop")
 def test_all_elements() -> None:
     assert one(f"<slices>{HEAD}{''.join(PARTS)}</slice>{KEYS}</slices>") == {
-        "account_type": "sliver", "name": "princeton_sirius", "id": 5, "expiry": 2000000000, "timestamp": 77,
-        "rspec": {"nm_cpu_share": 40}, "ssh_keys": KEY, "delegations": [["del_snoop", "GetRSpec"]], "plc_instantiated": True}
+        "account_type": "sliver",
+        "name": "princeton_sirius",
+        "id": 5,
+        "expiry": 2000000000,
+        "timestamp": 77,
+        "rspec": {"nm_cpu_share": 40},
+        "ssh_keys": KEY,
+        "delegations": [["del_snoop", "GetRSpec"]],
+        "plc_instantiated": True,
+    }
 
 
 @pytest.mark.spec("NM-A.10: order of elements must not matter")
 @pytest.mark.parametrize("parts", list(itertools.permutations(PARTS)))
 def test_order(parts: tuple[str, ...]) -> None:
     body = f"{HEAD}{''.join(parts)}</slice>"
-    assert one(f"<slices>{body}{KEYS}</slices>") == one(f"<slices>{KEYS}{body}</slices>") == one(
-        f"<slices>{HEAD}{''.join(PARTS)}</slice>{KEYS}</slices>")
+    assert (
+        one(f"<slices>{body}{KEYS}</slices>")
+        == one(f"<slices>{KEYS}{body}</slices>")
+        == one(f"<slices>{HEAD}{''.join(PARTS)}</slice>{KEYS}</slices>")
+    )
 
 
 @pytest.mark.spec("NM-A.10: a slice opens the current slice; what follows belongs to it")
 def test_flat() -> None:
-    text = ('<slices><slice id="1" name="a"/><node id="12"/><resource name="nm_net_share"/><value>3</value>'
-            '<slice id="2" name="b"/><node id="13"/></slices>')
+    text = (
+        '<slices><slice id="1" name="a"/><node id="12"/><resource name="nm_net_share"/><value>3</value>'
+        '<slice id="2" name="b"/><node id="13"/></slices>'
+    )
     assert one(text)["rspec"] == {"nm_net_share": 3}
     assert one(text, 13)["name"] == "b"
 
@@ -55,17 +72,21 @@ def test_other_nodes() -> None:
 @pytest.mark.spec("NM-A.10: a person may be in several slices; keys of all members in order")
 def test_person_in_two_slices() -> None:
     member = '<node id="12"/><user person_id="2"/><user person_id="1"/>'
-    text = (f'<slices><slice id="1" name="a">{member}</slice><slice id="2" name="b">{member}</slice>'
-            f'<key person_id="1" value="{KEY}"/><key person_id="2" value="{KEY2}"/><key person_id="2" value="{KEY}"/></slices>')
+    text = (
+        f'<slices><slice id="1" name="a">{member}</slice><slice id="2" name="b">{member}</slice>'
+        f'<key person_id="1" value="{KEY}"/><key person_id="2" value="{KEY2}"/><key person_id="2" value="{KEY}"/></slices>'
+    )
     assert [r["ssh_keys"] for r in slices_xml.parse(text.encode(), 12)] == [f"{KEY2}\n{KEY}"] * 2
 
 
 @pytest.mark.spec("NM-A.10: text of a value in several chunks; non-integers ignored; unknown elements skipped")
 def test_values() -> None:
-    text = (f'<x:slices xmlns:x="urn:x">{HEAD}<node id="12"/><junk><deep/></junk><resource name="nm_cpu_share"><value>1<!-- -->2'
-            '<![CDATA[3]]></value></resource><resource name="nm_net_share"><value>much</value></resource>'
-            '<resource name="nobody_knows"><value>1</value></resource><resource name="cpu_cores"><value>1</value></resource>'
-            '<value>9</value></slice></x:slices>')
+    text = (
+        f'<x:slices xmlns:x="urn:x">{HEAD}<node id="12"/><junk><deep/></junk><resource name="nm_cpu_share"><value>1<!-- -->2'
+        '<![CDATA[3]]></value></resource><resource name="nm_net_share"><value>much</value></resource>'
+        '<resource name="nobody_knows"><value>1</value></resource><resource name="cpu_cores"><value>1</value></resource>'
+        "<value>9</value></slice></x:slices>"
+    )
     assert one(text)["rspec"] == {"nm_cpu_share": 123, "cpu_cores": 1}
 
 
@@ -77,10 +98,18 @@ def test_a_bad_key_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.spec("NM issue: broken slices.xml, entity bombs")
-@pytest.mark.parametrize("text", [
-    "", "text", "<slices>", '<slices><slice id="1"', "<html><body>Please log in</body></html>",
-    '<!DOCTYPE s [<!ENTITY a "x"><!ENTITY b "&a;&a;">]><slices>&b;</slices>',
-    '<!DOCTYPE s [<!ENTITY a SYSTEM "file:///etc/passwd">]><slices>&a;</slices>'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "text",
+        "<slices>",
+        '<slices><slice id="1"',
+        "<html><body>Please log in</body></html>",
+        '<!DOCTYPE s [<!ENTITY a "x"><!ENTITY b "&a;&a;">]><slices>&b;</slices>',
+        '<!DOCTYPE s [<!ENTITY a SYSTEM "file:///etc/passwd">]><slices>&a;</slices>',
+    ],
+)
 def test_unusable(text: str) -> None:
     with pytest.raises(slices_xml.SlicesXmlError, match=r"slices\.xml"):
         slices_xml.parse(text.encode(), 12)
@@ -93,8 +122,10 @@ def test_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many() -> None:
-    body = "".join(f'<slice id="{n}" name="s{n}"><node id="12"/><user person_id="{n}"/></slice>'
-                   f'<key person_id="{n}" value="{KEY}"/>' for n in range(3000))
+    body = "".join(
+        f'<slice id="{n}" name="s{n}"><node id="12"/><user person_id="{n}"/></slice><key person_id="{n}" value="{KEY}"/>'
+        for n in range(3000)
+    )
     found = slices_xml.parse(f"<planetlab><slices>{body}</slices></planetlab>".encode(), 12)
     assert len(found) == 3000
     assert all(record["ssh_keys"] == KEY for record in found)
@@ -111,8 +142,10 @@ def resource(name: str, amount: int) -> str:
 def granted(defaults: str, own: str, **options: str | None) -> dict[str, int]:
     """RSpec of a slice beside the default slice, which makes no sliver and may come before or after."""
     parts = [f'<slice id="1" name="a">{HERE}{own}</slice>', defaults]
-    results = [slices_xml.parse(f"<slices>{''.join(order)}</slices>".encode(), 12, **options)  # type: ignore[arg-type]
-               for order in (parts, parts[::-1])]
+    results = [
+        slices_xml.parse(f"<slices>{''.join(order)}</slices>".encode(), 12, **options)  # type: ignore[arg-type]
+        for order in (parts, parts[::-1])
+    ]
     assert results[0] == results[1]
     (record,) = results[0]
     assert record["name"] == "a"
@@ -127,7 +160,9 @@ def test_default_slice() -> None:
         assert granted(DEFAULTS.format(node=node, resources=both), "") == {"nm_cpu_share": 7, "nm_cpu_guaranteed_share": 50}
         # The slice's own win, by whatever name.
         assert granted(DEFAULTS.format(node=node, resources=both), resource("cpu_share", 3)) == {
-            "nm_cpu_share": 3, "nm_cpu_guaranteed_share": 50}
+            "nm_cpu_share": 3,
+            "nm_cpu_guaranteed_share": 50,
+        }
     other = DEFAULTS.format(node='<node id="13"/>', resources=both)
     assert granted(other, resource("cpu_share", 3)) == {"nm_cpu_share": 3}
     old = '<slice id="9" name="pl_default" expiry="1000">' + both + "</slice>"

@@ -60,8 +60,21 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def rsa(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, str]:
     folder = tmp_path_factory.mktemp("rsa")
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(folder / "key"), "-out", str(folder / "cert"),
-            "-subj", "/CN=authority", "-days", "2")
+    openssl(
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        str(folder / "key"),
+        "-out",
+        str(folder / "cert"),
+        "-subj",
+        "/CN=authority",
+        "-days",
+        "2",
+    )
     return (folder / "key").read_bytes(), str(folder / "cert")
 
 
@@ -79,9 +92,11 @@ def test_jws(pair: tuple[bytes, str], once: Used) -> None:
 
 
 @pytest.mark.spec("NM-C.6: a ticket contains slivers only")
-@pytest.mark.parametrize(("records", "text"), [
-    ([sliver("a"), delegate("d")], "slivers only"), ([], "no slivers"), ([sliver("a/b")], "is no name")],
-    ids=["delegate", "nothing", "name"])
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [([sliver("a"), delegate("d")], "slivers only"), ([], "no slivers"), ([sliver("a/b")], "is no name")],
+    ids=["delegate", "nothing", "name"],
+)
 def test_nothing_is_signed_that_would_be_refused(
     pair: tuple[bytes, str], rsa: tuple[bytes, str], records: list[dict[str, Any]], text: str
 ) -> None:
@@ -207,7 +222,7 @@ def test_xml_elliptic(tmp_path: pathlib.Path, once: Used) -> None:
 def test_xml_refused(rsa: tuple[bytes, str], once: Used, tmp_path: pathlib.Path) -> None:
     now = int(time.time())
     cases: list[tuple[str, str]] = [
-        (xml(rsa).replace('&quot;a&quot;', '&quot;b&quot;').replace('"name": "a"', '"name": "b"'), "signature"),
+        (xml(rsa).replace("&quot;a&quot;", "&quot;b&quot;").replace('"name": "a"', '"name": "b"'), "signature"),
         (signed_xml(rsa, claims(aud="elsewhere")), "another host"),
         (signed_xml(rsa, claims(exp=now - 100)), "expired"),
         (signed_xml(rsa, claims(iat=now + 500, exp=now + 600)), "not valid yet"),
@@ -239,8 +254,11 @@ def test_sha1(rsa: tuple[bytes, str], once: Used) -> None:
 
     root = etree.Element(f"{NS}Envelope", nsmap={None: "urn:envelope"})  # type: ignore[dict-item]
     etree.SubElement(root, f"{NS}Data").text = json.dumps(claims())
-    signer = Old(signature_algorithm=SignatureMethod.RSA_SHA1, digest_algorithm=DigestAlgorithm.SHA1,
-                 c14n_algorithm=CanonicalizationMethod.CANONICAL_XML_1_0)
+    signer = Old(
+        signature_algorithm=SignatureMethod.RSA_SHA1,
+        digest_algorithm=DigestAlgorithm.SHA1,
+        c14n_algorithm=CanonicalizationMethod.CANONICAL_XML_1_0,
+    )
     with open(rsa[1], encoding="ascii") as stream:
         text = etree.tostring(signer.sign(root, key=rsa[0], cert=stream.read()), encoding="unicode")
     with pytest.raises(TicketError, match="signature"):

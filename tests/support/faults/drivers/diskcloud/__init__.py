@@ -223,8 +223,9 @@ class DiskAdapter(statemachine.Adapter):
             found.append((external_id, content["metadata"]))
         return found
 
-    def getCreateStateMachine(self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str],
-                              request: Any, az: str | None, log: Any) -> DiskCreate:
+    def getCreateStateMachine(
+        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: Any, az: str | None, log: Any
+    ) -> DiskCreate:
         return DiskCreate(self, hostname, metadata)
 
     def getDeleteStateMachine(self, external_id: Any, log: Any) -> DiskDelete:
