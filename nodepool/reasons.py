@@ -1,6 +1,7 @@
-"""Why a request has to wait: a closed set of reasons with parameters, and the one place that puts them into words.
+"""Why a request has to wait or is declined: closed sets of reasons with parameters, and the one place that puts them into words.
 
-The same value decides who is looked at again when something changes, and is told in ``/waiting-list``, logs and metrics.
+The same value decides which requests are looked at again when something changes, and is told in ``/waiting-list``, logs,
+commands and metrics.
 """
 
 from __future__ import annotations
@@ -11,8 +12,39 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-class Code(enum.Enum):
-    """Each with its text; doc/operation/waiting.rst tells what to look at."""
+class _Text(enum.Enum):
+    """Each member has the text that it is told with."""
+
+    @property
+    def word(self) -> str:
+        """For JSON and metrics."""
+        return self.name.lower().replace("_", "-")
+
+    @property
+    def told(self) -> bool:
+        """Whether an event tells that it does not hold any more; else only the next look finds out."""
+        return self not in (Code.ERROR, Code.NOTHING_FREE_NO_EVENT)
+
+
+class Declined(_Text):
+    """Why a pool can never serve a request; other pools may."""
+
+    POOL_DISABLED = "pool is disabled by max_servers"
+    NOT_OFFERED = "does not offer {labels}"
+    UNAVAILABLE = "node type(s) [{labels}] not available"
+    NO_IMAGE = "images are not available"
+    OVER_QUOTA = "it would exceed quota"
+    OVER_LIMIT = "it would exceed quota ({limit})"
+    LABEL_BROKEN = "node type(s) [{labels}] cannot work"
+    LABEL_PROBLEM = "{problem}"
+    NODES_FAILED = "node {nodes} could not be made"
+    ERROR = "error: {error}"
+    #: A driver that decides by itself.
+    BY_DRIVER = "{text}"
+
+
+class Code(_Text):
+    """Why a request waits; doc/operation/waiting.rst tells what to look at."""
 
     NOT_LOOKED_AT = "to be looked at"
     BUSY = "busy"
@@ -25,8 +57,8 @@ class Code(enum.Enum):
     NOTHING_FREE = "nothing free"
     NOTHING_FREE_NO_EVENT = "nothing free; no event of this driver tells when there is"
     POOL_PAUSED = "paused at quota"
-    PROVIDER_QUOTA = "provider {provider}, {figures}"
-    POOL_LIMIT = "pool {name}, {figures}"
+    PROVIDER_QUOTA = "provider {provider}, {resource}: {needed} needed, {left} of {limit} left"
+    POOL_LIMIT = "pool {name}, {resource}: {needed} needed, {left} of {limit} left"
     REFUSED_BY_CLOUD = "provider {provider}: its cloud has just refused a node of label {label} for its quota"
     LIMITS_UNKNOWN = "the limits of provider {provider} are being asked for"
     NO_ROOM = "no room for {labels}"
@@ -40,22 +72,12 @@ class Code(enum.Enum):
     LAUNCHING = "its nodes are being made"
     ERROR = "error: {error}"
 
-    @property
-    def word(self) -> str:
-        """For JSON and metrics."""
-        return self.name.lower().replace("_", "-")
-
-    @property
-    def told(self) -> bool:
-        """Whether an event tells that it does not hold any more; else only the next look finds out."""
-        return self not in (Code.ERROR, Code.NOTHING_FREE_NO_EVENT)
-
 
 @dataclass(frozen=True)
 class Reason:
     """:param pool: of ours, as ``PROVIDER-POOL``; empty when it concerns none in particular."""
 
-    code: Code
+    code: Code | Declined
     parameters: tuple[tuple[str, object], ...] = ()
     pool: str = ""
 
@@ -63,7 +85,7 @@ class Reason:
         """The same, of that pool."""
         return dataclasses.replace(self, pool=pool)
 
-    def matches(self, code: Code, **parameters: object) -> bool:
+    def matches(self, code: Code | Declined, **parameters: object) -> bool:
         """Whether it is of this kind, and has at least these parameters."""
         return self.code is code and parameters.items() <= dict(self.parameters).items()
 
@@ -72,7 +94,7 @@ class Reason:
         return f"{self.pool}: {text}" if self.pool else text
 
 
-def because(code: Code, **parameters: object) -> Reason:
+def because(code: Code | Declined, **parameters: object) -> Reason:
     return Reason(code, tuple(parameters.items()))
 
 

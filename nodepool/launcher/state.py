@@ -49,7 +49,7 @@ class LauncherState:
         self.delete_interval: float = 5
         self.claims = NodeClaims()
         self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
-        self.declines = Declines(lambda: self.zk)
+        self.declines = Declines(lambda: self.zk, self.statsd)
         #: The configured pools by ``PROVIDER-POOL``.
         self.pool_threads: Mapping[str, Pool] = {}
         #: The same by launcher id; replaced as a whole.

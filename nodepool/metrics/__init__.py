@@ -66,6 +66,11 @@ REQUESTS_WAITING_FOR = Definition(
     "nodepool_launcher_requests_waiting_for",
     "Requests that wait, by reason; those with several count for each",
 )
+REQUESTS_DECLINED = Definition(
+    "nodepool.launcher.{host}.declined.{reason}",
+    "nodepool_launcher_requests_declined",
+    "Requests that a pool of this launcher has declined, by reason; those with several count for each",
+)
 FOUND_BY_RESYNC = Definition(
     "nodepool.launcher.{host}.found_by_resync",
     "nodepool_launcher_found_by_resync",

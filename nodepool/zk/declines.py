@@ -1,21 +1,23 @@
 """Why pools have declined requests, for people; beside the tree of release 11.0.0, which has no place for it.
 
-``/nodepool/request-declines/<request id>@<launcher id>``, both percent-quoted: ephemeral, a JSON object with ``pool`` and
-``reason``.  Not in the request itself: 11.0.0 drops keys that it does not know, and Zuul takes every key as its own.
-A launcher removes what it has written when the request is gone; what it could not remove ends with its session.
+``/nodepool/request-declines/<request id>@<launcher id>``, both percent-quoted: ephemeral, a JSON object with ``pool``,
+``reason`` and, one word for each reason, ``codes``.  Not in the request itself: 11.0.0 drops keys that it does not know, and
+Zuul takes every key as its own.  A launcher removes what it has written when the request is gone; what it could not remove
+ends with its session.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from kazoo.exceptions import NoNodeError
 
 from nodepool.base.problems import one_line
+from nodepool.reasons import Reason, render
 from nodepool.zk.records import RecordError, parse_object
 
 ROOT = "/nodepool/request-declines"
@@ -30,8 +32,9 @@ def path(request_id: str, launcher_id: str) -> str:
     return f"{ROOT}/{quote(request_id, safe='')}@{quote(launcher_id, safe='')}"
 
 
-def serialize(pool: str, reason: object) -> bytes:
-    return json.dumps({"pool": pool, "reason": one_line(reason)}).encode()
+def serialize(pool: str, reasons: Sequence[Reason]) -> bytes:
+    record = {"pool": pool, "reason": one_line(render(reasons)), "codes": [reason.code.word for reason in reasons]}
+    return json.dumps(record).encode()
 
 
 def pool_of(launcher_id: str) -> str:

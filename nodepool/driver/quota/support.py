@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodepool.driver import utils
 from nodepool.driver.quota.amounts import QuotaInformation
@@ -21,6 +21,15 @@ class LimitsPending(Exception):
     def __init__(self, provider: str) -> None:
         self.reason = because(Code.LIMITS_UNKNOWN, provider=provider)
         super().__init__(str(self.reason))
+
+
+class Shortage(NamedTuple):
+    """What is missing for new nodes; ``left`` may be negative, when a limit was lowered."""
+
+    resource: str
+    needed: float
+    left: float
+    limit: float
 
 
 class QuotaSupport:
@@ -112,7 +121,7 @@ class QuotaSupport:
         self.log.debug("Available quota for %s: %s", self.provider.name, limits)
         return limits
 
-    def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> str | None:
+    def short_of_limits(self, needed: Mapping[str, float], parts: list[Mapping[str, float]], launch: bool) -> Shortage | None:
         """:meth:`fits` with the limits; only the very first time the cloud is waited for.
 
         Outdated limits are renewed in the background. Meanwhile they are good enough to let something pass, though not
@@ -220,7 +229,7 @@ class QuotaSupport:
             return None
         return need.get_resources()
 
-    def fits(self, needed: Mapping[str, float], limits: QuotaInformation, parts: list[Mapping[str, float]]) -> str | None:
+    def fits(self, needed: Mapping[str, float], limits: QuotaInformation, parts: list[Mapping[str, float]]) -> Shortage | None:
         """None when ``needed`` fits beside ``parts``, else what is short by how much."""
         compute = limits.quota["compute"]
         for key, need in needed.items():
@@ -231,7 +240,7 @@ class QuotaSupport:
                 continue
             used = sum(part.get(key, 0) for part in parts)
             if limit - used - need < 0:
-                return f"{key}: {need} needed, {limit - used} of {limit} left"
+                return Shortage(key, need, limit - used, limit)
         return None
 
     def getLabelQuota(self) -> Mapping[str, float]:

@@ -12,7 +12,7 @@ from nodepool.driver.request.host import RequestHost
 from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
 from nodepool.driver.request.step import LabelRecorder
 from nodepool.logconfig import Log, get_annotated_logger
-from nodepool.reasons import Reason
+from nodepool.reasons import Declined, Reason, because
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle
 
@@ -54,8 +54,8 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self.wants_more_of_provider: bool | None = None
         #: What of the limits the request exceeds by itself.
         self.exceeded: Reason | None = None
-        #: Why it is declined, in words, for whoever waits.
-        self.declined_because: str | None = None
+        #: Why it is declined, for those who wait for it.
+        self.declined_because: list[Reason] = []
         #: When it was paused (monotonic seconds).
         self.paused_since = 0.0
         #: Another pool is open, which is to have the request when this one has no room.
@@ -208,19 +208,30 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         return missing
 
     def getDeclinedReasons(self) -> list[str]:
+        """Why this pool can never serve the request, in words; for callers of 11.0.0's, and for drivers that decide otherwise."""
+        reason = self._why_declined()
+        return [] if reason is None else [str(reason)]
+
+    def decline_reasons(self) -> list[Reason]:
         """Why this pool can never serve the request; the first reason found, or nothing."""
+        if type(self).getDeclinedReasons is not HandlerBase.getDeclinedReasons:
+            return [because(Declined.BY_DRIVER, text=text) for text in self.getDeclinedReasons()]
+        reason = self._why_declined()
+        return [] if reason is None else [reason]
+
+    def _why_declined(self) -> Reason | None:
         if self.provider is None:
             self._refresh()
         if self.pool.max_servers <= 0:
-            return ["pool is disabled by max_servers"]
+            return because(Declined.POOL_DISABLED)
         offered = set(self.pool.labels) - set(self.manager.errorLabels())
         missing = sorted(set(self.request.node_types) - offered)
         if missing:
-            return [f"node type(s) [{','.join(missing)}] not available"]
+            return because(Declined.UNAVAILABLE, labels=",".join(missing))
         if not self.imagesAvailable():
-            return ["images are not available"]
+            return because(Declined.NO_IMAGE)
         if not self.hasProviderQuota(self.request.node_types):
-            return [f"it would exceed quota ({self.exceeded})" if self.exceeded else "it would exceed quota"]
+            return because(Declined.OVER_LIMIT, limit=self.exceeded) if self.exceeded else because(Declined.OVER_QUOTA)
         # What the labels need has been asked now; the driver may have found one that can never work.
         broken = sorted(set(self.request.node_types) & set(self.manager.errorLabels()))
-        return [f"node type(s) [{','.join(broken)}] cannot work"] if broken else []
+        return because(Declined.LABEL_BROKEN, labels=",".join(broken)) if broken else None

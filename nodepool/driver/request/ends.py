@@ -20,7 +20,7 @@ from nodepool.driver.quota.support import LimitsPending
 from nodepool.driver.request.base import HandlerBase
 from nodepool.driver.request.state import Event, How, Outcome, State
 from nodepool.exceptions import FOREIGN
-from nodepool.reasons import Code, Reason, because
+from nodepool.reasons import Code, Declined, Reason, because
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks import LockHandle, add_unlocked_check
@@ -82,7 +82,7 @@ class RequestEnds(HandlerBase):
             self.hand_back()
             return
         self.log.error("Declining node request due to exception in NodeRequestHandler:", exc_info=error)
-        self.declined_because = f"error: {error or repr(error)}"
+        self.declined_because = [because(Declined.ERROR, error=str(error) or repr(error))]
         self.pw.driver_failed(self.request, error)
         self.declineRequest()
 
@@ -127,9 +127,8 @@ class RequestEnds(HandlerBase):
             self._give_back()
         elif self._failed_nodes:
             self.log.info("Declining node request because nodes failed: %s", [n.id for n in self._failed_nodes])
-            self.declined_because = "; ".join(
-                [f"node {', '.join(n.id or '' for n in self._failed_nodes)} could not be made", *self._label_problems()]
-            )
+            failed = because(Declined.NODES_FAILED, nodes=", ".join(n.id or "" for n in self._failed_nodes))
+            self.declined_because = [failed, *self._label_problems()]
             self.declineRequest()
         elif len(self._ready_nodes) < len(self.request.node_types):
             # Aborted for quota: the pool tries again, now and then, until there is some.
@@ -239,10 +238,17 @@ class RequestEnds(HandlerBase):
             self.request = present
             self.request.state = zk.PENDING
 
-    def _label_problems(self) -> list[str]:
+    def _label_problems(self) -> list[Reason]:
         """What is known to be wrong with the labels of the request here."""
         problems = getattr(self.manager, "label_problems", None)
-        return problems.of(self.request.node_types) if isinstance(problems, LabelProblems) else []
+        known = problems.of(self.request.node_types) if isinstance(problems, LabelProblems) else []
+        return [because(Declined.LABEL_PROBLEM, problem=problem) for problem in known]
+
+    def decline_for(self, reasons: list[Reason]) -> None:
+        """This pool can never serve it."""
+        self.log.info("Declining node request because: %s", ", ".join(map(str, reasons)))
+        self.declined_because = [*reasons, *self._label_problems()]
+        self.declineRequest()
 
     def declineRequest(self) -> None:
         """Say that this pool cannot serve it; FAILED when every registered pool has said so."""
@@ -259,7 +265,8 @@ class RequestEnds(HandlerBase):
         request = self.request
         if self.launcher_id not in request.declined_by:
             request.declined_by = [*request.declined_by, self.launcher_id]
-        by_all = self.pw.decline(request, self.declined_because or "the driver has declined it")
+        reasons = self.declined_because or [because(Declined.BY_DRIVER, text="the driver has declined it")]
+        by_all = self.pw.decline(request, reasons)
         if by_all is not None:
             self.log.info("Failing declined node request: every pool has declined it (%s)", by_all)
         request.state = zk.REQUESTED if by_all is None else zk.FAILED

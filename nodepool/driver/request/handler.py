@@ -41,11 +41,8 @@ class NodeRequestHandler(RequestEnds):
             return
         try:
             self._refresh()
-            reasons = self.getDeclinedReasons()
-            if reasons:
-                self.log.info("Declining node request because: %s", ", ".join(reasons))
-                self.declined_because = "; ".join([*reasons, *self._label_problems()])
-                self.declineRequest()
+            if reasons := self.decline_reasons():
+                self.decline_for(reasons)
             else:
                 self._fill()
         except FOREIGN as error:
@@ -174,7 +171,7 @@ class NodeRequestHandler(RequestEnds):
         A driver that counts recorded nodes only cannot tell for several.
         """
         self._refresh()
-        if self.getDeclinedReasons():
+        if self.decline_reasons():
             return False
         wanted = Counter(self.request.node_types)
         if self.request.reuse:

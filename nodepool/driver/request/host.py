@@ -67,7 +67,7 @@ class RequestHost(Protocol):
 
     def driver_failed(self, request: NodeRequest, error: BaseException) -> None: ...
 
-    def decline(self, request: NodeRequest, reason: str) -> str | None:
+    def decline(self, request: NodeRequest, reasons: list[Reason]) -> str | None:
         """Note why it is declined; when every pool has declined it the result is why, in words."""
 
     def request_released(self, handler: Any) -> None:

@@ -109,10 +109,10 @@ class StateMachineHandler(NodeRequestHandler):
             parts = manager._usage_parts() if used else []
             short = manager.short_of_limits(needed, parts, launch=used)
             if short is not None:
-                return because(Code.PROVIDER_QUOTA, provider=self.provider.name, figures=short)
+                return because(Code.PROVIDER_QUOTA, provider=self.provider.name, **short._asdict())
         parts = manager._usage_parts(self.pool) if used else []
         short = manager.fits(needed, self._pool_limits(), parts)
-        return None if short is None else because(Code.POOL_LIMIT, name=self.pool.name, figures=short)
+        return None if short is None else because(Code.POOL_LIMIT, name=self.pool.name, **short._asdict())
 
     # -- zones
 

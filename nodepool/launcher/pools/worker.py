@@ -168,10 +168,10 @@ class PoolWorker(threading.Thread, PoolRoom):
     def driver_failed(self, request: NodeRequest, error: BaseException) -> None:
         self.nodepool.declines.driver_failed(self, request, error)
 
-    def decline(self, request: NodeRequest, reason: str) -> str | None:
+    def decline(self, request: NodeRequest, reasons: list[Reason]) -> str | None:
         """Note why it is declined; when every pool has declined it the result is why, in words."""
         declines = self.nodepool.declines
-        declines.note(request, self.launcher_id, self.label, reason)
+        declines.note(request, self.launcher_id, self.label, reasons)
         # Those of ours that are only being registered count, too.
         pools = {pool.id for pool in self.getZK().getRegisteredPools()} | self.nodepool.workers_by_id().keys()
         return declines.known(request) if pools <= set(request.declined_by) else None
@@ -263,13 +263,10 @@ class PoolWorker(threading.Thread, PoolRoom):
                     handler.end(Outcome(How.WITHDRAWN, wait_for=shortage))
                     return
             if check_only or self.paused:
-                reasons = handler.getDeclinedReasons()
-                if not reasons:
+                if reasons := handler.decline_reasons():
+                    handler.decline_for(reasons)
+                else:
                     handler.end(Outcome(How.WITHDRAWN, wait_for=because(Code.POOL_PAUSED).at(self.label), checked=True))
-                    return
-                handler.log.info("Declining node request because: %s", ", ".join(reasons))
-                handler.declined_because = "; ".join(reasons)
-                handler.declineRequest()
                 return
         except FOREIGN as error:
             handler.trouble(error)

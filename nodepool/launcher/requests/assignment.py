@@ -24,7 +24,7 @@ from nodepool.launcher.requests.choice import Decision, RequestClass, SortKey, c
 from nodepool.launcher.requests.moves import OTHERS_TURN, Moves
 from nodepool.launcher.requests.safety_net import SafetyNet
 from nodepool.launcher.state import LauncherState
-from nodepool.reasons import Code, Reason, because, render
+from nodepool.reasons import Code, Declined, Reason, because, render
 from nodepool.zk import paths
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.locks import add_unlocked_check
@@ -208,9 +208,9 @@ class Assignment(threading.Thread):
         with self._condition:
             return len(self._where)
 
-    def waiting_for(self) -> Counter[Code]:
+    def waiting_for(self) -> Counter[Code | Declined]:
         """How many requests wait for each reason; for several of them they count for each."""
-        found: Counter[Code] = Counter()
+        found: Counter[Code | Declined] = Counter()
         with self._condition:
             for cls in self._classes.values():
                 for code in {reason.code for reason in cls.reasons} or {Code.NOT_LOOKED_AT}:
@@ -444,7 +444,9 @@ class Assignment(threading.Thread):
                 worker, pool = workers.get(launcher_id), registered.get(launcher_id)
                 if worker is not None and pool is not None:
                     missing = set(request.node_types) - pool.labels
-                    self.state.declines.note(request, launcher_id, worker.label, f"does not offer {joined(missing)}")
+                    self.state.declines.note(
+                        request, launcher_id, worker.label, [because(Declined.NOT_OFFERED, labels=joined(missing))]
+                    )
         pools = registered.keys() | workers.keys()
         if pools <= set(request.declined_by):
             request.state = FAILED

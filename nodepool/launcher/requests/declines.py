@@ -9,9 +9,12 @@ from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
+from nodepool import metrics
+from nodepool.base import hostnames
 from nodepool.base.problems import LabelProblems, Problem, one_line
 from nodepool.config.model import Config
 from nodepool.launcher.interfaces import Pool
+from nodepool.reasons import Reason, render
 from nodepool.zk import declines
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import NodeRequest
@@ -25,8 +28,9 @@ class Declines:
 
     log = logging.getLogger("nodepool.Declines")
 
-    def __init__(self, zk: Callable[[], Any]) -> None:
+    def __init__(self, zk: Callable[[], Any], statsd: metrics.Metrics) -> None:
         self._zk = zk
+        self._statsd = statsd
         self._lock = threading.Lock()
         #: Request id -> launcher id -> ``pool: reason``.
         self._noted: dict[str, dict[str, str]] = {}
@@ -35,19 +39,21 @@ class Declines:
         #: The client on which the parent has been made.
         self._parent_made: Any = None
 
-    def note(self, request: NodeRequest, launcher_id: str, pool: str, reason: object) -> None:
+    def note(self, request: NodeRequest, launcher_id: str, pool: str, reasons: list[Reason]) -> None:
         """To be called before the decline is written.  Nobody waits for requests for ``min-ready``: these are left out."""
         request_id = request.id or ""
         if request.requestor == MIN_READY:
             return
+        for word in {reason.code.word for reason in reasons}:
+            self._statsd.incr(metrics.REQUESTS_DECLINED(hostnames.short(), word))
         with self._lock:
-            self._noted.setdefault(request_id, {})[launcher_id] = one_line(f"{pool}: {reason}")
+            self._noted.setdefault(request_id, {})[launcher_id] = one_line(f"{pool}: {render(reasons)}")
         try:
             kazoo = self._zk().kazoo_client
             if self._parent_made is not kazoo:
                 self._parent_made = kazoo
                 kazoo.create_async(declines.ROOT, makepath=True).rawlink(self._written)
-            kazoo.create_async(declines.path(request_id, launcher_id), declines.serialize(pool, reason), ephemeral=True).rawlink(
+            kazoo.create_async(declines.path(request_id, launcher_id), declines.serialize(pool, reasons), ephemeral=True).rawlink(
                 self._written
             )
         except Exception as error:  # the decline itself counts

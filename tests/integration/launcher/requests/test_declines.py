@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from nodepool import metrics
+from nodepool.base import hostnames
+from nodepool.driver.statemachine import StateMachineHandler
+from nodepool.zk import declines
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
@@ -40,7 +44,23 @@ def test_a_missing_image_declines(bench: LauncherBench) -> None:
 @pytest.mark.spec("LAU-21.74; DRV-14.6")
 def test_a_disabled_pool_declines(bench: LauncherBench) -> None:
     pool = bench.start(config(provider(pool={"max-servers": 0})))
-    assert bench.wait_request(bench.submit("fake-label"), "failed")["declined_by"] == list(pool.workers_by_id())
+    request_id = bench.submit("fake-label")
+    [launcher_id] = bench.wait_request(request_id, "failed")["declined_by"]
+    assert [launcher_id] == list(pool.workers_by_id())
+    noted = json.loads(bench.zuul.client.get(declines.path(request_id, launcher_id))[0])
+    assert noted == {"pool": "fake-provider-main", "reason": "pool is disabled by max_servers", "codes": ["pool-disabled"]}
+    counted = metrics.REQUESTS_DECLINED(hostnames.short(), "pool-disabled")
+    assert pool.state.statsd.snapshot().counters[counted] >= 1
+
+
+@pytest.mark.spec("DRV-5.4")
+def test_a_driver_declines_for_reasons_of_its_own(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateMachineHandler, "getDeclinedReasons", lambda self: ["it is Sunday"])
+    bench.start(config(provider()))
+    request_id = bench.submit("fake-label")
+    [launcher_id] = bench.wait_request(request_id, "failed")["declined_by"]
+    noted = json.loads(bench.zuul.client.get(declines.path(request_id, launcher_id))[0])
+    assert (noted["reason"], noted["codes"]) == ("it is Sunday", ["by-driver"])
 
 
 @pytest.mark.spec("LAU-3: a disabled pool of better priority lets the next one serve; DRV-14.6")

@@ -12,6 +12,7 @@ import pytest
 
 from nodepool import status
 from nodepool.cmd import nodepoolcmd
+from nodepool.reasons import Declined, because
 from nodepool.zk import declines
 from nodepool.zk.records.progress import BuildProgress, UploadFailure
 from tests.conftest import Chroot, wait_for
@@ -168,9 +169,9 @@ def test_a_reason_for_a_request_that_has_gone_meanwhile_does_not_stay(bench: Lau
     kept = bench.submit("nosuch")
     bench.wait_request(kept, "failed")
     gone = NodeRequest("100-0000000099")
-    pool.state.declines.note(gone, "launcher", "pool", "because")
+    pool.state.declines.note(gone, "launcher", "pool", [because(Declined.NO_IMAGE)])
     # What is sent on one connection is done in order: when the last one is there, the others have been dealt with.
-    pool.state.declines.note(pool.zk.request_tree.get(kept), "another", "pool", "because")
+    pool.state.declines.note(pool.zk.request_tree.get(kept), "another", "pool", [because(Declined.NO_IMAGE)])
     wait_for(lambda: bench.zuul.client.exists(declines.path(kept, "another")), what="the last is written")
     assert not [name for name in bench.zuul.client.get_children(declines.ROOT) if "99" in name]
 
