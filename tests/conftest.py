@@ -24,6 +24,7 @@ import yaml
 from kazoo.exceptions import NoNodeError
 
 from tests import REPOSITORY
+from tests.support.deadline import limit
 
 # Where tests run in the background the shell has it ignored, and the programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -77,13 +78,15 @@ def zookeeper_server() -> dict[str, Any]:
     return _server
 
 
-#: How many times longer everything may take here than usual, as in a virtual machine without hardware of its own.
-PATIENCE = float(os.environ.get("NODEPOOL_TEST_PATIENCE", "1"))
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Tests run in random order: how to have the same once more."""
+    if exitstatus and config.pluginmanager.has_plugin("randomly"):
+        terminalreporter.write_line(f"The order of the tests: --randomly-seed={config.getoption('randomly_seed')}")
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = 20.0, what: str = "the condition") -> Any:
     """Wait until the condition gives something true, and return that."""
-    timeout *= PATIENCE
+    timeout = limit(timeout)
     deadline = time.monotonic() + timeout
     while True:
         value = condition()

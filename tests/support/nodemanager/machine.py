@@ -16,7 +16,7 @@ from nodepool.nodemanager.backends.base import Handle, Services, SliverSpec, Spa
 from nodepool.nodemanager.backends.native import NativeBackend
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
-from tests.conftest import PATIENCE
+from tests.support.deadline import limit
 
 ID_BASE = 1_000_000_000 + (os.getpid() % 1000) * 1_000_000
 """Test processes side by side must not take each other's slivers for their own."""
@@ -197,7 +197,7 @@ class Sliver:
             os.close(writing)
         with process:
             text = b""
-            deadline = time.monotonic() + timeout * PATIENCE
+            deadline = time.monotonic() + limit(timeout)
             while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 data = os.read(reading, 65536)
                 if not data:
@@ -256,7 +256,7 @@ def machine_at(state: pathlib.Path, cgroups: bool = True, factory: Any = NativeB
         machine.close()
         if service is not None:
             service.close()
-    deadline = time.monotonic() + 5 * PATIENCE
+    deadline = time.monotonic() + limit(5)
     while any(traces(state).values()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(traces(state).values()), traces(state)

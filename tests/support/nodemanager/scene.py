@@ -18,7 +18,8 @@ import yaml
 
 from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
 from nodepool.nodemanager.host import group_name
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import wait_for
+from tests.support.deadline import limit
 
 PROGRAM = str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager"))
 
@@ -94,14 +95,14 @@ class NmDaemon:
     def answers(self) -> bool:
         assert self.process is not None and self.process.poll() is None, self.log
         try:
-            return bool(self.client.call("GetCapacity", timeout=2 * PATIENCE))
+            return bool(self.client.call("GetCapacity", timeout=limit(2)))
         except (RpcError, RpcFault):
             return False
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(20 * PATIENCE)
+        return self.process.wait(limit(20))
 
     def put(self, name: str, wait: bool = True, **fields: Any) -> dict[str, Any]:
         rspec = fields.pop("rspec", {})
@@ -118,7 +119,7 @@ class NmDaemon:
         return self.wait(name) if wait else {}
 
     def wait(self, name: str, state: str = "ready", timeout: float = 30) -> dict[str, Any]:
-        timeout = min(300.0, timeout * PATIENCE)
+        timeout = min(300.0, limit(timeout))
         found: dict[str, Any] = self.client.call("WaitSliver", name, state, timeout, timeout=timeout + 5)
         wanted = {"gone": "absent"}.get(state, state)
         assert found.get("state") == wanted, (found, self.log[-3000:])
@@ -144,7 +145,7 @@ class NmDaemon:
                 "-o",
                 "BatchMode=yes",
                 "-o",
-                f"ConnectTimeout={10 * PATIENCE:g}",
+                f"ConnectTimeout={limit(10):g}",
                 "-o",
                 f"UserKnownHostsFile={known}",
                 "-o",
@@ -154,7 +155,7 @@ class NmDaemon:
             ],
             capture_output=True,
             text=True,
-            timeout=timeout * PATIENCE,
+            timeout=limit(timeout),
             check=False,
             stdin=subprocess.DEVNULL,
         )

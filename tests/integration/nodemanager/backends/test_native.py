@@ -24,7 +24,8 @@ from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.ssh import files as sshfiles
 from tests import REPOSITORY
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import wait_for
+from tests.support.deadline import limit
 from tests.support.nodemanager.machine import ID_BASE, Machine, Sliver, SmallCgroups, machine_at, processes_of, traces
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the backend native needs root")
@@ -558,8 +559,8 @@ def test_figures(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
         print(f"\ncreate {create * 1000:.1f} ms, destroy {destroy * 1000:.1f} ms, idle {idle / 1024:.0f} KiB (medians of 25)")
     assert idle < 2 << 20
     # The figures hold on a quiet machine; tests run beside others.
-    assert create < 0.25 * PATIENCE
-    assert destroy < 0.15 * PATIENCE
+    assert create < limit(0.25)
+    assert destroy < limit(0.15)
 
 
 def test_without_cgroups(tmp_path: pathlib.Path, state: pathlib.Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.nodemanager.kernel import syscalls
-from tests.conftest import PATIENCE, wait_for
+from tests.conftest import wait_for
+from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]
@@ -92,7 +93,7 @@ class Job:
         self.session = nm.session(name)
 
     def end(self) -> None:
-        out, _ = self.session.communicate("hello\n", timeout=20 * PATIENCE)
+        out, _ = self.session.communicate("hello\n", timeout=limit(20))
         assert out == "got hello\n"
 
 
@@ -105,7 +106,7 @@ def serves(nm: NmDaemon) -> None:
 
 def failed(nm: NmDaemon, name: str) -> str:
     """Why this sliver cannot be made."""
-    found = nm.client.call("WaitSliver", name, "ready", 30 * PATIENCE, timeout=40 * PATIENCE)
+    found = nm.client.call("WaitSliver", name, "ready", limit(30), timeout=limit(40))
     assert found["state"] == "failed", found
     return str(found["error"])
 
@@ -249,7 +250,7 @@ def test_no_memory(nm: NmDaemon) -> None:
         nm.put("gone", network="nat")
         with limit.only(left):
             nm.put("new", wait=False)
-            found = nm.client.call("WaitSliver", "new", "ready", 30 * PATIENCE, timeout=40 * PATIENCE)
+            found = nm.client.call("WaitSliver", "new", "ready", limit(30), timeout=limit(40))
             assert found["state"] == "ready" or "emory" in found["error"], found
             nm.delete("gone")
             nm.delete("new")

@@ -22,6 +22,7 @@ from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.network.tools import batch, run
 from nodepool.nodemanager.network.veth import Network, NetworkError
 from tests.conftest import wait_for
+from tests.support.deadline import limit
 
 SUBNET = "10.222.0.0/16"
 OUTSIDE, OUTSIDE_EXEMPT, HOST_SIDE = "10.221.7.2", "10.221.7.3", "10.221.7.1"
@@ -442,7 +443,7 @@ def test_the_same_place_is_used_again_at_once(bench: Bench) -> None:
     first = bench.sliver("alice", 5)
     begin = time.perf_counter()
     bench.network.destroy("alice", first)
-    assert time.perf_counter() - begin < 0.01
+    assert time.perf_counter() - begin < limit(0.05)
     second = bench.sliver("bob", 5, {"nm_net_max_rate": 20_000_000})
     assert second.veth != first.veth
     assert second.address == first.address
