@@ -21,7 +21,7 @@ def new_file(
 ) -> Iterator[BinaryIO]:
     """A file that becomes ``path`` when the block ends in order; until then, and after a crash, that is as it was.
 
-    Nobody else can read it before it is complete. After an error nothing is left of it.
+    Other users cannot read it before it is complete. After an error nothing is left of it.
 
     :param sync: on the disk, and in its directory, before this returns.
     :param place: gives it its name.

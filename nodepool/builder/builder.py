@@ -130,7 +130,7 @@ class NodePoolBuilder:
                 self.state.owns_images_dir = True
             except ConfigurationError as error:
                 # Another process would take our builds and uploads for those of a killed builder when it starts anew, as we
-                # would take its own, and what its ZooKeeper knows for files of nobody.
+                # would take its own, and take files that its ZooKeeper does not know for orphans.
                 if isinstance(error, build_journal.ImagesDirInUse) and not error.by_this_process:
                     raise
                 self.log.warning("%s; what killed builds and uploads left is not cleaned up by this builder", error)
@@ -200,7 +200,7 @@ class NodePoolBuilder:
         self.component_info.register()
         self._synced()
 
-    # -- events (on the connection thread: only wake somebody)
+    # -- events (on the connection thread: only wake threads)
 
     def _state_changed(self, state: str) -> None:
         if state != KazooState.CONNECTED:
@@ -307,7 +307,7 @@ class NodePoolBuilder:
             self.zk.disconnect()
         elif client is not None and client.client is not None:
             client.disconnect()
-        self.session_usable.set()  # nobody waits for a session any more
+        self.session_usable.set()  # a session is not waited for any more
         self._release_images_dir()
         self.statsd.setAddress(None)
         self._running = False

@@ -1,4 +1,4 @@
-"""The providers of the builder: one of each in the process, and none stopped while somebody uses it (BLD-16)."""
+"""The providers of the builder: one of each in the process, and none stopped while it is in use (BLD-16)."""
 
 from __future__ import annotations
 

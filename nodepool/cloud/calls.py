@@ -220,7 +220,7 @@ class CloudCalls:
         if kind is ErrorKind.NOT_FOUND and (call.missing_ok or call.lane == "delete"):
             self._works(call.operation)
         elif kind not in _NORMAL:
-            # Once is no news, and what somebody has to mend is told by those who asked.
+            # Once is no news, and what needs an operator is reported by the callers.
             if kind is ErrorKind.TRANSIENT and call.operation in self._failing and call.operation not in self._reported:
                 self._reported.add(call.operation)
                 self._log.warning(
@@ -251,7 +251,7 @@ class CloudCalls:
     def troubles(self) -> list[str]:
         """What is not in order now, a line each: operations whose latest call failed, and slowed lanes.
 
-        What may have been about a single thing fades: nobody may call that operation again.
+        What may have been about a single thing fades: that operation may not be called again.
         """
         faded = self._wall() - FADE
         lines = [

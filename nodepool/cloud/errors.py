@@ -32,7 +32,7 @@ class ErrorKind(enum.Enum):
     THROTTLED = "throttled"
     #: Worth another try: connection lost, time-out, 5xx, an answer that is no answer.
     TRANSIENT = "transient"
-    #: Will not work until somebody changes the configuration: wrong credentials, flavor, image, ...
+    #: Will not work until the configuration is changed: wrong credentials, flavor, image, ...
     CONFIGURATION = "configuration"
     OTHER = "other"
 

@@ -20,7 +20,7 @@ SHARED_DEADLINE = 150.0
 class Memo:
     """Asks once, also when many threads have the same question: those who come later share answer or error.
 
-    A renewal makes nobody wait but who asks for it: the others go on with the older answer until the new one is there.
+    A renewal makes only its caller wait: the others continue with the older answer until the new one is there.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,7 +45,7 @@ class Memo:
         return self._ask(key, fetch, mine) if mine is not None else self._share(key, asked)
 
     def _take_on(self, key: Key) -> tuple[Future[Any] | None, Future[Any] | None]:
-        """The question as somebody else has asked it, or a new one that is ours to ask."""
+        """The question as another caller has asked it, or a new one that is ours to ask."""
         asked = self._asked.get(key)
         if asked is not None:
             return asked, None
@@ -108,7 +108,7 @@ class Memo:
             return self._clock() - max(times, default=float("-inf"))
 
     def forget(self, kinds: Collection[str] | None = None, absent: bool = False) -> None:
-        """Have these kinds (None: all) asked for again by whoever needs them.
+        """Have these kinds (None: all) asked for again when they are needed.
 
         :param absent: only what was not found.
         """

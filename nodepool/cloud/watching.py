@@ -22,7 +22,7 @@ FLOOR = 0.5
 CEILING = 10.0
 """Longest time between two looks."""
 ABANDONED = 600.0
-"""Seconds after which a watch that nobody has read is dropped: its party has given up without a word."""
+"""Seconds after which a watch that was not read is dropped: its party has given up without a word."""
 EARLY = 0.8
 """Part of the expected time that passes before looks become frequent."""
 NARROWER = 0.97
@@ -63,7 +63,7 @@ class Watch(Generic[V]):
         self._look: Look[V] | None = None
         self.next_look = started
         self.failures = 0
-        #: This one could not be looked at while others could: it is asked for by itself, so that it holds up nobody.
+        #: This one could not be looked at while others could: it is asked for by itself, so that it holds up no other.
         self.alone = False
         self.last_look = float("-inf")
         self.ended = False
@@ -71,7 +71,7 @@ class Watch(Generic[V]):
 
     @property
     def look(self) -> Look[V] | None:
-        """The latest answer, None before the first. A watch whose answers nobody reads is dropped in the end."""
+        """The latest answer, None before the first. A watch whose answers are not read is dropped in the end."""
         self.read = self._watched._timers.clock()
         return self._look
 
@@ -141,7 +141,7 @@ class Watched(Generic[V]):
     def expected(self, kind: Hashable) -> float | None:
         """Seconds that such a change has taken lately; None when not known."""
         seen = self._durations.get(kind)
-        # Seen by the first look: it came earlier, nobody knows by how much.
+        # Seen by the first look: it came earlier, by an unknown time.
         part = 1.0 if self.narrow else EARLY
         return median(until if missed else part * until for missed, until in seen) if seen else None
 
@@ -229,7 +229,7 @@ class Watched(Generic[V]):
             )
             keys = list(due)
             if due and self.batch > 1 and (spare := -len(keys) % self.batch):
-                # The question goes out anyway: ask for others too that nobody has looked at just now.
+                # The question goes out anyway: ask for others too that have not been looked at just now.
                 rest = sorted(
                     (
                         watch

@@ -325,7 +325,7 @@ class Config(ConfigValue):
                     text += "; install the missing Python module"
                 self.provider_errors[name] = f"provider {name} is not used: {text}"
                 log.error("%s", self.provider_errors[name])
-                # Its pools may be in the labels already; nobody serves them.
+                # Its pools may be in the labels already; no pool serves them.
                 for label in self.labels.values():
                     label.pools = [pool for pool in label.pools if _provider_name(pool) != name]
                 continue

@@ -45,7 +45,7 @@ def _exec_directory(name: str, path: str) -> ModuleType:
     """Run ``__init__.py`` as a module whose ``__name__`` is the bare driver name.
 
     It is known to the import system under a name of its own: a directory called like a top-level library shadows
-    nobody, and relative imports inside it work.
+    nothing, and relative imports inside it work.
     """
     filename = os.path.join(path, "__init__.py")
     alias = f"nodepool_driver_{hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:12]}_{name}"

@@ -26,7 +26,7 @@ GONE_FOR = 600.0
 
 
 class LostRequests:
-    """Pending requests that nobody holds go back to ``requested``; their nodes are freed.
+    """Pending requests that are not locked go back to ``requested``; their nodes are freed.
 
     This is how work of a dead launcher goes on.  A request whose lock still stands is looked at again when the
     lock goes, it alone: other launchers have thousands, and end many each second.
@@ -100,7 +100,7 @@ class LostRequests:
             directory = paths.node_lock(node_id)
             told = corrected.get(directory)
             if node is None or facade.node_tree.is_locked(node_id) or isinstance(told, NotEmptyError):
-                continue  # whoever holds it gives it up some time
+                continue  # it is locked; its holder gives it up some time
             changed = node.copy()
             if changed.state == zk.INIT:
                 changed.state = zk.DELETING
@@ -177,7 +177,7 @@ class CleanupWorker(threading.Thread):
                 continue
             due = not woken or time.monotonic() - self._last_full >= self.state.cleanup_interval
             everything = due
-            if self._everything:  # whoever sets it from now on wakes this thread again
+            if self._everything:  # who sets it from now on wakes this thread again
                 self._everything, everything = False, True
             self._task("lost requests", functools.partial(self.lost.run, everything))
             if not due:
@@ -197,7 +197,7 @@ class CleanupWorker(threading.Thread):
             self.log.exception("Error cleaning up %s:", what)
 
     def _sweep_request_locks(self) -> None:
-        """Remove the lock directories of requests that have been gone for a while, unless somebody contends."""
+        """Remove the lock directories of requests that have been gone for a while, unless others contend."""
         facade, requests, now = self.state.zk, self.state.zk.request_tree, self._now()
         known = self._gone_requests
         self._gone_requests = {i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None}
@@ -215,7 +215,7 @@ class CleanupWorker(threading.Thread):
                     facade.deleteNodeRequestLock(request_id)
 
     def _leaks(self) -> None:
-        """One thread per provider, so that a slow cloud holds up nobody; never two for one provider."""
+        """One thread per provider, so that a slow cloud holds up no other; never two for one provider."""
         for name, manager in list(self.state.config.provider_managers.items()):
             running = self._leak_threads.get(name)
             if running is not None and running.is_alive():

@@ -39,7 +39,7 @@ SYNC_TIMEOUT = 60.0
 
 
 def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
-    """What in ZooKeeper cannot be used and is set aside until somebody mends or removes it."""
+    """What in ZooKeeper cannot be used and is set aside until an operator mends or removes it."""
     found: list[Problem] = []
     for tree in trees:
         with tree.lock:
@@ -155,7 +155,7 @@ class NodePool(threading.Thread):
         return self.state.pool_workers()
 
     def handler_of(self, request_id: str) -> Any:
-        """Who deals with the request here; None: nobody."""
+        """The handler of the request in this launcher, if there is one."""
         return self.state.handler_of(request_id)
 
     def explain(self) -> list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]:
@@ -247,7 +247,7 @@ class NodePool(threading.Thread):
             config.providers_not_running.append(name)
             self.log.error("Provider %s is left out: %s", name, reason)
         self.state.config = config
-        # Only now: whoever finds one of them ended finds its successor.
+        # Only now: those who find one of them ended find its successor.
         for manager in replaced:
             ProviderManager._call(manager, "stop")
         self._update_workers()
@@ -371,7 +371,7 @@ class NodePool(threading.Thread):
             pool.running = False
         providers = [] if self.config is None else list(self.config.provider_managers.values())
         if ProviderManager.stop_all(providers, began, deadline - 2.0):
-            # Whoever waits for the answer of a cloud does nothing that is lost; the others are quick.
+            # Threads that wait for the answer of a cloud do nothing that is lost; the others are quick.
             deadline = min(deadline, time.monotonic() + SILENT_JOIN)
         for pool in pools:
             pool.stop()

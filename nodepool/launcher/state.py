@@ -70,7 +70,7 @@ class LauncherState:
         return request_id in self.handlers
 
     def handler_of(self, request_id: str) -> Any:
-        """Who deals with the request here; None: nobody."""
+        """The handler of the request in this launcher, if there is one."""
         return self.handlers.get(request_id)
 
     def handler_started(self, handler: Any) -> None:

@@ -24,7 +24,7 @@ class Bucket:
     def wait(self) -> float:
         """Seconds until it may be used; 0: now."""
         self._fill()
-        # A little above nothing, or whoever waits so long might find it just not there.
+        # A little above nothing, or after such a wait it might just not be there.
         return 0.0 if self._level > 0 else -self._level / self._rate + 0.001
 
     @property

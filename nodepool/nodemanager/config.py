@@ -334,7 +334,7 @@ def _check(given: Mapping[str, Any], path: str) -> None:
     if tls is not None and not tls.get("controllers"):
         raise ConfigurationError(
             f"{path}: api.tls.controllers: the names in the certificates of the launchers are wanted, "
-            "such as [launcher1.example.org]; nobody else of that CA may do what they may"
+            "such as [launcher1.example.org]; no other certificate of that CA has their rights"
         )
     for number, entry in enumerate(given.get("delegates", ())):
         keys = entry.get("ssh-keys", "")

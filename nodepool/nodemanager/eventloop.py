@@ -153,7 +153,7 @@ class EventLoop:
 class Workers:
     """Threads that are made when they are needed, as long as there can be more.
 
-    They are made by a thread that does nothing else: without memory for the first step of a new one, Python lets whoever
+    They are made by a thread that does nothing else: without memory for the first step of a new one, Python lets the one who
     starts it wait for ever (CPython issue 140746). Then those that are there do all of it.
     """
 

@@ -213,7 +213,7 @@ class Host:
         return self._room.total(sum(taken.values())) // 1024, promised
 
     def left(self, effective: Mapping[str, Mapping[str, int]]) -> int:
-        """Bytes that others than slivers may take: what nobody was promised."""
+        """Bytes that others than slivers may take: what is not promised."""
         disk, promised = self._disk(effective)
         return max(0, min(self._room.free(), (disk - promised) * 1024))
 

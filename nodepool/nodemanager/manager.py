@@ -197,7 +197,7 @@ class NodeManager:
             if self.sshd is None or not handle.get("address"):
                 self.gate.open(name, int(self.database.local(key_of(name))["index"]), handle)
         if self.servers is not None:
-            # Beside the work, one after the other: nobody waits for the API inside a sliver.
+            # Beside the work, one after the other: the API inside a sliver is not waited for.
             with contextlib.suppress(RuntimeError):  # stopping
                 self._listening.submit(self.servers.sliver_changed, name, handle)
         return again

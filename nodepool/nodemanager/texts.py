@@ -1,4 +1,4 @@
-"""Texts that somebody inside a sliver, or at the other end of a line, may have chosen."""
+"""Texts that may have been chosen inside a sliver, or at the other end of a connection."""
 
 from __future__ import annotations
 

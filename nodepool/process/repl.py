@@ -1,6 +1,6 @@
 """``--repl``: a Python console inside the daemon, on the loopback interface (CLI-2.4).
 
-There is no authentication: whoever can connect can do all that the daemon can.
+There is no authentication: all who can connect can do all that the daemon can.
 """
 
 from __future__ import annotations

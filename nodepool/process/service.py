@@ -24,10 +24,10 @@ from nodepool.version import get_version_string
 #: Seconds for an orderly stop; what is unfinished then is picked up after the restart.
 STOP_LIMIT = 9.5
 LEFT_BEHIND = 0.2
-"""Seconds that threads of executors may take to end when everything has stopped: nobody uses any more what they wait for."""
+"""Seconds that threads of executors may take to end when everything has stopped: what they wait for is not needed any more."""
 
 FAILED_STOP_LIMIT = 5.0
-"""Seconds for a stop because a thread has ended: whoever waits for that one waits in vain."""
+"""Seconds for a stop because a thread has ended: others may wait for that one in vain."""
 
 log = logging.getLogger("nodepool.daemon")
 
@@ -102,7 +102,7 @@ def run_daemon(
     try:
         logging_config = choose_logging(args, server, foreground)
         if not foreground:
-            # Before detaching, so that somebody reads it.
+            # Before detaching, so that it is read.
             with pid_file:
                 pass
             if background.must_detach():

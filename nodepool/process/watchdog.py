@@ -1,7 +1,7 @@
 """Notices that a thread has ended without which a daemon only looks alive.
 
 What such threads do is guarded in them: an error ends a pass, not the thread.  Should one end all the same, the process is
-of no use any more: whoever runs it (``nodepool.process.service``) ends it with status 1, so that its supervisor starts it
+of no use any more: the service (``nodepool.process.service``) ends it with status 1, so that its supervisor starts it
 again; work goes on from what ZooKeeper has.
 """
 

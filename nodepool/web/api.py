@@ -126,7 +126,7 @@ class Application:
         try:
             entry = self._cache.get((request.path, tuple(arguments.items()), fields, form), make)
         except TimeoutError:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being made for somebody else, try again") from None
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being made for another client, try again") from None
         headers = (
             ("Cache-Control", f"max-age={self._max_age:g}, public"),
             ("Last-Modified", format_date(entry.made_at)),

@@ -259,7 +259,7 @@ class ComponentTree(Tree[Any]):
                 self.pools[path] = RegisteredPool(path, content)
             self.components[path] = content
             if known and parts[0] != "pool":
-                return  # what a daemon tells about itself; nobody waits for that
+                return  # what a daemon tells about itself; that is not urgent
             self.version += 1
         self.announce(self.listeners, path, False)
 

@@ -69,7 +69,7 @@ def configuration_of(diskimage: DiskImage) -> Hashable:
 def plan(config: Config, images: ImageData, busy: Container[str], back_off: Callable[[str, Hashable], float], now: float) -> Plan:
     """The next build: manual requests first, then by file order.
 
-    :param busy: images that somebody builds or that are to be left alone in this pass.
+    :param busy: images that are being built or that are to be left alone in this pass.
     :param back_off: seconds that an image must wait after failures.
     """
     newest = newest_ready(images)
@@ -86,7 +86,7 @@ def plan(config: Config, images: ImageData, busy: Container[str], back_off: Call
         if request is not None:
             wait = back_off(name, subject)
             if wait <= 0:
-                return Plan(WantedBuild(name, True, "somebody asked for it", last.id if last else None, request, subject))
+                return Plan(WantedBuild(name, True, "requested by hand", last.id if last else None, request, subject))
             waits.append(wait)
             continue
         if scheduled is not None:

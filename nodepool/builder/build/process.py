@@ -44,7 +44,7 @@ class Ending:
     """Negative: ended by that signal. None: it could not be killed."""
     timed_out: bool
     terminated: str | None
-    """The reason given by whoever ended it."""
+    """The reason given when it was ended."""
     duration: float
     """Seconds."""
 

@@ -106,7 +106,7 @@ class BuildRun:
         record.builder_id = self._state.builder_id
         record.formats = list(self._formats)
         record.state = BUILDING
-        # Intent before effect: whoever finds files or processes of this id finds the record first.
+        # Intent before effect: for all files and processes of this id there is a record first.
         zk.storeBuild(self.image, record, self.build_id)
         self._publish()
         self.log.info("Build %s started; its log is %s", self._base, self.progress.log)
@@ -130,7 +130,7 @@ class BuildRun:
         why_not = self._store(record, READY if reason is None else FAILED)
         reason = reason or why_not
         if reason is not None:
-            # Nobody needs them: half of an image, or files without a record.
+            # Not needed: half of an image, or files without a record.
             image_files.delete_local_build(self._config.images_dir, self.image, self.build_id, self.log)
         self._finish(reason, ending)
         return reason is None
@@ -172,7 +172,7 @@ class BuildRun:
         except OSError as error:
             self.log.warning(
                 "Cannot set a default access control list for %s (%s): until build %s is over, images in it can be "
-                "read by whoever may enter it; take that right from others (chmod o-rwx)",
+                "read by all who may enter it; take that right from others (chmod o-rwx)",
                 directory,
                 error.strerror,
                 self._base,
@@ -271,7 +271,7 @@ class BuildRun:
 
         def write() -> None:
             if self.lock.regained and self._somebody_built():
-                raise Lost("the ZooKeeper session was lost and somebody else built the image meanwhile")
+                raise Lost("the ZooKeeper session was lost and another builder built the image meanwhile")
             record.state = state
             self._state.zk.storeBuild(self.image, record, self.build_id)
 

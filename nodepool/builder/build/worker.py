@@ -83,7 +83,7 @@ class BuildWorker(Worker):
         return True
 
     def _still_wanted(self, wanted: WantedBuild) -> bool:
-        """Look again, now that nobody else can build it."""
+        """Look again, now that no other builder can build it."""
         newest = self._zk.getMostRecentBuilds(1, wanted.image, READY)
         if (newest[0].id if newest else None) != wanted.newest:
             return False

@@ -19,7 +19,7 @@ def clean_files(
     absent: Callable[[str, str], bool],
     log: logging.Logger,
 ) -> None:
-    """Remove what nobody needs in ``images-dir``.
+    """Remove what is not needed in ``images-dir``.
 
     :param going: builds marked or removed just now, which the snapshot does not know yet.
     :param running: builds of this process.

@@ -1,4 +1,4 @@
-"""Removal of progress records that nobody writes or needs any more (ZK-11)."""
+"""Removal of progress records that are neither written nor needed any more (ZK-11)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProgressCleaner:
     """Looks at the mirror of the progress records.
 
     :param absent: looks into ZooKeeper whether there is no record of a build (or one being deleted).
-    :param lock_free: whether nobody builds the image, proved.
+    :param lock_free: whether no builder builds the image, proved.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ProgressCleaner:
         self._pairs |= pairs
 
     def _check_living(self, build: BuildProgress, snapshot: Snapshot) -> None:
-        """A build that nobody makes ends as failed, or as what its record says."""
+        """A build without a builder ends as failed, or as what its record says."""
         if snapshot.data.build_locks.get(build.image, (0.0, False))[1] or not self._lock_free(build.image):
             return
         store = self._store()

@@ -15,7 +15,7 @@ Job = Callable[[], object]
 class _Lane:
     jobs: dict[Hashable, Job] = field(default_factory=dict)
     active: Hashable = None
-    #: Somebody waited for it in vain; it is not waited for again before it gets on.
+    #: It was waited for in vain; it is not waited for again before it gets on.
     stuck: bool = False
 
 

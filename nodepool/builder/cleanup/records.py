@@ -39,7 +39,7 @@ class RecordCleaner:
 
     @contextlib.contextmanager
     def _lock(self, directory: str, record: str) -> Iterator[bool]:
-        """False when somebody else holds it or there is no such record (nothing is created then)."""
+        """False when another client holds it or there is no such record (nothing is created then)."""
         client = self._zk.kazoo_client
         try:
             handle = locks.acquire(client, directory, record, blocking=False)
@@ -189,7 +189,7 @@ class RecordCleaner:
                 return False
             if (values or {}).get("state") not in (plan.state, DELETING):
                 return False
-            # Marked first, even when it goes at once: nobody starts an upload of it any more.
+            # Marked first, even when it is deleted at once: no upload of it is started any more.
             if values is not None and values["state"] != DELETING:
                 build = self._zk.getBuild(image, build_id)
                 if build is None:
@@ -248,12 +248,12 @@ class RecordCleaner:
             return False
 
     def build_lock_free(self, image: str) -> bool:
-        """Whether nobody builds the image; proved by taking the lock."""
+        """Whether no builder builds the image; proved by taking the lock."""
         with self._lock(f"{paths.builds(image)}/lock", paths.builds(image)) as free:
             return free or self._zk.kazoo_client.exists(paths.builds(image)) is None
 
     def remove_image(self, image: str) -> None:
-        """Remove the znode of an image, if nothing is below it and nobody has or wants a lock."""
+        """Remove the znode of an image, if nothing is below it and no lock is held or wanted."""
         client = self._zk.kazoo_client
         try:
             names = set(client.get_children(paths.image(image)))

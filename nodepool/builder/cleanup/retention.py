@@ -58,7 +58,7 @@ class Candidate:
 
 
 def upload_candidates(data: ImageData, providers: Iterable[Any]) -> list[Candidate]:
-    """Pairs to upload, in file order: conditions 1, 2, 4 and 5 of BLD-9, and nobody at it already."""
+    """Pairs to upload, in file order: conditions 1, 2, 4 and 5 of BLD-9, and no upload under way already."""
     ready: dict[str, list[ImageBuild]] = defaultdict(list)
     for build in data.builds:
         if build.state == READY:

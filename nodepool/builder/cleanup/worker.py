@@ -46,7 +46,7 @@ class CleanupWorker(Worker):
         )
         self._strays = StraySweeper(state, self._lanes)
         self._pass_lock = threading.Lock()
-        #: A pass that somebody else's thread makes, whether ours runs or not.
+        #: A pass on the thread of a caller, whether ours runs or not.
         self._by_hand = False
         self._next_whole = 0.0
         self._last = float("-inf")
@@ -183,7 +183,7 @@ class CleanupWorker(Worker):
                 "Image %s is not in the configuration of this builder: its builds (made by %s) and their uploads to providers "
                 "that are configured here are being deleted. If another builder is to make it, list it here, too",
                 image,
-                ", ".join(sorted(makers)) or "nobody known",
+                ", ".join(sorted(makers)) or "unknown",
             )
 
     def _finish(self, plans: list[BuildPlan], snapshot: Snapshot, going: set[BuildKey]) -> None:

@@ -310,7 +310,7 @@ def _harvest(entry: Entry) -> None:
 
 
 def _unclaimed(entry: Entry, log: Logger) -> list[str]:
-    """Temporary trees in a TMPDIR that is not private, made since the build began and used by nobody.
+    """Temporary trees in a TMPDIR that is not private, made since the build began and not in use.
 
     As long as any other diskimage-builder runs on this machine they may be its own, and are left alone.
     """
@@ -406,7 +406,7 @@ def acquire_images_dir(images_dir: str) -> ImagesDirLock:
 
 
 def _holder(path: str) -> int | None:
-    """The process that holds the lock file; None if nobody does."""
+    """The process that holds the lock file; None if there is none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -78,7 +78,7 @@ def environment(pid: int) -> list[bytes]:
             kernel, (begin, end) = int(fields[6]) & _PF_KTHREAD, (int(fields[47]), int(fields[48]))
             if kernel or fields[0] in b"ZX" or begin == end != 0 or time.monotonic() >= until:
                 return []
-            # The kernel tells nobody when execve() is through.
+            # There is no event when execve() is through.
             time.sleep(0.001)
     except (OSError, IndexError, ValueError):
         return []

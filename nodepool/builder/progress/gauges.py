@@ -16,7 +16,7 @@ IDLE, WORKING, UPLOADING, PAUSED = 0, 1, 2, 3
 
 
 def pending_requests(data: ImageData) -> set[str]:
-    """Images with a manual request that nobody serves yet."""
+    """Images with a manual request that is not served yet."""
     return {image for image in data.requests if not _served(data, image)}
 
 

@@ -31,7 +31,7 @@ HOOK_TIMEOUT = 3600.0
 class Result(enum.Enum):
     DONE = "uploaded"
     FAILED = "failed"
-    #: Nothing was tried: somebody else is at it, or there is nothing to do any more.
+    #: Nothing was tried: another builder is at work, or there is nothing to do any more.
     SKIPPED = "skipped"
 
 

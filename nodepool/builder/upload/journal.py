@@ -2,7 +2,7 @@
 
 The record in ZooKeeper names the image only when the upload worked (BLD-4).  So that neither a failed call
 nor a killed builder leaves an image behind, each call is noted beside the image files before it is made, in
-``<images-dir>/.uploads``; what is still noted when nobody works on it is looked for in the cloud by its metadata, by the
+``<images-dir>/.uploads``; what is still noted when no process works on it is looked for in the cloud by its metadata, by the
 one builder that owns the directory.
 Drivers that cannot list images are left to the launcher's search for leaks.
 """
@@ -162,7 +162,7 @@ class StraySweeper:
         state = self._state
         if not state.session_usable.is_set() or note.key[:3] in state.upload_claims.running() or not note.kept:
             return
-        # Its lock is older than the note: whoever works on it has it.
+        # Its lock is older than the note: it is being worked on.
         if locks.names_in_order(state.zk.kazoo_client, f"{paths.uploads(*note.key[:3])}/lock"):
             return
         with state.managers.use(state.config, note.provider) as manager:

@@ -18,7 +18,7 @@ _meters: dict[tuple[int, int], list[UploadMeter]] = {}
 
 
 class UploadMeter:
-    """Follows the reading position of whoever has the file open.
+    """Follows the reading position of the process that has the file open.
 
     Drivers often read a file twice (checksums, then the upload): a position that falls to less than half starts a new
     pass, within which :attr:`sent` never decreases.  When one file is uploaded several times at once, each open file
@@ -28,7 +28,7 @@ class UploadMeter:
     def __init__(self, path: str, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self.total: int | None = None
-        #: Bytes read in this pass; None until somebody opened the file.
+        #: Bytes read in this pass; None until it was opened.
         self.sent: int | None = None
         self._inode: tuple[int, int] | None = None
         self._files: set[int] = set()

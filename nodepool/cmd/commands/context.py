@@ -70,7 +70,7 @@ class Context:
             print(f"nodepool: {text}", file=sys.stderr, flush=True)
 
     def check_provider(self, name: str, has_records: bool = False) -> None:
-        """Say so when nobody knows the provider: nothing will be found of it.
+        """Say so when the provider is unknown: nothing will be found of it.
 
         :raises CommandError: ``--strict`` was given.
         """

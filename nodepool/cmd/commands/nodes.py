@@ -40,7 +40,7 @@ def find_node(zk: ZooKeeper, text: str) -> Any:
 def _each(context: Context, change: Callable[[Context, Any], bool]) -> None:
     """Do it with every node that there is, under its lock, and show those with which it was done.
 
-    :raises TimeoutException: somebody holds the lock of one; those after it are left alone.
+    :raises TimeoutException: the lock of one is held; those after it are left alone.
     """
     done = set()
     try:

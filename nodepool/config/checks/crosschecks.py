@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-#: Dictionaries whose keys are somebody else's.
+#: Dictionaries whose keys are not ours.
 _FOREIGN = frozenset({
     "env-vars", "metadata", "meta", "node-attributes", "tags", "dynamic-tags", "instance-properties",
     "dynamic-instance-properties", "scheduler-hints", "rspec", "backing-config", "zookeeper-tls",

@@ -266,7 +266,7 @@ class Validation:
         if type(config).__module__.startswith("nodepool.driver."):
             converted = CONVERTED.get(str(config.driver.name), ())
             self._schema(options, item, where, lambda error: harmful(error, item, converted))
-        else:  # which types another driver lives with nobody knows here
+        else:  # which types another driver accepts is not known here
             self._schema(options, item, where, lambda error: error.path[-1:] in COMMON_NUMBERS and harmful(error, item, ()))
         self._references(item, where)
         self._pools(item, where)

@@ -60,7 +60,7 @@ class ConfigKeeper:
             config = load_both(main, secure)
         except (ConfigurationError, OSError):
             raise
-        except Exception as error:  # of a value that nobody has foreseen
+        except Exception as error:  # of a value that is not foreseen
             self._log.debug("The configuration cannot be used:", exc_info=True)
             raise ConfigError(f"{main.path}: {type(error).__name__}: {error}; see nodepool config-validate") from error
         config.require(main.path, *self._required)

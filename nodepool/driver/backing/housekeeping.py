@@ -54,7 +54,7 @@ class Housekeeping:
         if parse_user_data(node.user_data, slots.my_id) is not None:
             self.adopt(node.id)
         elif node.requestor == slots.my_id and node.state == zk.READY and node.lock_contenders:
-            # Release 11.0.0 died between locking and signing: it is nobody's.
+            # Release 11.0.0 died between locking and signing: it has no owner.
             self._unlock(node)
 
     def _note_slots(self) -> None:
@@ -74,7 +74,7 @@ class Housekeeping:
             self.log.warning("Node %s claims to be ours, but is not locked by us", node_id)
             return
         if node.state != zk.IN_USE:
-            # Somebody died between giving it back and unlocking it.
+            # Its owner died between giving it back and unlocking it.
             self._unlock(node)
             return
         # Who waits for a slot here would stand in two places.
@@ -219,7 +219,7 @@ class Housekeeping:
             self._slots.book.drop(record)
 
     def _drop_doubtful_requests(self) -> None:
-        """Requests that were stored although the answer got lost: their nodes would come for nobody."""
+        """Requests that were stored although the answer got lost: their nodes would not be used."""
         slots = self._slots
         if not slots.requests.doubtful:
             return

@@ -177,7 +177,7 @@ class BackingRequests:
         self._slots.do(actions)
 
     def _take_over_slowly(self, record: BackingNodeRecord, request_id: str, node_id: str) -> None:
-        """Somebody holds the lock for a moment, or the mirror is behind."""
+        """The lock is held for a moment, or the mirror is behind."""
         deadline = time.monotonic() + TAKE_OVER_TIMEOUT
         reason = "no time"
         tries = 0

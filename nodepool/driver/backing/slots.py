@@ -115,7 +115,7 @@ class BackingSlots:
         self.housekeeping.idle.stop()
         self.housekeeping.idle.join(5)
         for request_id in requests:
-            # Its node would arrive for nobody.
+            # Its node would not be used.
             self.requests.forget(request_id, delete=True)
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
@@ -217,7 +217,7 @@ class BackingSlots:
     def slot_freed(self, record: BackingNodeRecord, actions: list[Action]) -> BackingNodeRecord | None:
         """The first that waits for a backing node which has not come yet takes the slot; the result is what it waited for.
 
-        That is asked for still: whoever comes next may use it, and housekeeping cancels it when nobody does.
+        It is still requested: the next node may use it, and housekeeping cancels it when none does.
         """
         if record.node_id is None or record.lost or not record.hasAvailableSlot():
             return None
@@ -330,7 +330,7 @@ class BackingSlots:
     # Backing nodes go
 
     def backing_node_lost(self, record: BackingNodeRecord, actions: list[Action]) -> None:
-        """It was deleted behind our back: whoever waits for a slot of it takes another."""
+        """It was deleted by others: what waits for a slot of it takes another."""
         if not record.lost:
             self.log.warning("%s no longer exists or left state in-use; nodes that wait for its slots are moved", record)
         record.lost = record.failed = True

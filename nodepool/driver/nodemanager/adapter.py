@@ -40,7 +40,7 @@ START_TIMEOUT = 2.0
 QUOTA_TIMEOUT, PASS_TIMEOUT = 2.0, 15.0
 #: Seconds for what is nice to have, on the thread that advances all launches.
 CONSOLE_TIMEOUT = 2.0
-#: States of slivers that nobody can use, until somebody does something about it.
+#: States of slivers that cannot be used before an operator does something about it.
 NOT_RUNNING = ("failed", "stopped", "disabled", "deleting", "absent")
 #: Seconds that an upload may stand still, and that it may last.
 UPLOAD_STALL, UPLOAD_TIMEOUT = 600.0, 7200.0

@@ -211,7 +211,7 @@ class CreateMachine(statemachine.StateMachine):
                     raise exceptions.QuotaException(texts)
                 texts = reason
             raise exceptions.LaunchStatusException(f"no host takes {self._name}: {texts}")
-        # Nobody answers. The launch time-out ends this.
+        # No host answers. The launch time-out ends this.
         if not self._said:
             self._log.warning(
                 "No host of provider %s%s can be used at present: %s",
@@ -289,7 +289,7 @@ class CreateMachine(statemachine.StateMachine):
         if state == "failed" or (waiting and state in ("absent", "disabled", "deleting")):
             host.launch_failed()
             raise exceptions.LaunchStatusException(
-                f"sliver {self._name} on {host.name} is {state}: {sliver.get('error') or 'somebody else changed it'}"
+                f"sliver {self._name} on {host.name} is {state}: {sliver.get('error') or 'it was changed by others'}"
             )
         self.state = self.WAITING
         return None

@@ -118,7 +118,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             log=self.log,
         )
         self.leaks = LeakCleaner(self, provider_config, self.log)
-        #: Of servers that others delete nobody tells us.
+        #: We are not told of servers that others delete.
         self._attached: LRUCache[str, list[str]] = LRUCache(ATTACHED)
         self._attached_lock = threading.Lock()
         self._missing: set[str] = set()

@@ -36,7 +36,7 @@ class LeakCleaner:
                 self.log.exception("Cleaning up in provider %s failed", self.provider.name)
 
     def resources(self) -> Iterator[OpenStackResource]:
-        """What carries our marks and nobody uses: floating IPs, volumes, images. Whether it has leaked is told by the records."""
+        """What carries our marks and is not in use: floating IPs, volumes, images. The records tell whether it has leaked."""
         for find in (self._floating_ips, self._volumes, self._images):
             try:
                 yield from list(find())

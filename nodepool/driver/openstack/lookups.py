@@ -67,7 +67,7 @@ class CloudLookups:
         return value
 
     def _forget(self, *kinds: str) -> None:
-        """Ask the cloud again about these kinds, or about everything; whoever needs them waits."""
+        """Ask the cloud again about these kinds, or about everything; callers that need them wait."""
         self._memo.forget(kinds or None)
 
     def _renewOld(self, kind: str) -> bool:

@@ -205,7 +205,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
         except Exception as exc:
             self._noteFailedServer(exc)
             if sdk_error(exc, "BadRequestException"):
-                # A stale zone, image, flavor or network. Looked at again here: nobody else has to wait for it.
+                # A stale zone, image, flavor or network. Looked at again here: other launches do not wait for it.
                 self.adapter._renewSuspects(label, str(exc))
             raise
         return server
@@ -315,7 +315,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
             future.add_done_callback(self._removeLate)
 
     def _removeLate(self, future: Future[Any]) -> None:
-        """The creation that nobody waits for any more has made a server, perhaps in spite of an error."""
+        """The creation that is not waited for any more has made a server, perhaps in spite of an error."""
         server_id = self.external_id if future.cancelled() or future.exception() is not None else future.result()["id"]
         if server_id:
             self.log.warning("Server %s came after its launch was given up, deleting it", server_id)
@@ -366,7 +366,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
         if look is None:
             return False
         if look.value is None:
-            # Not shown yet, or deleted by somebody.
+            # Not shown yet, or deleted by others.
             if look.asked - self._watch.started > self.adapter.SETTLING:
                 self.looked_away(reached=False)
                 raise exceptions.LaunchStatusException(f"Server {self.external_id} has vanished")

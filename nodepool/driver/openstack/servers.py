@@ -18,7 +18,7 @@ _ATTRIBUTES = {
 }
 
 NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED", "SHELVED_OFFLOADED", "SHUTOFF", "SUSPENDED"})
-"""Status of a server that has to be started, or made anew, by somebody."""
+"""Status of a server that does not start by itself."""
 
 
 def is_deleted(server: Any) -> bool:
@@ -32,7 +32,7 @@ def volumes_of(server: Any) -> set[str]:
 
 
 def does_not_run(server: Any) -> bool:
-    """Whether nobody can log into the server, and nothing that it does by itself changes that."""
+    """Whether logins are impossible, and nothing that the server does by itself changes that."""
     return str(server.get("status") or "").upper() in NOT_RUNNING
 
 

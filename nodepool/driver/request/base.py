@@ -72,7 +72,7 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self._conflicts = 0
         self._lock_directory_exists = False
         self._lock_directories: dict[str, bool] = {}  # of ready nodes: whether they exist, as ZooKeeper has told us
-        self._held: set[str | None] = set()  # ready nodes that somebody holds, as ZooKeeper has told us
+        self._held: set[str | None] = set()  # ready nodes that are locked, as ZooKeeper has told us
         self._discard = False  # the nodes that are given back are to be deleted: they keep what others wait for
 
     # -- for drivers

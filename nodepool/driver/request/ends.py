@@ -231,7 +231,7 @@ class RequestEnds(HandlerBase):
         self.drop()
 
     def _reread_request(self) -> None:
-        """Somebody wrote the request although we hold its lock: keep what is theirs."""
+        """Another client wrote the request although we hold its lock: its changes are kept."""
         present = self.zk.getNodeRequest(self.request.id)
         if present is not None:
             present.lock = self.request.lock
@@ -291,7 +291,7 @@ class RequestEnds(HandlerBase):
             self.end(Outcome(How.RETURNED if retry_after else How.REFUSED, retry_after, reason))
 
     def move(self, retry_after: float = 0.0, discard: bool = False) -> None:
-        """The request waits for room here, and somebody else is to have it, or its nodes.
+        """The request waits for room here, and another pool is to have it, or its nodes.
 
         :param retry_after: seconds before it is looked at again.
         :param discard: delete its nodes: what they occupy is wanted for another pool.

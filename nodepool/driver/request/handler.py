@@ -232,7 +232,7 @@ class NodeRequestHandler(RequestEnds):
         version = request.version
         changed = request.copy()
         if step.fused:
-            # Nobody may hold the lock at this moment; nobody can take it in between.
+            # The lock has to be free at this moment; it cannot be taken in between.
             add_unlocked_check(txn, directory, self._lock_directory_exists)
             changed.nodes = self._ordered_ids([(label, node.id or "") for label, node in step.reused])
             changed.state = zk.FULFILLED
@@ -305,7 +305,7 @@ class NodeRequestHandler(RequestEnds):
             self.request = present.copy()
         for _label, node in step.reused:
             if error.path == paths.node_lock(node.id or ""):
-                # Our copy may know of it only later; a node that somebody holds is left alone.
+                # Our copy may know of it only later; a node that is locked is left alone.
                 self._lock_directories[error.path] = not isinstance(error.cause, NoNodeError)
                 if isinstance(error.cause, NotEmptyError):
                     self._held.add(node.id)

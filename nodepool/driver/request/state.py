@@ -106,7 +106,7 @@ class How(enum.Enum):
     REFUSED = "refused"
     #: Never accepted: something has to change first.
     WITHDRAWN = "withdrawn"
-    #: We may not write any more; whoever sees it next finds it in ZooKeeper.
+    #: We may not write any more; the next launcher finds it in ZooKeeper.
     DROPPED = "dropped"
 
 

@@ -128,11 +128,11 @@ class StateMachineNodeDeleter:
             self.node.lock = None
             self._gone()
         elif isinstance(error, TransactionFailed):
-            # Somebody waits for the lock, or the record has vanished: the careful way, off the event thread.
+            # Others wait for the lock, or the record has vanished: the careful way, off the event thread.
             try:
                 self.manager.start_executor(self._remove_carefully)
             except RuntimeError:
-                self._give_up()  # the provider has stopped; whoever runs it next finds the record
+                self._give_up()  # the provider has stopped; the next launcher that runs it finds the record
         else:
             self.log.warning("Cannot remove node %s: %r; it is tried again", self.node.id, error)
             self._give_up()

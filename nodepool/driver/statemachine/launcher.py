@@ -260,7 +260,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.nodescan_request = request
         self.manager.nodescan_worker.addRequest(request)
         if not request.complete:
-            # Whoever finds this record after a crash can delete and reach the machine.
+            # After a crash the machine can be reached and deleted with this record.
             self._save_later()
 
     def _copy(self, instance: Any) -> None:
@@ -411,7 +411,7 @@ class StateMachineNodeLauncher(StatsReporter):
         return DELETE_BACKOFF.pause(self._delete_failures)
 
     def lock_lost(self) -> None:
-        """The record belongs to somebody else now; from any thread."""
+        """The record belongs to another launcher now; from any thread."""
         self._lost = True
         self.wake()
 

@@ -44,7 +44,7 @@ class MachineLoop:
         self.thread.start()
 
     def add(self, machine: Advanced) -> None:
-        """:raises LoopEnded: nobody would run it."""
+        """:raises LoopEnded: it would not be run."""
         with self.kept():
             self._machines.add(machine)
             self._queue.add(machine)

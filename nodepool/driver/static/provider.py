@@ -221,7 +221,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
             self.log.exception("Error checking static host %s:", host)
             return False
         try:
-            # Only ZooKeeper from here on: whoever waits for this lock waits milliseconds.
+            # Only ZooKeeper from here on: others wait milliseconds for this lock.
             with self._host_locks[host]:
                 if self._idle:
                     return False

@@ -38,7 +38,7 @@ SNAPSHOT_PROPERTIES = ("instance_uuid", "base_image_ref", "block_device_mapping"
 
 
 def is_snapshot(image: Any) -> bool:
-    """Whether somebody has made the image of a server. It has the marks of the image that the server was made of."""
+    """Whether the image was made of a server. It has the marks of the image that the server was made of."""
     for item in (image, properties_of(image)):
         if value_of(item, "image_type") == "snapshot" or any(value_of(item, name) is not None for name in SNAPSHOT_PROPERTIES):
             return True

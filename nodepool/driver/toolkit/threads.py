@@ -48,7 +48,7 @@ class NodeLauncher(threading.Thread, StatsReporter, abc.ABC):
         try:
             self.launch()
         except kazoo.exceptions.SessionExpiredError:
-            # Our lock is gone with the session: somebody else may own the record now, so nothing is written.
+            # Our lock is gone with the session: another launcher may own the record now, so nothing is written.
             self.log.error("Lost the ZooKeeper session while launching node %s", self.node.id)
             self.node.state = FAILED
             statsd_key = "error.zksession"
@@ -113,7 +113,7 @@ class NodeDeleter(threading.Thread):
 
     @staticmethod
     def _remove(zk_conn: ZooKeeper, node: Node) -> None:
-        """The record and our lock in one transaction; the careful way when somebody waits for the lock."""
+        """The record and our lock in one transaction; the careful way when others wait for the lock."""
         if isinstance(node.lock, LockHandle):
             txn = Txn(zk_conn.kazoo_client)
             txn.delete(node.lock.path)

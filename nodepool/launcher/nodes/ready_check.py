@@ -16,7 +16,7 @@ from nodepool.zk import zookeeper as zk
 
 
 class ReadyCheck:
-    """One thread per provider while it is asked, so that a slow cloud holds up nobody; never two for one provider."""
+    """One thread per provider while it is asked, so that a slow cloud holds up no other; never two for one provider."""
 
     log = logging.getLogger("nodepool.CleanupWorker")
 

@@ -25,7 +25,7 @@ from nodepool.zk.locks import LockHandle, add_lock, add_unlocked_check
 from nodepool.zk.writer import TransactionFailed, Txn
 
 DELETABLE = frozenset({zk.USED, zk.IN_USE, zk.BUILDING, zk.FAILED, zk.DELETING, zk.DELETED, zk.ABORTED})
-#: A ready node that was made to carry others, while whoever asked for it has died before taking it: so many seconds
+#: A ready node that was made to carry others, while the launcher that asked for it has died before taking it: so many seconds
 #: it waits for the next who wants one.
 METASTATIC, BACKING_AGE = "NodePool:metastatic:", 60.0
 #: An init node without a request may belong to a launch that is just being written, for so many seconds while its
@@ -172,7 +172,7 @@ class NodeReconciler:
         return facade.kazoo_client.exists(paths.request(request_id)) is None
 
     def _change(self, seen: zk.Node, changed: zk.Node, message: str, exists: bool | None = None) -> None:
-        """Write, provided that nobody has locked or changed the node; ``exists``: whether it has a lock directory."""
+        """Write, provided that the node is neither locked nor changed; ``exists``: whether it has a lock directory."""
         facade = self.state.zk
         node_id = seen.id or ""
         txn, directory = Txn(facade.kazoo_client), paths.node_lock(node_id)
@@ -191,7 +191,7 @@ class NodeReconciler:
         facade.writer.submit(txn, written)
 
     def _remove_empty(self, node_id: str) -> float | None:
-        """A znode without data, left by somebody who locked a deleted node."""
+        """A znode without data, left by a client that locked a deleted node."""
         facade = self.state.zk
         txn = Txn(facade.kazoo_client)
         if node_id in facade.node_tree.lock_dirs:
@@ -233,7 +233,7 @@ class NodeReconciler:
             self._marking.discard(node_id)
             if error is not None or results is None:
                 if isinstance(error, TransactionFailed):
-                    self.look_at(node_id)  # the record has changed meanwhile, or somebody was quicker
+                    self.look_at(node_id)  # the record has changed meanwhile, or another launcher was quicker
                 return
             self._attempts[node_id] = time.monotonic(), tries + 1
             path = str(results[lock])

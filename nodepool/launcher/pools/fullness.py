@@ -1,4 +1,4 @@
-"""What a pool has no room for at present, so that nobody asks it in vain and others may serve it (LAU-4)."""
+"""What a pool has no room for at present, so that it is not asked in vain and others may serve it (LAU-4)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class LabelCheck:
             answer: bool | Exception
             try:
                 answer = bool(ask())
-            except FOREIGN as error:  # whoever wants to know is told
+            except FOREIGN as error:  # told in the list of problems
                 answer = error if isinstance(error, Exception) else RuntimeError(repr(error))
             with self._lock:
                 self._answers[provider, label] = (self._now(), what, answer)

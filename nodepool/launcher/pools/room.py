@@ -144,7 +144,7 @@ class PoolRoom:
         return isinstance(manager, QuotaSupport) and type(manager).getLabelQuota is not QuotaSupport.getLabelQuota
 
     def _has_none(self, label: str) -> bool:
-        """Whether it is certain that there is no node of the label, and somebody waits for one."""
+        """Whether it is certain that there is no node of the label, and a request waits for one."""
         manager = self.getProviderManager()
         return self._counts_labels(manager) and manager.getLabelQuota().get(label, 0) <= 0 and self.assignment.is_wanted(label)
 

@@ -324,7 +324,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self.assignment.wake()
 
     def _look_at_limits(self) -> None:
-        """Nobody tells when they grow."""
+        """There is no event when they grow."""
         manager = self.getProviderManager()
         if isinstance(manager, QuotaSupport) and any(h.wants_more_of_provider is not False for h in list(self.paused_handlers)):
             manager.limits_are_waited_for(self.limits_known)
@@ -384,7 +384,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._close_door()
 
     def _close_door(self) -> None:
-        """What came at the last moment goes back: nobody would look at it."""
+        """What came at the last moment goes back: it would not be looked at."""
         with self._door:
             self._closed = True
         for request_id in list(self._offered):

@@ -103,7 +103,7 @@ class Assignment(threading.Thread):
             if not self._wake_all:
                 self._wake_all = self._look_at_moves = True
                 if self._where or any(worker.paused for worker in self.state.workers_by_id().values()):
-                    self._condition.notify()  # else whoever comes next brings it about
+                    self._condition.notify()  # else the next event brings it about
 
     def recheck(self, code: Code, **parameters: object) -> None:
         """Look again at the classes that wait for this reason, and only at them; who refused for another one is not asked."""
@@ -361,7 +361,7 @@ class Assignment(threading.Thread):
                 self._look_at_everything(now)
 
     def _look_at_everything(self, now: float) -> None:
-        """Safety net: the books are compared with the mirror, and whoever waits is looked at again (condition held)."""
+        """Safety net: the books are compared with the mirror, and all that wait are looked at again (condition held)."""
         snapshot = self.state.zk.request_tree.snapshot()
         alive = {request.id for request in snapshot}
         for book in (self._unusable, self._left_to_others):

@@ -140,7 +140,7 @@ def choose(
         gives_way = others_open or sum(p.id in views for p in peers) > 1
         return Decision(pool=least_busy(usable), gives_way=gives_way)
     if waitable and not others_open:
-        return Decision(pool=least_busy(waitable))  # nobody has room: it waits there
+        return Decision(pool=least_busy(waitable))  # no pool has room: it waits there
     if others_open:
         reasons.append(because(Code.OTHER_LAUNCHER))
     return Decision(reasons=tuple(reasons), left_to_others=bool(waitable))

@@ -23,7 +23,7 @@ from nodepool.zk.records import NodeRequest
 class Declines:
     """Writes the reasons, and removes them when their request is gone; never waits, never fails.
 
-    ZooKeeper keeps the order of one session: whoever sees the request declined finds the reason, which was sent before.
+    ZooKeeper keeps the order of one session: a client that sees the request declined finds the reason, which was sent before.
     """
 
     log = logging.getLogger("nodepool.Declines")
@@ -40,7 +40,7 @@ class Declines:
         self._parent_made: Any = None
 
     def note(self, request: NodeRequest, launcher_id: str, pool: str, reasons: list[Reason]) -> None:
-        """To be called before the decline is written.  Nobody waits for requests for ``min-ready``: these are left out."""
+        """To be called before the decline is written.  No user waits for requests for ``min-ready``: these are left out."""
         request_id = request.id or ""
         if request.requestor == MIN_READY:
             return
@@ -109,6 +109,6 @@ class Declines:
     def _written(self, answer: Any) -> None:
         error = answer.exception
         if isinstance(error, NoNodeError):
-            self._parent_made = None  # somebody removed it, or there was nothing to remove
+            self._parent_made = None  # it was removed by others, or there was nothing to remove
         elif error is not None and not isinstance(error, NodeExistsError):
             self.log.debug("A reason was not written: %r", error)

@@ -19,7 +19,7 @@ CONFIRM = 1.0
 class SafetyNet:
     """The clock of the net, and the count of what it found.  All under the lock of the assignment.
 
-    Whatever it finds is a defect: a request that nobody had in his books, or one that was taken although nothing had
+    Whatever it finds is a defect: a request that was in no list, or one that was taken although nothing had
     happened since it was last found to have to wait.  The counter is ``nodepool.launcher.HOST.found_by_resync``.
     """
 
@@ -37,13 +37,13 @@ class SafetyNet:
         self.due = now + RESYNC
 
     def confirmed(self, adrift: set[Any], now: float) -> set[Any]:
-        """Of the requests that nobody has in his books those that nobody had a moment ago; they are counted."""
+        """Of the requests in no list those that were in none a moment ago; they are counted."""
         found = adrift & self._adrift
         self._adrift = adrift - found
         if self._adrift:
             self.due = now + min(CONFIRM, RESYNC)
         for request_id in sorted(found):
-            self._count(request_id, "nobody had it in his books")
+            self._count(request_id, "it was in no list")
         return found
 
     def taken(self, request_id: str, nothing_happened: bool) -> None:

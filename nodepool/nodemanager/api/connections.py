@@ -1,6 +1,6 @@
 """The connections of the API: one thread reads and writes, others work only for requests that are complete (C.5).
 
-Nobody has a thread for being slow, for waiting, or for having many connections; see :mod:`shares` for what each may take.
+No peer gets a thread for being slow, for waiting, or for having many connections; see :mod:`shares` for what each may take.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Connection(Waiter):
         self.again = False
         self.output = memoryview(b"")
         self.linger = 0
-        #: Whoever has made it does not exist any more.
+        #: Its peer does not exist any more.
         self.dead = False
 
     def ready(self) -> None:
@@ -166,7 +166,7 @@ class Connections:
             have = len(share.connections)
             full = self._open[share.kind] >= PLACES[share.kind]
             if full and share.kind == OTHER:
-                # Whoever has most gives one up for whoever has fewer.
+                # The peer with most gives one up for one with fewer.
                 most = max(self._shares.values(), key=lambda other: len(other.connections) if other.kind == OTHER else 0)
                 if len(most.connections) > have + 1:
                     oldest = next((c for c in most.connections if c.state != ANSWERING), None)
@@ -191,7 +191,7 @@ class Connections:
             self._close(connection)
             raise
         if peer.kind != OTHER or isinstance(stream, ssl.SSLSocket):
-            # It may have come already; what came with the last message of a handshake wakes nobody.
+            # It may have come already; what came with the last message of a handshake makes no event.
             self.event(connection)
 
     def _share(self, peer: Peer) -> Share:
@@ -293,7 +293,7 @@ class Connections:
                     return
             elif self._take(connection, share, piece):
                 return
-            # What TLS has read too far wakes nobody.
+            # What TLS has read ahead makes no event.
             if not isinstance(connection.stream, ssl.SSLSocket) or not connection.stream.pending():
                 return
 

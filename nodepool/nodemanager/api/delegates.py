@@ -1,6 +1,6 @@
 """Delegates: accounts that may only make API calls, over SSH (NM-A.4, NM-A.9, NM-C.5).
 
-By default nobody is added to passwd: all of them log in as one account, whose keys this module prints for sshd, each with
+By default no account is added to passwd: all of them log in as one account, whose keys this module prints for sshd, each with
 the forwarding program as forced command.  With ``delegate-accounts: unix`` each has an account of its own with that
 program as login shell; which accounts are ours is read from passwd, by that shell.
 """

@@ -36,7 +36,7 @@ def _fault(text: str) -> int:
         sys.stdout.buffer.write(body.encode("utf-8", "replace"))
         sys.stdout.buffer.flush()
     except OSError:
-        pass  # nobody reads it
+        pass  # it is not read
     return 1
 
 

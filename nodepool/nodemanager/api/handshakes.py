@@ -47,7 +47,7 @@ class _Handshake(Waiter):
 
 
 class Handshakes(Generic[P]):
-    """Nobody has a thread for being slow; who comes when there is no place gets that of the oldest of whoever has most.
+    """Slow peers get no thread of their own; a new one without a free place gets that of the oldest of the peer with most.
 
     :param who: what is known of the owner of a certificate; None: nothing, and the connection ends.
     :param done: called by the loop's thread.

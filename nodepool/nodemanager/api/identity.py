@@ -16,7 +16,7 @@ _UCRED = struct.Struct("iII")
 #: The account that delegates share when they have none of their own (C.5).
 SHARED_DELEGATE = "nodepool-nm"
 #: For who is root, or a launcher, and asks another way.
-UNTRUSTED = "this way nobody has the rights of root or of a launcher; use the Unix socket of the host"
+UNTRUSTED = "over this connection there are no rights of root or of a launcher; use the Unix socket of the host"
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NLMSG_ERROR = 4, 20, 1, 2
 _HEADER = struct.Struct("=IHHII")
@@ -65,7 +65,7 @@ class Identity:
         return Caller(CONTROLLER, f"uid {uid}") if uid in self._controllers else None
 
     def of_uid(self, uid: int, trust: bool = True) -> Caller:
-        """Whoever has this user id; may ask name services.
+        """The account with this user id; may ask name services.
 
         :param trust: it may be root, or a controller.
         """
@@ -80,7 +80,7 @@ class Identity:
             account = pwd.getpwuid(uid)
         except KeyError:
             return Caller(OTHER, f"uid {uid}", advice=advice)
-        # By the shell: a name may be an account's of somebody else, which a delegate's account is then not made for.
+        # By the shell: the name may belong to another account, which a delegate's account is then not made for.
         if self._delegate_shell is not None and account.pw_shell == self._delegate_shell:
             delegate = self.forwarded(account.pw_name)
             if delegate is not None:
@@ -97,7 +97,7 @@ class Identity:
     def tcp_uid(connection: socket.socket) -> int | None:
         """By the owner of the socket at the other end, on this host; None when there is none (any more)."""
         uid = socket_owner(connection.getpeername(), connection.getsockname())
-        # The other end may be gone and its port somebody else's: then ours is not connected any more either.
+        # The other end may be gone and its port taken by another process: then ours is not connected any more either.
         if uid is None or connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _CONNECTED:
             return None
         return uid

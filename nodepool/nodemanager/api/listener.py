@@ -41,8 +41,8 @@ class Peer:
 class Listener(Waiter):
     """Takes connections; touched by the loop's thread only.
 
-    :param identify: None when there is nobody (any more); not used with a context, where the certificate says it.
-    :param slivers: slivers connect here, nobody else: it waits when they have used up their time.
+    :param identify: None when it is not known (any more); not used with a context, where the certificate says it.
+    :param slivers: only slivers connect here: it waits when they have used up their time.
     :param whose: key of the only caller that can connect here; the same for that one's.
     """
 

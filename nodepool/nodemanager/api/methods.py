@@ -59,7 +59,7 @@ class Caller:
 
 @dataclass(frozen=True)
 class Parked:
-    """A call whose answer is waited for by nobody: the connection is kept until there is one, or no time left."""
+    """A call that no thread waits for: the connection is kept until there is one, or no time left."""
 
     sliver: str
     #: Seconds.
@@ -376,7 +376,7 @@ class Api:
     def _delegated(self, caller: Caller, method: Method, record: Mapping[str, Any]) -> bool:
         """Whether the record names this caller for this method.
 
-        A name means the delegate of that name; if there is none, the sliver; else whoever a certificate names so.  Accounts of
+        A name means the delegate of that name; if there is none, the sliver; else what a certificate names so.  Accounts of
         the host have names that others chose for other reasons.
         """
         if not any(name == caller.name and canonical(allowed) == method.name for name, allowed in record.get("delegations", [])):

@@ -189,7 +189,7 @@ class Servers:
             if not os.path.islink(old) and os.path.lexists(old):
                 log.warning("api.old-unix: %s exists and is no link; it is left alone", old)
                 return
-            # Anybody may write to /tmp: a name that nobody knows before, and none that exists.
+            # Anybody may write to /tmp: a name that cannot be guessed, and none that exists.
             temporary = f"{old}.{secrets.token_hex(8)}"
             os.symlink(path, temporary)
             try:
@@ -246,7 +246,7 @@ class Servers:
         path = os.path.join(directory, SOCKET_NAME)
         stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # Inside it is reached by way of the mount; nobody else has business there.
+            # Inside it is reached by way of the mount; others have no need for it.
             os.makedirs(self._config.sliver_sockets, mode=0o700, exist_ok=True)
             os.makedirs(directory, mode=0o755, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -292,7 +292,7 @@ class Servers:
         except Exception as error:
             log.warning("Sliver %s has no API on port %s: %s", name, API_SERVER_PORT, error)
             return
-        # The network namespace is the identity: nobody else is in it.
+        # The network namespace is the identity: only this sliver is in it.
         caller = Caller(SLIVER, name)
         peer = Peer((SLIVER, handle.get("index", name)), OTHER, lambda: caller)
         listener = Listener(stream, lambda _connection: peer, slivers=True, whose=peer.key)

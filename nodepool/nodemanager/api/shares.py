@@ -14,7 +14,7 @@ from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, ROOT
 from nodepool.nodemanager.bucket import Bucket
 from nodepool.nodemanager.eventloop import Waiter
 
-#: Connections by kind of caller: places that nobody of another kind can take.
+#: Connections by kind of caller: places that callers of other kinds cannot take.
 PLACES = {ROOT: 256, CONTROLLER: 1024, OTHER: 512}
 #: Of these for one caller that is neither.
 MAX_PER_CALLER = 32

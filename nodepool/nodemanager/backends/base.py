@@ -110,7 +110,7 @@ class Starting(Protocol):
         ...
 
     def close(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The answer is not waited for any more."""
         ...
 
 

@@ -5,7 +5,7 @@ It is a server of workers: each request gets a forked worker that reads the requ
 one harms no other, and a worker that hangs ends itself by SIGALRM at the deadline. The helper ends when the daemon's
 end of its socket closes; slivers live on (NM-C.7).
 
-Processes of slivers are adopted by the helper, which reaps them and sends their exit status to whoever spawned them.
+Processes of slivers are adopted by the helper, which reaps them and sends their exit status to their spawners.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class _Server:
 
 @dataclass
 class _Spare:
-    """A worker without a request yet. It ends with the helper: then nobody else has the other end of `ours`."""
+    """A worker without a request yet. It ends with the helper: then no process has the other end of `ours`."""
 
     ours: socket.socket
     report: int

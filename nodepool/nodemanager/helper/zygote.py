@@ -135,7 +135,7 @@ class Pending:
         return SpawnedProcess(int(answer["pid"]), received[0], connection)
 
     def close(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The answer is not waited for any more."""
         self._connection.close()
 
 

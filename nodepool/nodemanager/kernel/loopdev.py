@@ -42,7 +42,7 @@ class Loop:
         return cls(number, os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def configure(self, backing: int) -> None:
-        """Attach the open file. Raises OSError; EBUSY: somebody else took the device.
+        """Attach the open file. Raises OSError; EBUSY: another process took the device.
 
         Past the host's page cache, where the file system can: what one sliver writes would pile up there before what others do.
         """

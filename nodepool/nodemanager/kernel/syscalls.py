@@ -231,7 +231,7 @@ def set_name(name: str) -> None:
 
 
 def own_keyring() -> None:
-    """A new, empty session keyring; the one that was inherited holds keys of whoever started the daemon."""
+    """A new, empty session keyring; the inherited one holds keys of the user who started the daemon."""
     _call("keyctl", _KEYCTL[machine()], 1, None)  # KEYCTL_JOIN_SESSION_KEYRING
 
 

@@ -262,7 +262,7 @@ class Disks:
             if kib * KIB > path.stat().st_size:
                 if target is not None and not _may_grow_mounted():
                     raise DiskError(
-                        f"disk of sliver {name}: this host lets nobody grow a mounted disk (CAP_SYS_RESOURCE is "
+                        f"disk of sliver {name}: this host does not let us grow a mounted disk (CAP_SYS_RESOURCE is "
                         "missing); stop the sliver first"
                     )
                 self._enlarge(path, kib * KIB // BLOCK * BLOCK)
@@ -313,7 +313,7 @@ class Disks:
         return self.image(name).stat().st_size // KIB
 
     def _apply_quota(self, name: str, target: str) -> None:
-        """Reserve what the image has beyond the quota; nobody inside can use it, not even root."""
+        """Reserve what the image has beyond the quota; it cannot be used inside, not even by root."""
         size = self.image(name).stat().st_size
         surplus = max(0, size - self._quota(name) * KIB) // BLOCK
         control = f"/sys/fs/ext4/loop{os.minor(os.stat(target).st_dev)}/reserved_clusters"

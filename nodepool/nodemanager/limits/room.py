@@ -93,7 +93,7 @@ class Room:
 
     def _is_full(self) -> bool:
         state = self._state()
-        # Of what it keeps for root, a file system gives nobody a part. Some tell no inodes: they make them when needed.
+        # Of what it keeps for root, a file system gives no part to others. Some tell no inodes: they make them when needed.
         return state.f_bavail * state.f_frsize < LEAST or (state.f_files > 0 and state.f_favail < LEAST_INODES)
 
     def ensure(self) -> None:

@@ -360,7 +360,7 @@ class Network:
             return {name: found[index] for name, (_, index) in self._known.items() if index in found}
 
     def destroy(self, name: str, info: Any = None) -> None:
-        """Begin to remove the device; what is not there is fine. The kernel takes its time, nobody waits for it."""
+        """Begin to remove the device; what is not there is fine. The kernel takes its time; it is not waited for."""
         place = self._place(check_name(name))
         with self._lock:
             known = self._known.pop(name, None)

@@ -125,7 +125,7 @@ class Place:
             if since < float(self.read("since") or 0):
                 # A launcher that has not heard of its loss must not take the machine away from who has it now.
                 raise PushError(f"the machine has been given to backing node {self.read('owner')} meanwhile")
-            self.clear()  # of somebody who had this machine before and could not say good-bye
+            self.clear()  # of a launcher that had this machine before and ended without clearing up
         self.directory.mkdir(mode=0o711, exist_ok=True)
         self.write("since", str(since))
         self.write("owner", job["owner"])

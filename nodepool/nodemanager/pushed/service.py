@@ -158,7 +158,7 @@ def forget(place: str) -> None:
 
 
 def run(directory: Path, empty: Callable[[], bool]) -> tuple[bool, int]:
-    """Be the daemon; whether it ended because nobody wants it any more, and the exit status."""
+    """Be the daemon; whether it ended because it is not needed any more, and the exit status."""
     from nodepool.nodemanager import service as nodemanager
     from nodepool.process.service import run_daemon
 

@@ -31,7 +31,7 @@ CREATE TABLE used_tickets (jti TEXT PRIMARY KEY, expiry REAL NOT NULL);
 """
 #: Seconds that a statement waits for another process that has the file.
 BUSY_TIMEOUT = 5.0
-#: Source of records whose own source is not configured any more: whoever delivers them next, has them.
+#: Source of records whose own source is not configured any more: the next source to deliver them takes them over.
 ABANDONED = "abandoned"
 #: Of what a host adds to a record, that which ends with the record: loans, and whether it was made and runs.
 _OF_ONE_LIFE = ("loans", "created", "running")
@@ -305,7 +305,7 @@ class Database:
     def allocate_index(self, name: str, limit: int = 1000, usable: Callable[[int], bool] = lambda number: True) -> int:
         """The number of a sliver: user ids, port, addresses; the lowest that is free, kept until :meth:`free_index`.
 
-        :param usable: whether a number that nobody has can be taken now.
+        :param usable: whether a free number can be taken now.
         :raises DatabaseError: all are taken.
         """
         with self._transaction() as cursor:

@@ -68,7 +68,7 @@ def load(data: bytes) -> Any:
 
 
 def import_pickle(database: Database, path: str) -> Imported:
-    """Put the records of a dump, with their loans, into an open database that nobody else uses.
+    """Put the records of a dump, with their loans, into an open database that is used by no other process.
 
     They belong to no source: the one that delivers them next has them, as if it always had.  What is in the database
     already stays as it is.

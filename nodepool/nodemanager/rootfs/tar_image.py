@@ -1,4 +1,4 @@
-"""Root trees from tar files that nobody vouches for: nothing is written outside the target, whatever the members say."""
+"""Root trees from tar files that are not trusted: nothing is written outside the target, whatever the members say."""
 
 from __future__ import annotations
 

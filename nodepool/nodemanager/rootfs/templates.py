@@ -149,9 +149,9 @@ class RootStore:
 
     @contextlib.contextmanager
     def _locked(self, key: str, shared: bool = False, wait: bool = True) -> Iterator[None]:
-        """Held against other threads and processes. Whoever has it alone removes its file, so that none is left of old keys.
+        """Held against other threads and processes. An exclusive holder removes its file, so that none is left of old keys.
 
-        Raises BlockingIOError: somebody has it, and this one does not `wait`.
+        Raises BlockingIOError: it is held, and this one does not `wait`.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.directory / f".{key}.lock"

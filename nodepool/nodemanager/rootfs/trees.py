@@ -1,4 +1,4 @@
-"""Root trees are made before a sliver waits for them, and go when nobody has used them for a while."""
+"""Root trees are made before a sliver waits for them, and are removed when they have not been used for a while."""
 
 from __future__ import annotations
 

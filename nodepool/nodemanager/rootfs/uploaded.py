@@ -31,7 +31,7 @@ class Images:
     """Files ``<name>.tar`` in a directory of our own; complete, or not there.
 
     :param stored: called with the name of a new image; an exception refuses it.
-    :param room: bytes that are promised to nobody.
+    :param room: bytes that are not promised to slivers.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Images:
             raise ImageError(f"an image must have a length of 1 to {MAX_SIZE} bytes")
         room = self._room()
         if room < length:
-            raise ImageError(f"not enough space for {length >> 20} MiB on the node: {room >> 20} MiB are promised to nobody")
+            raise ImageError(f"not enough space for {length >> 20} MiB on the node: {room >> 20} MiB are not promised")
         digest = hashlib.sha256()
         try:
             with new_file(path) as stream:

@@ -134,9 +134,9 @@ def overlay(layers: Sequence[str], upper: str, work: str) -> int:
 
 
 def only_public(layers: Sequence[str]) -> int:
-    """A detached, read-only overlay in which nobody, not even root, reads what not everybody may read.
+    """A detached, read-only overlay in which no one, not even root, reads what not everybody may read.
 
-    The kernel opens a file of a layer as whoever mounted the overlay, each time, after it has asked for the caller's own rights.
+    The kernel opens a file of a layer as the user who mounted the overlay, each time, after a check of the caller's own rights.
     Here that is nobody, without the capabilities that override modes: it holds too for files that appear, or change their mode,
     while slivers run. Each process of the host's other users may read the rest as well.
     """

@@ -45,7 +45,7 @@ _RAW = 3
 _NETLINK_PROTOCOLS = (0, 4, 9, 15)
 #: More for who may administer the network: IPsec, packet filters, generic kinds.
 _NETLINK_ADMINISTRATION = (6, 12, 16)
-#: TIOCSTI and TIOCLINUX type into the terminal of whoever looks in from the host; TIOCSETD loads line disciplines.
+#: TIOCSTI and TIOCLINUX type into a terminal of the host; TIOCSETD loads line disciplines.
 _TERMINAL_TRICKS = (0x5412, 0x541C, 0x5423)
 #: PER_LINUX, PER_LINUX32, both with UNAME26, and the question what it is. Not READ_IMPLIES_EXEC or old memory layouts.
 _PERSONALITIES = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)

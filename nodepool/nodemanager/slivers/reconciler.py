@@ -245,7 +245,7 @@ class Slivers:
             if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in SHORTAGE):
                 self._set(name, FAILED, f"this host: {str(error) or 'no memory left'}")
                 return RETRY
-            # Whoever waits for the sliver is told; the queue logs it and tries again.
+            # Those who wait for the sliver are told; the queue logs it and tries again.
             self._set(name, FAILED, f"internal error: {type(error).__name__}: {error}")
             raise
 
@@ -321,7 +321,7 @@ class Slivers:
         try:
             return self.backend.start(spec, handle), ""
         except BackendError as error:
-            # Whoever has keys gets in again, whatever a job has made of the place where they are kept, or of its disk.
+            # Owners of keys get in again, whatever a job has made of the place where they are kept, or of its disk.
             try:
                 return self.backend.start(dataclasses.replace(spec, ssh_keys=None), handle), str(error)
             except BackendError:
@@ -376,7 +376,7 @@ class Slivers:
     # -- after a restart of the daemon
 
     def recover(self) -> None:
-        """Adopt what lives, remove what nobody knows; called before the workers start."""
+        """Adopt what lives, remove what has no record; called before the workers start."""
         if self._database.moved_aside is not None:
             self._copies.restore(self._database)
         known = {key.partition("_")[2]: local for key, local in self._database.locals().items() if key.startswith("sliver_")}

@@ -1,4 +1,4 @@
-"""``--startup``: every enabled sliver is started once, also those that somebody had stopped (NM A, introduction)."""
+"""``--startup``: every enabled sliver is started once, also those that were stopped (NM A, introduction)."""
 
 from __future__ import annotations
 

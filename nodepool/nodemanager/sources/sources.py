@@ -390,7 +390,7 @@ class ZooKeeperSource:
         try:
             names = kazoo.get_children(SLICES)
         except NoNodeError:
-            return  # nobody publishes (any more): that is no list without slices
+            return  # there is no list (any more): that is not a list without slices
         records: list[Any] = []
         for name in sorted(names):
             try:

@@ -1,6 +1,6 @@
 """The ticket server of the original, as a demonstration: records in, a signed ticket out (NM-A.12, NM-C.6).
 
-It listens on a loopback address only and answers nobody but the user who started it, and root.
+It listens on a loopback address only and answers only the user who started it, and root.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def serve(listener: socket.socket, sign: Sign) -> None:
         with connection, contextlib.suppress(OSError):
             uid = Identity.tcp_uid(connection)
             if uid not in (0, os.geteuid()):
-                print(f"refused: {'somebody unknown' if uid is None else _account(uid)}", file=sys.stderr, flush=True)
+                print(f"refused: {'an unknown user' if uid is None else _account(uid)}", file=sys.stderr, flush=True)
                 continue
             answer(connection, sign)
 

@@ -1,6 +1,6 @@
 """Lets SSH connections in: a port per sliver, a server inside the sliver for each connection (NM-C.4).
 
-No server idles; what a connection costs is charged to its sliver.  One thread does all of it and waits for nobody: a sliver
+No server idles; what a connection costs is charged to its sliver.  One thread does all of it and never blocks: a sliver
 whose servers start slowly, since it is busy or hostile, holds up its own connections only.
 """
 
@@ -158,7 +158,7 @@ class Gate:
         return True
 
     def close(self, name: str) -> None:
-        """Let nobody in any more."""
+        """Accept no more logins."""
         with self._lock:
             door = self._doors.pop(name, None)
             if door is None:

@@ -144,7 +144,7 @@ class SshServers:
             finally:
                 process.close()
         finally:
-            # It may write on: nobody reads that, and it ignores the signal for broken pipes.
+            # It may go on writing: that is not read, and it ignores the signal for broken pipes.
             os.close(reading)
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Locks of ours that nobody answers for any more.
+"""Locks of ours without an owner in this process.
 
 When the connection breaks, the outcome of a write is unknown, but the session (and with it every lock it holds) may
-live on.  Whoever wanted to take or to give back a lock at that moment leaves it here; it is removed as soon as the
+live on.  A lock that was to be taken or given back at that moment is left here; it is removed as soon as the
 server can be asked again.  What others hold under such a name stays.
 """
 

@@ -133,7 +133,7 @@ class ZooKeeperClient:
     def _state_changed(self, state: str) -> None:
         before, self._state = self._state, state
         if state == KazooState.CONNECTED:
-            if before in (KazooState.SUSPENDED, KazooState.LOST):  # whoever was warned is told of the end, too
+            if before in (KazooState.SUSPENDED, KazooState.LOST):  # those who were warned are told of the end, too
                 self.log.warning("ZooKeeper connection: back")
             else:
                 self.log.debug("ZooKeeper connection: connected")

@@ -54,7 +54,7 @@ class SessionFile:
         try:
             lock_file(fd)
         except OSError:
-            os.close(fd)  # somebody lives here
+            os.close(fd)  # in use
             return None
         os.fchmod(fd, 0o600)
         self._fd = fd

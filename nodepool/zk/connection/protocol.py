@@ -49,7 +49,7 @@ _HANDLE_SIZE = 1024 * 1024
 #: At most this many bytes of requests are put into one send.
 _SEND_SIZE = 256 * 1024
 
-#: The connection broke: nobody made a mistake, and the outcome is unknown.
+#: The connection broke: the outcome is unknown.
 BROKEN = (ConnectionLoss, SessionExpiredError, KazooTimeoutError)
 
 EventCallback = Callable[[int, str], None]

@@ -106,7 +106,7 @@ class NodeMethods(FacadeBase):
         return [node for node in self.nodeIterator(cached=False) if node.provider == provider_name]
 
     def countFreeReadyNodes(self, provider_name: str) -> dict[str, int]:
-        """Label -> number of ready, unallocated nodes of the provider that nobody has locked."""
+        """Label -> number of ready, unallocated, unlocked nodes of the provider."""
         result: dict[str, int] = {}
         tree = self.node_tree
         if tree is not None:
@@ -208,7 +208,7 @@ class NodeMethods(FacadeBase):
             try:
                 self.kazoo_client.delete(paths.node(node_id), recursive=True)
             except NotEmptyError:
-                continue  # somebody has just contended for its lock
+                continue  # others have just contended for its lock
             except NoNodeError:
                 pass
             return
@@ -242,7 +242,7 @@ class NodeMethods(FacadeBase):
     def _discard(self, seen: Node, lock_directory_exists: bool, again: bool = True) -> None:
         """Write that an idle node is to be deleted.
 
-        :raises TransactionFailed: somebody has locked or changed it meanwhile: it is not idle any more.
+        :raises TransactionFailed: it was locked or changed meanwhile: it is not idle any more.
         """
         node, directory = seen.copy(), paths.node_lock(seen.id or "")
         node.state = DELETING
@@ -270,7 +270,7 @@ class NodeMethods(FacadeBase):
         """Lock the node and read it again.
 
         :raises TimeoutException: not obtained within ``timeout`` seconds.
-        :raises ZKLockException: held by somebody else (not blocking), by this very object, or the node is gone.
+        :raises ZKLockException: held by another client (not blocking), by this very object, or the node is gone.
         """
         if node.lock is not None:
             raise ZKLockException(f"Did not get thread lock on {node.id}")
@@ -295,7 +295,7 @@ class NodeMethods(FacadeBase):
         locks.release(self.kazoo_client, handle)
 
     def forceUnlockNode(self, node: Node) -> None:
-        """Remove the holder of the lock, whoever it is."""
+        """Remove the holder of the lock, also when it is not ours."""
         directory = paths.node_lock(node.id or "")
         names = locks.names_in_order(self.kazoo_client, directory)
         if names:

@@ -108,7 +108,7 @@ class RequestMethods(FacadeBase):
         """Lock the request and read it again.
 
         :raises TimeoutException: not obtained within ``timeout`` seconds.
-        :raises ZKLockException: held by somebody else (not blocking), or the request is gone.
+        :raises ZKLockException: held by another client (not blocking), or the request is gone.
         """
         if request.lock is not None:
             raise ZKLockException(f"Did not get thread lock on {request.id}")

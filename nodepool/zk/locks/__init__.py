@@ -49,7 +49,7 @@ def add_lock(txn: Txn, directory: str, exists: bool) -> int:
 
 
 def add_unlocked_check(txn: Txn, directory: str, exists: bool) -> None:
-    """Let the transaction succeed only when nobody contends for the lock at that moment; no directory is left."""
+    """Let the transaction succeed only when the lock is free at that moment; no directory is left."""
     if not exists:
         txn.create(directory)
     txn.delete(directory)
@@ -68,7 +68,7 @@ def acquire(
 
     :param record: the znode that must exist; the lock is not taken (and nothing created) without it.
     :param timeout: seconds to wait when blocking; None waits as long as the session lives.
-    :raises ZKLockException: somebody else holds it (not blocking), or the record is gone.
+    :raises ZKLockException: another client holds it (not blocking), or the record is gone.
     :raises TimeoutException: not obtained in time.
     """
     deadline = None if timeout is None else time.monotonic() + timeout

@@ -24,14 +24,14 @@ log = logging.getLogger("nodepool.zk.locks")
 
 
 class Lost(Exception):
-    """The result cannot be stored: the lock is somebody else's, or ZooKeeper does not come back."""
+    """The result cannot be stored: another client has the lock, or ZooKeeper does not come back."""
 
 
 class HeldLock:
     """A lock of ours, taken without waiting.
 
     :param record: the znode that must exist for the lock to be taken; None: parents are made.
-    :raises ZKLockException: somebody else holds it, or the record is gone.
+    :raises ZKLockException: another client holds it, or the record is gone.
     """
 
     def __init__(self, client: ZooKeeperClient, directory: str, record: str | None = None) -> None:
@@ -57,14 +57,14 @@ class HeldLock:
         return self._handle is not None and self._handle.session_id == self._client.session_id
 
     def regain(self) -> bool:
-        """Take the lock again after its session was lost; False when somebody else was faster."""
+        """Take the lock again after its session was lost; False when another client was faster."""
         with self._guard:
             if self.held:
                 return True
             if self._released:
                 return False
             try:
-                # A moment's patience: somebody may only be looking whether we still hold it.
+                # A moment's patience: another client may only be looking whether we still hold it.
                 self._take(REGAIN_TIMEOUT)
             except (ZKLockException, TimeoutException, KazooException) as error:
                 log.info("Cannot take %s again: %s", self.directory, error)

@@ -45,7 +45,7 @@ class Mark:
                 break
 
     def when_gone(self, callback: Callable[[], Any]) -> None:
-        """Called once, on any thread: now, when nobody has it any more.
+        """Called once, on any thread: now, when it is free.
 
         :raises KazooException: ZooKeeper cannot be reached.
         """

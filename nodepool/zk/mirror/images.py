@@ -29,10 +29,10 @@ class ImageData:
     paused: set[str] = field(default_factory=set)
     #: image -> when a build was asked for (Unix seconds).
     requests: dict[str, float] = field(default_factory=dict)
-    #: image -> (creation of the lock directory in Unix seconds, somebody builds).
+    #: image -> (creation of the lock directory in Unix seconds, a builder builds).
     build_locks: dict[str, tuple[float, bool]] = field(default_factory=dict)
     # Filled from the mirror only:
-    #: (image, build, provider) whose upload lock somebody holds or waits for.
+    #: (image, build, provider) whose upload lock is held or waited for.
     upload_locks: set[tuple[str, str, str]] = field(default_factory=set)
     #: Znodes without data where a record should be.
     empty_builds: set[tuple[str, str]] = field(default_factory=set)

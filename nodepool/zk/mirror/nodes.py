@@ -31,7 +31,7 @@ class NodeTree(Tree[Node]):
         self.contenders: dict[str, set[str]] = {}
         self.listeners: list[NodeListener] = []
         self.lock_listeners: list[LockListener] = []
-        #: ids of znodes without data, left behind by somebody who locked a deleted node.
+        #: ids of znodes without data, left behind by a client that locked a deleted node.
         self.empty: set[str] = set()
         #: node ids by the request they are allocated to.
         self.by_request: dict[str, set[str]] = defaultdict(set)

@@ -75,7 +75,7 @@ class ProgressStore:
             raise OperationTimeoutError(f"ZooKeeper gave no answer within {TIMEOUT:g} s") from None
 
     def _create(self, path: str, data: bytes, ephemeral: bool) -> bool:
-        """False: somebody else was faster."""
+        """False: another client was faster."""
         try:
             self._wait(self._kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True))
         except NodeExistsError:

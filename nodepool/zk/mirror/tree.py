@@ -368,7 +368,7 @@ class Tree(Generic[R]):
         except Exception:
             self.log.exception("Cannot show what was written to %s:", path)
         if own is not None and own[1] > 0 and own[0] <= 0:
-            self._read(path, parts, None)  # somebody else wrote it, too
+            self._read(path, parts, None)  # another client wrote it, too
 
     def settled(self) -> None:
         """All parts of an answer are settled: creations that were not ours are read now."""

@@ -210,7 +210,7 @@ def test_what_cannot_be_done_is_said(base: pathlib.Path) -> None:
     damaged.end()
     base.chmod(0o777)
     foreign = Remote(base)
-    assert "can be changed by, somebody else" in str(foreign.load()["text"])
+    assert "can be changed by, another user" in str(foreign.load()["text"])
     foreign.end()
 
 

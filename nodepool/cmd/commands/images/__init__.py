@@ -19,7 +19,7 @@ from nodepool.process.program import seconds
 from nodepool.zk import paths
 from nodepool.zk.records import BUILDING, DELETING, UPLOADING
 
-#: How often a record is read again that somebody else changes at the same moment.
+#: How often a record is read again that another client changes at the same moment.
 TRIES = 10
 
 

@@ -1,4 +1,4 @@
-"""What a person who asks for nodes is told about launchers: who offers them, and why nobody does."""
+"""What a person who asks for nodes is told about launchers: who offers them, and why no pool does."""
 
 from __future__ import annotations
 

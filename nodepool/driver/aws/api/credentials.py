@@ -75,7 +75,7 @@ class _FileProvider(CredentialProvider):
 
 
 class LateCredentials:
-    """Stands in while there are none at all: looks again every few seconds, when somebody needs them."""
+    """Stands in while there are none at all: looks again every few seconds, when they are needed."""
 
     method = "late"
     account_id = None

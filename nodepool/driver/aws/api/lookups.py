@@ -20,7 +20,7 @@ SERVICE_QUOTA_CACHE_TTL = 300
 FILTER_TTL = 300
 PAGE = 1000
 READ_DEADLINE = 120.0
-"""Seconds for a reading call with its retries: whoever waits for it has an older answer or asks again."""
+"""Seconds for a reading call with its retries: its callers have an older answer or ask again."""
 
 
 class _ReadLane:
@@ -49,10 +49,10 @@ class AwsLookups:
     # -- lists of the region
 
     def instances(self) -> list[dict[str, Any]]:
-        """Hardly older than the question: whoever finds the last list too old waits for a new one.
+        """Hardly older than the question: a caller that finds the last list too old waits for a new one.
 
         For the quota, which is calculated so seldom that the answer before is of no use: with it our own nodes, deleted
-        since, would count as somebody else's.
+        since, would count as not ours.
         """
         return self._memo.get("instances", None, self.list_instances, CACHE_TTL)  # type: ignore[no-any-return]
 
@@ -154,7 +154,7 @@ class AwsLookups:
                 return found
             token = {"NextToken": answer["NextToken"]}
 
-    # -- those that somebody waits for
+    # -- those that are waited for
 
     def some_instances(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """These instances as they are now; a filter, unlike ids, does not fail for those that do not exist."""

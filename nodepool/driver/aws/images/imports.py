@@ -205,7 +205,7 @@ class AwsImages:
     def remove_parts(self, name: str, since: float) -> None:
         """Abort uploads to the bucket under exactly this name that began after ``since`` (UNIX time): a killed builder's.
 
-        :param name: external name that the builder has noted before it made the upload, so nobody else's.
+        :param name: external name that the builder has noted before it made the upload, so of no other builder.
         """
         storage = self.provider.object_storage
         if not storage:

@@ -298,7 +298,7 @@ class AwsCreateStateMachine(_AwsMachine):
         future.add_done_callback(lambda done: self._remove_late(state, done))
 
     def _remove_late(self, state: str, future: Future[Any]) -> None:
-        """The call that nobody waits for any more has made something."""
+        """The call that is not waited for any more has made something."""
         if future.cancelled() or future.exception() is not None:
             return
         if state == self.HOST_ALLOCATING_SUBMIT:

@@ -19,7 +19,7 @@ LOCK_WAIT = 300.0
 
 
 class _Group:
-    """The running adapters of one provider: after a reload the old one goes on until its launches have ended."""
+    """The running adapters of one provider: after a reload the old one continues until its launches have ended."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -72,7 +72,7 @@ class LaunchTemplates:
     # -- life of the adapter
 
     def start(self) -> None:
-        """From now on nobody removes what our labels need."""
+        """From now on what our labels need is not removed."""
         with _groups_lock:
             self._group.members.add(self)
 
@@ -118,7 +118,7 @@ class LaunchTemplates:
     def ensure(self, clean: bool = False) -> None:
         """Make the missing ones; with ``clean`` remove those of a former configuration.
 
-        :raises CallTimeout: somebody else is at it for too long.
+        :raises CallTimeout: another thread makes it, for too long.
         """
         if not self.wanted:
             return

@@ -131,7 +131,7 @@ class BackedAdapter(NodeManagerAdapter):
             unfit = "its record has no address or no username"
         elif not node.host_keys:
             unfit = (
-                "its record has no host keys, so that nobody can tell whether it is the right machine; its provider must "
+                "its record has no host keys, so that it is not known to be the right machine; its provider must "
                 "find them (host-key-checking)"
             )
         python = str(node.python_path or "")
@@ -291,7 +291,7 @@ class BackedAdapter(NodeManagerAdapter):
             self.slots.housekeeping.run()
 
     def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
-        """Those whose backing node is not ours any more: while no launcher ran, nobody has seen it go."""
+        """Those whose backing node is not ours any more: while no launcher ran, its end was not seen."""
         if not self.slots.performed_init:
             return []
         missing = super().findMissingInstances(external_ids)

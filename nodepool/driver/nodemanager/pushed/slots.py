@@ -176,7 +176,7 @@ class BackingNodes(BackingSlots):
         self.in_background(self.retire, record)
 
     def retire(self, record: BackingNodeRecord) -> None:
-        """Ready nodes there would only disappoint: they are deleted. What somebody has is left to its user."""
+        """Ready nodes there would only disappoint: they are deleted. Those in use are left to their users."""
         for node_id in list(record.allocations().values()):
             node = self.zk.getNode(node_id)
             if node is None or node.provider != self.provider.name or not _idle(node):

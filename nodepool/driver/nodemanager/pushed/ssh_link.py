@@ -1,7 +1,7 @@
 """One SSH connection to a backing node: pushes the node manager, keeps it running, and brings its API here (NM-C.8).
 
 OpenSSH's client does it: its multiplexing gives the Unix socket of the API a place in a directory that only we can read, so
-that the API of the other machine is open to who may log in there, and to nobody else.
+that the API of the other machine is open to those who may log in there, and to no others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Target:
 
     :param owner: the backing node's id.
     :param since: when that was made (seconds since 1970): of two that claim the machine the younger one has it.
-    :param place: names the machine, whoever has it: what its last user left is found by it.
+    :param place: names the machine, also for its next user: what the last one left is found by it.
     """
 
     owner: str

@@ -89,7 +89,7 @@ try:
         os.makedirs(base, 0o711, exist_ok=True)
         status = os.stat(base)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise OSError(base + " belongs to, or can be changed by, somebody else")
+            raise OSError(base + " belongs to, or can be changed by, another user")
         lock = os.open(base + "/.lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
         try:

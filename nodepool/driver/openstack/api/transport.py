@@ -21,7 +21,7 @@ CONNECTIONS = 32
 """Connections per service that are kept open."""
 
 DELETED = (202, 204)
-"""How the services answer deletions; anything else comes from somebody else."""
+"""How the services answer deletions; anything else comes from elsewhere, such as a proxy."""
 LANES = {"compute": "read", "network": "network", "block_storage": "volume", "image": "image"}
 AS_IT_IS: dict[str, Any] = {"allow_reauth": False, "status_code_retries": 0}
 """For the SDK's requests: new tokens and further tries are our own affair, at our pace."""

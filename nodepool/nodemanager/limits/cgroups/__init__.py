@@ -4,7 +4,7 @@ Our tree, in every hierarchy that holds a controller we need::
 
     nodepool-nm/                     weight: what is guaranteed, and best effort as much as one other group of the host
         <name>.sliver/               slivers with a guarantee: weight ~ guarantee
-        besteffort/                  weight ~ its part of what nobody is guaranteed
+        besteffort/                  weight ~ its part of what is not guaranteed to others
             <name>.sliver/           weight ~ nm_cpu_share, times 8 for those that use little (:mod:`cpu_pace`)
     nodepool-nm-daemon/              the daemon and its helper (controller ``cpu``): logins and calls work beside busy slivers
 
@@ -488,7 +488,7 @@ class Cgroups:
         """The daemon ends: without slivers nothing of ours stays behind."""
         if self._pace is not None:
             self._pace.stop()
-            with self._lock:  # nobody sees any more when those with a guarantee use less than that
+            with self._lock:  # there is no one left to see when those with a guarantee use less than that
                 self._heavy = self._heavy - self._weights.keys()
                 self._balance()
         if self._quick >= 0:

@@ -3,7 +3,7 @@
 Weights alone say who gets how much in the long run; how long one waits for a turn is another matter.  With the scheduler of
 Linux a sliver that forks without end keeps others of the same weight from running for seconds (6.18, two processors), and one
 of endless loops doubles the time of each short piece of work beside it.  So slivers that use more than half of their fair part
-while processors are short weigh what their nm_cpu_share says, and all others :data:`FAVOUR` times that.  Nobody gets less than
+while processors are short weigh what their nm_cpu_share says, and all others :data:`FAVOUR` times that.  None gets less than
 the fair part by it: who is favoured uses at most half of its own, and those who are not keep their proportions.  So do slivers
 with a guarantee, and all others together: a guarantee is a part of the CPU, not the right to delay others.
 

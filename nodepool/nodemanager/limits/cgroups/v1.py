@@ -12,7 +12,7 @@ from pathlib import Path
 from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read, write
 
 FREEZE_TIMEOUT = 5.0
-#: cpu.shares per unit of v2's cpu.weight: 1024 is the weight of everything that nobody gave a weight, as 100 is there.
+#: cpu.shares per unit of v2's cpu.weight: 1024 is the weight of everything without one of its own, as 100 is there.
 _SHARES = 10.24
 
 
@@ -109,7 +109,7 @@ def freeze(group: Path, frozen: bool) -> None:
     wanted = "FROZEN" if frozen else "THAWED"
     deadline = time.monotonic() + FREEZE_TIMEOUT
     write(group / "freezer.state", wanted)
-    # This generation tells nobody when it is done; each look also makes it go on.
+    # This generation does not report its end; each look also makes it go on.
     while read(group / "freezer.state") != wanted:
         if time.monotonic() > deadline:
             if frozen:
@@ -151,7 +151,7 @@ def kill(group: Path) -> bool:
 
 
 def wait_empty(group: Path, timeout: float) -> None:
-    """This generation tells nobody: a short nap, then the caller looks again."""
+    """This generation does not report it: a short nap, then the caller looks again."""
     time.sleep(min(0.002, max(0.0, timeout)))
 
 

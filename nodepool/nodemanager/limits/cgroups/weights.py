@@ -1,6 +1,6 @@
 """Who gets how much CPU when all are busy: slivers with a guarantee, best effort, the host's own services, the daemon itself.
 
-Weights are in units of version 2, where 100 is the weight of everything that nobody gave a weight.
+Weights are in units of version 2, where 100 is the weight of everything without one of its own.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _beside(place: Place, root: Path) -> int:
 
 
 def shelter(place: Place, root: Path, pids: Iterable[int]) -> None:
-    """A group of their own for the daemon's processes, so that full load inside slivers keeps nobody from being served.
+    """A group of their own for the daemon's processes, so that it is served under full load inside slivers, too.
 
     Where they are in a group already, as of a service manager, they stay there.
     """
