@@ -67,7 +67,7 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
     ]
 
 
-def published(problems: list[Problem]) -> list[dict[str, Any]]:
+def as_record_list(problems: list[Problem]) -> list[dict[str, Any]]:
     """As the component record has them, not more than it can hold."""
     shown = [problem.record() for problem in problems[:MOST_PUBLISHED]]
     if left := len(problems) - len(shown):

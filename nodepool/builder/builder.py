@@ -22,7 +22,7 @@ from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.worker import UploadWorker
 from nodepool.builder.worker import Worker
 from nodepool.config.live.changes import taken_over
-from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.driver.lifecycle import SILENT_GRACE
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.process.watchdog import Watchdog
@@ -63,7 +63,7 @@ class NodePoolBuilder:
         self.session_file: str | None = None
         self.session_usable = self.state.session_usable
         self.upload_claims = self.state.upload_claims
-        self.config_state = ConfigKeeper(
+        self.config_state = ConfigFileStatus(
             (config_path, secure_path),
             self.log,
             lambda stale: self.statsd.gauge(metrics.BUILDER_CONFIG_STALE(self.state.fqdn), stale),

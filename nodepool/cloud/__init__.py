@@ -9,8 +9,8 @@ from nodepool.base.timers import Timers
 from nodepool.cloud.calls import CloudCalls, LastError
 from nodepool.cloud.deletions import DeleteBatches
 from nodepool.cloud.errors import CallsStopped, CallTimeout, Classifier, ErrorKind, bounded, message_of, translate
+from nodepool.cloud.polling import Observation, Poller, Subscription
 from nodepool.cloud.rates import AdaptiveRate
-from nodepool.cloud.watching import Look, Watch, Watched
 
 __all__ = [
     "AdaptiveRate",
@@ -21,10 +21,10 @@ __all__ = [
     "DeleteBatches",
     "ErrorKind",
     "LastError",
-    "Look",
+    "Observation",
+    "Poller",
+    "Subscription",
     "Timers",
-    "Watch",
-    "Watched",
     "bounded",
     "message_of",
     "translate",

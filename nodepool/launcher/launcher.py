@@ -12,9 +12,9 @@ from typing import Any
 
 from nodepool import metrics
 from nodepool.base import hostnames
-from nodepool.base.problems import Problem, image_problems, one_line, published
+from nodepool.base.problems import Problem, as_record_list, image_problems, one_line
 from nodepool.config.live.changes import taken_over
-from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, provider_problems
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
@@ -78,7 +78,7 @@ class NodePool(threading.Thread):
         #: Where the ZooKeeper session is remembered, so that the next process can end it when we are killed.
         self.session_file: str | None = None
         self.stopped = self.state.stopped
-        self.config_state = ConfigKeeper(
+        self.config_state = ConfigFileStatus(
             (configfile, securefile),
             self.log,
             lambda stale: self.statsd.gauge(metrics.LAUNCHER_CONFIG_STALE(), stale),
@@ -206,7 +206,7 @@ class NodePool(threading.Thread):
     def publish_problems(self) -> None:
         """Tell everybody, in our component record; written only when something has changed."""
         if self._component is not None:
-            self._component.update(problems=published(self.problems()))
+            self._component.update(problems=as_record_list(self.problems()))
 
     # -- configuration
 

@@ -24,7 +24,7 @@ from nodepool.status.images import (
     image_progress,
     image_status,
 )
-from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, whole
+from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, to_int_or_none
 
 REDACTED = "redacted"
 
@@ -93,7 +93,7 @@ def _node_row(node: Any, now: float) -> dict[str, Any]:
         "public_ipv4": node.public_ipv4,
         "ipv6": node.public_ipv6,
         "state": node.state,
-        "age": None if whole(node.state_time) is None else format_age(now - node.state_time),
+        "age": None if to_int_or_none(node.state_time) is None else format_age(now - node.state_time),
         "locked": "locked" if node.lock_contenders else "unlocked",
         "pool": node.pool,
         "hostname": node.hostname,

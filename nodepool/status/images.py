@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nodepool.status.results import Results, whole
+from nodepool.status.results import Results, to_int_or_none
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, UploadFailure, UploadProgress
 from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload
 
@@ -74,7 +74,7 @@ def _upload_row(upload: ImageUpload) -> dict[str, Any]:
         "external_name": upload.external_name,
         "external_id": upload.external_id,
         "state": upload.state,
-        "age": whole(upload.state_time),
+        "age": to_int_or_none(upload.state_time),
     }
 
 
@@ -84,7 +84,7 @@ def _upload_progress(running: UploadProgress | None, failure: UploadFailure | No
     return {
         "bytes_sent": sent,
         "bytes_total": total,
-        "rate": whole(running.rate) if running else None,
+        "rate": to_int_or_none(running.rate) if running else None,
         "progress": round(min(1.0, sent / total), 3) if sent is not None and total else None,
         "reason": failure.reason if failure else None,
     }
@@ -111,7 +111,7 @@ def image_list(zk: Any, detail: bool = False, ended: bool = True) -> Results:
     if ended:
         rows += [
             {"id": failure.build, "upload_id": failure.upload, "provider": failure.provider, "image": failure.image,
-             "external_name": None, "external_id": None, "state": FAILED, "age": whole(failure.time),
+             "external_name": None, "external_id": None, "state": FAILED, "age": to_int_or_none(failure.time),
              **_upload_progress(None, failure)}
             for failure in failures.values()
         ]  # fmt: skip
@@ -126,7 +126,7 @@ def _build_row(build: ImageBuild, paused: bool) -> dict[str, Any]:
         "builder": build.builder,
         "formats": list(build.formats),
         "state": "paused" if paused else build.state,
-        "age": whole(build.state_time),
+        "age": to_int_or_none(build.state_time),
     }
 
 
@@ -141,8 +141,8 @@ def _build_progress(progress: BuildProgress | None, now: float) -> dict[str, Any
         return dict.fromkeys(keys)
     return {
         "phase": progress.phase or None,
-        "elapsed": whole(progress.elapsed(now)),
-        "expected": whole(progress.expected),
+        "elapsed": to_int_or_none(progress.elapsed(now)),
+        "expected": to_int_or_none(progress.expected),
         "exit_code": progress.exit_code,
         "reason": progress.reason,
         "log": progress.log or None,
@@ -172,7 +172,7 @@ def dib_image_list(zk: Any, detail: bool = False, ended: bool = True, clock: Cal
     if ended:
         rows += [
             {"id": f"{p.image}-{p.build}", "image": p.image, "builder": p.builder or None, "formats": list(p.formats),
-             "state": FAILED, "age": whole(p.ended or p.updated or p.started), **_build_progress(p, now)}
+             "state": FAILED, "age": to_int_or_none(p.ended or p.updated or p.started), **_build_progress(p, now)}
             for p in known.values() if p.state == FAILED
         ]  # fmt: skip
         rows.sort(key=lambda row: (row["image"], row["id"]))
@@ -189,7 +189,7 @@ def image_progress(zk: Any, clock: Callable[[], float] = time.time) -> Results:
     empty: dict[str, Any] = dict.fromkeys([*PROGRESS_COLUMNS, "log"])
     rows = [
         {**empty, "kind": "build", "id": f"{p.image}-{p.build}", "image": p.image, "builder": p.builder or None,
-         "state": p.state, **_build_progress(p, now), "next_try": whole(p.next_try)}
+         "state": p.state, **_build_progress(p, now), "next_try": to_int_or_none(p.next_try)}
         for p in progress.builds.values()
     ]  # fmt: skip
     rows += [
@@ -200,7 +200,7 @@ def image_progress(zk: Any, clock: Callable[[], float] = time.time) -> Results:
     ]  # fmt: skip
     rows += [
         {**empty, "kind": "upload", "id": f"{f.build}-{f.upload}", "image": f.image, "provider": f.provider,
-         "state": FAILED, "reason": f.reason, "next_try": whole(f.next_try)}
+         "state": FAILED, "reason": f.reason, "next_try": to_int_or_none(f.next_try)}
         for f in progress.failures.values()
     ]  # fmt: skip
     rows.sort(key=lambda row: (row["image"], row["kind"], row["id"], row["provider"] or ""))
@@ -234,7 +234,7 @@ def image_status(zk: Any) -> Results:
             "image": name,
             "paused": name in images.paused,
             "build_request": build_request_state(name, images),
-            "build_request_age": whole(images.requests.get(name)),
+            "build_request_age": to_int_or_none(images.requests.get(name)),
         }
         for name in sorted(names)
     ]

@@ -53,7 +53,7 @@ def format_bytes(number: float) -> str:
     return f"{number:.{1 if unit else 0}f} {UNITS[unit]}"
 
 
-def whole(value: float | None) -> int | None:
+def to_int_or_none(value: float | None) -> int | None:
     return int(value) if isinstance(value, (int, float)) else None
 
 

@@ -37,7 +37,7 @@ _NO_SECRETS = frozenset({"true", "false", "none", "null"})
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessResult:
     """How the command ended."""
 
     returncode: int | None
@@ -197,7 +197,7 @@ class BuildProcess:
             self._reason = self._reason or reason
         self.wake()
 
-    def wait(self, deadline_monotonic: float, stop: int | None = None) -> Ending:
+    def wait(self, deadline_monotonic: float, stop: int | None = None) -> ProcessResult:
         """Copy the output until the command ends, is told to or runs out of time.
 
         *stop*: a descriptor that becomes readable when the build is to be terminated.
@@ -226,7 +226,7 @@ class BuildProcess:
             returncode = process.poll()
             self._output(b"", last=True)
             self._write(self._last_line(timed_out, reason, returncode, deadline_monotonic))
-            return Ending(returncode, timed_out, reason, time.monotonic() - self._started_at)
+            return ProcessResult(returncode, timed_out, reason, time.monotonic() - self._started_at)
         finally:
             os.close(pidfd)
             self._close()

@@ -19,7 +19,7 @@ from nodepool.builder.build import command
 from nodepool.builder.build.diagnosis import Diagnosis
 from nodepool.builder.build.phases import PhaseTracker
 from nodepool.builder.build.plan import WantedBuild
-from nodepool.builder.build.process import BuildProcess, Ending
+from nodepool.builder.build.process import BuildProcess, ProcessResult
 from nodepool.builder.host import build_journal, image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.state import BuilderState
@@ -62,7 +62,7 @@ class BuildRun:
         self._diagnosis = Diagnosis()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._process: BuildProcess | None = None
-        self._entry: build_journal.Entry | None = None
+        self._entry: build_journal.BuildEntry | None = None
         self._aborted: str | None = None
         self._guard = threading.Lock()
         self.progress = BuildProgress(
@@ -110,7 +110,7 @@ class BuildRun:
         zk.storeBuild(self.image, record, self.build_id)
         self._publish()
         self.log.info("Build %s started; its log is %s", self._base, self.progress.log)
-        ending: Ending | None = None
+        ending: ProcessResult | None = None
         try:
             ending = self._run_command()
             reason = self._judge(ending)
@@ -135,7 +135,7 @@ class BuildRun:
         self._finish(reason, ending)
         return reason is None
 
-    def _run_command(self) -> Ending:
+    def _run_command(self) -> ProcessResult:
         config, diskimage = self._config, self._diskimage
         # Not only after hours of building.
         image_files.check_images_dir(config.images_dir)
@@ -218,7 +218,7 @@ class BuildRun:
         else:
             self._state.publisher.detail(("build", self.build_id), self._write_progress)
 
-    def _judge(self, ending: Ending) -> str | None:
+    def _judge(self, ending: ProcessResult) -> str | None:
         """Why the build failed; None when it did not."""
         if ending.timed_out:
             return f"build-timeout of {self._diskimage.build_timeout} s exceeded"
@@ -287,7 +287,7 @@ class BuildRun:
         newest = self._state.zk.getMostRecentBuilds(1, self.image, READY)
         return (newest[0].id if newest else None) != self._wanted.newest
 
-    def _finish(self, reason: str | None, ending: Ending | None) -> None:
+    def _finish(self, reason: str | None, ending: ProcessResult | None) -> None:
         progress, backoff = self.progress, self._state.build_backoff
         progress.ended = time.time()
         progress.duration = progress.ended - (progress.started or progress.ended)

@@ -12,14 +12,14 @@ Job = Callable[[], object]
 
 
 @dataclass
-class _Lane:
+class _Queue:
     jobs: dict[Hashable, Job] = field(default_factory=dict)
     active: Hashable = None
     #: It was waited for in vain; it is not waited for again before it gets on.
     stuck: bool = False
 
 
-class Lanes:
+class ProviderQueues:
     """A thread per provider, alive only while it has work.
 
     :param running: False when no further job may be started.
@@ -30,7 +30,7 @@ class Lanes:
         self._log = log
         self._running = running
         self._condition = threading.Condition()
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _Queue] = {}
 
     def submit(self, provider: str, key: Hashable, job: Job) -> bool:
         """False when the lane has that job already."""
@@ -39,7 +39,7 @@ class Lanes:
             if lane is not None and (key in lane.jobs or lane.active == key):
                 return False
             if lane is None:
-                lane = self._lanes[provider] = _Lane()
+                lane = self._lanes[provider] = _Queue()
                 threading.Thread(target=self._work, args=(provider, lane), name=f"{self._name}-{provider}", daemon=True).start()
             lane.jobs[key] = job
             return True
@@ -64,7 +64,7 @@ class Lanes:
         with self._condition:
             self._condition.notify_all()
 
-    def _work(self, provider: str, lane: _Lane) -> None:
+    def _work(self, provider: str, lane: _Queue) -> None:
         while True:
             with self._condition:
                 lane.active = None

@@ -14,8 +14,8 @@ from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError, NotEmptyError
 
-from nodepool.builder.cleanup.provider_queues import Lanes
-from nodepool.builder.cleanup.retention import BuildPlan, Snapshot, UploadKey, upload_key
+from nodepool.builder.cleanup.provider_queues import ProviderQueues
+from nodepool.builder.cleanup.retention import RemovalPlan, Snapshot, UploadKey, upload_key
 from nodepool.builder.state import BuilderState
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import locks, paths
@@ -28,7 +28,7 @@ ABANDONED = "the builder stopped when the build began"
 class RecordCleaner:
     """Carries out plans."""
 
-    def __init__(self, state: BuilderState, lanes: Lanes, log: logging.Logger) -> None:
+    def __init__(self, state: BuilderState, lanes: ProviderQueues, log: logging.Logger) -> None:
         self._state = state
         self._lanes = lanes
         self.log = log
@@ -160,7 +160,7 @@ class RecordCleaner:
                     return None
         return left
 
-    def finish(self, plan: BuildPlan, snapshot: Snapshot) -> bool:
+    def finish(self, plan: RemovalPlan, snapshot: Snapshot) -> bool:
         """Mark the build or remove it, when nothing holds it; True when its files may go."""
         image, build_id = plan.image, plan.build
         if any(key[:2] == (image, build_id) for key in snapshot.data.upload_locks):
@@ -175,7 +175,7 @@ class RecordCleaner:
                 return free and self._finish(plan, bool(left))
         return self._finish(plan, bool(left))
 
-    def _finish(self, plan: BuildPlan, uploads_left: bool) -> bool:
+    def _finish(self, plan: RemovalPlan, uploads_left: bool) -> bool:
         image, build_id, path = plan.image, plan.build, paths.build(plan.image, plan.build)
         with self._lock(f"{path}/lock", path) as free:
             if not free:

@@ -109,7 +109,7 @@ class Rules:
 
 
 @dataclass
-class BuildPlan:
+class RemovalPlan:
     """What becomes of one build.
 
     ``state`` None: a znode without data, under which uploads may be left.
@@ -173,7 +173,7 @@ class Snapshot:
         key = (upload.image_name or "", upload.build_id or "", upload.provider_name or "")
         return upload.state == UPLOADING and (key in self.data.upload_locks or key in rules.running_uploads)
 
-    def plan(self, image: str, rules: Rules, everything: bool = True) -> list[BuildPlan]:
+    def plan(self, image: str, rules: Rules, everything: bool = True) -> list[RemovalPlan]:
         """What to do with the builds of an image (BLD-10.B), those without work left out.
 
         :param everything: also what failed or was abandoned; else only what people or the configuration removed, and
@@ -189,9 +189,9 @@ class Snapshot:
 
     def _plan(
         self, build: ImageBuild, kept_builds: set[str], kept_uploads: set[UploadKey], rules: Rules, everything: bool
-    ) -> BuildPlan:
+    ) -> RemovalPlan:
         image, build_id = build.image_name or "", build.id or ""
-        plan = BuildPlan(image, build_id, build.state)
+        plan = RemovalPlan(image, build_id, build.state)
         kept = build_id in kept_builds
         stays = build.state != DELETING and (kept or self.building(build, rules))
         if not stays and not everything and build.state in (FAILED, BUILDING):
@@ -209,7 +209,7 @@ class Snapshot:
         plan.remove = not stays and not self._held(plan)
         return plan
 
-    def _held(self, plan: BuildPlan) -> bool:
+    def _held(self, plan: RemovalPlan) -> bool:
         """Whether an upload needs the build and will go on needing it."""
         going = {upload_key(upload) for upload in plan.delete}
         return any(
@@ -217,9 +217,9 @@ class Snapshot:
             for upload in self.uploads.get((plan.image, plan.build), [])
         )
 
-    def _plan_empty(self, image: str, build_id: str, rules: Rules) -> BuildPlan:
+    def _plan_empty(self, image: str, build_id: str, rules: Rules) -> RemovalPlan:
         """No such record: its uploads have nothing to live from."""
-        plan = BuildPlan(image, build_id, None)
+        plan = RemovalPlan(image, build_id, None)
         if (image, build_id) not in rules.running_builds:
             plan.delete = [
                 u

@@ -11,13 +11,13 @@ from typing import Any
 
 from nodepool.builder.cleanup.files import clean_files
 from nodepool.builder.cleanup.progress import ProgressCleaner
-from nodepool.builder.cleanup.provider_queues import Lanes
+from nodepool.builder.cleanup.provider_queues import ProviderQueues
 from nodepool.builder.cleanup.records import RecordCleaner
-from nodepool.builder.cleanup.retention import BuildKey, BuildPlan, Rules, Snapshot, upload_key
+from nodepool.builder.cleanup.retention import BuildKey, RemovalPlan, Rules, Snapshot, upload_key
 from nodepool.builder.host import image_files
 from nodepool.builder.progress import gauges
 from nodepool.builder.state import BuilderState
-from nodepool.builder.upload.journal import StraySweeper
+from nodepool.builder.upload.journal import CloudLeftoverSweeper
 from nodepool.builder.worker import Worker
 from nodepool.config.model import Config
 from nodepool.zk.connection.protocol import BROKEN
@@ -39,12 +39,12 @@ class CleanupWorker(Worker):
 
     def __init__(self, number: int, state: BuilderState, interval: float) -> None:
         super().__init__(f"CleanupWorker.{number}", state, interval)
-        self._lanes = Lanes(self.name, self.log, lambda: self._running or self._by_hand)
+        self._lanes = ProviderQueues(self.name, self.log, lambda: self._running or self._by_hand)
         self._records = RecordCleaner(state, self._lanes, self.log)
         self._progress = ProgressCleaner(
             lambda: ProgressStore(self._zk.kazoo_client), self._records.absent, self._records.build_lock_free, self.log
         )
-        self._strays = StraySweeper(state, self._lanes)
+        self._strays = CloudLeftoverSweeper(state, self._lanes)
         self._pass_lock = threading.Lock()
         #: A pass on the thread of a caller, whether ours runs or not.
         self._by_hand = False
@@ -140,7 +140,7 @@ class CleanupWorker(Worker):
         rules = self._rules(config)
         self._report_unreadable(snapshot.data)
         going: set[BuildKey] = set()
-        unfinished: list[BuildPlan] = []
+        unfinished: list[RemovalPlan] = []
         for image in snapshot.images:
             if not self._usable():
                 return
@@ -155,7 +155,7 @@ class CleanupWorker(Worker):
             self._finish(unfinished, snapshot, going)
 
     def _clean_image(
-        self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey], unfinished: list[BuildPlan]
+        self, image: str, snapshot: Snapshot, rules: Rules, everything: bool, going: set[BuildKey], unfinished: list[RemovalPlan]
     ) -> None:
         plans = snapshot.plan(image, rules, everything)
         self._tell_unlisted(image, snapshot, rules, plans)
@@ -172,7 +172,7 @@ class CleanupWorker(Worker):
                 if plan.delete:
                     unfinished.append(plan)
 
-    def _tell_unlisted(self, image: str, snapshot: Snapshot, rules: Rules, plans: list[BuildPlan]) -> None:
+    def _tell_unlisted(self, image: str, snapshot: Snapshot, rules: Rules, plans: list[RemovalPlan]) -> None:
         """Nothing tells an image that was taken out of all configurations from one that only another builder lists."""
         if image in rules.images:
             self._unlisted.discard(image)
@@ -186,7 +186,7 @@ class CleanupWorker(Worker):
                 ", ".join(sorted(makers)) or "unknown",
             )
 
-    def _finish(self, plans: list[BuildPlan], snapshot: Snapshot, going: set[BuildKey]) -> None:
+    def _finish(self, plans: list[RemovalPlan], snapshot: Snapshot, going: set[BuildKey]) -> None:
         for plan in plans:
             if not self._usable():
                 return

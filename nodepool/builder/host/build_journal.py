@@ -45,7 +45,7 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 
 @dataclass
-class Entry:
+class BuildEntry:
     """One build, as written down."""
 
     image: str
@@ -137,7 +137,7 @@ class Entry:
         replace_file(self.path, json.dumps(content))
 
 
-_running: dict[str, Entry] = {}
+_running: dict[str, BuildEntry] = {}
 """By path: the builds of this very process, whichever object they were begun through."""
 
 
@@ -151,13 +151,13 @@ class BuildJournal:
     def directory(self) -> str:
         return os.path.join(self.images_dir, JOURNAL)
 
-    def begin(self, image: str, build_id: str, tmp_base: str, private: bool = True) -> Entry:
+    def begin(self, image: str, build_id: str, tmp_base: str, private: bool = True) -> BuildEntry:
         """Write down a build that is about to start; *private*: give it a temporary directory of its own.
 
         :raises BuilderError: the journal or the directory cannot be made.
         """
         base = os.path.realpath(tmp_base)
-        entry = Entry(
+        entry = BuildEntry(
             image=image, build_id=build_id, images_dir=self.images_dir, tmp_base=base,
             private_tmp=os.path.join(base, f"nodepool-build.{secrets.token_hex(8)}") if private else None,
             marker=f"{image_id(image, build_id)}/{secrets.token_hex(16)}", boot_id=boot_id(), began=time.time(),
@@ -181,7 +181,7 @@ class BuildJournal:
                 ) from error
         return entry
 
-    def entries(self, log: Logger = log) -> list[Entry]:
+    def entries(self, log: Logger = log) -> list[BuildEntry]:
         """All builds written down; a file that cannot be understood is moved aside."""
         found = []
         for name in sorted(_list(self.directory)):
@@ -242,7 +242,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _load(path: str, images_dir: str) -> Entry:
+def _load(path: str, images_dir: str) -> BuildEntry:
     with open(path, encoding="utf-8") as file:
         content = json.load(file)
     if not isinstance(content, dict):
@@ -250,7 +250,7 @@ def _load(path: str, images_dir: str) -> Entry:
     for key, types in _TYPES.items():
         if not isinstance(content.get(key), types):
             raise ValueError(f"{key} is missing or of a wrong type")
-    entry = Entry(images_dir=images_dir, **{key: content[key] for key in _TYPES})
+    entry = BuildEntry(images_dir=images_dir, **{key: content[key] for key in _TYPES})
     # What is going to be removed must be what we would have written.
     if entry.private_tmp and (
         os.path.dirname(entry.private_tmp) != entry.tmp_base or not _PRIVATE.fullmatch(os.path.basename(entry.private_tmp))
@@ -263,12 +263,12 @@ def _load(path: str, images_dir: str) -> Entry:
     return entry
 
 
-def belongs(entry: Entry) -> list[int]:
+def belongs(entry: BuildEntry) -> list[int]:
     """The living processes of a build; a process that merely has a number used again is none."""
     return [process.pid for process in processes.find(entry.origin())]
 
 
-def clean(entry: Entry, log: Logger = log, deadline: float | None = None) -> list[str]:
+def clean(entry: BuildEntry, log: Logger = log, deadline: float | None = None) -> list[str]:
     """End the processes of a build, unmount, detach and remove what it left; sentences about what could not be cleared.
 
     May be repeated at any time.
@@ -296,7 +296,7 @@ def clean(entry: Entry, log: Logger = log, deadline: float | None = None) -> lis
     return problems
 
 
-def _harvest(entry: Entry) -> None:
+def _harvest(entry: BuildEntry) -> None:
     """Learn the temporary trees from the environment of the build's processes, and from the tool's own parameter file."""
     for process in processes.find(entry.origin()):
         for item in processes.environment(process.pid):
@@ -309,7 +309,7 @@ def _harvest(entry: Entry) -> None:
                     entry.note_dir(line.partition(" ")[2].strip())
 
 
-def _unclaimed(entry: Entry, log: Logger) -> list[str]:
+def _unclaimed(entry: BuildEntry, log: Logger) -> list[str]:
     """Temporary trees in a TMPDIR that is not private, made since the build began and not in use.
 
     As long as any other diskimage-builder runs on this machine they may be its own, and are left alone.

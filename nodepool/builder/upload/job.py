@@ -58,7 +58,7 @@ class UploadJob:
         #: Why it failed.
         self.reason = ""
         self._lock: HeldLock | None = None
-        self._note: upload_journal.Note | None = None
+        self._note: upload_journal.UploadEntry | None = None
         self._started = time.time()
 
     # -- frame

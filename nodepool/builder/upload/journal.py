@@ -19,11 +19,11 @@ from typing import Any
 from urllib.parse import quote
 
 from nodepool.base.files import replace_file
-from nodepool.builder.cleanup.provider_queues import Lanes
+from nodepool.builder.cleanup.provider_queues import ProviderQueues
 from nodepool.builder.cleanup.retention import UploadKey
 from nodepool.builder.state import BuilderState
 from nodepool.driver.provider import Provider
-from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, properties_of, value_of
+from nodepool.driver.toolkit.cloud_images import get_field, is_snapshot, listing_of, properties_of
 from nodepool.zk import locks, paths
 
 DIRECTORY = ".uploads"
@@ -34,7 +34,7 @@ log = logging.getLogger("nodepool.builder.uploads")
 
 
 @dataclass(frozen=True)
-class Note:
+class UploadEntry:
     """A call that is about to be made, or was."""
 
     directory: str
@@ -67,10 +67,10 @@ class Note:
             log.warning("Cannot remove %s: %s", self.path, error.strerror)
 
 
-def begin(images_dir: str, key: UploadKey, name: str) -> Note | None:
+def begin(images_dir: str, key: UploadKey, name: str) -> UploadEntry | None:
     """Note a call; a file system that is full or broken does not hold up the upload (None)."""
     directory = os.path.join(images_dir, DIRECTORY)
-    note = Note(directory, *key, name, time.time())
+    note = UploadEntry(directory, *key, name, time.time())
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         replace_file(note.path, json.dumps({k: v for k, v in asdict(note).items() if k != "directory"}))
@@ -80,7 +80,7 @@ def begin(images_dir: str, key: UploadKey, name: str) -> Note | None:
     return note
 
 
-def notes(images_dir: str) -> list[Note]:
+def notes(images_dir: str) -> list[UploadEntry]:
     """All of this image directory; what cannot be read is removed."""
     directory = os.path.join(images_dir, DIRECTORY)
     found = []
@@ -97,7 +97,7 @@ def notes(images_dir: str) -> list[Note]:
             with open(path, encoding="utf-8") as file:
                 values = json.load(file)
             image, build, provider, number, name = (str(values[key]) for key in ("image", "build", "provider", "number", "name"))
-            note = Note(directory, image, build, provider, number, name, float(values["time"]))
+            note = UploadEntry(directory, image, build, provider, number, name, float(values["time"]))
             if note.path == path:
                 found.append(note)
         except FileNotFoundError:
@@ -127,15 +127,15 @@ def is_of(item: object, key: UploadKey) -> bool:
     properties = properties_of(item)
     _image, build, provider, number = key
     return all(
-        str(value_of(properties, f"nodepool_{name}")) == value
+        str(get_field(properties, f"nodepool_{name}")) == value
         for name, value in (("build_id", build), ("upload_id", number), ("provider_name", provider))
     )
 
 
-class StraySweeper:
+class CloudLeftoverSweeper:
     """Removes images of uploads that ended without a known result."""
 
-    def __init__(self, state: BuilderState, lanes: Lanes) -> None:
+    def __init__(self, state: BuilderState, lanes: ProviderQueues) -> None:
         self._state = state
         self._lanes = lanes
 
@@ -158,7 +158,7 @@ class StraySweeper:
                 )
                 note.end()
 
-    def _look(self, note: Note) -> None:
+    def _look(self, note: UploadEntry) -> None:
         state = self._state
         if not state.session_usable.is_set() or note.key[:3] in state.upload_claims.running() or not note.kept:
             return
@@ -184,10 +184,10 @@ class StraySweeper:
                 return
             record = state.zk.getImageUpload(*note.key)
             for item in found:
-                external_id = str(value_of(item, "id"))
+                external_id = str(get_field(item, "id"))
                 if record is not None and record.external_id == external_id:
                     continue
-                name = value_of(item, "name") or note.name
+                name = get_field(item, "name") or note.name
                 log.warning(
                     "Upload %s of %s (build %s) left image %s (%s) in %s; deleting it",
                     note.number,
@@ -204,7 +204,7 @@ class StraySweeper:
                     return
         note.end()
 
-    def _remove_parts(self, manager: Provider, note: Note) -> bool:
+    def _remove_parts(self, manager: Provider, note: UploadEntry) -> bool:
         """False: to be tried again."""
         # Few clouds keep parts of an upload that has no image yet.
         remove = getattr(getattr(manager, "adapter", manager), "removeUnfinishedUpload", None)

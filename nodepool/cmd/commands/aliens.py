@@ -10,7 +10,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
-from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, properties_of, value_of
+from nodepool.driver.toolkit.cloud_images import get_field, is_snapshot, listing_of, properties_of
 from nodepool.exceptions import TimeoutException
 from nodepool.process.program import describe
 from nodepool.zk.records import READY
@@ -87,15 +87,15 @@ def alien_image_list(context: Context) -> None:
         images = set(getattr(configs[name], "diskimages", None) or ())
         known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
         rows += [
-            {"provider": name, "name": _name(image), "image_id": value_of(image, "id")}
+            {"provider": name, "name": _name(image), "image_id": get_field(image, "id")}
             for image in listed
-            if value_of(properties_of(image), BUILD_PROPERTY) and value_of(image, "id") not in known and not is_snapshot(image)
+            if get_field(properties_of(image), BUILD_PROPERTY) and get_field(image, "id") not in known and not is_snapshot(image)
         ]  # fmt: skip
     context.show(status.Results(rows, status.ALIEN_COLUMNS))
 
 
 def _name(image: Any) -> Any:
-    return value_of(image, "name") or value_of(properties_of(image), "Name")
+    return get_field(image, "name") or get_field(properties_of(image), "Name")
 
 
 def _provider_images(zk: ZooKeeper, config: Any) -> Iterable[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Poller, Timers
 from nodepool.cloud.calls import DEADLINE
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.driver import statemachine
@@ -102,7 +102,7 @@ class AwsAdapter(statemachine.Adapter):
         self.deletes.add_kind("host", self._release, batch=DELETE_BATCH, gather=self.DELETE_GATHER)
         self.cloud = AwsLookups(self)
         self.gone = RecentlyGone()
-        self.watched_instances: Watched[dict[str, Any]] = Watched(
+        self.watched_instances: Poller[dict[str, Any]] = Poller(
             f"instances of {provider_config.name}",
             self.cloud.some_instances,
             self.calls.run,
@@ -112,7 +112,7 @@ class AwsAdapter(statemachine.Adapter):
             narrow=True,
             log=self.log,
         )
-        self.watched_hosts: Watched[dict[str, Any]] = Watched(
+        self.watched_hosts: Poller[dict[str, Any]] = Poller(
             f"hosts of {provider_config.name}",
             self.cloud.some_hosts,
             self.calls.run,

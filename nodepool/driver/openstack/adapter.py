@@ -13,7 +13,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Timers, Watched
+from nodepool.cloud import AdaptiveRate, CallsStopped, CloudCalls, DeleteBatches, ErrorKind, Poller, Timers
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
@@ -97,7 +97,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         )
         self.deletes.add_kind("server", self._deleteServers, batch=1, parallel=LANE_THREADS["delete"])
         floor, ceiling = self.LOOKS
-        self.watched_servers: Watched[Any] = Watched(
+        self.watched_servers: Poller[Any] = Poller(
             f"servers of {provider_config.name}",
             self._someServers,
             self.calls.run,
@@ -107,7 +107,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             ceiling=ceiling,
             log=self.log,
         )
-        self.watched_ips: Watched[Any] = Watched(
+        self.watched_ips: Poller[Any] = Poller(
             f"floating IPs of {provider_config.name}",
             self._someFloatingIps,
             functools.partial(self.calls.run, lane="network"),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from nodepool import exceptions
 from nodepool.cloud import CallsStopped
-from nodepool.cloud.memo import Memo
+from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.driver.openstack.api.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
 from nodepool.driver.openstack.api.networks import Networks
@@ -55,7 +55,7 @@ class CloudLookups:
     RENEWAL_PAUSE: float = 10
 
     def _initLookups(self) -> None:
-        self._memo = Memo()
+        self._memo = AnswerCache()
         self._listing_lock = threading.Lock()
         self._listing: tuple[float, list[Any]] = (float("-inf"), [])
         self._listed = 0
@@ -77,7 +77,7 @@ class CloudLookups:
         self._memo.renew((kind,), ())
         return True
 
-    def _renewSuspects(self, label: Any, message: str) -> None:
+    def _refresh_related(self, label: Any, message: str) -> None:
         """The cloud refuses a server of the label: renew what it may be about, so that the next attempt knows better.
 
         Who else needs these answers goes on with the older ones meanwhile.

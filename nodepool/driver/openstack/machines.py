@@ -206,7 +206,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
             self._noteFailedServer(exc)
             if sdk_error(exc, "BadRequestException"):
                 # A stale zone, image, flavor or network. Looked at again here: other launches do not wait for it.
-                self.adapter._renewSuspects(label, str(exc))
+                self.adapter._refresh_related(label, str(exc))
             raise
         return server
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from nodepool import exceptions
 from nodepool.config.model import ProviderConfig
-from nodepool.driver.statemachine.loop import MachineLoop, Pace, follow_future
+from nodepool.driver.statemachine.loop import MachineLoop, PollInterval, follow_future
 from nodepool.driver.statemachine.model import Adapter
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.zk import paths
@@ -48,7 +48,7 @@ class StateMachineNodeDeleter:
         )
         self.start_time = time.monotonic()
         self.state_machine: Any = None
-        self._pace = Pace()
+        self._pace = PollInterval()
         self._followed: Any = None
         self._ended = threading.Event()
 
@@ -89,7 +89,7 @@ class StateMachineNodeDeleter:
                 return None
             if time.monotonic() - self.start_time > self.DELETE_TIMEOUT:
                 raise exceptions.ServerDeleteTimeoutException(f"Timeout of {self.DELETE_TIMEOUT} s deleting {node.external_id}")
-            return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
+            return self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
         except exceptions.NotFound:
             self.log.info("Instance %s not found in provider %s", node.external_id, node.provider)
             self._remove()

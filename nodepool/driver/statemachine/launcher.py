@@ -11,7 +11,7 @@ from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped
-from nodepool.driver.statemachine.loop import Pace, follow_future
+from nodepool.driver.statemachine.loop import PollInterval, follow_future
 from nodepool.driver.statemachine.stage import Serving, Stage
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.metrics.launches import StatsReporter
@@ -69,7 +69,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._prepare_error: BaseException | None = None
         self._image_external_id: Any = None
         self.stage = Stage.QUEUED
-        self._pace = Pace()
+        self._pace = PollInterval()
         self._followed: Any = None
         #: What the record says, and what was last sent to it.
         self._saved_external_id: Any = node.external_id
@@ -130,7 +130,7 @@ class StateMachineNodeLauncher(StatsReporter):
         :raises LoopEnded: the provider takes no new work any more.
         """
         self.start_time = time.monotonic()
-        with self.manager.create_loop.kept():
+        with self.manager.create_loop.hold_open():
             if not self.manager.starts_quickly:
                 self._start_elsewhere()
             self.manager.launchers.append(self)
@@ -241,7 +241,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if machine.external_id != self._sent_external_id:
             self.node.external_id = machine.external_id
             self._save_later()
-        return self._pace.rest(machine, machine.state != before, bound)
+        return self._pace.next(machine, machine.state != before, bound)
 
     def _timeout(self) -> float:
         return float(getattr(self.provider_config, "launch_timeout", None) or 3600)
@@ -395,7 +395,7 @@ class StateMachineNodeLauncher(StatsReporter):
                 return None
             self.stage = Stage.AGAIN
             return 0.0
-        return self._pace.rest(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
+        return self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
 
     def _delete_failed(self, machine: Any, error: BaseException) -> float | None:
         """Try again, less and less often; an orphan not for ever, because its provider may have to end."""

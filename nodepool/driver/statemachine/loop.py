@@ -45,13 +45,13 @@ class MachineLoop:
 
     def add(self, machine: Advanced) -> None:
         """:raises LoopEnded: it would not be run."""
-        with self.kept():
+        with self.hold_open():
             self._machines.add(machine)
             self._queue.add(machine)
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """The thread does not run out of machines in here.
+    def hold_open(self) -> Iterator[None]:
+        """Keeps the thread from ending while a machine is added.
 
         :raises LoopEnded: it has already.
         """
@@ -109,7 +109,7 @@ class MachineLoop:
                 self._end_if_drained()
 
 
-class Pace:
+class PollInterval:
     """How long a machine may rest: not at all while it changes, then longer and longer up to a bound (seconds)."""
 
     STEPS = (0.05, 0.1, 0.2, 0.4, 1.0)
@@ -117,7 +117,7 @@ class Pace:
     def __init__(self) -> None:
         self._unchanged = 0
 
-    def rest(self, machine: Any, changed: bool, bound: float) -> float:
+    def next(self, machine: Any, changed: bool, bound: float) -> float:
         """Seconds until ``machine`` wants to be advanced again."""
         if changed:
             self._unchanged = 0

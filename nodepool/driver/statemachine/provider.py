@@ -137,7 +137,7 @@ class StateMachineProvider(Provider, QuotaSupport):
     def startNodeCleanup(self, node: zk.Node) -> StateMachineNodeDeleter:
         """:raises LoopEnded: the provider takes no new work any more."""
         deleter = StateMachineNodeDeleter(self._zk, self, node)
-        with self.delete_loop.kept():
+        with self.delete_loop.hold_open():
             self.deleters.append(deleter)
             self.delete_loop.add(deleter)
         return deleter

@@ -1,11 +1,11 @@
-"""What state machines of clouds have in common that wait for objects by :class:`~nodepool.cloud.watching.Watched`."""
+"""What state machines of clouds have in common that wait for objects by :class:`~nodepool.cloud.polling.Poller`."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from nodepool.cloud.watching import Watch
+from nodepool.cloud.polling import Subscription
 from nodepool.driver.statemachine.model import StateMachine
 from nodepool.logconfig import Log
 
@@ -17,9 +17,9 @@ class WatchingMachine(StateMachine):
         super().__init__()
         self.adapter = adapter
         self.log = log
-        self._watch: Watch[Any] | None = None
+        self._watch: Subscription[Any] | None = None
 
-    def look_at(self, watch: Watch[Any]) -> None:
+    def look_at(self, watch: Subscription[Any]) -> None:
         """Be woken by each look of this watch and by nothing else."""
         self._watch = watch
         self.next_wake = math.inf

@@ -17,7 +17,7 @@ from nodepool.driver.provider import Provider
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
 from nodepool.zk import zookeeper as zk
-from nodepool.zk.locks.turn import Mark
+from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.records import NodeRequest
 
 __all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
@@ -256,7 +256,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
 
     def _register(self, batch: dict[NodeTuple, zk.Node]) -> None:
         """Launchers with the same provider take turns: a slot with two records is handed out twice."""
-        mark = Mark(self.zk.kazoo_client, self.provider.name, "static", self.provider.name)
+        mark = TurnLock(self.zk.kazoo_client, self.provider.name, "static", self.provider.name)
         if not mark.take():
             mark.when_gone(lambda: [self._submit(host, update=True) for host in batch])
             return

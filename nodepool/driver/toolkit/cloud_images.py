@@ -18,7 +18,7 @@ def listing_of(manager: Provider) -> Callable[[], Iterable[Any]] | None:
     return None
 
 
-def value_of(item: Any, name: str) -> Any:
+def get_field(item: Any, name: str) -> Any:
     """Of an object or a mapping, clouds have both; None when it is not there."""
     if hasattr(item, name):
         return getattr(item, name)
@@ -30,7 +30,7 @@ def value_of(item: Any, name: str) -> Any:
 
 def properties_of(image: Any) -> Any:
     """Object or mapping."""
-    return value_of(image, "properties") or value_of(image, "metadata") or {}
+    return get_field(image, "properties") or get_field(image, "metadata") or {}
 
 
 #: What nova notes in an image that it makes of a server; the last ones when the server has a volume.
@@ -40,6 +40,6 @@ SNAPSHOT_PROPERTIES = ("instance_uuid", "base_image_ref", "block_device_mapping"
 def is_snapshot(image: Any) -> bool:
     """Whether the image was made of a server. It has the marks of the image that the server was made of."""
     for item in (image, properties_of(image)):
-        if value_of(item, "image_type") == "snapshot" or any(value_of(item, name) is not None for name in SNAPSHOT_PROPERTIES):
+        if get_field(item, "image_type") == "snapshot" or any(get_field(item, name) is not None for name in SNAPSHOT_PROPERTIES):
             return True
     return False

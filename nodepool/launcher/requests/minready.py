@@ -17,7 +17,7 @@ from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.launcher.pools.labelcheck import LabelCheck
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
-from nodepool.zk.locks.turn import Mark
+from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import FAILED, FULFILLED, READY, REQUESTED, NodeRequest
 from nodepool.zk.writer import TransactionFailed, Txn
@@ -177,7 +177,7 @@ class MinReady(threading.Thread):
         """Ask for what is missing; False when another launcher is at it just now."""
         zk = self.state.zk
         kazoo = zk.kazoo_client
-        mark = Mark(kazoo, self.state.identifier, "min-ready", label.name)
+        mark = TurnLock(kazoo, self.state.identifier, "min-ready", label.name)
         if not mark.take():
             return False
         taken = True

@@ -25,7 +25,7 @@ CONNECT_MESSAGE_INTERVAL = 10.0
 FIRST_MESSAGE_AFTER = 2.0
 
 
-class _Calm(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Lets a message of kazoo through once in a while: it repeats itself with every attempt to connect."""
 
     def __init__(self, interval: float) -> None:
@@ -48,7 +48,7 @@ class _Calm(logging.Filter):
         return True
 
 
-_calm = _Calm(60.0)
+_calm = RepeatFilter(60.0)
 
 StateListener = Callable[[str], Any]
 

@@ -14,7 +14,7 @@ CATCH_UP = 5
 """Looks after which the mirror has read all that was announced, or goes on without."""
 
 
-class Mark:
+class TurnLock:
     """Held for milliseconds, by one launcher; it goes with its session. 11.0.0 ignores it."""
 
     def __init__(self, kazoo: Any, holder: str, *name: str) -> None:

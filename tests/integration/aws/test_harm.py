@@ -127,7 +127,7 @@ def test_waiting_for_the_question_of_another(bench: LauncherBench, aws: AwsCloud
     (first,) = in_threads(lambda: cloud.instance_type("c5.large"))
     wait_for(lambda: fault.used == 1, 10, "the question hangs")
     with monkeypatch.context() as patch:
-        patch.setattr("nodepool.cloud.memo.SHARED_DEADLINE", 0.2)
+        patch.setattr("nodepool.cloud.answer_cache.SHARED_DEADLINE", 0.2)
         (second,) = in_threads(lambda: cloud.instance_type("c5.large"))
         with pytest.raises(CallTimeout, match=r"type c5\.large"):
             second.result(5)

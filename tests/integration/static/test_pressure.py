@@ -12,7 +12,7 @@ import pytest
 from nodepool.driver.static.provider import StaticNodeProvider
 from nodepool.launcher.requests.assignment import Assignment
 from nodepool.reasons import render
-from nodepool.zk.locks.turn import Mark
+from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.zookeeper import FULFILLED, REQUESTED
 from tests.conftest import Chroot, wait_for
 from tests.support.driver_scene import DriverBench
@@ -134,13 +134,13 @@ def test_hosts_are_registered_together(bench: DriverBench, monkeypatch: pytest.M
 
 def test_hosts_wait_together_for_another_launcher(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
-    take = Mark.take
+    take = TurnLock.take
 
-    def noted(self: Mark) -> bool:
+    def noted(self: TurnLock) -> bool:
         taken.append(take(self))
         return taken[-1]
 
-    monkeypatch.setattr(Mark, "take", noted)
+    monkeypatch.setattr(TurnLock, "take", noted)
     bench.zk.kazoo_client.create("/nodepool/elections/static-static", b"another launcher", makepath=True)
     bench.start(config(8, 8))
     wait_for(lambda: taken, what="a first try")

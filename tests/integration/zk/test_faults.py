@@ -20,7 +20,7 @@ from nodepool.zk import ZooKeeperClient, paths
 from nodepool.zk.components import LauncherComponent, PoolComponent
 from nodepool.zk.connection.protocol import AddWatch
 from nodepool.zk.connection.reply import Reply
-from nodepool.zk.locks.turn import Mark
+from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
@@ -237,7 +237,7 @@ def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers, wait
     # Refused, as theirs is there; but we do not hear of it.
     answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
     with pytest.raises(ConnectionLoss):
-        Mark(zk.kazoo_client, "us", "min-ready", "small").take()
+        TurnLock(zk.kazoo_client, "us", "min-ready", "small").take()
     wait_back()
     wait_for(lambda: not zk.kazoo_client.abandoned._paths)
     zk.kazoo_client.exists("/")  # all that was sent before is answered
@@ -245,7 +245,7 @@ def test_marks_of_others_stay(zk: Any, zk_chroot: Chroot, answers: Answers, wait
 
 
 def test_a_mark_of_ours_whose_taking_is_doubtful_is_given_back(zk: Any, answers: Answers, wait_back: Callable[[], None]) -> None:
-    mark = Mark(zk.kazoo_client, "us", "min-ready", "small")
+    mark = TurnLock(zk.kazoo_client, "us", "min-ready", "small")
     answers.spoil(lambda request: isinstance(request, Create) and request.path.endswith("min-ready-small"))
     with pytest.raises(ConnectionLoss):
         mark.take()

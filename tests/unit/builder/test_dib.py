@@ -15,7 +15,7 @@ import pytest
 
 from nodepool.builder.build.command import build_command, build_environment
 from nodepool.builder.build.phases import PhaseTracker
-from nodepool.builder.build.process import BuildProcess, Ending
+from nodepool.builder.build.process import BuildProcess, ProcessResult
 from nodepool.builder.host import build_journal, image_files, mounts
 from nodepool.builder.host.build_journal import BuildJournal, clean_all
 from nodepool.config.diskimages import DiskImage
@@ -69,7 +69,7 @@ class Build:
         self.tracker = PhaseTracker()
         self.process = BuildProcess(build_command(image, str(self.images_dir), "hang-0f"), environment | self.entry.environment,
                                     self.log_file, self.line)  # fmt: skip
-        self.endings: list[Ending] = []
+        self.endings: list[ProcessResult] = []
         self.thread = threading.Thread(target=self.run)
 
     def line(self, text: str) -> None:
@@ -89,7 +89,7 @@ class Build:
         wait_for(lambda: self.tracker.last_line.endswith("now it waits") or self.endings, 60, "the element to hang")
         assert not self.endings, pathlib.Path(self.log_path).read_text()[-3000:]
 
-    def finish(self) -> Ending:
+    def finish(self) -> ProcessResult:
         self.thread.join(60)
         self.log_file.close()
         return self.endings[0]

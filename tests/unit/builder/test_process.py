@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodepool.builder.build.process import BuildProcess, Ending, LineSplitter, Redactor, run_hook
+from nodepool.builder.build.process import BuildProcess, LineSplitter, ProcessResult, Redactor, run_hook
 from nodepool.builder.host import image_files, processes
 from tests.conftest import wait_for
 from tests.support.deadline import limit
@@ -45,7 +45,7 @@ class Bench:
         process.grace = 0.5
         return process
 
-    def run(self, script: str, timeout: float = 20.0, **options: Any) -> Ending:
+    def run(self, script: str, timeout: float = 20.0, **options: Any) -> ProcessResult:
         process = self.make(script, **options)
         process.start()
         try:
@@ -91,7 +91,7 @@ def test_output_is_there_while_it_runs(bench: Bench) -> None:
     process = bench.make("cat; umask; readlink /proc/$$/fd/0; ps -o sid= -p $$ | tr -d ' '; printf waiting; "
                          "while ! test -e $D/go; do sleep 0.01; done")  # fmt: skip
     process.start()
-    results: list[Ending] = []
+    results: list[ProcessResult] = []
     thread = threading.Thread(target=lambda: results.append(process.wait(time.monotonic() + 20)))
     thread.start()
     wait_for(lambda: b"waiting" in bench.log, what="a line without its end in the log")
@@ -161,7 +161,7 @@ def test_filter_may_write_after_the_end(bench: Bench) -> None:
 def test_terminate(bench: Bench) -> None:
     process = bench.make("trap 'echo cleaning; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
     process.start()
-    results: list[Ending] = []
+    results: list[ProcessResult] = []
     thread = threading.Thread(target=lambda: results.append(process.wait(time.monotonic() + 60)))
     thread.start()
     wait_for(lambda: bench.lines == ["ready"], what="the command to run")

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from nodepool.config.errors import ConfigError
-from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.exceptions import ConfigurationError
 
 SPEC = "issue 11, point 3: daemons apply at load what config-validate knows; "
@@ -67,7 +67,7 @@ class Daemon:
         self.keeper = self.restarted()
 
     def restarted(self, secure=None):
-        return ConfigKeeper((str(self.path), secure and str(secure)), self.log, lambda stale: None)
+        return ConfigFileStatus((str(self.path), secure and str(secure)), self.log, lambda stale: None)
 
     def load(self, text):
         """The configuration and the warnings."""

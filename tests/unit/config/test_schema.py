@@ -14,7 +14,7 @@ import yaml
 from nodepool.cmd import nodepoolcmd
 from nodepool.config import jsonschema as generated
 from nodepool.config.drivers import BUILTIN_NAMES
-from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.process.program import load_config
 from tests import REPOSITORY
 
@@ -90,7 +90,7 @@ def test_users_section_5_what_the_secure_file_replaces(
     assert run(tmp_path, REPLACED, secure=SECURE) == 0, caplog.text
     main, secure = str(tmp_path / "nodepool.yaml"), str(tmp_path / "secure.conf")
     assert load_config(main, secure).zookeeper_servers == "secure:2281/good"
-    keeper = ConfigKeeper((main, secure), logging.getLogger("test"), lambda stale: None)
+    keeper = ConfigFileStatus((main, secure), logging.getLogger("test"), lambda stale: None)
     assert keeper.load().zookeeper_servers == "secure:2281/good"
     assert run(tmp_path, GOOD, secure=SECURE.replace("port: 2281", "port: many")) == 1
     assert "secure.conf" in caplog.text

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from nodepool.cmd.config_validator import ConfigValidator
-from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.exceptions import ConfigurationError
 from tests import FIXTURES
 
@@ -247,7 +247,7 @@ def judge(request, validate, tmp_path, caplog):
         path = tmp_path / "nodepool.yaml"
         path.write_text(text)
         caplog.clear()
-        keeper = ConfigKeeper((str(path), None), logging.getLogger("test.daemon"), lambda stale: None)
+        keeper = ConfigFileStatus((str(path), None), logging.getLogger("test.daemon"), lambda stale: None)
         try:
             keeper.load()
             keeper.good()

@@ -10,7 +10,7 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import CloudCalls, ErrorKind
-from nodepool.cloud.memo import Memo
+from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.driver.aws.api.errors import classify
 from nodepool.driver.aws.objects import state_of, tag_list_to_dict
 from nodepool.driver.utils import LazyExecutorTTLCache
@@ -39,7 +39,7 @@ class AwsLookups:
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
         self.calls: CloudCalls = adapter.calls
-        self._memo = Memo()
+        self._memo = AnswerCache()
         self._object_tags: dict[tuple[str, str], dict[str, str]] = {}
         executor: Any = _ReadLane(self.calls)
         quota_cache = LazyExecutorTTLCache(SERVICE_QUOTA_CACHE_TTL, executor)

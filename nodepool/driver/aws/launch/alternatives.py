@@ -11,7 +11,7 @@ MEMORY = 300.0
 """Seconds that a way counts as sold out after it was refused."""
 
 
-class Rung(NamedTuple):
+class LaunchOption(NamedTuple):
     """One way to launch; None: not given."""
 
     instance_type: str | None
@@ -33,7 +33,7 @@ def _one_or_more(options: dict[str, Any], single: str, several: str) -> list[str
 def build(
     instance_type: str | None, subnets: Sequence[str], az: str | None, spot: bool,
     capacity_reservation: dict[str, str] | None, alternatives: Sequence[dict[str, Any]],
-) -> tuple[Rung, ...]:  # fmt: skip
+) -> tuple[LaunchOption, ...]:  # fmt: skip
     """The label's own settings first, then each alternative, which inherits what it does not name.
 
     Of lists in one entry every instance type is tried in every subnet before the next type.
@@ -43,7 +43,7 @@ def build(
         return tuple(sorted(value.items())) if value else None
 
     inherited: list[str | None] = [*subnets] if subnets else [None]
-    rungs = [Rung(instance_type, subnet, az, spot, reservation(capacity_reservation)) for subnet in inherited]
+    rungs = [LaunchOption(instance_type, subnet, az, spot, reservation(capacity_reservation)) for subnet in inherited]
     for entry in alternatives:
         types: list[str | None] = [*(_one_or_more(entry, "instance-type", "instance-types") or ())] or [instance_type]
         named = _one_or_more(entry, "subnet-id", "subnet-ids")
@@ -54,7 +54,7 @@ def build(
             zone = az
         held = entry.get("capacity-reservation", capacity_reservation)
         for one in types:
-            rungs += [Rung(one, place, zone, bool(entry.get("use-spot", spot)), reservation(held)) for place in places]
+            rungs += [LaunchOption(one, place, zone, bool(entry.get("use-spot", spot)), reservation(held)) for place in places]
     return tuple(dict.fromkeys(rungs))
 
 
@@ -65,17 +65,17 @@ class SoldOut:
         self.memory = memory
         self._clock = clock
         self._lock = threading.Lock()
-        self._until: dict[Rung, float] = {}
+        self._until: dict[LaunchOption, float] = {}
 
-    def refused(self, rung: Rung) -> None:
+    def refused(self, rung: LaunchOption) -> None:
         with self._lock:
             self._until[rung] = self._clock() + self.memory
 
-    def worked(self, rung: Rung) -> None:
+    def worked(self, rung: LaunchOption) -> None:
         with self._lock:
             self._until.pop(rung, None)
 
-    def order(self, rungs: Sequence[Rung]) -> list[Rung]:
+    def order(self, rungs: Sequence[LaunchOption]) -> list[LaunchOption]:
         """Those to try now: all that are not remembered; if all are, the one that was refused longest ago."""
         with self._lock:
             now = self._clock()

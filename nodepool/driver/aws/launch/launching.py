@@ -14,7 +14,7 @@ from nodepool import exceptions
 from nodepool.cloud import ErrorKind, translate
 from nodepool.driver.aws.api.errors import classify, code_of, kind_of_code
 from nodepool.driver.aws.launch import parameters
-from nodepool.driver.aws.launch.alternatives import Rung, SoldOut
+from nodepool.driver.aws.launch.alternatives import LaunchOption, SoldOut
 
 #: Refusals that another way may not share.
 _NEXT = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
@@ -82,7 +82,7 @@ class Launching:
 
     def launch(
         self, label: Any, image_external_id: str | None, tags: dict[str, str], host_id: str | None
-    ) -> tuple[dict[str, Any], Rung]:  # fmt: skip
+    ) -> tuple[dict[str, Any], LaunchOption]:  # fmt: skip
         """Start an instance; returns what AWS said about it and the way that worked.
 
         :raises QuotaException: every way is beyond a quota.
@@ -94,7 +94,7 @@ class Launching:
         image = self.adapter.cloud.image(image_id)
         single = len(label.ladder) == 1
         rungs = label.ladder if single else self.sold_out.order(label.ladder)
-        refusals: list[tuple[Rung, Exception, ErrorKind]] = []
+        refusals: list[tuple[LaunchOption, Exception, ErrorKind]] = []
         for rung in rungs:
             try:
                 instance = self._run(label, rung, image_id, image, tags, host_id)
@@ -119,7 +119,7 @@ class Launching:
                 return instance, rung
         raise self._refused(refusals)
 
-    def _refused(self, refusals: list[tuple[Rung, Exception, ErrorKind]]) -> BaseException:
+    def _refused(self, refusals: list[tuple[LaunchOption, Exception, ErrorKind]]) -> BaseException:
         text = "; ".join(f"{rung.describe()}: {error}" for rung, error, _ in refusals)
         if any(kind is ErrorKind.CAPACITY for _, _, kind in refusals):
             return exceptions.CapacityException(text)
@@ -132,7 +132,7 @@ class Launching:
         return str(image.image_id or self.adapter.cloud.filtered_image(image.image_filters))
 
     def _run(
-        self, label: Any, rung: Rung, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+        self, label: Any, rung: LaunchOption, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
     ) -> dict[str, Any]:  # fmt: skip
         args = parameters.run_instances(label, rung, image_id, image, tags, host_id)
         self.log.debug("Creating instance %s as %s", tags.get("Name"), rung.describe())
@@ -175,7 +175,7 @@ class Launching:
             except Exception as error:
                 self.log.warning("Cannot look at instance type %s: %s", instance_type, error)
 
-    def ended(self, instance: dict[str, Any], rung: Rung | None) -> Exception:
+    def ended(self, instance: dict[str, Any], rung: LaunchOption | None) -> Exception:
         """What to raise for an instance that was terminated before it ran."""
         reason = instance.get("StateReason") or {}
         code, text = str(reason.get("Code") or ""), str(reason.get("Message") or "no reason given")

@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import Any
 
-from nodepool.driver.aws.launch.alternatives import Rung
+from nodepool.driver.aws.launch.alternatives import LaunchOption
 from nodepool.driver.aws.objects import tag_dict_to_list
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
@@ -98,7 +98,7 @@ def _interface(label: Any, subnet_id: str | None) -> dict[str, Any]:
 
 
 def run_instances(
-    label: Any, rung: Rung, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+    label: Any, rung: LaunchOption, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
 ) -> dict[str, Any]:
     args: dict[str, Any] = {
         "ImageId": image_id,

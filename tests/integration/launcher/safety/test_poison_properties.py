@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from kazoo.exceptions import NoNodeError
 
 from nodepool.cmd import nodepoolcmd
-from nodepool.config.live.keeper import ConfigKeeper
+from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.exceptions import ConfigurationError
 from nodepool.zk import paths
 from tests.conftest import wait_for
@@ -418,7 +418,7 @@ def test_configurations(bench: LauncherBench, tmp_path: pathlib.Path, capsys: py
         file.write_text(yaml.safe_dump(content))
         refused = ""
         try:
-            ConfigKeeper([str(file)], log, lambda _stale: None).load()
+            ConfigFileStatus([str(file)], log, lambda _stale: None).load()
         except ConfigurationError as error:
             refused = str(error)
         capsys.readouterr()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.base.problems import LONGEST, MOST_PUBLISHED, LabelProblems, Problem, published
+from nodepool.base.problems import LONGEST, MOST_PUBLISHED, LabelProblems, Problem, as_record_list
 from nodepool.cmd import nodepoolcmd
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
@@ -95,11 +95,11 @@ def test_a_provider_that_does_not_start(bench: LauncherBench, monkeypatch: pytes
 def test_many() -> None:
     """What ZooKeeper does not take would cut the launcher off, again and again."""
     problems = [Problem("\u2026" * LONGEST, f"provider-{number}", "label") for number in range(1000)]
-    found = published(problems)
+    found = as_record_list(problems)
     assert len(json.dumps(found)) < 700_000
     assert found[:-1] == [problem.record() for problem in problems[:MOST_PUBLISHED]]
     assert found[-1]["problem"].startswith("and 800 more; ")
-    assert published(problems[:3]) == [problem.record() for problem in problems[:3]]
+    assert as_record_list(problems[:3]) == [problem.record() for problem in problems[:3]]
 
 
 def test_texts() -> None:

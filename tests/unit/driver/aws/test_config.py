@@ -16,7 +16,7 @@ from nodepool.config.checks.validation import Validation
 from nodepool.config.errors import ConfigError
 from nodepool.config.source import Source
 from nodepool.driver.aws.config import AwsLabel, AwsPool, AwsProviderCloudImage, AwsProviderDiskImage
-from nodepool.driver.aws.launch.alternatives import Rung, SoldOut, build
+from nodepool.driver.aws.launch.alternatives import LaunchOption, SoldOut, build
 
 BASE: dict[str, Any] = {
     "labels": [{"name": "small"}],
@@ -87,7 +87,7 @@ def test_defaults(conf: Conf) -> None:
     assert (label.imdsv2, label.fleet) == (None, None)
     assert (label.volume_type, label.volume_size, label.iops, label.throughput, label.userdata) == (None,) * 5
     assert (label.tags, label.dynamic_tags, label.iam_instance_profile) == ({}, {}, None)
-    assert label.ladder == (Rung("t3.medium", None, None, False),)
+    assert label.ladder == (LaunchOption("t3.medium", None, None, False),)
     assert (label.cloud_image.connection_type, label.cloud_image.connection_port) == ("ssh", 22)
     assert provider.getSupportedLabels() == provider.getSupportedLabels("main") == {"small"}
     assert provider.getSupportedLabels("other") == set()
@@ -327,17 +327,17 @@ def test_boto3_is_not_imported_for_configuration() -> None:
 def test_a_place_of_its_own_replaces_the_inherited_one() -> None:
     rungs = build("t", ["s-1"], "z-a", False, None, [{"availability-zone": "z-b"}, {"subnet-id": "s-2"}, {"use-spot": True}])
     assert rungs == (
-        Rung("t", "s-1", "z-a", False),
-        Rung("t", None, "z-b", False),
-        Rung("t", "s-2", None, False),
-        Rung("t", "s-1", "z-a", True),
+        LaunchOption("t", "s-1", "z-a", False),
+        LaunchOption("t", None, "z-b", False),
+        LaunchOption("t", "s-2", None, False),
+        LaunchOption("t", "s-1", "z-a", True),
     )
 
 
 def test_memory_of_what_was_sold_out() -> None:
     now = [0.0]
     memory = SoldOut(100, lambda: now[0])
-    one, two = Rung("t", None, None, True), Rung("t", None, None, False)
+    one, two = LaunchOption("t", None, None, True), LaunchOption("t", None, None, False)
     assert memory.order((one, two)) == [one, two]
     memory.refused(one)
     assert memory.order((one, two)) == [two]

@@ -66,7 +66,9 @@ def test_a_snapshot_of_a_node_is_nothing_that_an_upload_has_left(marks: dict[str
     )
     lanes: Any = SimpleNamespace(submit=lambda _provider, _key, job: job())
     upload_journal.begin(str(tmp_path), KEY, "disk-1")
-    upload_journal.StraySweeper(builder, lanes).sweep(SimpleNamespace(images_dir=str(tmp_path), provider_managers={"p": manager}))
+    upload_journal.CloudLeftoverSweeper(builder, lanes).sweep(
+        SimpleNamespace(images_dir=str(tmp_path), provider_managers={"p": manager})
+    )
     assert deleted == ["left"]
     assert upload_journal.notes(str(tmp_path)) == []
 

@@ -35,7 +35,7 @@ def test_a_loop_ends_after_what_is_being_added() -> None:
     loop = MachineLoop("loop", logging.getLogger(), lambda _machine: None)
     loop.start()
     late = Machine()
-    with loop.kept():
+    with loop.hold_open():
         loop.stop(drain=True)
         loop.thread.join(0.1)
         assert loop.thread.is_alive()

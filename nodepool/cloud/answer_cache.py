@@ -17,7 +17,7 @@ SHARED_DEADLINE = 150.0
 """Seconds to wait for the answer to a question of another thread: longer than a call with its retries takes."""
 
 
-class Memo:
+class AnswerCache:
     """Asks once, also when many threads have the same question: those who come later share answer or error.
 
     A renewal makes only its caller wait: the others continue with the older answer until the new one is there.

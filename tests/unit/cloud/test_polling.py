@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodepool.cloud import Watched
-from nodepool.cloud.watching import CEILING, EARLY, FLOOR
+from nodepool.cloud import Poller
+from nodepool.cloud.polling import CEILING, EARLY, FLOOR
 from tests.support.clock import CloudError, ErrorKind, HandClock, HandExecutor, HandTimers
 
 
@@ -20,7 +20,7 @@ class Cloud:
         self.questions: list[tuple[float, list[str]]] = []
         self.broken = False
         self.refused: set[str] = set()
-        self.watched: Watched[str] = Watched("things", self.fetch, self.executor, self.timers, batch=batch)
+        self.watched: Poller[str] = Poller("things", self.fetch, self.executor, self.timers, batch=batch)
 
     def fetch(self, ids: Sequence[str]) -> dict[str, str | Exception]:
         self.questions.append((self.clock.now, list(ids)))

@@ -19,7 +19,7 @@ from nodepool.exceptions import ConfigurationError
 SHOWN = 5
 
 
-class ConfigKeeper:
+class ConfigFileStatus:
     """Loads the files, says what is wrong with them, and since when; each problem is logged once.
 
     :param paths: the main file, the secure file or None.

@@ -32,7 +32,7 @@ NARROW = 0.3
 
 
 @dataclass(frozen=True)
-class Look(Generic[V]):
+class Observation(Generic[V]):
     """What the cloud said about an object: ``value`` is None when it is absent from the answer.
 
     ``asked`` is when the question was sent (monotonic seconds): what happened before is contained in the answer.
@@ -42,11 +42,11 @@ class Look(Generic[V]):
     asked: float
 
 
-class Watch(Generic[V]):
+class Subscription(Generic[V]):
     """One party waiting for one object."""
 
     def __init__(
-        self, watched: Watched[V], key: str, wake: Callable[[], None], kind: Hashable, started: float, first: float,
+        self, watched: Poller[V], key: str, wake: Callable[[], None], kind: Hashable, started: float, first: float,
         patience: float,
     ) -> None:  # fmt: skip
         self.key = key
@@ -60,7 +60,7 @@ class Watch(Generic[V]):
         self.missed = started
         self.told = started
         self.read = started
-        self._look: Look[V] | None = None
+        self._look: Observation[V] | None = None
         self.next_look = started
         self.failures = 0
         #: This one could not be looked at while others could: it is asked for by itself, so that it holds up no other.
@@ -70,7 +70,7 @@ class Watch(Generic[V]):
         self._watched = watched
 
     @property
-    def look(self) -> Look[V] | None:
+    def look(self) -> Observation[V] | None:
         """The latest answer, None before the first. A watch whose answers are not read is dropped in the end."""
         self.read = self._watched._timers.clock()
         return self._look
@@ -84,7 +84,7 @@ class Watch(Generic[V]):
         self._watched._end(self, reached)
 
 
-class Watched(Generic[V]):
+class Poller(Generic[V]):
     """Looks at all watched objects on behalf of those who wait.
 
     :param fetch_many: asks the cloud for these ids; ids missing in its answer are told as absent, an exception in place of
@@ -111,7 +111,7 @@ class Watched(Generic[V]):
         self._timers = timers
         self._log = log or logging.getLogger(f"nodepool.cloud.{name}")
         self._lock = threading.Lock()
-        self._watches: dict[Watch[V], None] = {}
+        self._watches: dict[Subscription[V], None] = {}
         self._asking: set[str] = set()
         self._timer: Timer | None = None
         #: By kind: seconds until the last look that came too early, and until the change was seen.
@@ -123,7 +123,7 @@ class Watched(Generic[V]):
 
     def watch(
         self, key: str, wake: Callable[[], None], kind: Hashable = None, *, first: float = 0.0, patience: float = 0.0,
-    ) -> Watch[V]:  # fmt: skip
+    ) -> Subscription[V]:  # fmt: skip
         """Wait for the object ``key``; ``wake`` is called, on any thread, after each look at it.
 
         :param kind: of the change waited for, for example (label, "launch"); its usual duration decides when to look.
@@ -131,7 +131,7 @@ class Watched(Generic[V]):
         :param patience: seconds that a look may be put off so that it needs no question of its own.
         """
         now = self._timers.clock()
-        watch = Watch(self, key, wake, kind, now, first, patience)
+        watch = Subscription(self, key, wake, kind, now, first, patience)
         with self._lock:
             watch.next_look = now + self._pause(watch, now)
             self._watches[watch] = None
@@ -158,7 +158,7 @@ class Watched(Generic[V]):
             return max(early, NARROWER * reached)  # may all have come earlier
         return max(early, reached if reached - missed <= NARROW * self.floor else (missed + reached) / 2)
 
-    def _again(self, watch: Watch[V], seconds: float) -> None:
+    def _again(self, watch: Subscription[V], seconds: float) -> None:
         with self._lock:
             if watch not in self._watches:
                 return
@@ -166,7 +166,7 @@ class Watched(Generic[V]):
             watch.next_look = max(now + seconds, watch.last_look + self.floor)
             self._arm(now)
 
-    def _end(self, watch: Watch[V], reached: bool) -> None:
+    def _end(self, watch: Subscription[V], reached: bool) -> None:
         with self._lock:
             if self._watches.pop(watch, self) is self:
                 return
@@ -179,7 +179,7 @@ class Watched(Generic[V]):
 
     # -- looking
 
-    def _pause(self, watch: Watch[V], now: float) -> float:
+    def _pause(self, watch: Subscription[V], now: float) -> float:
         """Seconds until the next look at the object."""
         if watch.failures:
             return Backoff(2 * self.floor, self.ceiling).pause(watch.failures)
@@ -284,7 +284,7 @@ class Watched(Generic[V]):
                 else:
                     watch.failures = 0
                     if watch.started <= asked:
-                        watch._look = Look(value, asked)
+                        watch._look = Observation(value, asked)
                         watch.missed, watch.told = watch.told, asked
                         told.append(watch)
                 watch.next_look = max(now, asked + self._pause(watch, now))
