@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodepool.cloud import answer_cache as memo_module
+from nodepool.cloud import answer_cache
 from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.driver.openstack.api.errors import suspected_lookups
 from tests.conftest import wait_for
@@ -50,43 +50,43 @@ def waiting(memo: AnswerCache, future: Future[Any], count: int) -> bool:
 @pytest.mark.parametrize("fails", [False, True])
 def test_many_threads_ask_once(threads: ThreadPoolExecutor, fails: bool) -> None:
     memo, cloud = AnswerCache(), Cloud()
-    answers = [threads.submit(answer_cache.get, "flavors", None, cloud.ask) for _ in range(8)]
-    wait_for(lambda: cloud.questions and waiting(memo, answer_cache._asked["flavors", None], 7), what="seven wait for the eighth")
+    answers = [threads.submit(memo.get, "flavors", None, cloud.ask) for _ in range(8)]
+    wait_for(lambda: cloud.questions and waiting(memo, memo._asked["flavors", None], 7), what="seven wait for the eighth")
     if fails:
         cloud.questions[0].set_exception(RuntimeError("nova"))
         assert [str(answer.exception(20)) for answer in answers] == ["nova"] * 8
         cloud.free = "later"
-        assert answer_cache.get("flavors", None, cloud.ask) == "later"
+        assert memo.get("flavors", None, cloud.ask) == "later"
     else:
         cloud.questions[0].set_result(["small"])
         assert [answer.result(20) for answer in answers] == [["small"]] * 8
-        assert answer_cache.get("flavors", None, cloud.ask) == ["small"]
+        assert memo.get("flavors", None, cloud.ask) == ["small"]
     assert len(cloud.questions) == 1
 
 
 def test_the_wait_for_another_thread_ends(threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memo_module, "SHARED_DEADLINE", 0.01)
+    monkeypatch.setattr(answer_cache, "SHARED_DEADLINE", 0.01)
     memo, cloud = AnswerCache(), Cloud()
-    first = threads.submit(answer_cache.get, "flavors", None, cloud.ask)
+    first = threads.submit(memo.get, "flavors", None, cloud.ask)
     wait_for(lambda: cloud.questions)
-    with pytest.raises(memo_module.CallTimeout, match="flavors"):
-        answer_cache.get("flavors", None, cloud.ask)
+    with pytest.raises(answer_cache.CallTimeout, match="flavors"):
+        memo.get("flavors", None, cloud.ask)
     cloud.questions[0].set_result([])
     assert first.result(20) == []
 
 
 def test_older_answers_serve_while_they_are_renewed(threads: ThreadPoolExecutor) -> None:
     memo, cloud = AnswerCache(), Cloud()
-    answer_cache.get("zones", None, lambda: ["old"])
-    answer_cache._fetches["zones", None] = cloud.ask
-    renewals = [threads.submit(answer_cache.renew, None, (), 10.0) for _ in range(2)]
-    wait_for(lambda: cloud.questions and waiting(memo, answer_cache._asked["zones", None], 1), what="one waits for the other")
-    assert answer_cache.get("zones", None, cloud.ask) == ["old"]
+    memo.get("zones", None, lambda: ["old"])
+    memo._fetches["zones", None] = cloud.ask
+    renewals = [threads.submit(memo.renew, None, (), 10.0) for _ in range(2)]
+    wait_for(lambda: cloud.questions and waiting(memo, memo._asked["zones", None], 1), what="one waits for the other")
+    assert memo.get("zones", None, cloud.ask) == ["old"]
     assert not any(renewal.done() for renewal in renewals)
     cloud.questions[0].set_result(["new"])
     for renewal in renewals:
         renewal.result(20)
-    assert answer_cache.get("zones", None, cloud.ask) == ["new"]
+    assert memo.get("zones", None, cloud.ask) == ["new"]
     assert len(cloud.questions) == 1
 
 
@@ -95,11 +95,11 @@ def test_a_failed_renewal_keeps_the_older_answer() -> None:
         raise RuntimeError("nova")
 
     memo = AnswerCache()
-    answer_cache.get("zones", None, lambda: ["old"])
-    answer_cache._fetches["zones", None] = fail
+    memo.get("zones", None, lambda: ["old"])
+    memo._fetches["zones", None] = fail
     with pytest.raises(RuntimeError, match="nova"):
-        answer_cache.renew(("zones",), ())
-    assert answer_cache.get("zones", None, fail) == ["old"]
+        memo.renew(("zones",), ())
+    assert memo.get("zones", None, fail) == ["old"]
 
 
 def test_what_is_renewed() -> None:
@@ -111,43 +111,43 @@ def test_what_is_renewed() -> None:
 
     def renewed(kinds: Any, *names: str) -> list[str]:
         asked.clear()
-        answer_cache.renew(kinds, names, 10)
+        memo.renew(kinds, names, 10)
         return sorted(asked)
 
     for kind, name in (("zones", None), ("flavors", None), ("image", "a"), ("image", "b")):
-        answer_cache.get(kind, name, fetch(name or kind))
+        memo.get(kind, name, fetch(name or kind))
     assert renewed(set()) == []
     assert renewed({"image"}, "a") == ["a"]
     assert renewed(None, "a") == ["flavors", "zones"], "not again so soon"
     assert renewed(None, "a", "b") == ["b"]
     clock.now = 10
     assert renewed(None, "a") == ["a", "flavors", "zones"]
-    assert answer_cache.age("flavors") == 0
-    assert answer_cache.age("networks") == float("inf")
+    assert memo.age("flavors") == 0
+    assert memo.age("networks") == float("inf")
 
 
 def test_a_forgotten_question_is_asked_again(threads: ThreadPoolExecutor) -> None:
     """What was asked before somebody learned better counts for those who asked then."""
     memo, cloud = AnswerCache(), Cloud()
-    before = threads.submit(answer_cache.get, "zones", None, cloud.ask)
+    before = threads.submit(memo.get, "zones", None, cloud.ask)
     wait_for(lambda: cloud.questions)
-    answer_cache.forget()
-    after = threads.submit(answer_cache.get, "zones", None, cloud.ask)
+    memo.forget()
+    after = threads.submit(memo.get, "zones", None, cloud.ask)
     wait_for(lambda: len(cloud.questions) == 2)
     cloud.questions[1].set_result("new")
     assert after.result(20) == "new"
     cloud.questions[0].set_result("old")
     assert before.result(20) == "old"
-    assert answer_cache.get("zones", None, cloud.ask) == "new"
+    assert memo.get("zones", None, cloud.ask) == "new"
 
 
 def test_only_what_was_not_found_is_forgotten() -> None:
     memo, asked = AnswerCache(), threading.Event()
-    answer_cache.get("image", "there", lambda: "id")
-    answer_cache.get("image", "missing", lambda: None)
-    answer_cache.forget(("image",), absent=True)
-    assert answer_cache.get("image", "there", asked.set) == "id"
-    answer_cache.get("image", "missing", asked.set)
+    memo.get("image", "there", lambda: "id")
+    memo.get("image", "missing", lambda: None)
+    memo.forget(("image",), absent=True)
+    assert memo.get("image", "there", asked.set) == "id"
+    memo.get("image", "missing", asked.set)
     assert asked.is_set()
 
 
@@ -169,13 +169,13 @@ def test_an_old_answer_is_asked_for_anew() -> None:
     memo = AnswerCache(clock)
     for now, answer in ((0, 0), (10, 0), (10.1, 1), (20, 1), (21, 2)):
         clock.now = now
-        assert answer_cache.get("servers", None, lambda: next(answers), 10) == answer
+        assert memo.get("servers", None, lambda: next(answers), 10) == answer
     clock.now = 99
-    assert answer_cache.get("servers", None, lambda: next(answers)) == 2
+    assert memo.get("servers", None, lambda: next(answers)) == 2
 
     def fail() -> Any:
         raise RuntimeError("nova")
 
     with pytest.raises(RuntimeError):
-        answer_cache.get("servers", None, fail, 10)
-    assert answer_cache.get("servers", None, lambda: next(answers), 10) == 3
+        memo.get("servers", None, fail, 10)
+    assert memo.get("servers", None, lambda: next(answers), 10) == 3
