@@ -11,6 +11,7 @@ from typing import Any
 from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.backoff import Backoff, KeyedBackoff
+from nodepool.base.clock import SYSTEM, Clock
 from nodepool.builder.progress.publisher import Publisher
 from nodepool.builder.providers import ImageManagers
 from nodepool.builder.upload.claims import UploadClaims
@@ -27,8 +28,9 @@ class BuilderState:
     :param check_config: gives the configuration in force, after taking over a changed file.
     """
 
-    def __init__(self, check_config: Callable[[], Any]) -> None:
+    def __init__(self, check_config: Callable[[], Any], clock: Clock = SYSTEM) -> None:
         self.check_config = check_config
+        self.clock = clock
         self.config: Any = None
         self.zk: Any = None
         self.connection: ZooKeeperClient | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -130,18 +129,11 @@ class CleanupWorker(threading.Thread):
 
     log = logging.getLogger("nodepool.CleanupWorker")
 
-    def __init__(
-        self,
-        state: LauncherState,
-        nodes: NodeReconciler,
-        lock_cleanup: Callable[[], float],
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, state: LauncherState, nodes: NodeReconciler, lock_cleanup: Callable[[], float]) -> None:
         super().__init__(name="CleanupWorker", daemon=True)
         self.state = state
         self.nodes = nodes
         self._lock_cleanup = lock_cleanup
-        self._now = now
         self._event = threading.Event()
         self._stopping = False
         #: All pending requests are to be looked at, not only those whose lock has changed.
@@ -164,9 +156,9 @@ class CleanupWorker(threading.Thread):
         self._event.set()
 
     def run(self) -> None:
-        self._last_full = time.monotonic()
+        self._last_full = self.state.clock.monotonic()
         while not self._stopping:
-            left = self._last_full + self.state.cleanup_interval - time.monotonic()
+            left = self._last_full + self.state.cleanup_interval - self.state.clock.monotonic()
             woken = self._event.wait(max(0.0, left))
             self._event.clear()
             if self._stopping:
@@ -175,14 +167,14 @@ class CleanupWorker(threading.Thread):
             if not (facade.connected and facade.synced and self.state.config is not None):
                 self._event.wait(0.2)
                 continue
-            due = not woken or time.monotonic() - self._last_full >= self.state.cleanup_interval
+            due = not woken or self.state.clock.monotonic() - self._last_full >= self.state.cleanup_interval
             everything = due
             if self._everything:  # who sets it from now on wakes this thread again
                 self._everything, everything = False, True
             self._task("lost requests", functools.partial(self.lost.run, everything))
             if not due:
                 continue
-            self._last_full = time.monotonic()
+            self._last_full = self.state.clock.monotonic()
             self._task("request locks", self._sweep_request_locks)
             self._task("ready nodes", self._ready.run)
             self._task("leaked resources", self._leaks)
@@ -198,7 +190,7 @@ class CleanupWorker(threading.Thread):
 
     def _sweep_request_locks(self) -> None:
         """Remove the lock directories of requests that have been gone for a while, unless others contend."""
-        facade, requests, now = self.state.zk, self.state.zk.request_tree, self._now()
+        facade, requests, now = self.state.zk, self.state.zk.request_tree, self.state.clock.monotonic()
         known = self._gone_requests
         self._gone_requests = {i: known.get(i, now) for i in facade.getNodeRequestLockIDs() if requests.get(i) is None}
         patience = min(GONE_FOR, self._lock_cleanup())

@@ -9,6 +9,7 @@ from typing import Any
 
 from nodepool import metrics
 from nodepool.base import hostnames
+from nodepool.base.clock import SYSTEM, Clock
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.pools import helpers
 from nodepool.launcher.requests.declines import Declines
@@ -36,7 +37,8 @@ class NodeClaims:
 class LauncherState:
     """The configuration in force, ZooKeeper, the pools, and who deals with which request."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self.config: Any = None
         #: None until the first connection has been tried.
         self.zk: Any = None

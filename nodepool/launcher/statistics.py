@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +79,7 @@ class StatsWorker(threading.Thread):
             return
         internals_at = 0.0
         while not self._stopping:
-            now = time.monotonic()
+            now = self.state.clock.monotonic()
             try:
                 if self.state.zk.connected:
                     self._safely("publishing problems", self._publish_problems)
@@ -93,9 +92,9 @@ class StatsWorker(threading.Thread):
                 self.log.warning("Cannot send cluster statistics: %r", error)
             # At most once a second; nothing changes without an event except the internals.
             if not self._stopping:
-                self._event.wait(max(0.1, internals_at - time.monotonic()))
+                self._event.wait(max(0.1, internals_at - self.state.clock.monotonic()))
                 self._event.clear()
-            left = INTERVAL - (time.monotonic() - now)
+            left = INTERVAL - (self.state.clock.monotonic() - now)
             if left > 0 and not self._stopping:
                 self.state.stopped.wait(left)
 
@@ -140,7 +139,7 @@ class StatsWorker(threading.Thread):
     # -- reports
 
     def _report(self) -> None:
-        now = time.monotonic()
+        now = self.state.clock.monotonic()
         if now >= self._complete_at:
             self._complete_at = now + COMPLETE_INTERVAL
             self._sent.clear()
@@ -214,7 +213,7 @@ class StatsWorker(threading.Thread):
         for code in Code:
             pipeline.gauge(metrics.REQUESTS_WAITING_FOR(host, code.word), waiting[code])
         pipeline.send()
-        self.warn_about_queues(queues, time.monotonic())
+        self.warn_about_queues(queues, self.state.clock.monotonic())
 
     def warn_about_queues(self, queues: dict[str, int], now: float) -> None:
         """A queue that grows tells that we do not keep up: say so, at most once a minute for each."""

@@ -23,6 +23,8 @@ class HandClock:
     def __call__(self) -> float:
         return self.now
 
+    monotonic = time = __call__
+
     def wait(self, _what: object, seconds: float | None) -> bool:
         """For ``AdaptiveRate`` and ``CloudCalls``: a wait that is never woken early."""
         assert seconds is not None, "would wait for ever"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable
 
 from nodepool.builder.build.plan import WantedBuild, plan
@@ -53,7 +52,7 @@ class BuildWorker(Worker):
             if not self._running or not self._state.session_usable.is_set():
                 return None
             busy = passed | {image for image, _ in self._state.running_builds()}
-            decision = plan(config, self._zk.readImages(), busy, self._state.build_backoff.wait, time.time())
+            decision = plan(config, self._zk.readImages(), busy, self._state.build_backoff.wait, self._state.clock.time())
             if decision.build is None:
                 return decision.wait
             passed.add(decision.build.image)
@@ -120,7 +119,7 @@ def fail_interrupted(state: BuilderState, interrupted: Iterable[tuple[str, str]]
         progress = store.read_build(build_id) or BuildProgress(image, build_id, state.fqdn, state.builder_id)
         progress.state = FAILED
         progress.reason = INTERRUPTED
-        progress.ended = time.time()
+        progress.ended = state.clock.time()
         store.write_build(progress)
         if build is not None:
             build.state = FAILED

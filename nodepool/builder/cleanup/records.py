@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,7 +215,7 @@ class RecordCleaner:
                     build.builder_id or "",
                     state=FAILED,
                     reason=ABANDONED,
-                    ended=time.time(),
+                    ended=self._state.clock.time(),
                     formats=list(build.formats),
                 )
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -69,7 +68,7 @@ class CleanupWorker(Worker):
         self._lanes.wake()
 
     def make_pass(self) -> float | None:
-        now = time.monotonic()
+        now = self._state.clock.monotonic()
         config = self._state.check_config()
         whole = now >= self._next_whole
         if not whole:
@@ -80,11 +79,11 @@ class CleanupWorker(Worker):
         try:
             self._cleanup(whole)
         finally:
-            self._last = time.monotonic()
+            self._last = self._state.clock.monotonic()
             if whole:
                 self._next_whole = self._last + self._interval
         self._emitBuildRequestStats()
-        return max(0.0, self._next_whole - time.monotonic())
+        return max(0.0, self._next_whole - self._state.clock.monotonic())
 
     def _usable(self) -> bool:
         return self._state.session_usable.is_set() and (self._running or threading.current_thread() is not self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from typing import Any
 
@@ -63,7 +62,7 @@ class UploadWorker(Worker):
 
     def _emit_statistics(self) -> None:
         """The cleanup worker's task, where there is none."""
-        now = time.monotonic()
+        now = self._state.clock.monotonic()
         if now >= self._statistics_due:
             self._statistics_due = now + STATISTICS_INTERVAL
             gauges.emit(self._state)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from nodepool.base.clock import SYSTEM, Clock
 from nodepool.driver import utils
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.reasons import Code, because
@@ -43,7 +43,7 @@ class QuotaSupport:
     provider: Any
     _zk: Any
     _current_nodepool_quota: tuple[float, QuotaInformation] | None = None
-    _monotonic = staticmethod(time.monotonic)
+    clock: Clock = SYSTEM
     #: Seconds before limits that could not be renewed in the background are asked for again.
     RENEWAL_PAUSE: float = 10.0
     #: Seconds after which limits are asked for again while a request waits for room in them.
@@ -103,7 +103,7 @@ class QuotaSupport:
                     raise
                 self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error)
                 limits = cached[1]
-            self._current_nodepool_quota = (self._monotonic(), limits)
+            self._current_nodepool_quota = (self.clock.monotonic(), limits)
             self._quota_considered = considered
             return limits
 
@@ -112,7 +112,7 @@ class QuotaSupport:
         # In this order: limits are stored before the contradictions that they consider.
         contradicted = self._quota_considered != self._quota_contradicted
         cached = self._current_nodepool_quota
-        old = cached is None or self._monotonic() - cached[0] >= utils.MAX_QUOTA_AGE
+        old = cached is None or self.clock.monotonic() - cached[0] >= utils.MAX_QUOTA_AGE
         return cached, old or contradicted, contradicted
 
     def _ask_limits(self) -> QuotaInformation:
@@ -142,7 +142,7 @@ class QuotaSupport:
     def limits_are_waited_for(self, wake: Callable[[], Any]) -> None:
         """A request waits for room; when the limits are older than ``WAITING_AGE`` they are renewed, then ``wake`` is called."""
         cached = self._current_nodepool_quota
-        if cached is not None and self._monotonic() - cached[0] >= self.WAITING_AGE and not self._quota_renewing:
+        if cached is not None and self.clock.monotonic() - cached[0] >= self.WAITING_AGE and not self._quota_renewing:
             self._renew_limits()
             self.when_limits_known(wake)
 
@@ -166,7 +166,7 @@ class QuotaSupport:
     def _renewal(self) -> None:
         try:
             # A cloud that refuses launches and does not tell the limits is not asked all the time.
-            self._quota_stopping.wait(max(0.0, self._quota_renew_after - self._monotonic()))
+            self._quota_stopping.wait(max(0.0, self._quota_renew_after - self.clock.monotonic()))
             self._renew_now()
         finally:
             with self._renewal_lock:
@@ -180,11 +180,11 @@ class QuotaSupport:
         assert cached is not None
         try:
             limits = self._ask_limits()
-            when = self._monotonic()
+            when = self.clock.monotonic()
         except Exception as error:
             self.log.warning("Unable to get the quota of %s, using an older value: %s", self.provider.name, error)
             pause = min(self.RENEWAL_PAUSE, utils.MAX_QUOTA_AGE)
-            self._quota_renew_after = self._monotonic() + pause
+            self._quota_renew_after = self.clock.monotonic() + pause
             limits, when = cached[1], self._quota_renew_after - utils.MAX_QUOTA_AGE
         self._current_nodepool_quota = (when, limits)
         self._quota_considered = considered

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import logging
-import time
 from typing import Any
 
 from nodepool.driver.provider import NodeRequestHandlerNotifications
@@ -147,7 +146,7 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
             self._to(State.WAITING if paused else State.LAUNCHING)
         if self.paused != paused:
             self.paused = paused
-            self.paused_since = time.monotonic()
+            self.paused_since = self.pw.clock.monotonic()
             self.pw.pause_changed(self)
 
     def end(self, outcome: Outcome) -> None:

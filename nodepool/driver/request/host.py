@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from nodepool.base.clock import Clock
 from nodepool.driver.request.state import Outcome
 from nodepool.reasons import Reason
 from nodepool.zk.records import NodeRequest
@@ -17,6 +18,9 @@ class RequestHost(Protocol):
     provider_name: str
     pool_name: str
     label: str
+
+    @property
+    def clock(self) -> Clock: ...
 
     @property
     def paused(self) -> bool: ...

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from nodepool import exceptions
+from nodepool.base.clock import Clock
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.statemachine.loop import MachineLoop, PollInterval, follow_future
 from nodepool.driver.statemachine.model import Adapter
@@ -27,6 +27,7 @@ class Deleting(Protocol):
     adapter: Adapter
     delete_loop: MachineLoop
     MAXIMUM_SLEEP: float
+    clock: Clock
 
     def start_executor(self, function: Callable[[], Any]) -> Any: ...
 
@@ -46,7 +47,7 @@ class StateMachineNodeDeleter:
         self.log: Log = get_annotated_logger(
             logging.getLogger(f"nodepool.StateMachineNodeDeleter.{provider_manager.provider.name}"), node_id=node.id
         )
-        self.start_time = time.monotonic()
+        self.start_time = self.manager.clock.monotonic()
         self.state_machine: Any = None
         self._pace = PollInterval()
         self._followed: Any = None
@@ -87,7 +88,7 @@ class StateMachineNodeDeleter:
             if machine.complete:
                 self._remove()
                 return None
-            if time.monotonic() - self.start_time > self.DELETE_TIMEOUT:
+            if self.manager.clock.monotonic() - self.start_time > self.DELETE_TIMEOUT:
                 raise exceptions.ServerDeleteTimeoutException(f"Timeout of {self.DELETE_TIMEOUT} s deleting {node.external_id}")
             return self._pace.next(machine, machine.state != before, float(self.manager.MAXIMUM_SLEEP))
         except exceptions.NotFound:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
@@ -62,7 +61,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.state_machine: Any = None
         self.delete_state_machine: Any = None
         self.nodescan_request: Any = None
-        self.start_time = time.monotonic()
+        self.start_time = self.manager.clock.monotonic()
         self.launch_start_time = self.start_time
         self.future: Any = None
         self._prepared = False
@@ -129,7 +128,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
         :raises LoopEnded: the provider takes no new work any more.
         """
-        self.start_time = time.monotonic()
+        self.start_time = self.manager.clock.monotonic()
         with self.manager.create_loop.hold_open():
             if not self.manager.starts_quickly:
                 self._start_elsewhere()
@@ -143,11 +142,11 @@ class StateMachineNodeLauncher(StatsReporter):
         self.future.add_done_callback(lambda _future: self.wake())
 
     def _timed_start(self) -> None:
-        started = time.monotonic()
+        started = self.manager.clock.monotonic()
         try:
             self._start()
         finally:
-            self.manager.note_start(time.monotonic() - started)
+            self.manager.note_start(self.manager.clock.monotonic() - started)
 
     def wake(self) -> None:
         self.manager.create_loop.wake(self)
@@ -162,7 +161,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if self._prepare_error is not None:
             raise self._prepare_error
         node = self.node
-        self.start_time = time.monotonic()
+        self.start_time = self.manager.clock.monotonic()
         metadata = {
             "nodepool_node_id": node.id or "",
             "nodepool_pool_name": self.handler.pool.name,
@@ -217,7 +216,7 @@ class StateMachineNodeLauncher(StatsReporter):
         if self.stage is Stage.SCANNING and self.nodescan_request.complete:
             self._scanned()
             return 0.0
-        left = self._timeout() - (time.monotonic() - self.start_time)
+        left: float = self._timeout() - (self.manager.clock.monotonic() - self.start_time)
         if left <= 0:
             raise exceptions.ServerCreateTimeoutException("Timeout waiting for instance creation")
         bound = min(float(self.manager.MAXIMUM_SLEEP), left)
@@ -326,7 +325,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.stage = Stage.AGAIN
         self.state_machine = None
         self._prepared = False
-        self.start_time = time.monotonic()
+        self.start_time = self.manager.clock.monotonic()
         if external_id is not None:
             self.delete_state_machine = self._delete_machine(external_id)
             self.stage = Stage.CLEANING
@@ -399,7 +398,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _delete_failed(self, machine: Any, error: BaseException) -> float | None:
         """Try again, less and less often; an orphan not for ever, because its provider may have to end."""
-        if self.stage is Stage.ORPHANED and time.monotonic() - self._orphan_since > DELETE_LIMIT:
+        if self.stage is Stage.ORPHANED and self.manager.clock.monotonic() - self._orphan_since > DELETE_LIMIT:
             self.log.error("Cannot delete %s, it is left to the search for leaks: %s", machine.cleanup_id, error)
             self.delete_state_machine = None
             self.stage = Stage.ENDED
@@ -423,7 +422,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.manager.nodescan_worker.removeRequest(self.nodescan_request)
         if external_id is not None and external_id != self._saved_external_id:
             self.stage = Stage.ORPHANED
-            self._orphan_since = time.monotonic()
+            self._orphan_since = self.manager.clock.monotonic()
             self.delete_state_machine = self._delete_machine(external_id)
         self._end(zk.FAILED, "error.zksession", save=False)
 
@@ -446,7 +445,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _record(self, key: str) -> None:
         try:
-            self.recordLaunchStats(key, int((time.monotonic() - self.launch_start_time) * 1000))
+            self.recordLaunchStats(key, int((self.manager.clock.monotonic() - self.launch_start_time) * 1000))
         except Exception:
             self.log.exception("Unable to report launch stats:")
 

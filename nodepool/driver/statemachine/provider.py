@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -168,7 +167,7 @@ class StateMachineProvider(Provider, QuotaSupport):
     ERROR_LABEL_RETRY = 60.0
 
     def errorLabels(self) -> Iterable[str]:
-        now = time.monotonic()
+        now = self.clock.monotonic()
         for label, since in list(self._error_since.items()):
             if now - since > self.ERROR_LABEL_RETRY:
                 self._error_since.pop(label, None)
@@ -206,7 +205,7 @@ class StateMachineProvider(Provider, QuotaSupport):
             self.label_problems.note(label, "flavor", error)
             self.log.error("Label %s of provider %s cannot work: %s", label, self.provider.name, error)
             self.error_labels.add(label)
-            self._error_since[label] = time.monotonic()
+            self._error_since[label] = self.clock.monotonic()
             needed = None
         except NotImplementedError:
             needed = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -40,9 +39,8 @@ class NodeReconciler:
 
     log = logging.getLogger("nodepool.DeletedNodeWorker")
 
-    def __init__(self, state: LauncherState, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: LauncherState) -> None:
         self.state = state
-        self._now = now
         #: When a deletion of ours began, and the how many-th it was; the next one has to wait.
         self._attempts: dict[str, tuple[float, int]] = {}
         #: Nodes whose first deletion step is being written.
@@ -139,7 +137,7 @@ class NodeReconciler:
         return self._expire(node, min(limits), "Held node %s has exceeded its hold time")
 
     def _expire(self, node: zk.Node, limit: float, message: str) -> float | None:
-        age = self._now() - (node.state_time or 0)
+        age = self.state.clock.time() - (node.state_time or 0)
         if age < limit:
             return float(limit - age) + 0.01
         changed = node.copy()
@@ -156,7 +154,7 @@ class NodeReconciler:
     def _init(self, node: zk.Node) -> float | None:
         if node.allocated_to is not None and not self._request_missing(node.allocated_to):
             return None
-        age = self._now() - (node.state_time or 0)
+        age = self.state.clock.time() - (node.state_time or 0)
         if age < INIT_AGE and any(pool.id == node.launcher for pool in self.state.zk.getRegisteredPools()):
             # Its maker is alive; when that ends this node is not announced.
             return float(min(INIT_LOOK, INIT_AGE - age + 0.01))
@@ -212,7 +210,7 @@ class NodeReconciler:
         began, tries = self._attempts.get(node_id, (0.0, 0))
         interval = self.state.delete_interval
         # It doubles with each try: what fails again and again costs little.
-        left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - time.monotonic()
+        left = began + Backoff(interval, max(interval, DELETE_PAUSE_MAX)).pause(tries) - self.state.clock.monotonic()
         if tries and left > 0:
             return float(left) + 0.01
         manager = self.state.config.provider_managers.get(node.provider)
@@ -235,7 +233,7 @@ class NodeReconciler:
                 if isinstance(error, TransactionFailed):
                     self.look_at(node_id)  # the record has changed meanwhile, or another launcher was quicker
                 return
-            self._attempts[node_id] = time.monotonic(), tries + 1
+            self._attempts[node_id] = self.state.clock.monotonic(), tries + 1
             path = str(results[lock])
             changed.lock = LockHandle(path.rsplit("/", 1)[0], path, None)
             changed.stat = results[index]

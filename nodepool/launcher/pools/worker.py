@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +40,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def __init__(self, state: LauncherState, assignment: Requests, provider_name: str, pool_name: str) -> None:
         super().__init__(name=f"PoolWorker.{provider_name}-{pool_name}", daemon=True)
         self.nodepool = state
+        self.clock = state.clock
         self.assignment = assignment
         self.provider_name = provider_name
         self.pool_name = pool_name
@@ -130,7 +130,7 @@ class PoolWorker(threading.Thread, PoolRoom):
             self._tasks.put((self._plan_publication, ()))
 
     def _plan_publication(self) -> None:
-        self._publish_at = time.monotonic() + PUBLISH_DELAY
+        self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
 
     def recorded(self, handler: Any, missing: list[str]) -> None:
         """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
@@ -365,9 +365,9 @@ class PoolWorker(threading.Thread, PoolRoom):
             self._register()
         except FOREIGN:
             self.log.exception("Cannot register the pool:")
-        next_tick = time.monotonic() + TICK
+        next_tick = self.clock.monotonic() + TICK
         while not (self._leaving and not self.request_handlers and not self.backlog):
-            now = time.monotonic()
+            now = self.clock.monotonic()
             if self._publish_at is not None and now >= self._publish_at:
                 self.guard(self._publish, ())
             if now >= next_tick:
@@ -394,7 +394,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _pause(self, next_tick: float) -> float | None:
         ticking = self.request_handlers or self._full or (self.component is None and self.running)
         due = [t for t in (self._publish_at, next_tick if ticking else None) if t is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return max(0.0, min(due) - self.clock.monotonic()) if due else None
 
     def _tick(self) -> None:
         """What no event announces: external quota, threads of classic drivers."""

@@ -11,7 +11,6 @@ import bisect
 import heapq
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -70,13 +69,13 @@ class Assignment(threading.Thread):
         self.others_return_until = 0.0
         #: Requests that cannot be put into a class, and why.
         self._unusable: dict[str, str] = {}
-        self._net = SafetyNet(state.statsd)
+        self._net = SafetyNet(state.statsd, state.clock.monotonic())
         self._moves = Moves(state, self.times_left, self.leave_to_others)
         self._look_at_moves = True
 
     def session_lost(self) -> None:
         """ZooKeeper may have been gone for everybody: give other launchers time to register again."""
-        self.others_return_until = time.monotonic() + REGISTRATION_GRACE
+        self.others_return_until = self.state.clock.monotonic() + REGISTRATION_GRACE
 
     # -- input, from any thread
 
@@ -145,7 +144,7 @@ class Assignment(threading.Thread):
             claimed_at = self._claimed_at.pop(request_id, self._events)
             if retry_after > 0:
                 self._claimed[request_id] = None
-                heapq.heappush(self._timers, (time.monotonic() + retry_after, request_id, True))
+                heapq.heappush(self._timers, (self.state.clock.monotonic() + retry_after, request_id, True))
                 self._condition.notify()
                 return
             self._queue_again(request_id)
@@ -170,7 +169,7 @@ class Assignment(threading.Thread):
     def leave_to_others(self, request_id: str) -> None:
         """Other launchers may take the request now, for :data:`OTHERS_TURN` seconds."""
         with self._condition:
-            now = time.monotonic()
+            now = self.state.clock.monotonic()
             self._left_to_others[request_id] = (self.times_left(request_id) + 1, now)
             heapq.heappush(self._timers, (now + OTHERS_TURN + 0.01, request_id, False))
             self._condition.notify()
@@ -287,7 +286,7 @@ class Assignment(threading.Thread):
                     return
                 if not self._dirty and not self._wake_all:
                     due = [self._net.due, self._moves.due, *(timer[0] for timer in self._timers[:1])]
-                    wait = min(due) - time.monotonic()
+                    wait = min(due) - self.state.clock.monotonic()
                     if wait > 0:
                         self._condition.wait(wait)
                     if self._stopping:
@@ -344,7 +343,7 @@ class Assignment(threading.Thread):
 
     def _run_timers(self, ready: bool) -> None:
         """What no event announces (condition held)."""
-        now = time.monotonic()
+        now = self.state.clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             _due, request_id, rested = heapq.heappop(self._timers)
             if rested:
@@ -396,16 +395,16 @@ class Assignment(threading.Thread):
         self.decisions += 1
         with self._condition:
             events, left = self._events, self._left_to_others.get(request_id)
-        insist = left is not None and time.monotonic() - left[1] >= OTHERS_TURN
+        insist = left is not None and self.state.clock.monotonic() - left[1] >= OTHERS_TURN
         views = {launcher_id: worker.view(cls) for launcher_id, worker in workers.items()}
         decision = choose(cls, pools, views, self.version, insist)
         worker = workers[decision.pool] if decision.pool is not None else None
-        wait = self.others_return_until - time.monotonic() if decision.decline_by else 0.0
+        wait = self.others_return_until - self.state.clock.monotonic() if decision.decline_by else 0.0
         if wait > 0:
             # Everybody's registration went with the session: who can serve it may not be back yet.
             decision = Decision(reasons=(because(Code.AFTER_SESSION_LOSS),))
             with self._condition:
-                heapq.heappush(self._timers, (time.monotonic() + wait + 0.01, request_id, False))
+                heapq.heappush(self._timers, (self.state.clock.monotonic() + wait + 0.01, request_id, False))
         with self._condition:
             if not cls.queue or cls.queue[0][1] != request_id:
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,7 +66,7 @@ class Moves:
                 # They cannot be asked: less and less often, and not with nodes that it has already.
                 turns = 1 + self._times_left(request.id)
                 patience = max(patience, Backoff(OTHERS_TURN, 256 * OTHERS_TURN).pause(turns))
-            if time.monotonic() < handler.paused_since + patience:
+            if self._state.clock.monotonic() < handler.paused_since + patience:
                 self.due = min(self.due, handler.paused_since + patience)
             elif worker is not None:
                 self._ask(worker, handler)
@@ -77,7 +76,7 @@ class Moves:
                 return
 
     def _ask(self, worker: Pool, handler: Any) -> None:
-        now = time.monotonic()
+        now = self._state.clock.monotonic()
         again = handler.asked.get(worker.launcher_id, -math.inf) + ASK_AGAIN
         if now < again:
             self.due = min(self.due, again)
@@ -102,12 +101,14 @@ def end_standstill(state: LauncherState, worker: Pool) -> None:
     if (
         worst is None
         or worst.pw is not worker
-        or time.monotonic() - worst.paused_since < STANDSTILL
+        or state.clock.monotonic() - worst.paused_since < STANDSTILL
         or any(node.state != READY for node in worst.nodeset)
     ):
         return
     better = [
-        h for h in waiting if h.request.priority < worst.request.priority and time.monotonic() - h.paused_since >= STANDSTILL
+        h
+        for h in waiting
+        if h.request.priority < worst.request.priority and state.clock.monotonic() - h.paused_since >= STANDSTILL
     ]
     here = [h.request.id for h in better if h.pw is worker] or _stuck_elsewhere(state, worker, worst)
     there = [h.request.id for h in better if h.wants_more_of_provider]
@@ -120,7 +121,7 @@ def end_standstill(state: LauncherState, worker: Pool) -> None:
 
 def _stuck_elsewhere(state: LauncherState, worker: Pool, worst: Any) -> list[str]:
     """Pending requests of other launchers that come first and for long have had ready nodes of our pool, and no others."""
-    zk, now = state.zk, time.time()
+    zk, now = state.zk, state.clock.time()
     tree = zk.node_tree
     with tree.lock:
         candidates = {i: list(ids) for i, ids in tree.by_request.items() if i}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 from nodepool import metrics
@@ -25,10 +24,10 @@ class SafetyNet:
 
     log = logging.getLogger("nodepool.SafetyNet")
 
-    def __init__(self, statsd: Metrics) -> None:
+    def __init__(self, statsd: Metrics, now: float) -> None:
         self._statsd = statsd
         statsd.incr(self._name(), 0)  # there from the beginning
-        self.due = time.monotonic() + RESYNC
+        self.due = now + RESYNC
         #: Requests handed out because of the net, with the moment of its look, and why they had waited.
         self.offered: dict[str, tuple[int, str]] = {}
         self._adrift: set[Any] = set()

@@ -13,6 +13,7 @@ import pytest
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.utils import QuotaInformation
 from tests.conftest import wait_for
+from tests.support.clock import HandClock
 
 ONE = {"instances": 1}
 
@@ -20,11 +21,11 @@ ONE = {"instances": 1}
 class Provider(QuotaSupport):
     log = logging.getLogger("test")
     provider = SimpleNamespace(name="p")
-    now = 1000.0
+    clock: HandClock
 
     def __init__(self) -> None:
         super().__init__()
-        self._monotonic = lambda: self.now  # type: ignore[method-assign, assignment, misc]
+        self.clock = HandClock()
         self.instances = 5
         self.asked = 0
         self.fails = False
@@ -72,7 +73,7 @@ def test_older_limits_do_when_the_cloud_does_not_tell(provider: Provider, caplog
     provider.invalidateQuotaCache()
     assert (left(provider), provider.asked) == (2, 3)
     assert "using an older value: limits did not succeed" in caplog.text
-    provider.now += 301
+    provider.clock.now += 301
     assert (left(provider), provider.asked) == (2, 4)
 
 
@@ -86,7 +87,7 @@ def test_the_first_question_fails_as_the_cloud_does() -> None:
 def test_nobody_waits_for_a_renewal(provider: Provider) -> None:
     provider.answering.clear()
     provider.instances = 8
-    provider.now += 301
+    provider.clock.now += 301
     assert provider.fits_one(used=3), "the older value counts"
     with pytest.raises(LimitsPending):
         provider.fits_one(used=4)  # perhaps the cloud would take it now
@@ -141,7 +142,7 @@ def test_a_cloud_that_does_not_tell_is_asked_now_and_then(provider: Provider) ->
 
     def rest(seconds: float) -> None:
         rests.append(seconds)
-        provider.now += seconds
+        provider.clock.now += seconds
 
     provider._quota_stopping.wait = rest  # type: ignore[method-assign, assignment]
     provider.fails = True
@@ -154,7 +155,7 @@ def test_a_cloud_that_does_not_tell_is_asked_now_and_then(provider: Provider) ->
         assert not provider.fits_one(used=4)
         assert rests.pop() == expected
     provider.fails, provider.instances = False, 8
-    provider.now += provider.RENEWAL_PAUSE
+    provider.clock.now += provider.RENEWAL_PAUSE
     with pytest.raises(LimitsPending):
         provider.fits_one(used=4)
     provider.settled()

@@ -18,6 +18,7 @@ from nodepool.metrics import Metrics
 from nodepool.reasons import Code, Reason, because, render
 from nodepool.zk.components import RegisteredPool
 from nodepool.zk.records import PENDING, REQUESTED, NodeRequest
+from tests.support.clock import HandClock
 
 
 @dataclass
@@ -177,6 +178,7 @@ class Zk:
 class Launcher:
     def __init__(self, tree: Tree, worker: Any) -> None:
         self.statsd = Metrics()
+        self.clock = HandClock()
         self.zk = Zk(tree, [pool("one", "a b c")])
         self.workers = {"one": worker}
 
@@ -186,6 +188,12 @@ class Launcher:
 
 def make(tree: Tree, worker: Any) -> Assignment:
     return Assignment(Launcher(tree, worker))  # type: ignore[arg-type]
+
+
+def hand(assignment: Assignment) -> HandClock:
+    clock = assignment.state.clock
+    assert isinstance(clock, HandClock)
+    return clock
 
 
 def request(request_id: str, labels: tuple[str, ...] = ("a",), **values: Any) -> NodeRequest:
@@ -348,9 +356,7 @@ def test_a_change_while_it_was_handed_out_is_not_lost() -> None:
 
 
 @pytest.mark.spec("LAU-2.10: left alone for a moment")
-def test_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("nodepool.launcher.requests.assignment.time.monotonic", lambda: now[0])
+def test_retry_after() -> None:
     tree, worker = Tree(), Room(room=9)
     assignment = make(tree, worker)
     name = "200-0000000001"
@@ -361,7 +367,7 @@ def test_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     assignment.request_changed(name, tree.get(name))
     assignment._pass()
     assert worker.log == [name]
-    now[0] += 2.1
+    hand(assignment).now += 2.1
     assignment._pass()
     assert worker.log == [name, name]
 
@@ -389,11 +395,8 @@ def test_a_malformed_request_among_others(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr("nodepool.launcher.requests.assignment.time.monotonic", lambda: now[0])
+def net_of_30_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodepool.launcher.requests.safety_net.RESYNC", 30.0)
-    return now
 
 
 def found(assignment: Assignment) -> float:
@@ -401,30 +404,32 @@ def found(assignment: Assignment) -> float:
     return sum(count for name, count in assignment.state.statsd.snapshot().counters.items() if "found_by_resync" in name)
 
 
+@pytest.mark.usefixtures("net_of_30_s")
 @pytest.mark.spec("issue 11, A5, B4: the safety net is a clock; it finds and counts requests that no event has brought")
-def test_the_net_is_a_clock(clock: list[float]) -> None:
+def test_the_net_is_a_clock() -> None:
     tree, log = Tree(), []
     assignment = make(tree, TakingWorker(log))
     tree.requests["200-0000000001"] = request("200-0000000001")
     assignment._pass()
     for number in range(2, 5):  # what happens meanwhile does not put it off
-        clock[0] += 11
+        hand(assignment).now += 11
         name = f"200-{number:010}"
         tree.requests[name] = request(name)
         assignment.request_changed(name, tree.get(name))
         assignment._pass()
     assert "200-0000000001" not in log and found(assignment) == 0, "its event may be on the way"
-    clock[0] += 1.1
+    hand(assignment).now += 1.1
     assignment._pass()
     assert "200-0000000001" in log and len(log) == 4 and found(assignment) == 1
     for _ in range(3):
-        clock[0] += 31
+        hand(assignment).now += 31
         assignment._pass()
     assert found(assignment) == 1
 
 
+@pytest.mark.usefixtures("net_of_30_s")
 @pytest.mark.spec("issue 11, C1: a request that is handed out and that nobody has is found")
-def test_a_forgotten_claim_is_found(clock: list[float]) -> None:
+def test_a_forgotten_claim_is_found() -> None:
     tree, log = Tree(), []
     worker = TakingWorker(log)
     assignment = make(tree, worker)
@@ -432,22 +437,23 @@ def test_a_forgotten_claim_is_found(clock: list[float]) -> None:
     tree.requests[name] = request(name)
     assignment.rebuild()
     assignment._pass()
-    clock[0] += 31
+    hand(assignment).now += 31
     assignment._pass()
-    clock[0] += 1.1
+    hand(assignment).now += 1.1
     assignment._pass()
     assert log == [name] and found(assignment) == 0, "the pool has it"
     worker.has = lambda _request_id: False  # type: ignore[method-assign]
-    clock[0] += 31
+    hand(assignment).now += 31
     assignment._pass()
-    clock[0] += 1.1
+    hand(assignment).now += 1.1
     assignment._pass()
     assert log == [name] * 2 and found(assignment) == 1
 
 
+@pytest.mark.usefixtures("net_of_30_s")
 @pytest.mark.spec("issue 11, B4: a lost wake-up is counted, a wake-up that comes in time is not")
 @pytest.mark.parametrize("woken", [False, True])
-def test_lost_wake_ups_are_counted(clock: list[float], woken: bool) -> None:
+def test_lost_wake_ups_are_counted(woken: bool) -> None:
     tree, worker = Tree(), Room()
     assignment = make(tree, worker)
     name = "200-0000000001"
@@ -455,7 +461,7 @@ def test_lost_wake_ups_are_counted(clock: list[float], woken: bool) -> None:
     assignment.rebuild()
     assignment._pass()
     worker.room = 1
-    clock[0] += 31
+    hand(assignment).now += 31
     assignment._pass()
     assert worker.log == [name]
     if woken:
@@ -466,8 +472,9 @@ def test_lost_wake_ups_are_counted(clock: list[float], woken: bool) -> None:
     assert found(assignment) == (0 if woken else 1)
 
 
+@pytest.mark.usefixtures("net_of_30_s")
 @pytest.mark.spec("issue 11, B4: what the net looks at and has to wait still is nothing found")
-def test_the_net_finds_nothing(clock: list[float]) -> None:
+def test_the_net_finds_nothing() -> None:
     tree, worker = Tree(), Room()
     assignment = make(tree, worker)
     name = "200-0000000001"
@@ -475,13 +482,13 @@ def test_the_net_finds_nothing(clock: list[float]) -> None:
     assignment.rebuild()
     for _ in range(3):
         assignment._pass()
-        clock[0] += 31
+        hand(assignment).now += 31
     assert assignment.reason_for(name) == "worker: busy" and found(assignment) == 0
     worker.why = because(Code.ERROR, error="induced")  # of which nobody tells the end
-    clock[0] += 31
+    hand(assignment).now += 31
     assignment._pass()
     worker.room = 1
-    clock[0] += 31
+    hand(assignment).now += 31
     assignment._pass()
     taken = request(name)
     taken.state = PENDING
@@ -536,8 +543,9 @@ def test_a_recheck_after_a_refusal() -> None:
     assert worker.log == [name] * 3
 
 
+@pytest.mark.usefixtures("net_of_30_s")
 @pytest.mark.spec("issue 11, C7: a timer to look again takes no request away from the pool that has it")
-def test_a_timer_leaves_claims_alone(clock: list[float]) -> None:
+def test_a_timer_leaves_claims_alone() -> None:
     tree, worker = Tree(), Room(room=5)
     launcher = Launcher(tree, worker)
     assignment = Assignment(launcher)  # type: ignore[arg-type]
@@ -552,7 +560,7 @@ def test_a_timer_leaves_claims_alone(clock: list[float]) -> None:
     assignment.wake(recheck=True)
     assignment._pass()
     assert worker.log == [name]
-    clock[0] += 6
+    hand(assignment).now += 6
     assignment._pass()
     assert worker.log == [name]
 
@@ -617,8 +625,6 @@ def test_a_class_that_raises(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.spec("issue 11, C1: a request whose decline fails is tried again")
 def test_a_decline_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("nodepool.launcher.requests.assignment.time.monotonic", lambda: now[0])
     tree, worker = Tree(), Room(room=9)
     assignment = make(tree, worker)
     name = "200-0000000001"
@@ -632,6 +638,6 @@ def test_a_decline_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignment, "_decline", fail)
     assignment.rebuild()
     for seconds in (0, 0.5, 1, 1.1):
-        now[0] += seconds
+        hand(assignment).now += seconds
         assignment._pass()
     assert tried == [name] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from nodepool.launcher.cleanup import CleanupWorker
 from tests.conftest import wait_for
+from tests.support.clock import HandClock
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
 SPEC = "LAU-21: "
@@ -230,15 +232,16 @@ def test_request_locks_go_soon_and_without_reading(bench: LauncherBench, monkeyp
         "_call",
         lambda request, reply: (sent.append(f"{type(request).__name__} {getattr(request, 'path', '')}"), call(request, reply))[1],
     )
-    clock = [1000.0]
-    worker = CleanupWorker(pool.state, pool.node_reconciler, lambda: 28800.0, now=lambda: clock[0])
+    state = copy.copy(pool.state)
+    state.clock = clock = HandClock()
+    worker = CleanupWorker(state, pool.node_reconciler, lambda: 28800.0)
     root = f"{pool.zk.kazoo_client.chroot}/nodepool/requests-lock"
     served = [bench.fulfilled("fake-label")[0] for _ in range(3)]
     bench.use_up(*served)
     wait_for(lambda: not any(pool.zk.request_tree.get(i) for i in served))
 
     def sweep(seconds: float) -> list[str]:
-        clock[0] += seconds
+        clock.now += seconds
         sent.clear()
         worker._sweep_request_locks()
         return [line for line in sent if line.split()[1].startswith(root)]

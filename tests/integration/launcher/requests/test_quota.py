@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -437,7 +438,9 @@ def test_limits_that_grow_while_a_request_waits(bench: LauncherBench, monkeypatc
     monkeypatch.setattr(worker, "_tick", lambda: (ticks.append(1), tick())[1])
     wait_for(lambda: len(ticks) >= 2)
     assert limits.asked == 0
-    monkeypatch.setattr(manager, "_monotonic", lambda: time.monotonic() + manager.WAITING_AGE)
+    monkeypatch.setattr(
+        manager, "clock", SimpleNamespace(monotonic=lambda: time.monotonic() + manager.WAITING_AGE, time=time.time)
+    )
     bench.wait_request(waiting, "fulfilled")
     assert limits.asked == 1
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kazoo.exceptions import BadVersionError, ConnectionLoss, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.serialization import Create, SetData
 
+from nodepool.base.clock import SYSTEM
 from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.state import ADMISSION, BUSY, CATCH_UP, NEXT, Admission, Event, How, Outcome, State
 from nodepool.zk import zookeeper as zk
@@ -44,6 +45,7 @@ class Pool:
 
     launcher_id, provider_name, pool_name, label = "me", "p", "main", "p-main"
     paused = False
+    clock = SYSTEM
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.base.clock import SYSTEM
 from nodepool.base.problems import LabelProblems
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import MachineLoop
@@ -52,6 +53,8 @@ class Adapter:
 
 class Manager:
     MAXIMUM_SLEEP = 0.01
+
+    clock = SYSTEM
 
     def __init__(self, quick: bool) -> None:
         self.starts_quickly = quick
