@@ -18,7 +18,7 @@ from tests.conftest import wait_for
 from tests.support.faults.builder import DEADLINE, BuilderBench, BuilderProcess, bench
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
-import demo_image
+from demo import image as demo_image
 
 MINUTES = 60
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(15 * MINUTES)]

@@ -19,7 +19,7 @@ from tests.conftest import wait_for
 from tests.support.builder import BuilderBench
 
 sys.path.insert(0, str(REPOSITORY / "tools"))
-import demo_image
+from demo import image as demo_image
 
 MINUTES = 60
 IMAGE = "debian-flat"

@@ -31,7 +31,7 @@ class Kept:
             self.process = subprocess.Popen(
                 [
                     sys.executable,
-                    str(REPOSITORY / "tools" / "demo.py"),
+                    str(REPOSITORY / "tools" / "demo"),
                     "--no-image",
                     "--keep",
                     "--json",

@@ -46,7 +46,7 @@ def clouds() -> dict[str, Any]:
 def _start() -> str:
     sys.path.insert(0, str(REPOSITORY / "tools"))
     try:
-        tool = importlib.import_module("openstack_cloud")
+        tool = importlib.import_module("cloud.cluster")
     finally:
         sys.path.pop(0)
     missing = [name for name, program in tool.PACKAGES.items() if not os.path.exists(program)]

@@ -205,7 +205,7 @@ def test_stop_disable_and_start(nm: UserDaemon) -> None:
 def test_quickstart(home: pathlib.Path) -> None:
     result = home / "summary.json"
     done = subprocess.run(
-        user.command(home, sys.executable, str(REPOSITORY / "tools" / "demo.py"), "--no-image", "--json", str(result)),
+        user.command(home, sys.executable, str(REPOSITORY / "tools" / "demo"), "--no-image", "--json", str(result)),
         capture_output=True,
         text=True,
         timeout=150,

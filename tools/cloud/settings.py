@@ -220,7 +220,7 @@ def write(directory: pathlib.Path, venv: pathlib.Path, values: dict[str, Any]) -
                 "resource_query_filters_file": conf / "cinder/resource_filters.json",
             },
             "memory": {
-                "volume_driver": "openstack_volumes.MemoryDriver",
+                "volume_driver": "cloud.volumes.MemoryDriver",
                 "volume_backend_name": "memory",
                 "image_volume_cache_enabled": "false",
             },

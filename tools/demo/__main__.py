@@ -21,16 +21,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import demo_image
-import demo_slivers
-import quickstart_options
 import yaml
-from progress import step
 
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk import zookeeper as zk
 
-HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import quickstart_options
+from demo import image, slivers
+from progress import step
+
+TOOLS = pathlib.Path(__file__).resolve().parent.parent
 STEP_TIMEOUT = 60.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -80,15 +82,15 @@ class Demo:
         self.nodes: list[dict[str, Any]] = []
         self.facade: Any = None
         self.config = self.work / "nodepool.yaml"
-        self.slivers = demo_slivers.SliverDemo(self.work)
-        self.image: demo_image.ImageDemo | None = None
+        self.slivers = slivers.SliverDemo(self.work)
+        self.image: image.ImageDemo | None = None
 
     # -- starting
 
     def start(self) -> None:
         say("Starting ZooKeeper (TLS, loopback only)")
         out = subprocess.run(
-            [sys.executable, str(HERE / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
+            [sys.executable, str(TOOLS / "zookeeper"), "start", "--dir", str(self.work / "zookeeper")],
             check=True,
             capture_output=True,
             timeout=120,
@@ -98,11 +100,11 @@ class Demo:
         self.slivers.start()
         if self.slivers.process is not None:
             self._watch("nodepool-nodemanager", self.slivers.process, "nodemanager.log")
-        problem = None if self.arguments.no_image else demo_image.obstacle()
+        problem = None if self.arguments.no_image else image.obstacle()
         if problem is not None:
             say(f"No image is built: {problem}")
         if not self.arguments.no_image and problem is None:
-            self.image = demo_image.ImageDemo(self.work, self.config)
+            self.image = image.ImageDemo(self.work, self.config)
         self._write_config()
         say("Starting nodepool-launcher")
         with open(self.work / "launcher.log", "wb") as log:
@@ -133,7 +135,7 @@ class Demo:
         self.facade.node_tree.listeners.append(self._node_changed)
 
     def _write_config(self) -> None:
-        images = [demo_image.IMAGE] if self.image is not None else []
+        images = [image.IMAGE] if self.image is not None else []
         self.config.write_text(
             yaml.safe_dump(
                 {
@@ -325,7 +327,7 @@ class Demo:
         """Everything, one after the other."""
         for label, count, what in (
             ("host", 3, "this machine's own system, read-only below a disk of their own"),
-            *([(demo_image.IMAGE, 2, "the image just built")] if self.image is not None else []),
+            *([(image.IMAGE, 2, "the image just built")] if self.image is not None else []),
         ):
             if label != "host" and self.image is not None:
                 self.image.run()
@@ -409,11 +411,11 @@ Ctrl-C stops everything.""")
                 left.append(f"{name} had to be killed; nothing to do")
         left += self.slivers.stop()
         if (self.work / "zookeeper").exists():
-            tool = [sys.executable, str(HERE / "zookeeper")]
+            tool = [sys.executable, str(TOOLS / "zookeeper")]
             directory = ["--dir", str(self.work / "zookeeper")]
             subprocess.run([*tool, "stop", *directory], check=False, timeout=60, capture_output=True)
             if subprocess.run([*tool, "status", *directory], check=False, timeout=60, capture_output=True).returncode == 0:
-                left.append(f"ZooKeeper: {HERE}/zookeeper stop --dir {self.work}/zookeeper")
+                left.append(f"ZooKeeper: {TOOLS}/zookeeper stop --dir {self.work}/zookeeper")
         return left
 
 

@@ -20,9 +20,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openstack_settings as settings
+from cloud import settings
 
-TOOLS = pathlib.Path(__file__).resolve().parent
+TOOLS = pathlib.Path(__file__).resolve().parent.parent
+HERE = TOOLS / "cloud"
 VENV = pathlib.Path(os.environ.get("NODEPOOL_OPENSTACK_VENV") or TOOLS.parent / ".openstack-venv")
 PACKAGES = {
     "mariadb-server": "/usr/sbin/mariadbd",
@@ -49,7 +50,7 @@ def install() -> None:
         with _no_service_starts():
             for words in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]):
                 subprocess.run(words, check=True, env=environment, stdout=sys.stderr, timeout=900)
-    constraints = TOOLS / "openstack-constraints.txt"
+    constraints = HERE / "constraints.txt"
     done = VENV / "installed.txt"
     if not done.exists() or done.read_text() != constraints.read_text():
         pip = str(VENV / "bin" / "pip")
@@ -292,8 +293,7 @@ class Cloud:
                 [str(VENV / "bin" / "neutron-rpc-server"), *(word for file in files for word in ("--config-file", str(file)))],
             )
             self._spawn(
-                "agents",
-                [str(VENV / "bin" / "python"), str(TOOLS / "openstack_agents.py"), str(conf / "neutron" / "neutron.conf")],
+                "agents", [str(VENV / "bin" / "python"), "-P", str(HERE / "agents.py"), str(conf / "neutron" / "neutron.conf")]
             )
             for future in futures:
                 future.result()
@@ -302,7 +302,7 @@ class Cloud:
         (self.dir / "ready").touch()
 
     def _content(self, what: str) -> None:
-        self._run("content", "python", str(TOOLS / "openstack_content.py"), what, str(self.dir))
+        self._run("content", "python", "-P", str(HERE / "content.py"), what, str(self.dir))
 
     def _discover(self) -> None:
         """Until the hypervisor has reported; without it nothing can be scheduled."""
@@ -328,7 +328,8 @@ class Cloud:
             name,
             [
                 str(VENV / "bin" / "python"),
-                str(TOOLS / "openstack_wsgi.py"),
+                "-P",  # modules beside it are no modules of the service
+                str(HERE / "wsgi.py"),
                 settings.WSGI[name],
                 str(port),
                 *(["--config-dir", str(conf)] if name == "cinder" else []),

@@ -1,4 +1,4 @@
-"""Stands in for neutron's agents, since the fake hypervisor plugs nothing: openstack_agents.py NEUTRON_CONF [DELAY].
+"""Stands in for neutron's agents, since the fake hypervisor plugs nothing: agents.py NEUTRON_CONF [DELAY].
 
 Reports a living L2 and L3 agent over neutron's own RPC, and answers new ports and floating IPs with "up" after DELAY seconds.
 """

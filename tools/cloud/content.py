@@ -1,4 +1,4 @@
-"""What is in the cloud of tools/openstack at first: openstack_content.py identities|content DIR."""
+"""What is in the cloud of tools/openstack at first: content.py identities|content DIR."""
 
 from __future__ import annotations
 

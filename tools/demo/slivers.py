@@ -12,8 +12,8 @@ import sys
 import time
 from typing import Any
 
-import demo_image
 import yaml
+from demo import image
 
 from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
 
@@ -237,7 +237,7 @@ class SliverDemo:
                 left.append("nodepool-nodemanager had to be killed; nothing to do")
         mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
         left += [f"mount: umount {line.split()[4]}" for line in reversed(mounts) if str(self.work) in line]
-        left += demo_image.loop_devices(self.work)
+        left += image.loop_devices(self.work)
         if not left:
             shutil.rmtree(self.work / "slivers", ignore_errors=True)
         return left
