@@ -10,6 +10,8 @@ from typing import Any
 
 from nodepool import status
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
+from nodepool.config.diskimages import DiskImage
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.toolkit.cloud_images import is_snapshot, listing_of, properties_of, value_of
 from nodepool.exceptions import TimeoutException
 from nodepool.process.program import describe
@@ -33,7 +35,7 @@ def register(subparsers: Subparsers) -> None:
 class _Listing(threading.Thread):
     """The images of one provider; a cloud that does not answer keeps no other one waiting."""
 
-    def __init__(self, zk: ZooKeeper, config: Any) -> None:
+    def __init__(self, zk: ZooKeeper, config: ProviderConfig) -> None:
         super().__init__(name=f"Thread-aliens-{config.name}", daemon=True)
         self._zk = zk
         self._config = config
@@ -94,11 +96,11 @@ def alien_image_list(context: Context) -> None:
     context.show(status.Results(rows, status.ALIEN_COLUMNS))
 
 
-def _name(image: Any) -> Any:
+def _name(image: DiskImage) -> Any:
     return value_of(image, "name") or value_of(properties_of(image), "Name")
 
 
-def _provider_images(zk: ZooKeeper, config: Any) -> Iterable[Any]:
+def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
     """Images with ``id``, perhaps ``name``, and ``properties`` or ``metadata``, through a provider started for it.
 
     :raises TypeError: the driver has no way to list images.
