@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class Attributes:
     """A bag of attributes, for templates such as ``"{request.id}"``."""
 
-    def __init__(self, **kw: Any) -> None:
+    def __init__(self, **kw: object) -> None:
         self.__dict__.update(kw)
 
     def __repr__(self) -> str:

@@ -23,6 +23,7 @@ from nodepool.builder.upload.worker import UploadWorker
 from nodepool.builder.worker import Worker
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
+from nodepool.config.model import Config
 from nodepool.driver.lifecycle import SILENT_GRACE
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.process.watchdog import Watchdog
@@ -103,7 +104,7 @@ class NodePoolBuilder:
             self._wake_all()
         return self.config
 
-    def _apply(self, config: Any) -> None:
+    def _apply(self, config: Config) -> None:
         self.log.info("%s", taken_over(self.config, config, self._config_path))
         if self.zk is not None:
             self.zk.resetHosts(config.zookeeper_servers)
@@ -180,7 +181,7 @@ class NodePoolBuilder:
         state.building = lambda: [worker.building for worker in self._build_workers]
         state.uploading = lambda: [worker.current for worker in self._upload_workers]
 
-    def _connect(self, config: Any) -> None:
+    def _connect(self, config: Config) -> None:
         client = ZooKeeperClient.from_config(config, self.session_file)
         self.state.connection = client
         client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")

@@ -25,7 +25,7 @@ class ImageManagers:
         self._users: Counter[int] = Counter()
         self._retired: dict[int, Any] = {}
 
-    def reconfigure(self, old: Any, new: Any, zk: ZooKeeper) -> None:
+    def reconfigure(self, old: object, new: object, zk: ZooKeeper) -> None:
         """Fill ``new.provider_managers``."""
         ProviderManager.reconfigure(old, new, zk, only_image_manager=True, retire=self._retire)
 

@@ -97,7 +97,7 @@ class CloudCalls:
     # -- making calls
 
     def call(
-        self, operation: str, function: Callable[..., T], *args: Any, lane: str = "read",
+        self, operation: str, function: Callable[..., T], *args: object, lane: str = "read",
         deadline: float = DEADLINE, idempotent: bool | None = None, missing_ok: bool = False, **kw: Any,
     ) -> T:  # fmt: skip
         """Call ``function(*args, **kw)`` in this thread; raises what it raises.
@@ -143,7 +143,7 @@ class CloudCalls:
                 self._note_success(call, started, delay)
                 return result
 
-    def submit(self, operation: str, function: Callable[..., T], *args: Any, lane: str = "read", **kw: Any) -> Future[T]:
+    def submit(self, operation: str, function: Callable[..., T], *args: object, lane: str = "read", **kw: Any) -> Future[T]:
         """:meth:`call` on a thread of the lane. The deadline counts from the start there.
 
         After :meth:`stop` the future carries :class:`CallsStopped`.

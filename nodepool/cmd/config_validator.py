@@ -27,7 +27,7 @@ class ConfigValidator:
     def __init__(self, config_file: str, secure_file: str | None = None) -> None:
         self.config_file = config_file
         self.secure_file = secure_file
-        self.config: Any = None
+        self.config: object = None
         self.strict = False
         self.findings: list[tuple[str, Problem]] = []
 

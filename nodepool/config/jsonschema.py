@@ -55,7 +55,7 @@ def _condition(name: str) -> Json:
     return {"if": {"allOf": [asked, {"not": fake}]}, "then": options}
 
 
-def _options(schema: Any) -> dict[Any, Any]:
+def _options(schema: object) -> dict[Any, Any]:
     found = schema.schema if isinstance(schema, v.Schema) else schema
     if not isinstance(found, dict):
         raise ConfigurationError("the driver's schema is no dictionary of options")
@@ -67,7 +67,7 @@ def _or_null(schema: Json) -> Json:
     return {**schema, "type": [schema["type"], "null"]}
 
 
-def convert(schema: Any) -> Json:
+def convert(schema: object) -> Json:
     """What a schema of voluptuous says, as far as JSON schema can say it; the rest is left to ``config-validate``."""
     if isinstance(schema, v.Schema):
         return convert(schema.schema)
@@ -85,7 +85,7 @@ def convert(schema: Any) -> Json:
     return _scalar(schema)
 
 
-def _scalar(schema: Any) -> Json:
+def _scalar(schema: object) -> Json:
     if schema is None:
         return {"type": "null"}
     if isinstance(schema, v.Coerce):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import voluptuous as v
@@ -71,7 +72,7 @@ def integer(data: dict[str, Any], key: str, default: object, where: tuple[PathIt
     return number
 
 
-def dict_items(items: Any, key: str) -> list[dict[str, Any]]:
+def dict_items(items: object, key: str) -> list[dict[str, Any]]:
     """The entries of a list option; null is an empty list."""
     if items is None:
         return []
@@ -216,11 +217,11 @@ class Config(ConfigValue):
     def setImagesDir(self, value: str | None) -> None:
         self.images_dir = value
 
-    def setBuildLog(self, directory: str | None, retention: Any) -> None:
+    def setBuildLog(self, directory: str | None, retention: object) -> None:
         self.build_log_dir = directory
         self.build_log_retention = integer({"build-log-retention": retention}, "build-log-retention", 7)
 
-    def setBuildLimits(self, failed_build_retention: Any, build_min_free: Any) -> None:
+    def setBuildLimits(self, failed_build_retention: object, build_min_free: object) -> None:
         """Seconds and MiB; None keeps the default."""
         given = {"failed-build-retention": failed_build_retention, "build-min-free": build_min_free}
         self.failed_build_retention = max(0, integer(given, "failed-build-retention", self.failed_build_retention))
@@ -248,7 +249,7 @@ class Config(ConfigValue):
         warn_about_chroots(servers)
         self.zookeeper_servers = buildZooKeeperHosts(servers)
 
-    def setZooKeeperTimeout(self, timeout: Any) -> None:
+    def setZooKeeperTimeout(self, timeout: float | str) -> None:
         """Session timeout in seconds."""
         try:
             self.zookeeper_timeout = float(timeout)
@@ -351,7 +352,7 @@ class Config(ConfigValue):
 
 def find_value(data: object, value: object) -> tuple[PathItem, ...]:
     """Path of the first option in *data* whose value (or one of its words) is *value*; () if there is none."""
-    items: Any = ()
+    items: Iterable[Any] = ()
     if isinstance(data, dict):
         items = data.items()
     elif isinstance(data, list):
@@ -365,7 +366,7 @@ def find_value(data: object, value: object) -> tuple[PathItem, ...]:
     return ()
 
 
-def _provider_name(pool: Any) -> str | None:
+def _provider_name(pool: ConfigPool) -> str | None:
     return getattr(getattr(pool, "provider", None), "name", None)
 
 

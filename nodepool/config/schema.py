@@ -20,7 +20,7 @@ class ListOf:
         self.schema = v.Schema(parts[0] if len(parts) == 1 else v.Any(*parts))
         self.null = null
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: object) -> Any:
         if data is None and self.null:
             return data
         if not isinstance(data, list):
@@ -38,7 +38,7 @@ class ListOf:
         return data
 
 
-def thorough(schema: Any) -> Any:
+def thorough(schema: dict[Any, Any]) -> Any:
     """The same schema, reporting every wrong entry of lists."""
     if isinstance(schema, v.Schema):
         return thorough(schema.schema)
@@ -99,7 +99,7 @@ def secure_schema() -> dict[Any, Any]:
     return {key: main[key] for key in ("zookeeper-servers", "zookeeper-tls")} | {str: object}
 
 
-def check(schema: Any, data: Any) -> list[v.Invalid]:
+def check(schema: dict[Any, Any], data: object) -> list[v.Invalid]:
     """Every error of *data*, each with its path."""
     try:
         v.Schema(thorough(schema))(data)
@@ -140,7 +140,7 @@ def harmful(error: v.Invalid, data: Any, converted: Collection[str] | None) -> b
     return key not in converted
 
 
-def _dict_schema(schema: Any) -> dict[Any, Any] | None:
+def _dict_schema(schema: object) -> dict[Any, Any] | None:
     if isinstance(schema, v.Schema):
         return _dict_schema(schema.schema)
     if isinstance(schema, dict):
@@ -150,7 +150,7 @@ def _dict_schema(schema: Any) -> dict[Any, Any] | None:
     return None
 
 
-def known_keys(schema: Any, path: Sequence[Any]) -> list[str]:
+def known_keys(schema: object, path: Sequence[Any]) -> list[str]:
     """The options that the schema knows at *path*; [] where that cannot be told."""
     for item in path:
         if isinstance(item, int):
@@ -165,7 +165,7 @@ def known_keys(schema: Any, path: Sequence[Any]) -> list[str]:
     return sorted(str(key) for key in options if isinstance(key, str | v.Marker)) if options else []
 
 
-def advice(schema: Any, error: v.Invalid) -> str:
+def advice(schema: object, error: v.Invalid) -> str:
     """What would be right, as an addition to the message; may be empty."""
     if error.error_message != "extra keys not allowed" or not error.path:
         return ""

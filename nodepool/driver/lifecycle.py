@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool.base.problems import LabelProblems, Problem, TellsTroubles, one_line
+from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver import Drivers, purpose
 from nodepool.driver.provider import Provider
 from nodepool.zk.zookeeper import ZooKeeper
@@ -23,7 +24,7 @@ def get_provider(provider_config: Any) -> Any:
     return Drivers.get(provider_config.driver.name).getProvider(provider_config)
 
 
-def provider_problems(config: Any) -> list[Problem]:
+def provider_problems(config: Config) -> list[Problem]:
     """What the clouds of the running providers refuse at present, and which labels do not work; for drivers that tell."""
     found: list[Problem] = []
     for name, manager in sorted(config.provider_managers.items()):
@@ -95,7 +96,7 @@ class ProviderManager:
                 cls._call(manager, "stop")
 
     @classmethod
-    def _start_all(cls, wanted: list[Any], new_config: Any, zk_conn: ZooKeeper, only_images: bool) -> None:
+    def _start_all(cls, wanted: list[Any], new_config: Config, zk_conn: ZooKeeper, only_images: bool) -> None:
         """Failures go to ``provider_failures``. At the same time: one that is slow to start does not hold up the others."""
         if not wanted:
             return
@@ -111,7 +112,7 @@ class ProviderManager:
                 new_config.provider_managers[config.name] = manager
 
     @classmethod
-    def _start(cls, config: Any, zk_conn: ZooKeeper, only_images: bool) -> Any:
+    def _start(cls, config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Any:
         try:
             with purpose.making(only_images):
                 manager = get_provider(config)
@@ -164,7 +165,7 @@ class ProviderManager:
         cls._call(manager, "join")
 
     @classmethod
-    def stopProviders(cls, config: Any) -> None:
+    def stopProviders(cls, config: Config) -> None:
         """Stop all and wait for each."""
         for manager in config.provider_managers.values():
             cls._call(manager, "stop")

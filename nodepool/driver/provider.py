@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from nodepool.config.model import ProviderConfig
+from nodepool.driver.request.host import RequestHost
 
 if TYPE_CHECKING:
     from nodepool.zk.zookeeper import Node, NodeRequest, ZooKeeper
@@ -62,7 +63,7 @@ class Provider(ProviderNotifications):
 
     provider: Any
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
 
     def start(self, zk_conn: ZooKeeper | None) -> None:
@@ -89,11 +90,11 @@ class Provider(ProviderNotifications):
         """Start deleting the locked *node*; return an object with ``join()``."""
         raise NotImplementedError(f"{type(self).__name__}.startNodeCleanup")
 
-    def cleanupNode(self, node_id: Any) -> None:
+    def cleanupNode(self, node_id: object) -> None:
         """Delete the resource; raise ``exceptions.NotFound`` when it does not exist."""
         raise NotImplementedError(f"{type(self).__name__}.cleanupNode")
 
-    def waitForNodeCleanup(self, node_id: Any) -> None:
+    def waitForNodeCleanup(self, node_id: object) -> None:
         """Return when the resource is gone."""
         return
 
@@ -101,7 +102,7 @@ class Provider(ProviderNotifications):
         """Find and remove leaks; called every minute."""
         return
 
-    def getRequestHandler(self, poolworker: Any, request: NodeRequest) -> Any:
+    def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> Any:
         """Return a NodeRequestHandler; must be cheap."""
         raise NotImplementedError(f"{type(self).__name__}.getRequestHandler")
 
@@ -115,7 +116,7 @@ class Provider(ProviderNotifications):
 
     def uploadImage(
         self,
-        provider_image: Any,
+        provider_image: object,
         image_name: str,
         filename: str,
         image_type: str | None = None,
@@ -126,10 +127,10 @@ class Provider(ProviderNotifications):
         """Upload and return the external id; only if images are managed."""
         raise NotImplementedError(f"{type(self).__name__}.uploadImage")
 
-    def deleteImage(self, name: str, id: Any) -> None:
+    def deleteImage(self, name: str, id: str) -> None:
         """Delete the image with external name *name* and external id *id*."""
         raise NotImplementedError(f"{type(self).__name__}.deleteImage")
 
-    def discardImage(self, name: str, id: Any) -> None:
+    def discardImage(self, name: str, id: str) -> None:
         """Delete an image whose upload has not come to an end: nothing that the upload itself gave it may hold it."""
         self.deleteImage(name, id)

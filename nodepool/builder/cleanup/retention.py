@@ -45,7 +45,7 @@ class Candidate:
     """A pair of provider and image that lacks the newest build."""
 
     provider: Any
-    provider_image: Any
+    provider_image: object
     build: ImageBuild
 
     @property

@@ -49,7 +49,7 @@ class CleanupWorker(Worker):
         self._by_hand = False
         self._next_whole = 0.0
         self._last = float("-inf")
-        self._cleaned_config: Any = None
+        self._cleaned_config: object = None
         #: What was tried since the last whole pass; events do not make us try it again.
         self._tried: set[Hashable] = set()
         self._reported: set[BuildKey] = set()

@@ -14,6 +14,7 @@ from nodepool.builder.progress import gauges
 from nodepool.builder.state import BuilderState
 from nodepool.builder.upload.job import Result, UploadJob
 from nodepool.builder.worker import Worker
+from nodepool.config.model import Config
 
 #: Seconds between two reports when no cleanup worker makes them.
 STATISTICS_INTERVAL = 60.0
@@ -24,7 +25,7 @@ def subject(candidate: Candidate) -> Hashable:
     return candidate.build.id, fingerprint(candidate.provider), fingerprint(candidate.provider_image)
 
 
-def fingerprint(config: Any) -> str:
+def fingerprint(config: object) -> str:
     """Options as they were given; objects of a configuration are new after each reload."""
     given = getattr(config, "provider", None)
     if isinstance(given, dict):
@@ -70,7 +71,7 @@ class UploadWorker(Worker):
     def _usable(self) -> bool:
         return self._running and self._state.session_usable.is_set()
 
-    def _try_all(self, config: Any, tried: set[tuple[str, str, str | None]]) -> tuple[float | None, bool]:
+    def _try_all(self, config: Config, tried: set[tuple[str, str, str | None]]) -> tuple[float | None, bool]:
         """Seconds until the next retry, and whether something was uploaded (the configuration is looked at again)."""
         due: float | None = None
         for candidate in self._candidates(config):
@@ -99,7 +100,7 @@ class UploadWorker(Worker):
                 local[base] = bool(image_files.DibImageFile.from_image_id(config.images_dir, base))
         return [c for c in found if local[image_files.image_id(c.image, c.build.id or "")]]
 
-    def _try(self, config: Any, candidate: Candidate) -> Result:
+    def _try(self, config: Config, candidate: Candidate) -> Result:
         claims, backoff = self._state.upload_claims, self._state.upload_backoff
         if not claims.take(candidate.pair, candidate.build.id or ""):
             return Result.SKIPPED

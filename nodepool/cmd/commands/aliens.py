@@ -10,6 +10,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
+from nodepool.config.model import ProviderConfig
 from nodepool.driver.toolkit.cloud_images import get_field, is_snapshot, listing_of, properties_of
 from nodepool.exceptions import TimeoutException
 from nodepool.process.program import describe
@@ -33,7 +34,7 @@ def register(subparsers: Subparsers) -> None:
 class _Listing(threading.Thread):
     """The images of one provider; a cloud that does not answer keeps no other one waiting."""
 
-    def __init__(self, zk: ZooKeeper, config: Any) -> None:
+    def __init__(self, zk: ZooKeeper, config: ProviderConfig) -> None:
         super().__init__(name=f"Thread-aliens-{config.name}", daemon=True)
         self._zk = zk
         self._config = config
@@ -98,7 +99,7 @@ def _name(image: Any) -> Any:
     return get_field(image, "name") or get_field(properties_of(image), "Name")
 
 
-def _provider_images(zk: ZooKeeper, config: Any) -> Iterable[Any]:
+def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
     """Images with ``id``, perhaps ``name``, and ``properties`` or ``metadata``, through a provider started for it.
 
     :raises TypeError: the driver has no way to list images.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodepool import status
 from nodepool.process.program import load_config
+from nodepool.zk.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
     from nodepool.zk.connection.client import ZooKeeperClient
@@ -28,9 +29,9 @@ class Context:
     """Arguments, and what is made when first used: configuration, connection."""
 
     args: argparse.Namespace
-    _config: Any = field(default=None, repr=False)
+    _config: object = field(default=None, repr=False)
     _client: ZooKeeperClient | None = field(default=None, repr=False)
-    _zk: Any = field(default=None, repr=False)
+    _zk: ZooKeeper | None = field(default=None, repr=False)
 
     @property
     def config(self) -> Any:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from nodepool import status
@@ -40,7 +41,7 @@ def register(subparsers: Subparsers) -> None:
             parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
-def _children(kazoo: Any, parents: Iterable[str]) -> list[str]:
+def _children(kazoo: KazooClient, parents: Iterable[str]) -> list[str]:
     """Paths of all children of all parents, asked for at once."""
     asked = [(parent, kazoo.get_children_async(parent)) for parent in parents]
     result = []
@@ -52,7 +53,7 @@ def _children(kazoo: Any, parents: Iterable[str]) -> list[str]:
     return sorted(result)
 
 
-def _data(kazoo: Any, names: Iterable[str]) -> dict[str, str]:
+def _data(kazoo: KazooClient, names: Iterable[str]) -> dict[str, str]:
     asked = [(path, kazoo.get_async(path)) for path in names]
     result = {}
     for path, answer in asked:
@@ -71,7 +72,7 @@ def _without_locks(names: Iterable[str]) -> list[str]:
     return [path for path in names if not path.endswith("/lock")]
 
 
-def read_records(kazoo: Any) -> dict[str, str]:
+def read_records(kazoo: KazooClient) -> dict[str, str]:
     """Path -> text of pause flags, builds and uploads; containers, locks and requests are left out."""
     images = _children(kazoo, [paths.IMAGES])
     pauses = [path for path in _children(kazoo, images) if path.endswith("/pause")]
@@ -167,7 +168,7 @@ def parse_records(text: str, name: str) -> dict[str, str]:
     return records
 
 
-def _advance(kazoo: Any, container: str, wanted: set[int]) -> None:
+def _advance(kazoo: KazooClient, container: str, wanted: set[int]) -> None:
     """Create uploads until the highest number is used up, so that the next one gets a higher number."""
     kazoo.ensure_path(container)
     while True:
@@ -184,7 +185,7 @@ def _advance(kazoo: Any, container: str, wanted: set[int]) -> None:
             return
 
 
-def running_daemons(kazoo: Any) -> list[str]:
+def running_daemons(kazoo: KazooClient) -> list[str]:
     """``launcher HOST`` and ``builder HOST`` of all that are registered."""
     found = set()
     for path, text in _data(kazoo, _children(kazoo, [f"{paths.COMPONENTS}/{kind}" for kind in ("builder", "launcher")])).items():

@@ -122,7 +122,7 @@ def _way_back(label: str, first: str, backed: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def nobody_offers(labels: Any, offers: list[Offer]) -> Iterator[Finding]:
+def nobody_offers(labels: object, offers: list[Offer]) -> Iterator[Finding]:
     """Labels of which ready nodes are wanted, in vain unless another launcher makes them."""
     offered = {offer.label for offer in offers}
     for index, label in enumerate(labels if isinstance(labels, list) else ()):

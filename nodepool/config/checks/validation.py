@@ -50,7 +50,7 @@ class Problem:
         return f"{place}: {self.path}: {self.text}" if self.path else f"{place}: {self.text}"
 
 
-def dicts(items: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+def dicts(items: object) -> Iterator[tuple[int, dict[str, Any]]]:
     """The entries of a list that are dictionaries, with their positions."""
     if isinstance(items, list):
         for index, item in enumerate(items):
@@ -104,7 +104,7 @@ class Validation:
             self._sections(secure_schema())
         return self.problems
 
-    def _check(self, step: Callable[..., None], *arguments: Any) -> None:
+    def _check(self, step: Callable[..., None], *arguments: object) -> None:
         """One group of checks; what they stumble over the schema has said, or else it is told here."""
         before = any(problem.error for problem in self.problems)
         try:
@@ -120,12 +120,12 @@ class Validation:
             text = f"{key!r} is given twice in one dictionary; the later wins"
             self.problems.append(Problem(text, line, error=False))
 
-    def _schema(self, schema: Any, data: Any, prefix: tuple[Any, ...], fatal: Callable[[v.Invalid], bool]) -> None:
+    def _schema(self, schema: dict[Any, Any], data: object, prefix: tuple[Any, ...], fatal: Callable[[v.Invalid], bool]) -> None:
         for error in check(schema, data):
             path = [str(item) if isinstance(item, v.Marker) else item for item in error.path]
             self.note(f"{SCHEMA}{error.error_message}{advice(schema, error)}", (*prefix, *path), fatal=fatal(error))
 
-    def _sections(self, schema: Any) -> None:
+    def _sections(self, schema: dict[Any, Any]) -> None:
         """The top of the file; what is no number there the loader refuses or makes one of it."""
         self._schema(schema, self.data, (), lambda error: harmful(error, self.data, None))
 
@@ -275,7 +275,7 @@ class Validation:
         if not self.by_daemon and not any(problem.error for problem in self.problems):
             self._load(config, where)
 
-    def _load(self, config: Any, where: tuple[Any, ...]) -> None:
+    def _load(self, config: ProviderConfig, where: tuple[Any, ...]) -> None:
         """What its driver refuses in a provider that looks good so far."""
         try:
             config.load(self.loaded)

@@ -38,7 +38,7 @@ class ConfigFileStatus:
         #: Why the file on disk is not in force, and since when (Unix seconds); None when it is.
         self.error: str | None = None
         self.stale_since: float | None = None
-        self._reported: Any = None
+        self._reported: object = None
         #: Texts that were validated last, and the reason to refuse them.
         self._validated: tuple[list[str], str | None] = ([], None)
         #: What does no harm, not said yet: only when they are taken over.

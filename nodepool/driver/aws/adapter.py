@@ -15,6 +15,7 @@ from nodepool.driver import statemachine
 from nodepool.driver.aws.api import clients
 from nodepool.driver.aws.api.errors import check_answer, classify
 from nodepool.driver.aws.api.lookups import CACHE_TTL, READ_DEADLINE, SERVICE_QUOTA_CACHE_TTL, AwsLookups
+from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.images.ebs_direct import EBSSnapshotUploader
 from nodepool.driver.aws.images.imports import AwsImages
 from nodepool.driver.aws.launch import parameters
@@ -163,7 +164,7 @@ class AwsAdapter(statemachine.Adapter):
         """Call EC2 in this thread, through :class:`CloudCalls`."""
         function = getattr(self.ec2_client, method)
 
-        def ask(**params: Any) -> Any:
+        def ask(**params: object) -> Any:
             answer = function(**params)
             check_answer(method, answer)
             return answer
@@ -206,12 +207,12 @@ class AwsAdapter(statemachine.Adapter):
     # -- the framework's side
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: NodeRequest,
+        self, hostname: str, label: AwsLabel, image_external_id: Any, metadata: dict[str, str], request: NodeRequest,
         az: str | None, log: Log,
     ) -> AwsCreateStateMachine:  # fmt: skip
         return AwsCreateStateMachine(self, hostname, label, image_external_id, metadata, request, log)
 
-    def getDeleteStateMachine(self, external_id: Any, log: Log) -> AwsDeleteStateMachine:
+    def getDeleteStateMachine(self, external_id: str, log: Log) -> AwsDeleteStateMachine:
         return AwsDeleteStateMachine(self, external_id, log)
 
     def listInstances(self) -> Iterator[AwsInstance]:
@@ -250,16 +251,16 @@ class AwsAdapter(statemachine.Adapter):
     def getQuotaLimits(self) -> QuotaInformation:
         return self.quota.limits(self.provider)
 
-    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+    def getQuotaForLabel(self, label: AwsLabel) -> QuotaInformation:
         return self.quota.of_label(label)
 
     def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
+        self, provider_image: object, image_name: str, filename: str, image_format: str | None = None,
         metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
     ) -> str:  # fmt: skip
         return self.images.upload(provider_image, image_name, filename, image_format, metadata)
 
-    def deleteImage(self, external_id: Any) -> None:
+    def deleteImage(self, external_id: str) -> None:
         self.log.debug("Deleting image %s", external_id)
         self.images.delete(external_id)
 
@@ -267,7 +268,7 @@ class AwsAdapter(statemachine.Adapter):
         """For builders: what an upload that was cut off left, of which no list of images or objects tells."""
         self.images.remove_parts(image_name, since)
 
-    def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
+    def getConsoleLog(self, label: AwsLabel, external_id: str) -> str | None:
         if not label.console_log:
             return None
         instance_id = instance_id_of(external_id)

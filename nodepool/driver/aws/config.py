@@ -7,11 +7,13 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError, PathItem
-from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.config.value import ConfigValue
 from nodepool.driver.aws import schema
 from nodepool.driver.aws.launch import alternatives
+from nodepool.driver.provider import Driver
 
 DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
 
@@ -29,7 +31,7 @@ def _connection(target: Any, options: dict[str, Any]) -> None:
     target.connection_port = options.get("connection-port", DEFAULT_PORTS.get(target.connection_type, 22))
 
 
-def _required(options: Any, key: str, where: Where) -> Any:
+def _required(options: dict[str, Any], key: str, where: Where) -> Any:
     if not isinstance(options, dict) or options.get(key) is None:
         raise ConfigError(f"required key '{key}' is missing", where=where)
     return options[key]
@@ -75,7 +77,7 @@ class AwsProviderDiskImage(ConfigValue):
     # What it takes from the top level is compared by name there.
     ignore_equality = ["diskimage"]
 
-    def __init__(self, image_type: str, image: dict[str, Any], diskimage: Any) -> None:
+    def __init__(self, image_type: str, image: dict[str, Any], diskimage: DiskImage) -> None:
         self.name: str = image["name"]
         self.diskimage = diskimage
         diskimage.image_types.add(image_type)
@@ -120,7 +122,7 @@ class AwsLabel(ConfigValue):
         self.name: str = label["name"]
         self.pool = provider_pool
         self.cloud_image: AwsProviderCloudImage | None = None
-        self.diskimage: Any = None
+        self.diskimage: DiskImage | None = None
         self.diskimage_name: str | None = label.get("diskimage")
         self._load_image(label, provider_config)
         self.ebs_optimized = bool(label.get("ebs-optimized", False))
@@ -208,7 +210,7 @@ class AwsPool(ConfigPool):
         if provider_config is not None and pool_config is not None:
             self.load(pool_config)
 
-    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
         provider = self.provider
         assert provider is not None
@@ -240,7 +242,7 @@ def _joined(one: str | None, more: list[str] | None) -> list[str]:
 class AwsProviderConfig(ProviderConfig):
     ignore_equality = ["driver_object"]
 
-    def __init__(self, driver: Any, provider: dict[str, Any]) -> None:
+    def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         super().__init__(provider)
         self.driver_object = driver
         self._pools: dict[str, AwsPool] = {}
@@ -274,7 +276,7 @@ class AwsProviderConfig(ProviderConfig):
     def manage_images(self) -> bool:
         return True
 
-    def load(self, newconfig: Any) -> None:
+    def load(self, newconfig: Config) -> None:
         options = self.provider
         self.profile_name = options.get("profile-name")
         self.region_name = _required(options, "region-name", ())
@@ -307,7 +309,7 @@ class AwsProviderConfig(ProviderConfig):
         for index, pool_options in enumerate(options.get("pools") or []):
             self._load_pool(pool_options, ("pools", index), newconfig)
 
-    def _load_pool(self, options: dict[str, Any], where: Where, newconfig: Any) -> None:
+    def _load_pool(self, options: dict[str, Any], where: Where, newconfig: Config) -> None:
         name = _required(options, "name", where)
         pool = AwsPool(self, options)
         for index, label_options in enumerate(options.get("labels") or []):

@@ -110,7 +110,7 @@ class AwsLeaks:
         for refusal in self.adapter._release([host_id]).values():
             raise refusal
 
-    def delete(self, resource: Any) -> None:
+    def delete(self, resource: AwsResource) -> None:
         """Delete a leaked resource now; one that is gone is fine."""
         adapter = self.adapter
         calls: dict[str, Callable[[], Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nodepool.driver import statemachine
+from nodepool.driver.aws.config import AwsProviderConfig
 from nodepool.driver.utils import QuotaInformation
 
 
@@ -21,13 +22,13 @@ def is_spot(instance: dict[str, Any]) -> bool:
     return instance.get("InstanceLifecycle") == "spot"
 
 
-def state_of(thing: Any) -> str:
+def state_of(thing: dict[str, Any]) -> str:
     """State of an instance (nested), host, volume or snapshot (plain)."""
     state = thing.get("State")
     return str(state.get("Name") if isinstance(state, dict) else state or "")
 
 
-def instance_id_of(external_id: Any) -> str | None:
+def instance_id_of(external_id: str) -> str | None:
     """Records of old releases have the instance's id only."""
     return external_id.get("instance") if isinstance(external_id, dict) else external_id
 
@@ -50,7 +51,7 @@ class AwsResource(statemachine.Resource):
         super().__init__(metadata, type)
         self.id = id
 
-    def belongs_to(self, external_id: Any) -> bool:
+    def belongs_to(self, external_id: str) -> bool:
         if self.type == self.TYPE_INSTANCE:
             return instance_id_of(external_id) in (self.id, None)
         if self.type == self.TYPE_HOST and isinstance(external_id, dict):
@@ -64,7 +65,9 @@ class AwsInstance(statemachine.Instance):
     :param label: when given, ``node_properties`` tell Zuul about spot and fleet.
     """
 
-    def __init__(self, provider: Any, instance: dict[str, Any], host: Any, quota: QuotaInformation | None, label: Any) -> None:
+    def __init__(
+        self, provider: AwsProviderConfig, instance: dict[str, Any], host: object, quota: QuotaInformation | None, label: Any
+    ) -> None:
         super().__init__()
         self.external_id = {}
         if host:

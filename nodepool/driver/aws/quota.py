@@ -10,6 +10,7 @@ from typing import Any
 from nodepool.cloud import ErrorKind, translate
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.aws.api.errors import classify, code_of
+from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.objects import is_spot
 from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, STORAGE_CODES, VOLUME_QUOTA_CODES
 from nodepool.driver.utils import QuotaInformation
@@ -56,7 +57,7 @@ class AwsQuota:
         self.log = log
         self._warned: set[str] = set()
 
-    def _warn_once(self, key: str, text: str, *args: Any) -> None:
+    def _warn_once(self, key: str, text: str, *args: object) -> None:
         if key not in self._warned:
             self._warned.add(key)
             self.log.warning(text, *args)
@@ -107,7 +108,7 @@ class AwsQuota:
         quota.add(self.of_volume(label))
         return quota
 
-    def of_volume(self, label: Any) -> QuotaInformation:
+    def of_volume(self, label: AwsLabel) -> QuotaInformation:
         """The root volume, when the label says what it is."""
         return QuotaInformation(**volume_use(label.volume_type, label.volume_size, label.iops))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
@@ -137,7 +138,7 @@ class Housekeeping:
             kept = record.isEmpty() and any(other is record for other in self._slots.book)
         return self._grace(record) if kept else None
 
-    def _safely(self, function: Any, argument: Any) -> None:
+    def _safely(self, function: Callable[..., Any], argument: object) -> None:
         try:
             function(argument)
         except Exception:

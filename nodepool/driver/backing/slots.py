@@ -30,7 +30,7 @@ class Occupant(Protocol):
 
     node_id: str
     label: Any
-    request: Any
+    request: NodeRequest
     wake: Callable[[], None] | None
     record: BackingNodeRecord | None
     slot: int | None
@@ -451,7 +451,7 @@ class BackingSlots:
         except Exception as error:
             callback(None, error)
 
-    def in_background(self, function: Callable[..., None], *args: Any) -> None:
+    def in_background(self, function: Callable[..., None], *args: object) -> None:
         with self.lock:
             if self.stopped:
                 return

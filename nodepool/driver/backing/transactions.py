@@ -49,7 +49,7 @@ def create_request(facade: ZooKeeper, backing: zk.NodeRequest, priority: str) ->
     return txn
 
 
-def _node(txn: Txn, facade: ZooKeeper, node: zk.Node, **values: Any) -> None:
+def _node(txn: Txn, facade: ZooKeeper, node: zk.Node, **values: object) -> None:
     changed = node.copy()
     for name, value in values.items():
         setattr(changed, name, value)

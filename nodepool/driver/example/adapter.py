@@ -6,11 +6,12 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodepool import exceptions
+from nodepool.config.model import Label
 from nodepool.driver import statemachine
 from nodepool.driver.utils import QuotaInformation, RateLimiter
 from nodepool.logconfig import Log
@@ -27,7 +28,7 @@ class ExampleCloud:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
 
-    def create_vm(self, **properties: Any) -> str:
+    def create_vm(self, **properties: object) -> str:
         with self._lock:
             vm_id = f"vm-{next(self._ids)}"
             self._vms[vm_id] = {"id": vm_id, "created": time.monotonic(), **properties}
@@ -144,7 +145,7 @@ class ExampleAdapter(statemachine.Adapter):
     def stop(self) -> None:
         self.executor.shutdown(wait=False, cancel_futures=True)
 
-    def submit(self, function: Any, *args: Any, **kw: Any) -> Any:
+    def submit(self, function: Callable[..., Any], *args: object, **kw: object) -> Any:
         """Run a call of the cloud's API in the background, within its rate limit."""
 
         def call() -> Any:
@@ -188,7 +189,7 @@ class ExampleAdapter(statemachine.Adapter):
     def getQuotaLimits(self) -> QuotaInformation:
         return QuotaInformation(default=float("inf"))
 
-    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+    def getQuotaForLabel(self, label: Label) -> QuotaInformation:
         return QuotaInformation(instances=1)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError
+from nodepool.config.model import Config
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
+from nodepool.driver.provider import Driver
 
 
 class ExampleCloudImage(ConfigValue):
@@ -51,7 +53,7 @@ class ExamplePool(ConfigPool):
         self.host_key_checking = True
         super().__init__()
 
-    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
         full_config, provider = args
         super().load(pool_config)
         self.provider = provider
@@ -78,7 +80,7 @@ class ExamplePool(ConfigPool):
 class ExampleProviderConfig(ProviderConfig):
     ignore_equality = ["driver_object"]
 
-    def __init__(self, driver: Any, provider: dict[str, Any]) -> None:
+    def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         self.driver_object = driver
         self._pools: dict[str, ConfigPool] = {}
         self.cloud_images: dict[str, ExampleCloudImage] = {}
@@ -99,7 +101,7 @@ class ExampleProviderConfig(ProviderConfig):
     def manage_images(self) -> bool:
         return False
 
-    def load(self, newconfig: Any) -> None:
+    def load(self, newconfig: Config) -> None:
         options = self.provider
         self.region = options["region"]
         self.project = options["project"]

@@ -19,7 +19,7 @@ class FakeNetworks(Networks):
 def _same(name: str) -> Callable[..., Any]:
     """The cloud's method of this name as it is when it is called: tests replace them while the service runs."""
 
-    def call(self: FakeApi, *args: Any, **kw: Any) -> Any:
+    def call(self: FakeApi, *args: object, **kw: object) -> Any:
         return getattr(self.cloud, name)(*args, **kw)
 
     return call
@@ -84,7 +84,7 @@ class FakeApi:
     create_image = _same("create_image")
     delete_image = _same("delete_image")
 
-    def list_images(self, **filters: Any) -> list[Any]:
+    def list_images(self, **filters: object) -> list[Any]:
         return self.cloud.list_images()
 
     def discard_image(self, image_id: str, delete: Callable[[str], Any] | None = None) -> None:

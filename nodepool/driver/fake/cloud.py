@@ -51,7 +51,7 @@ class FakeCompute:
     def __init__(self, cloud: FakeOpenStackCloud) -> None:
         self.cloud = cloud
 
-    def get(self, url: str, headers: Any = None, params: Any = None) -> FakeResponse:
+    def get(self, url: str, headers: object = None, params: object = None) -> FakeResponse:
         if url != "/servers/detail":
             raise NotImplementedError(url)
         return FakeResponse({"servers": [server.raw() for server in self.cloud.list_servers()]})
@@ -107,7 +107,7 @@ class FakeOpenStackCloud:
 
     # Images
 
-    def create_image(self, **kwargs: Any) -> Dummy:
+    def create_image(self, **kwargs: object) -> Dummy:
         properties = {key: value for key, value in kwargs.items() if key not in _UPLOAD_ARGUMENTS}
         image = Dummy(Dummy.IMAGE, **{**kwargs, "id": uuid.uuid4().hex})
         image._kw = kwargs
@@ -124,15 +124,15 @@ class FakeOpenStackCloud:
     def list_images(self) -> list[Dummy]:
         return list(self._image_list)
 
-    def delete_image(self, name_or_id: str, **kwargs: Any) -> bool:
+    def delete_image(self, name_or_id: str, **kwargs: object) -> bool:
         return self._delete(name_or_id, self._image_list)
 
-    def create_image_snapshot(self, name: str, server: Any, **metadata: dict[str, str]) -> Dummy:
+    def create_image_snapshot(self, name: str, server: Dummy, **metadata: Any) -> Dummy:
         return self.create_image(name=name, **metadata)
 
     # Servers
 
-    def create_server(self, name: str = "", **kwargs: Any) -> Dummy:
+    def create_server(self, name: str = "", **kwargs: object) -> Dummy:
         zone = kwargs.get("availability_zone") or self._azs[0]
         if zone not in self._azs:
             raise _http_error("BadRequestException", "The requested availability zone is not available", 400)
@@ -188,16 +188,16 @@ class FakeOpenStackCloud:
         server.becomes("ACTIVE", ready_at, paused=self.pause_creates)
         return server
 
-    def get_server(self, name_or_id: str, **kwargs: Any) -> Dummy | None:
+    def get_server(self, name_or_id: str, **kwargs: object) -> Dummy | None:
         return self._server_list.find(name_or_id)
 
     def get_server_by_id(self, server_id: str) -> Dummy | None:
         return self._server_list.by_id(server_id)
 
-    def list_servers(self, **kwargs: Any) -> list[Dummy]:
+    def list_servers(self, **kwargs: object) -> list[Dummy]:
         return list(self._server_list)
 
-    def delete_server(self, name_or_id: str, **kwargs: Any) -> bool:
+    def delete_server(self, name_or_id: str, **kwargs: object) -> bool:
         server = self._server_list.find(name_or_id)
         if not self._delete(name_or_id, self._server_list):
             return False
@@ -242,19 +242,19 @@ class FakeOpenStackCloud:
     def list_floating_ips(self) -> list[Any]:
         return list(self._floating_ip_list)
 
-    def create_floating_ip(self, server: Any, **kwargs: Any) -> Dummy:
+    def create_floating_ip(self, server: Dummy, **kwargs: object) -> Dummy:
         fip = Dummy("Fip", id=uuid.uuid4().hex, floating_ip_address="fake", status="ACTIVE", port_id="fake-port")
         self._floating_ip_list.append(fip)
         return fip
 
-    def delete_floating_ip(self, floating_ip_id: str, **kwargs: Any) -> bool:
+    def delete_floating_ip(self, floating_ip_id: str, **kwargs: object) -> bool:
         self._floating_ip_list = [fip for fip in self._floating_ip_list if fip.id != floating_ip_id]
         return True
 
     def delete_unattached_floating_ips(self) -> int:
         return 0
 
-    def _needs_floating_ip(self, server: Any, nat_destination: Any = None) -> bool:
+    def _needs_floating_ip(self, server: Dummy, nat_destination: object = None) -> bool:
         return False
 
     def _has_floating_ips(self) -> bool:
@@ -270,7 +270,7 @@ class FakeOpenStackCloud:
     def _network(self, name_or_id: str) -> dict[str, Any]:
         return next((item for item in self.networks if name_or_id in (item["id"], item["name"])), self.networks[0])
 
-    def get_network(self, name_or_id: str, filters: Any = None) -> dict[str, Any]:
+    def get_network(self, name_or_id: str, filters: object = None) -> dict[str, Any]:
         return self._network(name_or_id)
 
 
@@ -285,7 +285,7 @@ class FakeUploadFailCloud(FakeOpenStackCloud):
         self.times_failed = 0
         self.fail_callback = fail_callback
 
-    def create_image(self, **kwargs: Any) -> Dummy:
+    def create_image(self, **kwargs: object) -> Dummy:
         if self.fail_callback:
             fails = self.fail_callback(**kwargs)
         else:
@@ -299,7 +299,7 @@ class FakeUploadFailCloud(FakeOpenStackCloud):
 class FakeLaunchAndGetFaultCloud(FakeOpenStackCloud):
     """Servers fail at once, with a fault that names the quota."""
 
-    def create_server(self, name: str = "", **kwargs: Any) -> Dummy:
+    def create_server(self, name: str = "", **kwargs: object) -> Dummy:
         server = super().create_server(name, **kwargs)
         server.status = "ERROR"
         server["fault"] = {"message": "quota server fault"}
@@ -318,7 +318,7 @@ class FakeLaunchAndDeleteFailCloud(FakeOpenStackCloud):
         self.launch_success = False
         self.delete_success = False
 
-    def create_server(self, name: str = "", **kwargs: Any) -> Dummy:
+    def create_server(self, name: str = "", **kwargs: object) -> Dummy:
         server = super().create_server(name, **kwargs)
         if self.times_to_fail_launch is not None and self.times_failed_launch >= self.times_to_fail_launch:
             self.launch_success = True
@@ -327,7 +327,7 @@ class FakeLaunchAndDeleteFailCloud(FakeOpenStackCloud):
             server.becomes("ERROR", time.monotonic() + CREATE_DELAY)
         return server
 
-    def delete_server(self, name_or_id: str, **kwargs: Any) -> bool:
+    def delete_server(self, name_or_id: str, **kwargs: object) -> bool:
         if self.times_to_fail_delete is not None and self.times_failed_delete >= self.times_to_fail_delete:
             self.delete_success = True
             return super().delete_server(name_or_id, **kwargs)
@@ -340,7 +340,7 @@ class FakeDeleteImageFailCloud(FakeOpenStackCloud):
 
     _fail = True
 
-    def delete_image(self, name_or_id: str, **kwargs: Any) -> bool:
+    def delete_image(self, name_or_id: str, **kwargs: object) -> bool:
         if self._fail:
             raise RuntimeError("Induced failure for testing")
         return super().delete_image(name_or_id, **kwargs)

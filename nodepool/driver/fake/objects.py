@@ -24,9 +24,9 @@ class Dummy:
     def __init__(self, kind: str, **kw: Any) -> None:
         self._kind = kind
         self._kw = kw
-        self._status: Any = None
+        self._status: object = None
         self._ready_at: float | None = None
-        self._final_status: Any = None
+        self._final_status: object = None
         self._paused = False
         self._event: threading.Event | None = None
         for key, value in kw.items():
@@ -55,7 +55,7 @@ class Dummy:
         return self._status
 
     @status.setter
-    def status(self, value: Any) -> None:
+    def status(self, value: object) -> None:
         self._status, self._ready_at = value, None
 
     def becomes(self, status: str, at: float, paused: bool = False) -> None:
@@ -70,7 +70,7 @@ class Dummy:
         except AttributeError:
             raise KeyError(key) from None
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         setattr(self, key, value)
 
     def __contains__(self, key: str) -> bool:
@@ -123,7 +123,7 @@ class ObjectList(list[Dummy]):
             self._index = {item.id: item for item in list(self)}
         return self._index.get(object_id)
 
-    def find(self, name_or_id: Any) -> Dummy | None:
+    def find(self, name_or_id: object) -> Dummy | None:
         found = self.by_id(name_or_id)
         if found is not None:
             return found

@@ -10,6 +10,7 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
 from nodepool.driver.backing.wiring import wire
+from nodepool.driver.metastatic.config import MetastaticLabel
 from nodepool.driver.metastatic.machines import MetastaticCreateStateMachine, MetastaticDeleteStateMachine, MetastaticInstance
 from nodepool.driver.statemachine import Adapter, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
@@ -41,7 +42,7 @@ class MetastaticAdapter(Adapter):
         self.backing_node_records = self.slots.book.records
         self.pending_requests: list[Any] = []
 
-    def _setProvider(self, provider: Any) -> None:
+    def _setProvider(self, provider: ProviderConfig) -> None:
         self._provider = provider
 
     @property
@@ -55,7 +56,7 @@ class MetastaticAdapter(Adapter):
     # The framework's side
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        self, hostname: str, label: MetastaticLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
         az: str | None, log: Log,
     ) -> MetastaticCreateStateMachine:  # fmt: skip
         return MetastaticCreateStateMachine(self.slots, hostname, label, metadata, request, log)
@@ -86,10 +87,10 @@ class MetastaticAdapter(Adapter):
     def deleteResource(self, resource: Resource) -> None:
         self.log.warning("Metastatic has no resources to delete: %s", resource)
 
-    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+    def getQuotaForLabel(self, label: MetastaticLabel) -> QuotaInformation:
         return QuotaInformation(instances=1)
 
-    def notifyNodescanFailure(self, label: Any, external_id: str) -> None:
+    def notifyNodescanFailure(self, label: MetastaticLabel, external_id: str) -> None:
         self.slots.scan_failed(external_id)
 
     def stop(self) -> None:

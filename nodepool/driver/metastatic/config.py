@@ -7,8 +7,9 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem, UnknownName
-from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.config.value import ConfigValue
+from nodepool.driver.provider import Driver
 from nodepool.driver.utils import RateLimiter
 
 
@@ -77,7 +78,7 @@ class MetastaticPool(ConfigPool):
         self.provider = provider_config
         self.load(pool_config)
 
-    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load(self, pool_config: dict[str, Any], *args: object, **kwargs: object) -> None:
         super().load(pool_config)
         self.name: str = pool_config["name"]
         self.use_internal_ip = False
@@ -99,7 +100,7 @@ class MetastaticProviderConfig(ProviderConfig):
     # The driver object is the same for all; the limiter is no setting.
     ignore_equality = ["driver_object", "rate_limiter"]
 
-    def __init__(self, driver: Any, provider: dict[str, Any]) -> None:
+    def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         super().__init__(provider)
         self.driver_object = driver
         self._pools: dict[str, MetastaticPool] = {}
@@ -117,7 +118,7 @@ class MetastaticProviderConfig(ProviderConfig):
     def manage_images(self) -> bool:
         return False
 
-    def load(self, newconfig: Any) -> None:
+    def load(self, newconfig: Config) -> None:
         self.boot_timeout = self.provider.get("boot-timeout", 120)
         self.launch_timeout = self.provider.get("launch-timeout", 3600)
         self.launch_retries = self.provider.get("launch-retries", 3)
@@ -173,7 +174,7 @@ class MetastaticProviderConfig(ProviderConfig):
         return {name for pool in self._pools.values() if not pool_name or pool.name == pool_name for name in pool.labels}
 
 
-def _require(entry: Any, keys: tuple[str, ...], where: tuple[PathItem, ...]) -> None:
+def _require(entry: object, keys: tuple[str, ...], where: tuple[PathItem, ...]) -> None:
     for key in keys:
         if not isinstance(entry, dict) or not entry.get(key):
             raise ConfigError(f"required key {key!r} is missing in {where[-2]}", where=where)

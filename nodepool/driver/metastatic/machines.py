@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from nodepool.driver.backing.records import BackingNodeRecord
 from nodepool.driver.backing.slots import BackingSlots
+from nodepool.driver.metastatic.config import MetastaticLabel
 from nodepool.driver.statemachine import Instance, StateMachine
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
@@ -51,7 +51,7 @@ class MetastaticCreateStateMachine(StateMachine):
     COMPLETE = "complete"
 
     def __init__(
-        self, slots: BackingSlots, hostname: str, label: Any, metadata: dict[str, str], request: NodeRequest, log: Log
+        self, slots: BackingSlots, hostname: str, label: MetastaticLabel, metadata: dict[str, str], request: NodeRequest, log: Log
     ) -> None:
         super().__init__()
         self._slots = slots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
 from nodepool.driver.nodemanager.config import NodeManagerProviderConfig
 
@@ -23,7 +24,7 @@ class NodeManagerDriver(statemachine.StateMachineDriver):
             return BackedAdapter(provider_config)
         return NodeManagerAdapter(provider_config)
 
-    def getProvider(self, provider_config: Any) -> Any:
+    def getProvider(self, provider_config: ProviderConfig) -> Any:
         from nodepool.driver.nodemanager.provider import NodeManagerProvider
 
         return NodeManagerProvider(self.getAdapter(provider_config), provider_config)

@@ -6,13 +6,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from nodepool import exceptions
 from nodepool.driver import statemachine
+from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.discovery import HostTree
 from nodepool.driver.nodemanager.hosts import CALL_TIMEOUT, HostError, Hosts, ManagedHost
 from nodepool.driver.nodemanager.image_copies import ImageSpreader
@@ -33,6 +34,7 @@ from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.records import NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds that the start waits for ZooKeeper and for the first answers of hosts; nothing fails after that.
 START_TIMEOUT = 2.0
@@ -56,12 +58,12 @@ class NodeManagerAdapter(statemachine.Adapter):
         self._lock = threading.Lock()
         self._waiting: set[CreateMachine] = set()
         self._restarted: set[str] = set()
-        self._zk: Any = None
+        self._zk: ZooKeeper | None = None
         self._tree: HostTree | None = None
         self.hosts = Hosts(provider_config, self.log, self._wake_waiting)
         self._spreader = ImageSpreader(provider_config, self.log)
 
-    def start(self, zk_conn: Any) -> None:
+    def start(self, zk_conn: ZooKeeper) -> None:
         """Get to know the hosts."""
         self._zk = zk_conn
         if self.provider.discover and zk_conn is not None:
@@ -84,15 +86,15 @@ class NodeManagerAdapter(statemachine.Adapter):
         image = f"image:{image_external_id}" if image_external_id else str(label.cloud_image.root)
         return CreateMachine(self, hostname, label, image, metadata, az, log)
 
-    def getDeleteStateMachine(self, external_id: Any, log: Log) -> DeleteMachine:
+    def getDeleteStateMachine(self, external_id: dict[str, Any], log: Log) -> DeleteMachine:
         return DeleteMachine(self, external_id, log)
 
-    def choose(self, label: Any, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:
+    def choose(self, label: NodeManagerLabel, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None:
         """The best host that answers, as far as is known."""
         found = self.hosts.candidates(az, self.provider.placement, lambda capacity: needed_by(label, capacity), image, without)
         return found[0] if found else None
 
-    def never_fits(self, label: Any, az: str | None) -> str | None:
+    def never_fits(self, label: NodeManagerLabel, az: str | None) -> str | None:
         """Why no host could ever take a sliver of this label; None when one could."""
         reasons = []
         for host in self.hosts.all():
@@ -107,7 +109,9 @@ class NodeManagerAdapter(statemachine.Adapter):
             reasons.append(reason)
         return f"label {label.name} is too large for every host: {'; '.join(reasons)}"
 
-    def record(self, name: str, label: Any, image: str, metadata: dict[str, str], host: ManagedHost) -> dict[str, Any]:
+    def record(
+        self, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], host: ManagedHost
+    ) -> dict[str, Any]:
         source = label.cloud_image or self.provider.diskimages[label.diskimage.name]
         return {
             "account_type": "sliver",
@@ -293,7 +297,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             default=math.inf,
         )
 
-    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+    def getQuotaForLabel(self, label: NodeManagerLabel) -> QuotaInformation:
         # Of a host as good as any: they differ in cores at most.
         capacity = next((c for host in self.hosts.all() if (c := host.capacity) is not None), None)
         needs = needed_by(label, capacity if capacity is not None else {"cores": 1})
@@ -305,7 +309,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         groups = {host.group for host in [h for h in hosts if h.usable] or hosts}
         return sorted(group for group in groups if group) + ([None] if None in groups or not groups else [])
 
-    def labelReady(self, label: Any) -> bool:
+    def labelReady(self, label: NodeManagerLabel) -> bool:
         """Whether a host may have the image, as far as is known; one that is silent for a moment counts."""
         kind, _, what = str(label.cloud_image.root if label.cloud_image else "").partition(":")
         if kind != "image":
@@ -313,7 +317,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         found = [host.capacity for host in self.hosts.all()]
         return any(capacity is None or what in capacity.get("images", ()) for capacity in found)
 
-    def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
+    def getConsoleLog(self, label: NodeManagerLabel, external_id: dict[str, Any]) -> str | None:
         host = self.hosts.get(str(external_id.get("host")))
         if host is None or not host.usable:
             return None
@@ -326,7 +330,7 @@ class NodeManagerAdapter(statemachine.Adapter):
             )
             return None
 
-    def notifyNodescanFailure(self, label: Any, external_id: Any) -> None:
+    def notifyNodescanFailure(self, label: NodeManagerLabel, external_id: dict[str, Any]) -> None:
         """Restart it once, in the background."""
         host = self.hosts.get(str(external_id.get("host")))
         name = str(external_id.get("sliver"))
@@ -348,7 +352,7 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def uploadImage(
         self,
-        provider_image: Any,
+        provider_image: object,
         image_name: str,
         filename: str,
         image_format: str | None = None,
@@ -378,13 +382,13 @@ class NodeManagerAdapter(statemachine.Adapter):
             raise HostError(f"image {image_name}: provider {self.provider.name} has no host at present")
         return image_name
 
-    def deleteImage(self, external_id: Any) -> None:
+    def deleteImage(self, external_id: str) -> None:
         """Raises HostError: a host did not delete it; it is to be tried again."""
         failures = self._everywhere(lambda host: host.delete_image(str(external_id)), CALL_TIMEOUT + MARGIN)
         if failures:
             raise HostError(f"image {external_id} is not deleted on {'; '.join(failures)}")
 
-    def _everywhere(self, function: Any, timeout: float) -> list[str]:
+    def _everywhere(self, function: Callable[..., Any], timeout: float) -> list[str]:
         """Run on all hosts at the same time; the texts of failures."""
         deadline = time.monotonic() + timeout
         futures = [

@@ -9,9 +9,11 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError
+from nodepool.config.model import Config
 from nodepool.driver import ConfigPool, ConfigValue, ProviderConfig
 from nodepool.driver.nodemanager.pushed import config as backing_config
 from nodepool.driver.nodemanager.pushed.config import BackingOptions
+from nodepool.driver.provider import Driver
 from nodepool.nodemanager.setup import privileges
 
 _RATE = re.compile(r"(\d+)([kmg]?)\Z", re.IGNORECASE)
@@ -91,7 +93,7 @@ class NodeManagerPool(ConfigPool):
         self.max_ram: float = math.inf
         super().__init__()
 
-    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
         full_config, provider = args
         super().load(pool_config)
         self.provider = provider
@@ -104,7 +106,9 @@ class NodeManagerPool(ConfigPool):
             self.labels[label.name] = label
             full_config.labels[label.name].pools.append(self)
 
-    def _label(self, options: dict[str, Any], provider: Any, full_config: Any, where: tuple[Any, ...]) -> NodeManagerLabel:
+    def _label(
+        self, options: dict[str, Any], provider: NodeManagerProviderConfig, full_config: Any, where: tuple[Any, ...]
+    ) -> NodeManagerLabel:
         label = NodeManagerLabel()
         label.name = str(options["name"])
         label.pool = self
@@ -171,7 +175,7 @@ class NodeManagerHost(ConfigValue):
 class NodeManagerProviderConfig(ProviderConfig):
     ignore_equality = ["driver_object"]
 
-    def __init__(self, driver: Any, provider: dict[str, Any]) -> None:
+    def __init__(self, driver: Driver, provider: dict[str, Any]) -> None:
         self.driver_object = driver
         self._pools: dict[str, ConfigPool] = {}
         self.cloud_images: dict[str, NodeManagerImage] = {}
@@ -193,7 +197,7 @@ class NodeManagerProviderConfig(ProviderConfig):
         self.launch_retries = 3
         self.rate: float = 100
         self.placement = "spread"
-        self.ssh_keys: Any = ""
+        self.ssh_keys: str = ""
         super().__init__(provider)
 
     @property
@@ -204,7 +208,7 @@ class NodeManagerProviderConfig(ProviderConfig):
     def manage_images(self) -> bool:
         return self.backing is None
 
-    def load(self, newconfig: Any) -> None:
+    def load(self, newconfig: Config) -> None:
         options = self.provider
         if "backing-label" in options:
             self.backing = BackingOptions(options)

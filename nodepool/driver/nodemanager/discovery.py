@@ -6,7 +6,7 @@ from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
 
-from nodepool.driver.nodemanager.config import NodeManagerHost
+from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerProviderConfig
 from nodepool.driver.nodemanager.hosts import Hosts
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
@@ -15,7 +15,7 @@ from nodepool.zk.records import RecordError, parse_object
 ROOT = "/nodemanager/hosts"
 
 
-def parse(name: str, data: bytes | None, provider: Any) -> NodeManagerHost:
+def parse(name: str, data: bytes | None, provider: NodeManagerProviderConfig) -> NodeManagerHost:
     """How to reach an announced host.
 
     :raises RecordError: it cannot be reached; the text says why.
@@ -42,7 +42,7 @@ def parse(name: str, data: bytes | None, provider: Any) -> NodeManagerHost:
 class HostTree(Tree[dict[str, Any]]):
     """Follows the announcements; they are ephemeral, and a host is gone when its is."""
 
-    def __init__(self, client: ZooKeeperClient, provider: Any, hosts: Hosts) -> None:
+    def __init__(self, client: ZooKeeperClient, provider: NodeManagerProviderConfig, hosts: Hosts) -> None:
         super().__init__(client, ROOT)
         self._provider = provider
         self._hosts = hosts

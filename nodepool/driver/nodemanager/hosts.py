@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple
 
+from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerProviderConfig
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.api.client import Client, RpcError, RpcFault, Tls
 
@@ -101,7 +102,7 @@ class ManagedHost:
                     self._client.close()
             return self._client
 
-    def call(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT) -> Any:
+    def call(self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT) -> Any:
         """A call within the provider's rate, on the caller's thread.
 
         :raises RpcFault: refused.
@@ -112,7 +113,7 @@ class ManagedHost:
         return self.client.call(method, *arguments, timeout=timeout)
 
     def ask(
-        self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT, wait: bool = False, patient: bool = False
+        self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT, wait: bool = False, patient: bool = False
     ) -> Future[Any]:
         """A call on a thread of this host; fails at once while the host is known not to answer.
 
@@ -157,7 +158,7 @@ class ManagedHost:
         if client is not None:
             client.close()
 
-    def update(self, options: Any) -> None:
+    def update(self, options: NodeManagerHost) -> None:
         """It was announced (again)."""
         came_back = self.gone
         with self._lock:
@@ -314,7 +315,7 @@ class ManagedHost:
 class Hosts:
     """All hosts of a provider: those of the configuration, and those that announce themselves."""
 
-    def __init__(self, config: Any, log: logging.Logger, changed: Callable[[], Any]) -> None:
+    def __init__(self, config: NodeManagerProviderConfig, log: logging.Logger, changed: Callable[[], Any]) -> None:
         self._log = log
         self._changed = changed
         self._limiter = RateLimiter(config.name, config.rate)
@@ -322,7 +323,7 @@ class Hosts:
         self._configured = set(config.hosts)
         self._hosts = {name: self._make(options) for name, options in config.hosts.items()}
 
-    def _make(self, options: Any) -> ManagedHost:
+    def _make(self, options: NodeManagerHost) -> ManagedHost:
         return ManagedHost(options, self._limiter, self._log, self._host_changed)
 
     def _host_changed(self) -> None:

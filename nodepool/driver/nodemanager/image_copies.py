@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from nodepool.driver.nodemanager.config import NodeManagerProviderConfig
 from nodepool.driver.nodemanager.hosts import ManagedHost
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk.zookeeper import ZooKeeper
@@ -21,7 +22,7 @@ _CHUNK = 1 << 20
 class ImageSpreader:
     """Copies through the launcher: hosts need not know each other. One copy to a host at a time."""
 
-    def __init__(self, provider: Any, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    def __init__(self, provider: NodeManagerProviderConfig, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
         self._provider = provider
         self._log = log
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from nodepool import exceptions
 from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
+from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.hosts import Hosts, ManagedHost, Needs
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
@@ -29,7 +30,7 @@ RETRY = 1.0
 BAD_ARGUMENT, INTERNAL = 102, 104
 
 
-def rspec_of(label: Any, cores: int) -> dict[str, int]:
+def rspec_of(label: NodeManagerLabel, cores: int) -> dict[str, int]:
     """Resources of a label on a host with so many cores; only what the label names."""
     wanted: dict[str, int] = {}
     if label.cpus:
@@ -45,7 +46,7 @@ def rspec_of(label: Any, cores: int) -> dict[str, int]:
     return {**wanted, **label.rspec}
 
 
-def needed_by(label: Any, capacity: Mapping[str, Any]) -> Needs:
+def needed_by(label: NodeManagerLabel, capacity: Mapping[str, Any]) -> Needs:
     """What a sliver of the label counts as on a host of that capacity; unlimited memory is all that the host has."""
     default = capacity.get("default")
     rspec = rspec_of(label, int(capacity["cores"]))
@@ -57,7 +58,7 @@ def needed_by(label: Any, capacity: Mapping[str, Any]) -> Needs:
     return Needs(rspec.get("nm_cpu_guaranteed_share", 0), memory, rspec.get("nm_disk_quota", default["disk"]))
 
 
-def too_large(label: Any, name: str, capacity: Mapping[str, Any]) -> str | None:
+def too_large(label: NodeManagerLabel, name: str, capacity: Mapping[str, Any]) -> str | None:
     """What that host has, if it could never take a sliver of the label."""
     needs = needed_by(label, capacity)
     if needs.cpu <= capacity["cpu"] and needs.memory <= capacity["memory"] and needs.disk <= capacity["disk"]:
@@ -123,17 +124,19 @@ class Hosting(Protocol):
     provider: ProviderConfig
     hosts: Hosts
 
-    def choose(self, label: Any, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None: ...
+    def choose(self, label: NodeManagerLabel, image: str, az: str | None, without: Collection[str]) -> ManagedHost | None: ...
 
-    def never_fits(self, label: Any, az: str | None) -> str | None: ...
+    def never_fits(self, label: NodeManagerLabel, az: str | None) -> str | None: ...
 
-    def record(self, name: str, label: Any, image: str, metadata: dict[str, str], host: ManagedHost) -> dict[str, Any]: ...
+    def record(
+        self, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], host: ManagedHost
+    ) -> dict[str, Any]: ...
 
     def wait_for_hosts(self, machine: CreateMachine) -> None: ...
 
     def hosts_changed(self, machine: CreateMachine) -> bool: ...
 
-    def getQuotaForLabel(self, label: Any) -> QuotaInformation: ...
+    def getQuotaForLabel(self, label: NodeManagerLabel) -> QuotaInformation: ...
 
     def delete(self, host_name: str, sliver: str) -> Future[bool]: ...
 
@@ -144,7 +147,7 @@ class CreateMachine(statemachine.StateMachine):
     PLACING, WAITING, COMPLETE = "placing", "waiting for the sliver", "complete"
 
     def __init__(
-        self, adapter: Hosting, name: str, label: Any, image: str, metadata: dict[str, str], az: str | None, log: Log
+        self, adapter: Hosting, name: str, label: NodeManagerLabel, image: str, metadata: dict[str, str], az: str | None, log: Log
     ) -> None:
         super().__init__()
         self._adapter = adapter

@@ -19,7 +19,7 @@ class OpenStackDriver(statemachine.StateMachineDriver):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._openstack_config: Any = None
+        self._openstack_config: object = None
         self._files: dict[str, int | None] = {}
 
     @property

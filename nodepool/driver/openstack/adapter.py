@@ -19,6 +19,7 @@ from nodepool.driver.openstack.api import errors
 from nodepool.driver.openstack.api.client import CloudApi
 from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.changes import CloudChanges
+from nodepool.driver.openstack.config import ProviderDiskImage, ProviderLabel
 from nodepool.driver.openstack.leaks import LeakCleaner
 from nodepool.driver.openstack.lookups import CACHE_TTL, CloudLookups
 from nodepool.driver.openstack.machines import OpenStackCreateStateMachine, OpenStackDeleteStateMachine
@@ -150,10 +151,10 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
 
     # -- running calls
 
-    def _submitApi(self, api: Callable[..., Any], *args: Any, **kw: Any) -> Future[Any]:
+    def _submitApi(self, api: Callable[..., Any], *args: object, **kw: object) -> Future[Any]:
         return self.api_executor.submit(api, *args, **kw)
 
-    def _submitDelete(self, api: Callable[..., Any], *args: Any) -> Future[Any]:
+    def _submitDelete(self, api: Callable[..., Any], *args: object) -> Future[Any]:
         """As :meth:`_submitApi`, on threads that creations do not use."""
         return self.calls.run(lambda: api(*args), lane="delete")
 
@@ -185,12 +186,12 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     # -- the framework's side
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        self, hostname: str, label: ProviderLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
         az: str | None, log: Log,
     ) -> OpenStackCreateStateMachine:  # fmt: skip
         return OpenStackCreateStateMachine(self, hostname, label, image_external_id, metadata, request, az, log)
 
-    def getDeleteStateMachine(self, external_id: Any, log: Log) -> OpenStackDeleteStateMachine:
+    def getDeleteStateMachine(self, external_id: str, log: Log) -> OpenStackDeleteStateMachine:
         return OpenStackDeleteStateMachine(self, external_id, log)
 
     def listInstances(self) -> Iterator[OpenStackInstance]:
@@ -252,7 +253,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             volume = None
         return quota_from_limits(compute, volume)
 
-    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+    def getQuotaForLabel(self, label: ProviderLabel) -> QuotaInformation:
         return quota_from_flavor(self._findFlavor(label.flavor_name, label.min_ram), label=label)
 
     def getAZs(self) -> list[str | None]:
@@ -297,7 +298,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         return self._not_ready.get(label.name)
 
     def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
+        self, provider_image: ProviderDiskImage, image_name: str, filename: str, image_format: str | None = None,
         metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
     ) -> Any:  # fmt: skip
         image = self._api.create_image(
@@ -313,15 +314,15 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         )
         return image["id"]
 
-    def deleteImage(self, external_id: Any) -> None:
+    def deleteImage(self, external_id: str) -> None:
         self.log.debug("Deleting image %s", external_id)
         self._api.delete_image(external_id)
 
-    def discardImage(self, external_id: Any) -> None:
+    def discardImage(self, external_id: str) -> None:
         # By way of deleteImage, which subclasses replace.
         self._api.discard_image(external_id, self.deleteImage)
 
-    def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
+    def getConsoleLog(self, label: ProviderLabel, external_id: str) -> str | None:
         if not label.console_log:
             return None
         try:

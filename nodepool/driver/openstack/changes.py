@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from nodepool.driver.openstack.api.client import floating_ip_metadata
 from nodepool.driver.openstack.api.errors import sdk_error
 from nodepool.driver.openstack.api.networks import FLOATING, addresses
 from nodepool.driver.openstack.api.protocol import Api
-from nodepool.driver.openstack.servers import volumes_of
+from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderDiskImage, ProviderLabel
+from nodepool.driver.openstack.servers import NodepoolOpenStackServer, volumes_of
 
 
 def _marks(metadata: dict[str, Any]) -> tuple[str, str] | None:
@@ -25,7 +26,7 @@ class CloudChanges:
     """The changing half of the adapter."""
 
     log: logging.Logger
-    provider: Any
+    provider: OpenStackProviderConfig
     leaks: Any
     _api: Api
     #: Floating IPs of servers that this process made or saw; a server that is not in here is not known.
@@ -33,7 +34,7 @@ class CloudChanges:
     _attached_lock: threading.Lock
 
     def _createServer(
-        self, name: str, image: Any, flavor: Any, key_name: str | None = None, az: str | None = None,
+        self, name: str, image: ProviderDiskImage, flavor: Mapping[str, Any], key_name: str | None = None, az: str | None = None,
         config_drive: bool | None = None, networks: list[str] | None = None,
         security_groups: list[str] | None = None, boot_from_volume: bool = False, volume_size: int = 50,
         instance_properties: dict[str, Any] | None = None, userdata: str | None = None,
@@ -66,7 +67,7 @@ class CloudChanges:
         default = self._networks().default
         return [default["id"]] if default is not None else []
 
-    def _chooseZone(self, label: Any, az: str | None) -> str | None:
+    def _chooseZone(self, label: ProviderLabel, az: str | None) -> str | None:
         """The zone of the request, unless the label has zones of its own."""
         zones = getattr(label, "azs", None)
         return az if not zones or az in zones else random.choice(zones)
@@ -82,7 +83,7 @@ class CloudChanges:
                 return str(server["id"])
         return None
 
-    def _tagVolumes(self, server: Any, metadata: dict[str, Any]) -> None:
+    def _tagVolumes(self, server: NodepoolOpenStackServer, metadata: dict[str, Any]) -> None:
         """Mark the volumes that nova made for the server as ours, for the leak cleanup."""
         tags = {key: value for key, value in metadata.items() if key.startswith("nodepool_")}
         for volume_id in volumes_of(server):
@@ -101,10 +102,10 @@ class CloudChanges:
     def _hasFloatingIps(self) -> bool:
         return self._api.has_floating_ips()
 
-    def _needsFloatingIp(self, server: Any) -> bool:
+    def _needsFloatingIp(self, server: NodepoolOpenStackServer) -> bool:
         return self._api.has_floating_ips() and self._api.needs_floating_ip(server, self._networks())
 
-    def _createFloatingIp(self, server: Any) -> Any:
+    def _createFloatingIp(self, server: NodepoolOpenStackServer) -> Any:
         """The new floating IP, None when no port of the server can have one."""
         address = self._api.create_floating_ip(server, self._networks())
         self._noteFloatingIps(server["id"], [] if address is None else [address["id"]])

@@ -8,8 +8,9 @@ from typing import Any
 
 import voluptuous as v
 
+from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError, PathItem, ProviderUnavailable
-from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.config.value import ConfigValue
 
 DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
@@ -19,7 +20,7 @@ def _connection_port(options: dict[str, Any], connection_type: str) -> int:
     return int(options.get("connection-port", DEFAULT_PORTS.get(connection_type, 22)))
 
 
-def _name(options: Any, where: tuple[PathItem, ...]) -> str:
+def _name(options: dict[str, Any], where: tuple[PathItem, ...]) -> str:
     if not isinstance(options, dict) or not options.get("name"):
         raise ConfigError(f"required key 'name' is missing in {where[-2]}", where=where)
     return str(options["name"])
@@ -68,7 +69,7 @@ class ProviderLabel(ConfigValue):
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self.diskimage: Any = None
+        self.diskimage: DiskImage | None = None
         self.diskimage_name: str | None = None
         self.cloud_image: ProviderCloudImage | None = None
         self.min_ram = 0
@@ -108,7 +109,7 @@ class ProviderPool(ConfigPool):
         self.provider: OpenStackProviderConfig | None = None
         super().__init__()
 
-    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load(self, pool_config: dict[str, Any], *args: Any, **kwargs: object) -> None:
         """*args*: the whole configuration and the provider configuration."""
         full_config, provider = args
         super().load(pool_config)
@@ -130,7 +131,9 @@ class ProviderPool(ConfigPool):
             self.labels[label.name] = label
             full_config.labels[label.name].pools.append(self)
 
-    def _load_label(self, options: dict[str, Any], where: tuple[PathItem, ...], full_config: Any, provider: Any) -> ProviderLabel:
+    def _load_label(
+        self, options: dict[str, Any], where: tuple[PathItem, ...], full_config: Config, provider: OpenStackProviderConfig
+    ) -> ProviderLabel:
         label = ProviderLabel()
         label.name = _name(options, where)
         label.pool = self
@@ -213,7 +216,7 @@ class OpenStackProviderConfig(ProviderConfig):
                 f"cloud {cloud!r} of provider {self.name} cannot be used, see its entry in clouds.yaml: {exc}", where=("cloud",)
             ) from exc
 
-    def load(self, newconfig: Any) -> None:
+    def load(self, newconfig: Config) -> None:
         options = self.provider
         self.cloud_config = self._lookupCloud()
         self.image_type = self.cloud_config.config["image_format"]

@@ -10,6 +10,7 @@ from typing import Any
 from nodepool import metrics
 from nodepool.cloud import CallsStopped
 from nodepool.driver.openstack.api.client import floating_ip_metadata
+from nodepool.driver.openstack.config import OpenStackProviderConfig
 from nodepool.driver.openstack.servers import OpenStackResource
 from nodepool.driver.toolkit.cloud_images import is_snapshot
 
@@ -19,7 +20,9 @@ IDLE_VOLUME = ("available", "error", "error_deleting")
 class LeakCleaner:
     """Ports carry no metadata: those DOWN at two looks, more than the interval apart, are taken for leaked."""
 
-    def __init__(self, adapter: Any, provider: Any, log: logging.Logger, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, adapter: Any, provider: OpenStackProviderConfig, log: logging.Logger, clock: Callable[[], float] = time.monotonic
+    ):
         self.adapter = adapter
         self.provider = provider
         self.log = log

@@ -16,7 +16,8 @@ from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.driver.openstack.api.errors import ABSENT_SERVICE, sdk_error, suspected_lookups
 from nodepool.driver.openstack.api.networks import Networks
 from nodepool.driver.openstack.api.protocol import Api
-from nodepool.driver.openstack.servers import is_deleted, quota_from_flavor, volumes_of
+from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderLabel
+from nodepool.driver.openstack.servers import NodepoolOpenStackServer, is_deleted, quota_from_flavor, volumes_of
 from nodepool.driver.utils import QuotaInformation
 
 CACHE_TTL = 1  # seconds
@@ -45,7 +46,7 @@ class CloudLookups:
     """The reading half of the adapter. What seldom changes is remembered for good."""
 
     log: logging.Logger
-    provider: Any
+    provider: OpenStackProviderConfig
     _api: Api
     #: Seconds for which a listing of all servers may serve again.
     LISTING_TTL: float = CACHE_TTL
@@ -77,7 +78,7 @@ class CloudLookups:
         self._memo.renew((kind,), ())
         return True
 
-    def _refresh_related(self, label: Any, message: str) -> None:
+    def _refresh_related(self, label: ProviderLabel, message: str) -> None:
         """The cloud refuses a server of the label: renew what it may be about, so that the next attempt knows better.
 
         Who else needs these answers goes on with the older ones meanwhile.
@@ -146,7 +147,7 @@ class CloudLookups:
     def _networks(self) -> Networks:
         return self._remember("networks", None, self._api.list_networks)
 
-    def _expandServer(self, server: Any) -> Any:
+    def _expandServer(self, server: NodepoolOpenStackServer) -> Any:
         """Fill in the addresses, from the server's own record; costs calls only when that knows of none."""
         return self._api.expand_server(server, self._networks())
 
@@ -225,7 +226,7 @@ class CloudLookups:
     def _listAZs(self) -> list[Any]:
         return self._remember("zones", None, lambda: self._api.list_availability_zone_names() or [None])
 
-    def _quotaOfServer(self, server: Any, volumes: list[Any]) -> QuotaInformation:
+    def _quotaOfServer(self, server: NodepoolOpenStackServer, volumes: list[Any]) -> QuotaInformation:
         """What a listed server uses; an unknown flavor counts as one instance.
 
         :param volumes: all that there are.

@@ -7,6 +7,7 @@ that server is asked for when a change is due.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,7 +15,14 @@ from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.driver.openstack.api.errors import classify, is_full, is_quota, launch_error, sdk_error, tidy
 from nodepool.driver.openstack.api.networks import FLOATING, has_floating
-from nodepool.driver.openstack.servers import OpenStackInstance, fault_message, is_deleted, quota_from_flavor
+from nodepool.driver.openstack.servers import (
+    NodepoolOpenStackServer,
+    OpenStackInstance,
+    fault_message,
+    is_deleted,
+    quota_from_flavor,
+)
+from nodepool.driver.statemachine.model import Adapter
 from nodepool.driver.statemachine.watching import WatchingMachine
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
@@ -28,11 +36,11 @@ DELETE_AGAIN = 30.0
 class _ApiMachine(WatchingMachine):
     """Runs one API call at a time, or waits for one object, and wakes when there is news."""
 
-    def __init__(self, adapter: Any, log: Log) -> None:
+    def __init__(self, adapter: Adapter, log: Log) -> None:
         super().__init__(adapter, log)
         self.future: Future[Any] | None = None
 
-    def submit(self, api: Any, *args: Any, **kw: Any) -> None:
+    def submit(self, api: Callable[..., Any], *args: object, **kw: object) -> None:
         self.follow(self.adapter._submitApi(api, *args, **kw))
 
     def follow(self, future: Future[Any]) -> None:
@@ -55,7 +63,7 @@ class OpenStackDeleteStateMachine(_ApiMachine):
     SERVER_DELETING = "deleting server"
     COMPLETE = "complete"
 
-    def __init__(self, adapter: Any, external_id: object, log: Log) -> None:
+    def __init__(self, adapter: Adapter, external_id: object, log: Log) -> None:
         super().__init__(adapter, log)
         self.external_id = external_id
 
@@ -136,7 +144,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
             image_name = label.diskimage.name
             diskimage = self.provider.diskimages[image_name]
             self.config_drive = diskimage.config_drive
-            self.image: Any = {"id": image_external_id}
+            self.image: Mapping[str, Any] = {"id": image_external_id}
         else:
             image_name = label.cloud_image.name
             self.config_drive = label.cloud_image.config_drive
@@ -145,10 +153,10 @@ class OpenStackCreateStateMachine(_ApiMachine):
         self.flavor = adapter._findFlavor(label.flavor_name, label.min_ram)
         self.quota = quota_from_flavor(self.flavor, label=label)
 
-    def submit(self, api: Any, *args: Any, **kw: Any) -> None:
+    def submit(self, api: Callable[..., Any], *args: object, **kw: object) -> None:
         super().submit(self._translated, api, *args, **kw)
 
-    def _translated(self, api: Any, *args: Any, **kw: Any) -> Any:
+    def _translated(self, api: Any, *args: object, **kw: object) -> Any:
         """On the executor: the call, whatever it is for, with errors that the launcher tells apart."""
         try:
             return api(*args, **kw)
@@ -248,7 +256,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
         if "quota" in fault.lower():
             raise exceptions.QuotaException("Quota exceeded") from exc
 
-    def _inspect(self, server: Any) -> tuple[Any, bool]:
+    def _inspect(self, server: NodepoolOpenStackServer) -> tuple[Any, bool]:
         """On the executor: addresses of an active server, and whether it needs a floating IP."""
         if self.label.boot_from_volume:
             self.adapter._tagVolumes(server, self.metadata)

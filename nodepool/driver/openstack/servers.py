@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from nodepool.driver import statemachine
 from nodepool.driver.openstack.api.errors import without_values
+from nodepool.driver.openstack.config import OpenStackProviderConfig
 from nodepool.driver.utils import QuotaInformation
 
 _ATTRIBUTES = {
@@ -21,22 +23,22 @@ NOT_RUNNING = frozenset({"DELETED", "SOFT_DELETED", "ERROR", "PAUSED", "SHELVED"
 """Status of a server that does not start by itself."""
 
 
-def is_deleted(server: Any) -> bool:
+def is_deleted(server: NodepoolOpenStackServer) -> bool:
     """Also when the cloud keeps it for a while: its listings show no server in ``SOFT_DELETED`` either."""
     return str(server.get("status") or "").lower() in ("deleted", "soft_deleted")
 
 
-def volumes_of(server: Any) -> set[str]:
+def volumes_of(server: NodepoolOpenStackServer) -> set[str]:
     """Ids of those that are attached to it."""
     return {item["id"] for item in server.get("os-extended-volumes:volumes_attached") or ()}
 
 
-def does_not_run(server: Any) -> bool:
+def does_not_run(server: NodepoolOpenStackServer) -> bool:
     """Whether logins are impossible, and nothing that the server does by itself changes that."""
     return str(server.get("status") or "").upper() in NOT_RUNNING
 
 
-def fault_message(server: Any) -> str:
+def fault_message(server: NodepoolOpenStackServer) -> str:
     """Why the server has failed, as the cloud has it; may be empty."""
     fault = server.get("fault") if server is not None and hasattr(server, "get") else None
     if not fault:
@@ -60,7 +62,7 @@ class NodepoolOpenStackServer(dict[str, Any]):
             super().__setattr__(name, value)
 
 
-def quota_from_flavor(flavor: Any, label: Any = None, volumes: list[Any] | None = None) -> QuotaInformation:
+def quota_from_flavor(flavor: Mapping[str, Any], label: Any = None, volumes: list[Any] | None = None) -> QuotaInformation:
     """Use of one server: by its flavor, and the volume of *label* or the attached *volumes*."""
     extra: dict[str, float] = {}
     if label is not None and label.boot_from_volume:
@@ -84,10 +86,10 @@ def _get(item: object, *names: str) -> Any:
     return None
 
 
-def quota_from_limits(compute: Any, volume: Any = None) -> QuotaInformation:
+def quota_from_limits(compute: object, volume: object = None) -> QuotaInformation:
     """Limits of the project; -1 is unlimited, as is what the cloud does not tell."""
 
-    def bound(value: Any) -> float:
+    def bound(value: float | None) -> float:
         return math.inf if value is None or value == -1 else value
 
     extra: dict[str, float] = {}
@@ -107,7 +109,7 @@ def quota_from_limits(compute: Any, volume: Any = None) -> QuotaInformation:
 
 
 class OpenStackInstance(statemachine.Instance):
-    def __init__(self, provider: Any, server: Any, quota: QuotaInformation) -> None:
+    def __init__(self, provider: OpenStackProviderConfig, server: NodepoolOpenStackServer, quota: QuotaInformation) -> None:
         super().__init__()
         self.external_id = server["id"]
         self.metadata = server.get("metadata") or {}
@@ -130,7 +132,7 @@ class OpenStackInstance(statemachine.Instance):
 class OpenStackResource(statemachine.Resource):
     """``type``: instance, floatingip, volume or image."""
 
-    def __init__(self, metadata: dict[str, Any] | None, type: str, id: Any) -> None:
+    def __init__(self, metadata: dict[str, Any] | None, type: str, id: str) -> None:
         super().__init__(metadata, type)
         self.id = id
 

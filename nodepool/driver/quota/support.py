@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from nodepool.base.clock import SYSTEM, Clock
+from nodepool.config.model import ConfigPool
 from nodepool.driver import utils
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.reasons import Code, because
@@ -56,7 +57,7 @@ class QuotaSupport:
     _renewal_lock = threading.Lock()
     _quota_waiters: frozenset[Callable[[], Any]] = frozenset()
 
-    def __init__(self, *args: Any, **kw: Any) -> None:
+    def __init__(self, *args: object, **kw: object) -> None:
         super().__init__(*args, **kw)
         self._current_nodepool_quota = None
         #: Set: renewals do not rest any more.
@@ -64,7 +65,7 @@ class QuotaSupport:
 
     # -- to implement
 
-    def quotaNeededByLabel(self, label: str, pool: Any) -> QuotaInformation:
+    def quotaNeededByLabel(self, label: str, pool: ConfigPool) -> QuotaInformation:
         """What one node of the label (a name) needs."""
         raise NotImplementedError
 
@@ -197,7 +198,7 @@ class QuotaSupport:
         """The cloud contradicts the limits: ask for them again before the next decision."""
         self._quota_contradicted += 1
 
-    def estimatedNodepoolQuotaUsed(self, pool: Any = None) -> QuotaInformation:
+    def estimatedNodepoolQuotaUsed(self, pool: object = None) -> QuotaInformation:
         """What our nodes use (in one pool): stored resources, estimates for the rest, and promises."""
         used = QuotaInformation()
         compute = used.quota["compute"]

@@ -81,7 +81,7 @@ class Display:
         self._stream = stream
         self.live = stream.isatty() if live is None else live
         self._drawn = False
-        self._last: Any = None
+        self._last: object = None
 
     def show(self, key: Hashable, text: str, live_text: str) -> None:
         """``key`` tells one plain line from the next; ``text`` is it, ``live_text`` is for a terminal."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 from kazoo.handlers.threading import KazooTimeoutError
 
@@ -32,7 +33,7 @@ Quiet = Callable[[list[str]], None]
 class Follower:
     """States of some requests as they change."""
 
-    def __init__(self, kazoo: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kazoo: KazooClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._kazoo = kazoo
         self._clock = clock
         self._changed: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from typing import Any
+
+from kazoo.client import KazooClient
 
 from nodepool.base.offers import joined, why_not_offered
 from nodepool.zk import declines
@@ -54,7 +55,7 @@ def waits_for(zk: ZooKeeper, request: NodeRequest) -> str:
     return f"{taken}offered by {', '.join(said)}"
 
 
-def declined(kazoo: Any, request_id: str, declined_by: list[str]) -> tuple[list[str], list[str]]:
+def declined(kazoo: KazooClient, request_id: str, declined_by: list[str]) -> tuple[list[str], list[str]]:
     """What those said who declined, and one text for each of them, also for those that said nothing."""
     found = declines.read(kazoo, ((request_id, launcher_id) for launcher_id in declined_by))
     said = {launcher_id: text for (_id, launcher_id), text in found.items()}

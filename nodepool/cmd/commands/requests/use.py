@@ -18,6 +18,7 @@ import socket
 import subprocess
 import threading
 import time
+from types import FrameType
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
@@ -214,7 +215,7 @@ class _Signals:
             with contextlib.suppress(queue.Empty):
                 self._queue.get(timeout=left)
 
-    def _handler(self, number: int, frame: Any) -> None:
+    def _handler(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         self._queue.put(number)
         # The terminal sends INT to the child itself.

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from nodepool.driver.aws.config import AwsProviderConfig
 from nodepool.exceptions import ConfigurationError
 
 CONNECT_TIMEOUT = 10.0
@@ -13,7 +14,7 @@ READ_TIMEOUT = 60.0
 CONNECTIONS = 40
 
 _lock = threading.Lock()
-_loader: Any = None
+_loader: object = None
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Clients:
             client.close()
 
 
-def make(provider: Any, read_timeout: float) -> Clients:
+def make(provider: AwsProviderConfig, read_timeout: float) -> Clients:
     """Clients for the provider's region and profile; endpoints may be set by AWS's usual means.
 
     :raises ConfigurationError: the profile does not exist.

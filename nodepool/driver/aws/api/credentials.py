@@ -31,7 +31,7 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 class FileCredentials(Credentials):
     """Those of a file, read again when it has changed; a file that cannot be used leaves the last ones in force."""
 
-    def __init__(self, first: Credentials, path: str, stamp: Any, load: Callable[[], Credentials | None]) -> None:
+    def __init__(self, first: Credentials, path: str, stamp: object, load: Callable[[], Credentials | None]) -> None:
         super().__init__(first.access_key, first.secret_key, first.token, first.method, getattr(first, "account_id", None))
         self._path = path
         self._stamp = stamp
@@ -46,7 +46,7 @@ class FileCredentials(Credentials):
                 self._renew(stamp)
             return super().get_frozen_credentials()
 
-    def _renew(self, stamp: Any) -> None:
+    def _renew(self, stamp: object) -> None:
         try:
             found = self._load()
         except BotoCoreError as error:

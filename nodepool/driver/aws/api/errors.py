@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.errors import CallTimeout
 
@@ -57,7 +55,7 @@ class NotAnAnswer(Exception):
     """What came is XML, but not from EC2: it would read as an answer with nothing in it."""
 
 
-def check_answer(operation: str, answer: Any) -> None:
+def check_answer(operation: str, answer: object) -> None:
     """:raises NotAnAnswer: EC2 names the request in each answer; the page of a gateway does not."""
     metadata = answer.get("ResponseMetadata") if isinstance(answer, dict) else None
     if metadata is not None and not metadata.get("RequestId"):
@@ -66,7 +64,7 @@ def check_answer(operation: str, answer: Any) -> None:
 
 def code_of(error: BaseException) -> str:
     """AWS's error code, empty for other exceptions."""
-    response: Any = getattr(error, "response", None)
+    response: object = getattr(error, "response", None)
     if not isinstance(response, dict):
         return ""
     return str((response.get("Error") or {}).get("Code") or "")

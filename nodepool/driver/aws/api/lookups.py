@@ -29,7 +29,7 @@ class _ReadLane:
     def __init__(self, calls: CloudCalls) -> None:
         self._calls = calls
 
-    def submit(self, function: Callable[..., Any], *args: Any, **kw: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], *args: object, **kw: object) -> Future[Any]:
         return self._calls.run(lambda: function(*args, **kw), lane="read")
 
 
@@ -60,7 +60,7 @@ class AwsLookups:
         """The same of volumes."""
         return self._memo.get("volumes", None, self.list_volumes, CACHE_TTL)  # type: ignore[no-any-return]
 
-    def _paged(self, method: str, key: str, **kw: Any) -> list[dict[str, Any]]:
+    def _paged(self, method: str, key: str, **kw: object) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         token: dict[str, Any] = {}
         while True:

@@ -45,7 +45,7 @@ class EBSSnapshotUploader(ImageUploader):
     def shouldRetryException(self, exception: BaseException) -> bool:
         return classify(exception) in (ErrorKind.THROTTLED, ErrorKind.TRANSIENT) or code_of(exception) == "ValidationException"
 
-    def _ebs(self, method: str, **kw: Any) -> Any:
+    def _ebs(self, method: str, **kw: object) -> Any:
         left = self.getTimeout()
         return self.adapter.calls.call(
             method,

@@ -13,6 +13,7 @@ from cachetools import TTLCache
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind, translate
 from nodepool.driver.aws.api.errors import classify, code_of, kind_of_code
+from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.launch.alternatives import LaunchOption, SoldOut
 
@@ -51,7 +52,7 @@ class Launching:
         #: Tokens of calls of which it is not known whether they worked, by what they asked for.
         self._unclear: TTLCache[str, str] = TTLCache(1024, UNCLEAR, time.monotonic)
 
-    def _create(self, method: str, **args: Any) -> Any:
+    def _create(self, method: str, **args: object) -> Any:
         """A call that makes something, and makes it once however often it is repeated.
 
         Its token is kept when it ends without a clear answer: the next attempt for the same node asks with the same one
@@ -68,7 +69,7 @@ class Launching:
                     self._unclear[wanted] = token
             raise
 
-    def allocate_host(self, label: Any, tags: dict[str, str]) -> str:
+    def allocate_host(self, label: AwsLabel, tags: dict[str, str]) -> str:
         """The id of a new dedicated host.
 
         :raises QuotaException, CapacityException: as AWS says.
@@ -81,7 +82,7 @@ class Launching:
         return str(answer["HostIds"][0])
 
     def launch(
-        self, label: Any, image_external_id: str | None, tags: dict[str, str], host_id: str | None
+        self, label: AwsLabel, image_external_id: str | None, tags: dict[str, str], host_id: str | None
     ) -> tuple[dict[str, Any], LaunchOption]:  # fmt: skip
         """Start an instance; returns what AWS said about it and the way that worked.
 
@@ -132,14 +133,14 @@ class Launching:
         return str(image.image_id or self.adapter.cloud.filtered_image(image.image_filters))
 
     def _run(
-        self, label: Any, rung: LaunchOption, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+        self, label: AwsLabel, rung: LaunchOption, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
     ) -> dict[str, Any]:  # fmt: skip
         args = parameters.run_instances(label, rung, image_id, image, tags, host_id)
         self.log.debug("Creating instance %s as %s", tags.get("Name"), rung.describe())
         answer = self._create("run_instances", **args)
         return answer["Instances"][0]  # type: ignore[no-any-return]
 
-    def _fleet(self, label: Any, image_id: str, tags: dict[str, str]) -> dict[str, Any]:
+    def _fleet(self, label: AwsLabel, image_id: str, tags: dict[str, str]) -> dict[str, Any]:
         template = self.adapter.templates.name(label)
         try:
             try:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from nodepool import exceptions
+from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.objects import AwsInstance, state_of
 from nodepool.driver.statemachine.model import Adapter
@@ -38,7 +39,7 @@ class _AwsMachine(WatchingMachine):
         future, self.waiting_future = self.waiting_future, None
         return future.result()
 
-    def _look_at(self, watched: Any, key: str, kind: Any, **options: float) -> None:
+    def _look_at(self, watched: Any, key: str, kind: object, **options: float) -> None:
         self.waiting_future = None
         self.look_at(watched.watch(key, self._wake, kind, **options))
 
@@ -127,7 +128,7 @@ class AwsDeleteStateMachine(_AwsMachine):
             self._clear()
         return True
 
-    def _gone(self, watched: Any, key: str, kind: str, ends: tuple[str, ...]) -> bool:
+    def _gone(self, watched: object, key: str, kind: str, ends: tuple[str, ...]) -> bool:
         """True when AWS itself says, after it took the deletion, that the thing is gone."""
         if self._watch is None:
             if not self.waiting_future.done():
@@ -170,7 +171,7 @@ class AwsCreateStateMachine(_AwsMachine):
     COMPLETE = "complete"
 
     def __init__(
-        self, adapter: Adapter, hostname: str, label: Any, image_external_id: str | None, metadata: dict[str, Any],
+        self, adapter: Adapter, hostname: str, label: AwsLabel, image_external_id: str | None, metadata: dict[str, Any],
         request: NodeRequest, log: Log,
     ) -> None:  # fmt: skip
         super().__init__(adapter, log)
@@ -178,7 +179,7 @@ class AwsCreateStateMachine(_AwsMachine):
         self.label = label
         self.image_external_id = image_external_id
         self.tags = parameters.node_tags(hostname, label, metadata, request, log)
-        self.rung: Any = None
+        self.rung: object = None
         self.host: dict[str, Any] | None = None
         self.instance: dict[str, Any] | None = None
         self._quota: QuotaInformation | None = None

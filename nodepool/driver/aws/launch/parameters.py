@@ -8,6 +8,7 @@ import hashlib
 import json
 from typing import Any
 
+from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch.alternatives import LaunchOption
 from nodepool.driver.aws.objects import tag_dict_to_list
 from nodepool.logconfig import Log
@@ -16,7 +17,7 @@ from nodepool.zk.records import NodeRequest
 LAUNCH_TEMPLATE_PREFIX = "nodepool-launch-template"
 
 
-def node_tags(hostname: str, label: Any, metadata: dict[str, Any], request: NodeRequest, log: Log) -> dict[str, str]:
+def node_tags(hostname: str, label: AwsLabel, metadata: dict[str, Any], request: NodeRequest, log: Log) -> dict[str, str]:
     """Tags of instance, volume and host: the nodepool keys cannot be hidden, the name is always the host's."""
     tags: dict[str, str] = dict(label.tags)
     if label.dynamic_tags and request is not None:
@@ -35,7 +36,7 @@ def _tag_specifications(tags: dict[str, str], *types: str) -> list[dict[str, Any
     return [{"ResourceType": one, "Tags": tag_dict_to_list(tags)} for one in types]
 
 
-def _volume(label: Any) -> dict[str, Any]:
+def _volume(label: AwsLabel) -> dict[str, Any]:
     """What the label says about the root volume."""
     options = {
         "VolumeSize": label.volume_size,
@@ -48,7 +49,7 @@ def _volume(label: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value}
 
 
-def root_device(image: dict[str, Any], label: Any) -> dict[str, Any] | None:
+def root_device(image: dict[str, Any], label: AwsLabel) -> dict[str, Any] | None:
     """The root volume: the AMI's first mapping with the label's settings laid over it."""
     mappings = image.get("BlockDeviceMappings") or []
     if not mappings or "Ebs" not in mappings[0]:
@@ -61,13 +62,13 @@ def root_device(image: dict[str, Any], label: Any) -> dict[str, Any] | None:
     return mapping  # type: ignore[no-any-return]
 
 
-def _metadata_options(label: Any) -> dict[str, str] | None:
+def _metadata_options(label: AwsLabel) -> dict[str, str] | None:
     if label.imdsv2 not in ("required", "optional"):
         return None
     return {"HttpTokens": label.imdsv2, "HttpEndpoint": "enabled"}
 
 
-def _profile(label: Any) -> dict[str, str] | None:
+def _profile(label: AwsLabel) -> dict[str, str] | None:
     profile = label.iam_instance_profile
     if not profile:
         return None
@@ -85,7 +86,7 @@ def _reservation(pairs: tuple[tuple[str, str], ...] | None) -> dict[str, Any] | 
     return None
 
 
-def _interface(label: Any, subnet_id: str | None) -> dict[str, Any]:
+def _interface(label: AwsLabel, subnet_id: str | None) -> dict[str, Any]:
     pool = label.pool
     interface: dict[str, Any] = {"AssociatePublicIpAddress": pool.public_ipv4, "DeviceIndex": 0}
     if label.security_group_ids:
@@ -98,7 +99,7 @@ def _interface(label: Any, subnet_id: str | None) -> dict[str, Any]:
 
 
 def run_instances(
-    label: Any, rung: LaunchOption, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
+    label: AwsLabel, rung: LaunchOption, image_id: str, image: dict[str, Any], tags: dict[str, str], host_id: str | None
 ) -> dict[str, Any]:
     args: dict[str, Any] = {
         "ImageId": image_id,
@@ -135,7 +136,7 @@ def run_instances(
     return args
 
 
-def allocate_host(label: Any, tags: dict[str, str]) -> dict[str, Any]:
+def allocate_host(label: AwsLabel, tags: dict[str, str]) -> dict[str, Any]:
     return {
         "AutoPlacement": "off",
         "AvailabilityZone": label.pool.az,
@@ -147,7 +148,7 @@ def allocate_host(label: Any, tags: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def template_data(label: Any) -> dict[str, Any]:
+def template_data(label: AwsLabel) -> dict[str, Any]:
     """Contents of the launch template of a fleet label."""
     data: dict[str, Any] = {"KeyName": label.key_name}
     if label.ebs_optimized:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nodepool.cloud import CallsStopped, CallTimeout
 from nodepool.driver.aws.api.errors import code_of
+from nodepool.driver.aws.config import AwsProviderConfig
 from nodepool.driver.aws.launch import parameters
 from nodepool.driver.aws.objects import tag_dict_to_list, tag_list_to_dict
 
@@ -30,7 +31,7 @@ _groups: dict[tuple[str, str | None, str | None], _Group] = {}
 _groups_lock = threading.Lock()
 
 
-def _group(provider: Any) -> _Group:
+def _group(provider: AwsProviderConfig) -> _Group:
     with _groups_lock:
         return _groups.setdefault((provider.name, provider.region_name, provider.profile_name), _Group())
 

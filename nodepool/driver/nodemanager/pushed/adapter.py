@@ -22,7 +22,7 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
 from nodepool.driver.backing.wiring import wire
 from nodepool.driver.nodemanager.adapter import NodeManagerAdapter
-from nodepool.driver.nodemanager.config import NodeManagerHost
+from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerLabel
 from nodepool.driver.nodemanager.pushed.machines import BackedCreateMachine, BackedDeleteMachine
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
 from nodepool.driver.nodemanager.pushed.ssh_link import Link, LinkBusy, LinkError, Target
@@ -320,5 +320,5 @@ class BackedAdapter(NodeManagerAdapter):
     def getAZs(self) -> list[str | None]:
         return [None]
 
-    def labelReady(self, label: Any) -> bool:
+    def labelReady(self, label: NodeManagerLabel) -> bool:
         return True

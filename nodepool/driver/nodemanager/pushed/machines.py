@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from nodepool import exceptions
 from nodepool.driver.backing.records import BackingNodeRecord
+from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.hosts import ManagedHost
 from nodepool.driver.nodemanager.machines import INTERNAL, CreateMachine, DeleteMachine, Hosting, NodeManagerInstance, needed_by
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
@@ -38,7 +39,14 @@ class BackedCreateMachine(CreateMachine):
     _adapter: BackedHosting
 
     def __init__(
-        self, adapter: BackedHosting, name: str, label: Any, image: str, metadata: dict[str, str], request: NodeRequest, log: Log
+        self,
+        adapter: BackedHosting,
+        name: str,
+        label: NodeManagerLabel,
+        image: str,
+        metadata: dict[str, str],
+        request: NodeRequest,
+        log: Log,
     ) -> None:
         super().__init__(adapter, name, label, image, metadata, None, log)
         self.label = label

@@ -6,7 +6,7 @@ The names are those of the SDK's cloud layer; most methods are one call (and its
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -35,7 +35,8 @@ class CloudApi(ImageApi):
     # -- servers
 
     def create_server(
-        self, name: str, image: Any, flavor: Any, config_drive: bool | None = None, wait: bool = False,
+        self, name: str, image: Mapping[str, Any], flavor: Mapping[str, Any], config_drive: bool | None = None,
+        wait: bool = False,
         boot_from_volume: bool = False, volume_size: int = 50, terminate_volume: bool = True, volume_type: str | None = None,
         key_name: str | None = None, availability_zone: str | None = None, security_groups: list[str] | None = None,
         userdata: str | None = None, nics: list[dict[str, str]] | None = None, meta: dict[str, Any] | None = None,
@@ -92,7 +93,7 @@ class CloudApi(ImageApi):
         """All of the project; no filters, no objects of the SDK: it is much cheaper."""
         return [NodepoolOpenStackServer(item) for item in self.pages("list_servers", "compute", "/servers/detail", "servers", {})]
 
-    def expand_server(self, server: Any, networks: Networks) -> Any:
+    def expand_server(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
         server = NodepoolOpenStackServer(server)
         if server.get("addresses"):
             return fill_in(server, networks)
@@ -178,7 +179,7 @@ class CloudApi(ImageApi):
 
     # -- images
 
-    def list_images(self, **filters: Any) -> list[Record]:
+    def list_images(self, **filters: object) -> list[Record]:
         images = self.many("list_images", "image", "/images", "images", filters)
         for image in images:
             # Properties are among the other keys here; the rest of us has them by themselves.
@@ -234,19 +235,19 @@ class CloudApi(ImageApi):
     def has_floating_ips(self) -> bool:
         return bool(self.client._has_floating_ips()) and self.has("network")
 
-    def needs_floating_ip(self, server: Any, networks: Networks) -> bool:
+    def needs_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> bool:
         """A server with fixed addresses only, on a cloud that has floating ones."""
         if not self.has_floating_ips() or has_floating(server) or server.get("public_v4") or networks.rules.private:
             return False
         return bool(networks.floating and (server.get("private_v4") or addresses(server, kind=FIXED)))
 
-    def create_floating_ip(self, server: Any, networks: Networks) -> Record | None:
+    def create_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> Record | None:
         port, source = self._port_for_floating_ip(server, networks), networks.floating
         if port is None or source is None:
             return None
         return self._create_floating_ip_at(source["id"], *port, server.get("metadata") or {})
 
-    def _port_for_floating_ip(self, server: Any, networks: Networks) -> tuple[str, str] | None:
+    def _port_for_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> tuple[str, str] | None:
         """Port and its address that the floating IP is for."""
         ports = self.ports_of(server["id"])
         if networks.rules.nat_destination:
@@ -294,7 +295,7 @@ class CloudApi(ImageApi):
                 return None
             raise
 
-    def list_floating_ips(self, **filters: Any) -> list[Record]:
+    def list_floating_ips(self, **filters: object) -> list[Record]:
         return self.many("list_floating_ips", "network", "/floatingips", "floatingips", {"project_id": self.project(), **filters})
 
     def delete_floating_ip(self, floating_ip_id: str) -> bool:

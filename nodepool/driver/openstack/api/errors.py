@@ -161,7 +161,7 @@ def is_overload(error: BaseException) -> bool:
 
 def retry_after(error: BaseException) -> float | None:
     """Seconds to wait before the next try as the cloud has it; None when it does not say."""
-    headers: Any = getattr(getattr(error, "response", None), "headers", None)
+    headers: object = getattr(getattr(error, "response", None), "headers", None)
     if not isinstance(headers, Mapping):
         return None
     text = headers.get("Retry-After")

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kazoo.client import KazooClient
+
 FLOATING = "floating"
 FIXED = "fixed"
 
@@ -30,7 +32,7 @@ class Rules:
     ipv6: bool = False
 
     @classmethod
-    def of(cls, client: Any) -> Rules:
+    def of(cls, client: KazooClient) -> Rules:
         """From the SDK's connection."""
         config = client.config
         return cls(

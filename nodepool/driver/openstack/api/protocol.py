@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from nodepool.driver.openstack.api.networks import Networks
+from nodepool.driver.openstack.servers import NodepoolOpenStackServer
 
 
 class Api(Protocol):
@@ -23,7 +24,8 @@ class Api(Protocol):
     # -- servers
 
     def create_server(
-        self, name: str, image: Any, flavor: Any, config_drive: bool | None = None, wait: bool = False,
+        self, name: str, image: Mapping[str, Any], flavor: Mapping[str, Any], config_drive: bool | None = None,
+        wait: bool = False,
         boot_from_volume: bool = False, volume_size: int = 50, terminate_volume: bool = True, volume_type: str | None = None,
         key_name: str | None = None, availability_zone: str | None = None, security_groups: list[str] | None = None,
         userdata: str | None = None, nics: list[dict[str, str]] | None = None, meta: dict[str, Any] | None = None,
@@ -41,7 +43,7 @@ class Api(Protocol):
     def find_servers(self, name: str) -> list[Any]: ...
     def delete_server(self, server_id: str) -> bool: ...
 
-    def expand_server(self, server: Any, networks: Networks) -> Any:
+    def expand_server(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
         """The server with its addresses filled in."""
 
     def get_server_console(self, server_id: str) -> str | None: ...
@@ -66,7 +68,7 @@ class Api(Protocol):
 
     # -- images
 
-    def list_images(self, **filters: Any) -> list[Any]:
+    def list_images(self, **filters: object) -> list[Any]:
         """The properties that we give them are also in a mapping ``properties`` of their own."""
 
     def get_image(self, name_or_id: str, filters: dict[str, Any] | None = None) -> Any: ...
@@ -95,9 +97,9 @@ class Api(Protocol):
     # -- floating IPs
 
     def has_floating_ips(self) -> bool: ...
-    def needs_floating_ip(self, server: Any, networks: Networks) -> bool: ...
+    def needs_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> bool: ...
 
-    def create_floating_ip(self, server: Any, networks: Networks) -> Any:
+    def create_floating_ip(self, server: NodepoolOpenStackServer, networks: Networks) -> Any:
         """The new floating IP with the marks of the server, None when no port of the server can have one."""
 
     def get_floating_ip_by_id(self, floating_ip_id: str) -> Any: ...

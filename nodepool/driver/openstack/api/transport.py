@@ -10,8 +10,11 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlparse
 
+from kazoo.client import KazooClient
+
 from nodepool.cloud import CloudCalls
 from nodepool.driver.openstack.api.errors import BadAnswer, CredentialsRefused, TokenRefused, sdk_error, status_of, tidy
+from nodepool.driver.openstack.config import OpenStackProviderConfig
 
 API_TIMEOUT = 60.0
 """Seconds without a byte from the cloud after which a call has failed, unless clouds.yaml has ``api_timeout``."""
@@ -41,7 +44,7 @@ class Record(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def prepare(client: Any) -> Any:
+def prepare(client: KazooClient) -> Any:
     """Bound the calls of an SDK connection in time and let it have a connection per thread."""
     from keystoneauth1 import session as keystone
 
@@ -56,7 +59,7 @@ def prepare(client: Any) -> Any:
 class Transport:
     """Requests of one provider. Errors are those of the SDK, :class:`BadAnswer` and :class:`CredentialsRefused`."""
 
-    def __init__(self, client: Any, calls: CloudCalls, provider: Any, log: logging.Logger) -> None:
+    def __init__(self, client: KazooClient, calls: CloudCalls, provider: OpenStackProviderConfig, log: logging.Logger) -> None:
         self.client = client
         self.calls = calls
         self.provider = provider
@@ -154,7 +157,7 @@ class Transport:
 
     def request(
         self, operation: str, service: str, method: str, path: str, *, lane: str | None = None, deadline: float | None = None,
-        wanted: str | None = None, idempotent: bool | None = None, missing_ok: bool = False, **kw: Any,
+        wanted: str | None = None, idempotent: bool | None = None, missing_ok: bool = False, **kw: object,
     ) -> Any:  # fmt: skip
         """JSON of the answer, None when it has no body.
 
@@ -181,7 +184,7 @@ class Transport:
         return Record(self.request(operation, service, "GET", path, wanted=wanted, **kw)[wanted])
 
     def many(
-        self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None, **kw: Any
+        self, operation: str, service: str, path: str, key: str, params: dict[str, Any] | None = None, **kw: object
     ) -> list[Record]:
         """All objects."""
         return [Record(item) for item in self.pages(operation, service, path, key, dict(params or {}), **kw)]
