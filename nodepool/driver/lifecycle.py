@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from nodepool.base.problems import LabelProblems, Problem, TellsTroubles, one_line
+from nodepool.base.problems import Problem, TellsTroubles, one_line
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver import Drivers, purpose
 from nodepool.driver.provider import Provider
@@ -28,23 +28,20 @@ def provider_problems(config: Config) -> list[Problem]:
     """What the clouds of the running providers refuse at present, and which labels do not work; for drivers that tell."""
     found: list[Problem] = []
     for name, manager in sorted(config.provider_managers.items()):
-        told_by = manager if isinstance(manager, TellsTroubles) else getattr(getattr(manager, "adapter", None), "calls", None)
-        troubles = getattr(told_by, "troubles", None)
-        if callable(troubles):
+        told_by = manager if isinstance(manager, TellsTroubles) else manager.cloud_calls
+        if told_by is not None:
             try:
-                found += [Problem(line, name) for line in troubles()]
+                found += [Problem(line, name) for line in told_by.troubles()]
             except Exception as error:  # a driver may raise anything
                 found.append(Problem(one_line(f"its driver cannot tell its troubles: {error!r}"), name))
-        labels = getattr(manager, "label_problems", None)
-        if isinstance(labels, LabelProblems):
-            found += labels.listed()
+        if manager.label_problems is not None:
+            found += manager.label_problems.listed()
     return found
 
 
 def is_silent(manager: Provider, since: float) -> bool:
     """Whether calls to the provider's cloud wait for answers and none has come ``since`` then (monotonic seconds)."""
-    silent = getattr(getattr(getattr(manager, "adapter", None), "calls", None), "silent", None)
-    return callable(silent) and bool(silent(since))
+    return manager.cloud_calls is not None and manager.cloud_calls.silent(since)
 
 
 class ProviderManager:

@@ -6,6 +6,8 @@ import abc
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from nodepool.base.problems import LabelProblems
+from nodepool.cloud.calls import CloudCalls
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.request.host import RequestHost
 
@@ -62,6 +64,10 @@ class Provider(ProviderNotifications):
     PAUSE_AT_QUOTA = True
 
     provider: Any
+    #: Of drivers that call their cloud by :class:`~nodepool.cloud.calls.CloudCalls`.
+    cloud_calls: CloudCalls | None = None
+    #: Of drivers that note which labels do not work.
+    label_problems: LabelProblems | None = None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -134,3 +140,7 @@ class Provider(ProviderNotifications):
     def discardImage(self, name: str, id: str) -> None:
         """Delete an image whose upload has not come to an end: nothing that the upload itself gave it may hold it."""
         self.deleteImage(name, id)
+
+    def removeUnfinishedUpload(self, name: str, since: float) -> None:
+        """Remove what an upload begun at *since* (Unix seconds) has left, other than images; few clouds have such parts."""
+        return

@@ -53,7 +53,8 @@ class StatsReporter:
         keys = [metrics.LAUNCHES(subkey), metrics.PROVIDER_LAUNCHES(provider, subkey)]
         if self.node.az:
             keys.append(metrics.ZONE_LAUNCHES(provider, self.node.az, subkey))
-        requestor = getattr(getattr(self.handler, "request", None), "requestor", None)
+        request = getattr(self.handler, "request", None)
+        requestor = request.requestor if request is not None else None
         if requestor:
             keys.append(metrics.REQUESTOR_LAUNCHES(normalize_statsd_name(requestor), subkey))
         pipeline = self._statsd.pipeline()

@@ -220,7 +220,7 @@ class UploadJob:
     def _delete_image(self, manager: Provider, name: str, external_id: str) -> bool:
         """True when the cloud has it no more."""
         try:
-            upload_journal.discard(manager, name, external_id)
+            manager.discardImage(name, external_id)
         except Exception:  # a driver may raise anything
             self.log.exception("Failed to delete image %s (%s) of %s again:", name, external_id, self.provider)
             return False

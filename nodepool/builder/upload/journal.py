@@ -115,11 +115,6 @@ def _remove_unfinished(path: str) -> None:
             os.unlink(path)
 
 
-def discard(manager: Provider, name: str, external_id: str) -> None:
-    """Delete an image of an upload that has not come to an end; providers of other people may know no such difference."""
-    getattr(manager, "discardImage", manager.deleteImage)(name, external_id)
-
-
 def is_of(item: object, key: UploadKey) -> bool:
     """Whether an image in the cloud was made by this upload."""
     if is_snapshot(item):
@@ -198,7 +193,7 @@ class CloudLeftoverSweeper:
                     note.provider,
                 )
                 try:
-                    discard(manager, name, external_id)
+                    manager.discardImage(name, external_id)
                 except Exception:  # a driver may raise anything
                     log.exception("Unable to delete image %s (%s) of %s, it is tried again:", name, external_id, note.provider)
                     return
@@ -206,15 +201,11 @@ class CloudLeftoverSweeper:
 
     def _remove_parts(self, manager: Provider, note: UploadEntry) -> bool:
         """False: to be tried again."""
-        # Few clouds keep parts of an upload that has no image yet.
-        remove = getattr(getattr(manager, "adapter", manager), "removeUnfinishedUpload", None)
-        if remove is None:
-            return True
         # Names have a resolution of a second: another provider may get the same image under the same one now.
         if any(note.key[:2] == running[:2] for running in self._state.upload_claims.running()):
             return False
         try:
-            remove(note.name, note.time)
+            manager.removeUnfinishedUpload(note.name, note.time)
         except Exception as error:  # a driver may raise anything
             log.warning(
                 "Cannot remove the parts that upload %s of %s left in %s: %r; it is tried again",

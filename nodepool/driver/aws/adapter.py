@@ -82,7 +82,7 @@ class AwsAdapter(statemachine.Adapter):
         self.rate_limiter = AdaptiveRate(f"{name}-write", rate)
         self.non_mutating_rate_limiter = AdaptiveRate(f"{name}-read", READ_FACTOR * rate)
         self.quota_service_rate_limiter = AdaptiveRate(f"{name}-quota", rate)
-        self.calls = CloudCalls(
+        self.calls: CloudCalls = CloudCalls(
             provider_config.name,
             classify,
             {

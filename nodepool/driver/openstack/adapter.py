@@ -80,7 +80,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
         compute = AdaptiveRate(f"{name}-compute", rate)
         rates = dict.fromkeys(("read", "write", "delete"), compute)
         rates.update((lane, AdaptiveRate(f"{name}-{lane}", rate)) for lane in ("network", "volume", "image", "identity"))
-        self.calls = CloudCalls(
+        self.calls: CloudCalls = CloudCalls(
             provider_config.name,
             errors.classify,
             rates,

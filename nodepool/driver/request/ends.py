@@ -15,7 +15,6 @@ from kazoo.exceptions import (
     SessionExpiredError,
 )
 
-from nodepool.base.problems import LabelProblems
 from nodepool.driver.quota.support import LimitsPending
 from nodepool.driver.request.base import HandlerBase
 from nodepool.driver.request.state import Event, How, Outcome, State
@@ -240,8 +239,8 @@ class RequestEnds(HandlerBase):
 
     def _label_problems(self) -> list[Reason]:
         """What is known to be wrong with the labels of the request here."""
-        problems = getattr(self.manager, "label_problems", None)
-        known = problems.of(self.request.node_types) if isinstance(problems, LabelProblems) else []
+        problems = self.manager.label_problems if self.manager is not None else None
+        known = problems.of(self.request.node_types) if problems is not None else []
         return [because(Declined.LABEL_PROBLEM, problem=problem) for problem in known]
 
     def decline_for(self, reasons: list[Reason]) -> None:

@@ -160,6 +160,10 @@ class Adapter:
         """Whether the cloud image of the label exists."""
         return True
 
+    def whyNotReady(self, label: Any) -> str | None:
+        """Why the label is not ready, for operators; None: its image is not in the cloud. Not in 11.0.0."""
+        return None
+
     def uploadImage(
         self,
         provider_image: Any,
@@ -176,6 +180,13 @@ class Adapter:
     def deleteImage(self, external_id: Any) -> None:
         """Delete an uploaded image."""
         raise NotImplementedError
+
+    def discardImage(self, external_id: Any) -> None:
+        """Delete an image whose upload has not come to an end. Not in 11.0.0."""
+        self.deleteImage(external_id)
+
+    def removeUnfinishedUpload(self, image_name: str, since: float) -> None:
+        """Remove what an upload begun at *since* (Unix seconds) has left, other than images. Not in 11.0.0."""
 
     def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
         """The console output of the instance, if it can be had."""

@@ -12,6 +12,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff, KeyedBackoff
 from nodepool.base.problems import LabelProblems
+from nodepool.cloud.calls import CloudCalls
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.amounts import QuotaInformation
@@ -43,6 +44,9 @@ class StateMachineProvider(Provider, QuotaSupport):
         super().__init__()
         self.provider = provider
         self.adapter = adapter
+        # Adapters of others may use the name for anything.
+        calls = getattr(adapter, "calls", None)
+        self.cloud_calls = calls if isinstance(calls, CloudCalls) else None
         self.log = logging.getLogger(f"nodepool.StateMachineProvider.{provider.name}")
         self._zk: Any = None
         self.launchers: list[StateMachineNodeLauncher] = []
@@ -50,7 +54,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.running = False
         self.error_labels: set[str] = set()
         self._error_since: dict[str, float] = {}
-        self.label_problems = LabelProblems(provider.name)
+        self.label_problems: LabelProblems = LabelProblems(provider.name)
         self.refusals = KeyedBackoff(REFUSED)
         #: By pool and label: each pool may have another flavor for it.
         self.label_quota_cache: dict[tuple[str, str], QuotaInformation] = {}
@@ -155,7 +159,7 @@ class StateMachineProvider(Provider, QuotaSupport):
             self.label_problems.clear(label.name, "image")
             return True
         if getattr(label, "cloud_image", None):
-            reason = getattr(self.adapter, "whyNotReady", lambda _label: None)(label)
+            reason = self.adapter.whyNotReady(label)
             self.label_problems.note(
                 label.name,
                 "image",
@@ -268,8 +272,7 @@ class StateMachineProvider(Provider, QuotaSupport):
         self.adapter.deleteImage(external_id=id)
 
     def discardImage(self, name: str, id: Any) -> None:
-        discard = getattr(self.adapter, "discardImage", None)
-        if discard is None:
-            self.deleteImage(name, id)
-        else:
-            discard(external_id=id)
+        self.adapter.discardImage(external_id=id)
+
+    def removeUnfinishedUpload(self, name: str, since: float) -> None:
+        self.adapter.removeUnfinishedUpload(name, since)

@@ -55,7 +55,11 @@ def test_a_snapshot_of_a_node_is_no_leaked_image(over: Over, marks: dict[str, st
 def test_a_snapshot_of_a_node_is_nothing_that_an_upload_has_left(marks: dict[str, str], tmp_path: pathlib.Path) -> None:
     deleted: list[str] = []
     images = [image("left"), image("snapshot", **marks), SimpleNamespace(id="object", properties={**MARKS, **marks})]
-    manager = SimpleNamespace(listImages=lambda: images, deleteImage=lambda _name, external_id: deleted.append(external_id))
+    manager = SimpleNamespace(
+        listImages=lambda: images,
+        discardImage=lambda _name, external_id: deleted.append(external_id),
+        removeUnfinishedUpload=lambda _name, _since: None,
+    )
     builder: Any = SimpleNamespace(
         session_usable=SimpleNamespace(is_set=lambda: True),
         upload_claims=SimpleNamespace(running=set),

@@ -64,7 +64,7 @@ class Pool:
         return SimpleNamespace(name="main", labels={"small": None}, max_servers=9, node_attributes=None)
 
     def getProviderManager(self) -> Any:
-        return SimpleNamespace(errorLabels=lambda: (), PAUSE_AT_QUOTA=True)
+        return SimpleNamespace(errorLabels=lambda: (), PAUSE_AT_QUOTA=True, label_problems=None)
 
     def post(self, _handler: Any, function: Callable[..., Any], *args: Any) -> None:
         self.tasks.append((function, args))
