@@ -145,7 +145,7 @@ class NmDaemon:
                 "-o",
                 "BatchMode=yes",
                 "-o",
-                f"ConnectTimeout={limit(10):g}",
+                f"ConnectTimeout={limit(10):.0f}",
                 "-o",
                 f"UserKnownHostsFile={known}",
                 "-o",

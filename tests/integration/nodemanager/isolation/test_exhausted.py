@@ -191,7 +191,7 @@ def test_no_descriptors_for_the_helper(nm: NmDaemon) -> None:
     job = Job(nm, "busy")
     helper = processes(nm)[1]
     before = descriptors(nm)
-    limit = Limit(nm, resource.RLIMIT_NOFILE, next_descriptor)
+    shortage = Limit(nm, resource.RLIMIT_NOFILE, next_descriptor)
     for left, reason in enumerate(
         (
             "no descriptors left for the helper",
@@ -202,7 +202,7 @@ def test_no_descriptors_for_the_helper(nm: NmDaemon) -> None:
         )
     ):
         nm.put("gone", network="nat")
-        with limit.only(left, slice(1, None)):
+        with shortage.only(left, slice(1, None)):
             nm.put("new", wait=False)
             assert reason in failed(nm, "new")
             nm.delete("gone")
@@ -221,9 +221,9 @@ def test_no_descriptors_for_the_daemon(nm: NmDaemon) -> None:
         nm.put(name, network="nat")
     job = Job(nm, "busy")
     before = descriptors(nm)
-    limit = Limit(nm, resource.RLIMIT_NOFILE, next_descriptor)
+    shortage = Limit(nm, resource.RLIMIT_NOFILE, next_descriptor)
     for left in (0, 1, 2, 4):
-        with limit.only(left, slice(0, 1)):
+        with shortage.only(left, slice(0, 1)):
             for method, name in (("DeleteSliver", "gone"), ("Start", "busy")):
                 with contextlib.suppress(RpcError, RpcFault):
                     nm.client.call(method, name, timeout=1)
@@ -245,10 +245,10 @@ def test_no_memory(nm: NmDaemon) -> None:
     job = Job(nm, "busy")
     pids = processes(nm)[:2]
     before = descriptors(nm)
-    limit = Limit(nm, resource.RLIMIT_AS, size)
+    shortage = Limit(nm, resource.RLIMIT_AS, size)
     for left in (0, 1 << 16, 1 << 20):
         nm.put("gone", network="nat")
-        with limit.only(left):
+        with shortage.only(left):
             nm.put("new", wait=False)
             found = nm.client.call("WaitSliver", "new", "ready", limit(30), timeout=limit(40))
             assert found["state"] == "ready" or "emory" in found["error"], found
