@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nodepool.base.hosts import split_hosts
@@ -57,7 +57,7 @@ def warn_about_chroots(host_list: Sequence[ZooKeeperConnectionConfig]) -> None:
         )
 
 
-def connections(servers: Any) -> list[ZooKeeperConnectionConfig]:
+def connections(servers: Iterable[Any]) -> list[ZooKeeperConnectionConfig]:
     """From the option's list of dicts.
 
     :raises ConfigError: something is missing in it, or chroots differ.

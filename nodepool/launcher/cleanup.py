@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.protocol.states import WatchedEvent
 
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.nodes.ready_check import ReadyCheck
@@ -74,7 +75,7 @@ class LostRequests:
                 self._changed.add(request_id)
             self._look_again()
 
-    def _lock_changed(self, event: Any) -> None:
+    def _lock_changed(self, event: WatchedEvent) -> None:
         if event.path is None:  # the session has ended: all are looked at when there is another
             return
         with self._lock:

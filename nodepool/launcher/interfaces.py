@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.reasons import Code, Reason
 
@@ -30,9 +31,9 @@ class Pool(Protocol):
 
     def offer(self, request_id: str, check_only: bool, gives_way: bool = False) -> None: ...
 
-    def ask(self, waiting: Any) -> None: ...
+    def ask(self, waiting: NodeRequestHandler) -> None: ...
 
-    def post(self, handler: Any, function: Callable[..., Any], *args: Any) -> None: ...
+    def post(self, handler: NodeRequestHandler, function: Callable[..., Any], *args: object) -> None: ...
 
     def active_launches(self) -> int: ...
 

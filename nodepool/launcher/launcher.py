@@ -15,6 +15,7 @@ from nodepool.base import hostnames
 from nodepool.base.problems import Problem, as_record_list, image_problems, one_line
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
+from nodepool.config.model import Config
 from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, provider_problems
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
@@ -258,7 +259,7 @@ class NodePool(threading.Thread):
             self.node_reconciler.look_at_all()
 
     @staticmethod
-    def _keep_unusable(old: Any, config: Any) -> None:
+    def _keep_unusable(old: Any, config: Config) -> None:
         """A running provider whose new entry cannot be used (driver or library missing) goes on as it was."""
         for name in config.provider_errors:
             provider = old.providers.get(name)
@@ -296,7 +297,7 @@ class NodePool(threading.Thread):
 
     # -- start
 
-    def _connect(self, config: Any) -> None:
+    def _connect(self, config: Config) -> None:
         client = ZooKeeperClient.from_config(config, self.session_file)
         client.on_thread_end = functools.partial(self.watchdog.report, "of the connection to ZooKeeper")
         zk = ZooKeeper(client)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nodepool.metrics.series import Definition, Series
@@ -39,7 +39,7 @@ class NodepoolCollector:
         yield dropped
 
     @staticmethod
-    def _families(factory: Any, suffix: str, values: Mapping[str, Any]) -> Iterator[Metric]:
+    def _families(factory: Callable[..., Any], suffix: str, values: Mapping[str, Any]) -> Iterator[Metric]:
         families: dict[str, Any] = {}
         seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
         for stat, value in sorted(values.items()):

@@ -209,7 +209,7 @@ def load(path: str | None) -> NodeManagerConfig:
     return parse({} if content is None else content, path)
 
 
-def parse(content: Any, path: str) -> NodeManagerConfig:
+def parse(content: object, path: str) -> NodeManagerConfig:
     """Check and complete.
 
     :raises ConfigurationError: an option is wrong.

@@ -11,6 +11,7 @@ from typing import Any
 from nodepool.nodemanager.api.methods import NodeError
 from nodepool.nodemanager.backends.base import BackendError, Problem, Services
 from nodepool.nodemanager.config import MEMORY_RESERVE, NodeManagerConfig, total_memory
+from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.limits.daily_bytes import Accounting, DailyLimits
 from nodepool.nodemanager.limits.room import Room
@@ -22,7 +23,7 @@ log = logging.getLogger("nodepool.nodemanager.host")
 UNLIMITED = 2**62
 
 
-def make_services(config: NodeManagerConfig, zygote: Any) -> Services:
+def make_services(config: NodeManagerConfig, zygote: Zygote) -> Services:
     """What this host can give: cgroups, disks and networks need root."""
     services = Services(zygote=zygote, id_base=config.id_base)
     if os.geteuid() != 0:

@@ -332,7 +332,7 @@ class NodeManager:
             self._note(name, loans=[list(loan) for loan in given])
             self._follow(merge.Changes(), before)
 
-    def _note(self, name: str, **values: Any) -> None:
+    def _note(self, name: str, **values: object) -> None:
         """Keep values of a sliver, as long as there is a record of it: the next one of that name must not inherit them."""
         with self.database.transaction():
             record = self._record(name)

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection
+from types import FrameType
 from typing import Any, Protocol
 
 from nodepool.logconfig import LoggingConfig, ServerLoggingConfig, load_config
@@ -233,7 +234,7 @@ class Runner:
         with contextlib.suppress(BlockingIOError):  # it is full: who reads it is awake
             os.write(written, b"w")
 
-    def _signal(self, number: int, frame: Any) -> None:
+    def _signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
         if len(self._signals) >= self._impatience:
             # Asked again and again: the locks end with the session, a restart cleans up.

@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 log = logging.getLogger("nodepool.stack_dump")
@@ -23,7 +24,7 @@ class StackDumper:
         self._busy = threading.Lock()
         self._profiling = False
 
-    def handler(self, signum: int = 0, frame: Any = None) -> None:
+    def handler(self, signum: int = 0, frame: FrameType | None = None) -> None:
         """Start a dump; ignored while one is going on."""
         if not self._busy.acquire(blocking=False):
             return

@@ -25,6 +25,7 @@ from nodepool.status.images import (
     image_status,
 )
 from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, to_int_or_none
+from nodepool.zk.zookeeper import ZooKeeper
 
 REDACTED = "redacted"
 
@@ -73,7 +74,7 @@ PROVIDER_IMAGE_COLUMNS = {"image": "Image Name", "build_id": "Build ID", "upload
 PROVIDER_NODE_COLUMNS = {"id": "ID", "server_id": "Server ID"}
 
 
-def _port(port: Any) -> Any:
+def _port(port: object) -> Any:
     """Container drivers keep credentials in the port: anything but a number is hidden."""
     if isinstance(port, bool):
         return REDACTED
@@ -156,13 +157,13 @@ def waiting_list(nodepool: Any) -> Results:
     return Results(rows, WAITING_COLUMNS)
 
 
-def label_list(zk: Any) -> Results:
+def label_list(zk: ZooKeeper) -> Results:
     """Labels that any registered pool of any launcher offers."""
     labels = {label for pool in zk.getRegisteredPools() for label in pool.supported_labels or ()}
     return Results([{"label": label} for label in sorted(labels)], LABEL_COLUMNS)
 
 
-def problem_list(zk: Any) -> Results:
+def problem_list(zk: ZooKeeper) -> Results:
     """What providers and labels cannot do at present, as each launcher tells; images that fail, as builders tell."""
     rows = [
         {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem")}}

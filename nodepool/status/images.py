@@ -9,6 +9,7 @@ from typing import Any
 from nodepool.status.results import Results, to_int_or_none
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, UploadFailure, UploadProgress
 from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload
+from nodepool.zk.zookeeper import ZooKeeper
 
 UPLOAD_COLUMNS = {
     "id": "Build ID",
@@ -179,7 +180,7 @@ def dib_image_list(zk: Any, detail: bool = False, ended: bool = True, clock: Cal
     return Results(rows, BUILD_DETAIL_COLUMNS)
 
 
-def image_progress(zk: Any, clock: Callable[[], float] = time.time) -> Results:
+def image_progress(zk: ZooKeeper, clock: Callable[[], float] = time.time) -> Results:
     """Running and ended builds, running uploads, last failed uploads: what is known of each.
 
     ``next_try`` is a UNIX time, ``elapsed`` and ``expected`` are seconds, ``rate`` is bytes per second.

@@ -101,7 +101,7 @@ def _csv(results: Results, now: float) -> str:
     return stream.getvalue().rstrip("\n")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Values of records that are no JSON (none are expected) as text."""
     if isinstance(value, (datetime.datetime, set, frozenset, bytes)):
         return str(value)

@@ -54,7 +54,7 @@ class WebApp(threading.Thread):
     The socket listens once this is constructed; ``OSError`` when it cannot.
     """
 
-    def __init__(self, nodepool: Any, port: int = 8005, listen_address: str = "0.0.0.0", cache_expiry: float = 1) -> None:
+    def __init__(self, nodepool: object, port: int = 8005, listen_address: str = "0.0.0.0", cache_expiry: float = 1) -> None:
         super().__init__(name="Thread-WebApp", daemon=True)
         self.nodepool = nodepool
         self.port = port

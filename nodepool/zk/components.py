@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 from kazoo.protocol.states import KazooState, ZnodeStat
 
@@ -16,6 +17,7 @@ from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import LARGEST, RecordError, parse_object, text_of, texts_of
+from nodepool.zk.records.base import BaseModel
 
 MODEL_API = 0
 
@@ -96,7 +98,7 @@ class Component:
         self._registered = True
         self.log.info("Registered component %s", self.path)
 
-    def _adopt(self, kazoo: Any, session: int | None) -> str | None:
+    def _adopt(self, kazoo: KazooClient, session: int | None) -> str | None:
         """Our entry, of whose making we have not heard, brought up to date; None: there is none."""
         parent = f"{paths.COMPONENTS}/{self.kind}"
         kazoo.sync(parent)  # another server may not know yet what the one before it has done for us
@@ -146,7 +148,7 @@ class Component:
             except KazooException as error:
                 self.log.warning("Cannot register component again: %r", error)
 
-    def update(self, **values: Any) -> None:
+    def update(self, **values: object) -> None:
         """Change attributes; written only when something differs, or as soon as there is a connection again."""
         with self._lock:
             changed = {key: value for key, value in values.items() if key not in self.content or self.content[key] != value}
@@ -263,7 +265,7 @@ class ComponentTree(Tree[Any]):
             self.version += 1
         self.announce(self.listeners, path, False)
 
-    def store_own(self, parts: list[str], path: str, record: Any, stat: ZnodeStat) -> None:
+    def store_own(self, parts: list[str], path: str, record: BaseModel, stat: ZnodeStat) -> None:
         raise RecordError("components are not written through the mirror")
 
     def vanished(self, parts: list[str], path: str) -> None:
@@ -330,7 +332,7 @@ class _ComponentRegistry:
     log = logging.getLogger("nodepool.ComponentRegistry")
 
     def __init__(self) -> None:
-        self.registry: Any = None
+        self.registry: object = None
 
     def create(self, client: ZooKeeperClient) -> None:
         self.registry = client

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from nodepool.base.problems import one_line
@@ -43,7 +44,7 @@ def pool_of(launcher_id: str) -> str:
     return f"{match['pool']} on {match['host']}" if match else launcher_id
 
 
-def read(kazoo: Any, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """``pool: reason`` by (request id, launcher id), of those that are known; writes nothing.
 
     :raises KazooException: ZooKeeper cannot be reached.
@@ -68,7 +69,7 @@ def read(kazoo: Any, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str],
     return found
 
 
-def reasons(kazoo: Any, requests: Iterable[Any]) -> dict[str, list[str]]:
+def reasons(kazoo: KazooClient, requests: Iterable[Any]) -> dict[str, list[str]]:
     """Request id -> why each pool that is known to have declined it did, in the order of ``declined_by``."""
     requests = list(requests)
     found = read(kazoo, ((request.id, launcher_id) for request in requests for launcher_id in request.declined_by))

@@ -58,7 +58,7 @@ class Txn:
         ephemeral: bool = False,
         sequence: bool = False,
         tree: Tree[Any] | None = None,
-        record: Any = None,
+        record: object = None,
     ) -> int:
         """Add a creation; returns the index of its result (the path)."""
         if record is not None and tree is not None:
@@ -68,7 +68,7 @@ class Txn:
         )
         return len(self.operations) - 1
 
-    def set(self, path: str, data: bytes, version: int = -1, tree: Tree[Any] | None = None, record: Any = None) -> int:
+    def set(self, path: str, data: bytes, version: int = -1, tree: Tree[Any] | None = None, record: object = None) -> int:
         """Add a write; returns the index of its result (the new stat)."""
         if record is not None and tree is not None:
             self.records[len(self.operations)] = (tree, path, record)
@@ -193,7 +193,7 @@ class Writer:
         self._next(again, one_by_one=bool(again))
 
     @staticmethod
-    def _guard(function: Any, *args: Any) -> None:
+    def _guard(function: Callable[..., Any], *args: object) -> None:
         try:
             function(*args)
         except Exception:  # what waits for its turn behind it must be sent all the same

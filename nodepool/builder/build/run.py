@@ -27,6 +27,7 @@ from nodepool.config.diskimages import DiskImage
 from nodepool.exceptions import BuilderError, ConfigurationError
 from nodepool.zk import paths
 from nodepool.zk.locks.long_held import HeldLock, Lost
+from nodepool.zk.mirror.progress import ProgressStore
 from nodepool.zk.records import BUILDING, FAILED, READY, ImageBuild
 from nodepool.zk.records.progress import TAIL_LINES, BuildProgress
 
@@ -336,7 +337,7 @@ class BuildRun:
     def _publish(self) -> None:
         self._state.publisher.write(("build", self.build_id), self._write_progress)
 
-    def _write_progress(self, store: Any) -> None:
+    def _write_progress(self, store: ProgressStore) -> None:
         now = time.time()
         store.write_build(dataclasses.replace(self.progress, tail=list(self._tail), updated=now))
         gauges.build_progress(self._state.statsd, self._state.fqdn, self.progress, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nodepool import exceptions
@@ -27,6 +27,7 @@ from nodepool.driver.aws.objects import AwsInstance, AwsResource, instance_id_of
 from nodepool.driver.aws.quota import AwsQuota
 from nodepool.driver.aws.quota_codes import HOST_QUOTA_CODES, INSTANCE_QUOTA_CODES, VOLUME_QUOTA_CODES
 from nodepool.driver.purpose import images_only
+from nodepool.driver.statemachine.model import ExternalId
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
@@ -197,10 +198,10 @@ class AwsAdapter(statemachine.Adapter):
         if self._stopping.wait(self.IMAGE_UPLOAD_SLEEP):
             raise CallsStopped(f"provider {self.provider.name} is stopping")
 
-    def _terminate(self, ids: Any) -> None:
+    def _terminate(self, ids: Iterable[str]) -> None:
         self.ec2("terminate_instances", lane="delete", InstanceIds=list(ids))
 
-    def _release(self, ids: Any) -> dict[str, Exception]:
+    def _release(self, ids: Iterable[str]) -> dict[str, Exception]:
         answer = self.ec2("release_hosts", lane="delete", HostIds=list(ids))
         return {item["ResourceId"]: _Refused(item.get("Error") or {}) for item in answer.get("Unsuccessful") or []}
 
@@ -212,7 +213,7 @@ class AwsAdapter(statemachine.Adapter):
     ) -> AwsCreateStateMachine:  # fmt: skip
         return AwsCreateStateMachine(self, hostname, label, image_external_id, metadata, request, log)
 
-    def getDeleteStateMachine(self, external_id: str, log: Log) -> AwsDeleteStateMachine:
+    def getDeleteStateMachine(self, external_id: ExternalId, log: Log) -> AwsDeleteStateMachine:
         return AwsDeleteStateMachine(self, external_id, log)
 
     def listInstances(self) -> Iterator[AwsInstance]:
@@ -268,7 +269,7 @@ class AwsAdapter(statemachine.Adapter):
         """For builders: what an upload that was cut off left, of which no list of images or objects tells."""
         self.images.remove_parts(image_name, since)
 
-    def getConsoleLog(self, label: AwsLabel, external_id: str) -> str | None:
+    def getConsoleLog(self, label: AwsLabel, external_id: ExternalId) -> str | None:
         if not label.console_log:
             return None
         instance_id = instance_id_of(external_id)

@@ -6,6 +6,7 @@ from typing import Any
 
 from nodepool.driver import statemachine
 from nodepool.driver.aws.config import AwsProviderConfig
+from nodepool.driver.statemachine.model import ExternalId
 from nodepool.driver.utils import QuotaInformation
 
 
@@ -28,7 +29,7 @@ def state_of(thing: dict[str, Any]) -> str:
     return str(state.get("Name") if isinstance(state, dict) else state or "")
 
 
-def instance_id_of(external_id: str) -> str | None:
+def instance_id_of(external_id: ExternalId) -> str | None:
     """Records of old releases have the instance's id only."""
     return external_id.get("instance") if isinstance(external_id, dict) else external_id
 
@@ -51,7 +52,7 @@ class AwsResource(statemachine.Resource):
         super().__init__(metadata, type)
         self.id = id
 
-    def belongs_to(self, external_id: str) -> bool:
+    def belongs_to(self, external_id: ExternalId) -> bool:
         if self.type == self.TYPE_INSTANCE:
             return instance_id_of(external_id) in (self.id, None)
         if self.type == self.TYPE_HOST and isinstance(external_id, dict):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from nodepool import exceptions
 from nodepool.driver.backing import transactions
 from nodepool.driver.backing.records import BackingNodeRecord, SlotBook, UserData, decode_driver_data, parse_user_data
+from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.zk.writer import TransactionFailed, Txn
 from nodepool.zk.zookeeper import DELETED, DELETING, IN_USE, Node, NodeRequest
 
@@ -29,7 +30,7 @@ class Occupant(Protocol):
     """A launch that gets a slot; all but the first four are kept here, under the lock."""
 
     node_id: str
-    label: Any
+    label: DriverLabel
     request: NodeRequest
     wake: Callable[[], None] | None
     record: BackingNodeRecord | None
@@ -167,7 +168,7 @@ class BackingSlots:
         oldest = time.time() - label.max_age if label.max_age is not None else None
         return self.book.find_free(label.name, oldest)
 
-    def new_record(self, label: Any) -> BackingNodeRecord:
+    def new_record(self, label: DriverLabel) -> BackingNodeRecord:
         return BackingNodeRecord(label.name, label.max_parallel_jobs)
 
     def release(self, record: BackingNodeRecord) -> None:

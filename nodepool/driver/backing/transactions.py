@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from typing import Any
 
 from nodepool.driver.backing.records import BackingNodeRecord, encode_user_data
+from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.zk import locks, paths
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.records import NodeRequest
@@ -21,7 +21,7 @@ from nodepool.zk.zookeeper import ZooKeeper
 _PRECEDENCE = re.compile(r"^\d{3}$")
 
 
-def backing_request(label: Any, owner: str, request: NodeRequest) -> tuple[zk.NodeRequest, str]:
+def backing_request(label: DriverLabel, owner: str, request: NodeRequest) -> tuple[zk.NodeRequest, str]:
     """The request for a backing node, and its priority: on behalf of the user's ``request``."""
     backing = zk.NodeRequest()
     backing.node_types = [label.backing_label]

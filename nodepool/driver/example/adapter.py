@@ -13,6 +13,7 @@ from typing import Any
 from nodepool import exceptions
 from nodepool.config.model import Label
 from nodepool.driver import statemachine
+from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation, RateLimiter
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
@@ -159,7 +160,7 @@ class ExampleAdapter(statemachine.Adapter):
         return next((vm for vm in self.cloud.list_vms() if vm["id"] == vm_id), None)
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        self, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
         az: str | None, log: Log,
     ) -> ExampleCreateStateMachine:  # fmt: skip
         properties = {

@@ -29,6 +29,7 @@ from nodepool.driver.nodemanager.machines import (
     rspec_of,
     too_large,
 )
+from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
@@ -80,7 +81,7 @@ class NodeManagerAdapter(statemachine.Adapter):
     # -- launching
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        self, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
         az: str | None, log: Log,
     ) -> CreateMachine:  # fmt: skip
         image = f"image:{image_external_id}" if image_external_id else str(label.cloud_image.root)

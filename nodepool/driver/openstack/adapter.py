@@ -32,6 +32,7 @@ from nodepool.driver.openstack.servers import (
     quota_from_limits,
     volumes_of,
 )
+from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.version import get_version_string
@@ -259,7 +260,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
     def getAZs(self) -> list[str | None]:
         return self._listAZs()
 
-    def labelReady(self, label: Any) -> bool:
+    def labelReady(self, label: DriverLabel) -> bool:
         if not label.cloud_image:
             return False
         if label.cloud_image.image_id:
@@ -293,7 +294,7 @@ class OpenStackAdapter(CloudChanges, CloudLookups, statemachine.Adapter):
             self._memo.forget(("image",), absent=True)
         return False
 
-    def whyNotReady(self, label: Any) -> str | None:
+    def whyNotReady(self, label: DriverLabel) -> str | None:
         """The reason for the latest answer of :meth:`labelReady`."""
         return self._not_ready.get(label.name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from nodepool.driver.openstack.api.client import floating_ip_metadata
@@ -158,7 +158,7 @@ class CloudChanges:
             raise
 
     # Of the reading half.
-    _findNetwork: Any
-    _findServerGroup: Any
-    _getServerById: Any
+    _findNetwork: Callable[..., Any]
+    _findServerGroup: Callable[..., Any]
+    _getServerById: Callable[..., Any]
     _networks: Any

@@ -15,6 +15,7 @@ from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.driver.openstack.api.errors import classify, is_full, is_quota, launch_error, sdk_error, tidy
 from nodepool.driver.openstack.api.networks import FLOATING, has_floating
+from nodepool.driver.openstack.config import ProviderCloudImage
 from nodepool.driver.openstack.servers import (
     NodepoolOpenStackServer,
     OpenStackInstance,
@@ -22,7 +23,7 @@ from nodepool.driver.openstack.servers import (
     is_deleted,
     quota_from_flavor,
 )
-from nodepool.driver.statemachine.model import Adapter
+from nodepool.driver.statemachine.model import Adapter, DriverLabel
 from nodepool.driver.statemachine.watching import WatchingMachine
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
@@ -129,7 +130,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
     COMPLETE = "complete"
 
     def __init__(
-        self, adapter: Any, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str],
+        self, adapter: Any, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str],
         request: NodeRequest, az: str | None, log: Log,
     ) -> None:  # fmt: skip
         super().__init__(adapter, log)
@@ -167,7 +168,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
                 raise
             raise told from exc
 
-    def _cloudImage(self, cloud_image: Any) -> Any:
+    def _cloudImage(self, cloud_image: ProviderCloudImage) -> Any:
         if cloud_image.image_id:
             return {"id": cloud_image.image_id}
         image = self.adapter._findImage(cloud_image.external_name)

@@ -14,7 +14,7 @@ class LabelRecorder:
     def __init__(self) -> None:
         self.data: list[dict[str, Any]] = []
 
-    def add(self, label: str, node_id: Any) -> None:
+    def add(self, label: str, node_id: str | None) -> None:
         self.data.append({"label": label, "node_id": node_id})
 
     def labels(self) -> list[str]:
@@ -29,7 +29,7 @@ class LabelRecorder:
                 return entry["node_id"]
         return None
 
-    def removeNode(self, id: Any) -> None:
+    def removeNode(self, id: str | None) -> None:
         self.data = [entry for entry in self.data if entry["node_id"] != id]
 
 

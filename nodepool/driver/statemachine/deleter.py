@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from nodepool import exceptions
 from nodepool.base.clock import Clock
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.statemachine.loop import MachineLoop, PollInterval, follow_future
-from nodepool.driver.statemachine.model import Adapter
+from nodepool.driver.statemachine.model import Adapter, StateMachine
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk
@@ -48,9 +49,9 @@ class StateMachineNodeDeleter:
             logging.getLogger(f"nodepool.StateMachineNodeDeleter.{provider_manager.provider.name}"), node_id=node.id
         )
         self.start_time = self.manager.clock.monotonic()
-        self.state_machine: Any = None
+        self.state_machine: StateMachine | None = None
         self._pace = PollInterval()
-        self._followed: Any = None
+        self._followed: Future[Any] | None = None
         self._ended = threading.Event()
 
     def __repr__(self) -> str:

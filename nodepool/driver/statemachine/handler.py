@@ -6,10 +6,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.request.handler import NodeRequestHandler
+from nodepool.driver.request.host import RequestHost
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.loop import LoopEnded
 from nodepool.reasons import Code, Reason, because
@@ -23,7 +23,7 @@ class StateMachineHandler(NodeRequestHandler):
     RESERVES = True
     _choose = staticmethod(random.choice)
 
-    def __init__(self, pw: Any, request: zk.NodeRequest) -> None:
+    def __init__(self, pw: RequestHost, request: zk.NodeRequest) -> None:
         super().__init__(pw, request)
         self.chosen_az: str | None = None
         self._az_known = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future
 from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
@@ -11,6 +12,7 @@ from nodepool import exceptions
 from nodepool.base.backoff import Backoff
 from nodepool.cloud import CallsStopped
 from nodepool.driver.statemachine.loop import PollInterval, follow_future
+from nodepool.driver.statemachine.model import Instance
 from nodepool.driver.statemachine.stage import Serving, Stage
 from nodepool.logconfig import Log, get_annotated_logger
 from nodepool.metrics.launches import StatsReporter
@@ -66,13 +68,13 @@ class StateMachineNodeLauncher(StatsReporter):
         self.future: Any = None
         self._prepared = False
         self._prepare_error: BaseException | None = None
-        self._image_external_id: Any = None
+        self._image_external_id: object = None
         self.stage = Stage.QUEUED
         self._pace = PollInterval()
-        self._followed: Any = None
+        self._followed: Future[Any] | None = None
         #: What the record says, and what was last sent to it.
-        self._saved_external_id: Any = node.external_id
-        self._sent_external_id: Any = node.external_id
+        self._saved_external_id: object = node.external_id
+        self._sent_external_id: object = node.external_id
         #: The lock on the record is gone; noticed in the next pass.
         self._lost = False
         self._delete_failures = 0
@@ -248,7 +250,7 @@ class StateMachineNodeLauncher(StatsReporter):
     def _external_id(self) -> Any:
         return self.state_machine.external_id if self.state_machine is not None else self.node.external_id
 
-    def _created(self, instance: Any) -> None:
+    def _created(self, instance: Instance) -> None:
         """The machine is up: take over its data, then scan its keys."""
         self.stage = Stage.SCANNING
         self._copy(instance)
@@ -262,7 +264,7 @@ class StateMachineNodeLauncher(StatsReporter):
             # After a crash the machine can be reached and deleted with this record.
             self._save_later()
 
-    def _copy(self, instance: Any) -> None:
+    def _copy(self, instance: Instance) -> None:
         node, pool = self.node, self.handler.pool
         for name in INSTANCE_FIELDS:
             setattr(node, name, getattr(instance, name, None))

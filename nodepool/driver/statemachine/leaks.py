@@ -7,15 +7,15 @@ from collections.abc import Hashable
 from typing import Any
 
 from nodepool import metrics
-from nodepool.driver.statemachine.model import Adapter
-from nodepool.zk.records import HOLD, IN_USE, READY, USED
+from nodepool.driver.statemachine.model import Adapter, Resource
+from nodepool.zk.records import HOLD, IN_USE, READY, USED, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: States of a node whose machine will not be another any more.
 SETTLED = (READY, IN_USE, USED, HOLD)
 
 
-def _key(resource: Any) -> Hashable:
+def _key(resource: Resource) -> Hashable:
     """What names the leaked thing in two successive lists."""
     metadata = resource.metadata
     return (
@@ -27,7 +27,7 @@ def _key(resource: Any) -> Hashable:
     )
 
 
-def _leaked(resource: Any, node: Any) -> bool:
+def _leaked(resource: Resource, node: Node | None) -> bool:
     """Whether the record does not account for a resource tagged with its id.
 
     A launch of which it never became clear whether it worked may have made another thing than the one that the node has.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from nodepool.base.workqueue import WorkQueue
+from nodepool.driver.statemachine.model import StateMachine
 from nodepool.exceptions import FOREIGN
 
 
@@ -117,7 +118,7 @@ class PollInterval:
     def __init__(self) -> None:
         self._unchanged = 0
 
-    def next(self, machine: Any, changed: bool, bound: float) -> float:
+    def next(self, machine: StateMachine, changed: bool, bound: float) -> float:
         """Seconds until ``machine`` wants to be advanced again."""
         if changed:
             self._unchanged = 0
@@ -132,7 +133,7 @@ class PollInterval:
         return min(bound, step)
 
 
-def follow_future(machine: Any, seen: Any, wake: Callable[[], None]) -> Any:
+def follow_future(machine: StateMachine, seen: object, wake: Callable[[], None]) -> Any:
     """Have ``wake`` called when the future that the machine waits for is done; returns the future followed."""
     future = getattr(machine, "waiting_future", None)
     if future is not None and future is not seen:

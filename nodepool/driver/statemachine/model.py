@@ -6,11 +6,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.utils import QuotaInformation
 from nodepool.zk.records import NodeRequest
+
+ExternalId: TypeAlias = Any
+"""What a driver names an instance or image by: a string, or any JSON value. Stored in node and upload records."""
+DriverLabel: TypeAlias = Any
+"""A label as the driver's own configuration has it."""
 
 
 class StateMachine:
@@ -25,7 +30,7 @@ class StateMachine:
 
     def __init__(self) -> None:
         self.state = self.START
-        self.external_id: Any = None
+        self.external_id: ExternalId = None
         self.complete = False
         self.start_time = time.monotonic()
 
@@ -53,7 +58,7 @@ class Instance:
     def __init__(self) -> None:
         self.ready = False
         self.deleted = False
-        self.external_id: Any = None
+        self.external_id: ExternalId = None
         self.public_ipv4: str | None = None
         self.public_ipv6: str | None = None
         self.private_ipv4: str | None = None
@@ -84,7 +89,7 @@ class Resource:
         self.plural_metric_name = type + "s"
         self.metadata = metadata or {}
 
-    def belongs_to(self, external_id: Any) -> bool:
+    def belongs_to(self, external_id: ExternalId) -> bool:
         """Whether it is, or is part of, what the node with this id has; asked when it is tagged for that node. Not in 11.0.0.
 
         What is not counts as leaked. A driver that cannot tell says True.
@@ -104,7 +109,7 @@ class Adapter:
     def getCreateStateMachine(
         self,
         hostname: str,
-        label: Any,
+        label: DriverLabel,
         image_external_id: object,
         metadata: dict[str, str],
         request: NodeRequest,
@@ -114,7 +119,7 @@ class Adapter:
         """A machine that creates one instance; called with all seven arguments by position."""
         raise NotImplementedError
 
-    def getDeleteStateMachine(self, external_id: Any, log: logging.LoggerAdapter[Any] | logging.Logger) -> StateMachine:
+    def getDeleteStateMachine(self, external_id: ExternalId, log: logging.LoggerAdapter[Any] | logging.Logger) -> StateMachine:
         """A machine that deletes what ``external_id`` names."""
         raise NotImplementedError
 
@@ -122,7 +127,7 @@ class Adapter:
         """All visible instances, ours or not."""
         raise NotImplementedError
 
-    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+    def findMissingInstances(self, external_ids: list[ExternalId]) -> list[ExternalId]:
         """Those whose instance is certainly gone, stopped or reclaimed; ready nodes on them are not handed out any more.
 
         Called every minute with what the ready nodes have, when there are any. Has to ask the cloud anew. Not in 11.0.0;
@@ -145,7 +150,7 @@ class Adapter:
         """The limits of the account; unlimited unless the cloud knows better."""
         return QuotaInformation(default=math.inf)
 
-    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+    def getQuotaForLabel(self, label: DriverLabel) -> QuotaInformation:
         """What one node of the label uses.
 
         :raises RuntimeConfigurationException: the label can never work.
@@ -156,11 +161,11 @@ class Adapter:
         """Zones to choose from when the pool names none."""
         return [None]
 
-    def labelReady(self, label: Any) -> bool:
+    def labelReady(self, label: DriverLabel) -> bool:
         """Whether the cloud image of the label exists."""
         return True
 
-    def whyNotReady(self, label: Any) -> str | None:
+    def whyNotReady(self, label: DriverLabel) -> str | None:
         """Why the label is not ready, for operators; None: its image is not in the cloud. Not in 11.0.0."""
         return None
 
@@ -177,20 +182,20 @@ class Adapter:
         """Upload the image file; returns its external id."""
         raise NotImplementedError
 
-    def deleteImage(self, external_id: Any) -> None:
+    def deleteImage(self, external_id: ExternalId) -> None:
         """Delete an uploaded image."""
         raise NotImplementedError
 
-    def discardImage(self, external_id: Any) -> None:
+    def discardImage(self, external_id: ExternalId) -> None:
         """Delete an image whose upload has not come to an end. Not in 11.0.0."""
         self.deleteImage(external_id)
 
     def removeUnfinishedUpload(self, image_name: str, since: float) -> None:
         """Remove what an upload begun at *since* (Unix seconds) has left, other than images. Not in 11.0.0."""
 
-    def getConsoleLog(self, label: Any, external_id: Any) -> str | None:
+    def getConsoleLog(self, label: DriverLabel, external_id: ExternalId) -> str | None:
         """The console output of the instance, if it can be had."""
         raise NotImplementedError
 
-    def notifyNodescanFailure(self, label: Any, external_id: Any) -> None:
+    def notifyNodescanFailure(self, label: DriverLabel, external_id: ExternalId) -> None:
         """The host keys of this instance could not be read."""

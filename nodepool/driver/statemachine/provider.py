@@ -17,12 +17,13 @@ from nodepool.config.model import ProviderConfig
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import QuotaSupport
+from nodepool.driver.request.host import RequestHost
 from nodepool.driver.statemachine.deleter import StateMachineNodeDeleter
 from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.driver.statemachine.launcher import StateMachineNodeLauncher
 from nodepool.driver.statemachine.leaks import LeakSearch
 from nodepool.driver.statemachine.loop import MachineLoop
-from nodepool.driver.statemachine.model import Adapter
+from nodepool.driver.statemachine.model import Adapter, DriverLabel, ExternalId
 from nodepool.nodescan import NodescanWorker
 from nodepool.zk import zookeeper as zk
 
@@ -131,7 +132,7 @@ class StateMachineProvider(Provider, QuotaSupport):
             raise RuntimeError(f"provider {self.provider.name} is not started")
         return self.state_machine_start_worker.submit(function)
 
-    def getRequestHandler(self, poolworker: Any, request: zk.NodeRequest) -> StateMachineHandler:
+    def getRequestHandler(self, poolworker: RequestHost, request: zk.NodeRequest) -> StateMachineHandler:
         return StateMachineHandler(poolworker, request)
 
     def _launch_ended(self, launcher: StateMachineNodeLauncher) -> None:
@@ -148,13 +149,13 @@ class StateMachineProvider(Provider, QuotaSupport):
     def _delete_ended(self, deleter: StateMachineNodeDeleter) -> None:
         self.deleters.remove(deleter)
 
-    def cleanupNode(self, node_id: Any) -> None:
+    def cleanupNode(self, node_id: object) -> None:
         raise NotImplementedError
 
-    def waitForNodeCleanup(self, node_id: Any) -> None:
+    def waitForNodeCleanup(self, node_id: object) -> None:
         raise NotImplementedError
 
-    def labelReady(self, label: Any) -> bool:
+    def labelReady(self, label: DriverLabel) -> bool:
         if self.adapter.labelReady(label):
             self.label_problems.clear(label.name, "image")
             return True
@@ -254,7 +255,7 @@ class StateMachineProvider(Provider, QuotaSupport):
 
     def uploadImage(
         self,
-        provider_image: Any,
+        provider_image: object,
         image_name: str,
         filename: str,
         image_type: str | None = None,
@@ -268,10 +269,10 @@ class StateMachineProvider(Provider, QuotaSupport):
             provider_image, image_name, filename, image_format=image_type, metadata=metadata, md5=md5, sha256=sha256
         )
 
-    def deleteImage(self, name: str, id: Any) -> None:
+    def deleteImage(self, name: str, id: ExternalId) -> None:
         self.adapter.deleteImage(external_id=id)
 
-    def discardImage(self, name: str, id: Any) -> None:
+    def discardImage(self, name: str, id: ExternalId) -> None:
         self.adapter.discardImage(external_id=id)
 
     def removeUnfinishedUpload(self, name: str, since: float) -> None:

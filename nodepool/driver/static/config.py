@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import voluptuous as v
 
 from nodepool.config.errors import ConfigError, PathItem, UnknownName
-from nodepool.config.model import ConfigPool, ProviderConfig
+from nodepool.config.model import Config, ConfigPool, ProviderConfig
 
 log = logging.getLogger("nodepool.driver.static")
 
@@ -114,7 +114,7 @@ class StaticProviderConfig(ProviderConfig):
     def manage_images(self) -> bool:
         return False
 
-    def load(self, newconfig: Any) -> None:
+    def load(self, newconfig: Config) -> None:
         self._pools = {}
         seen: set[NodeTuple] = set()
         elsewhere = {

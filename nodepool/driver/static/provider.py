@@ -14,11 +14,13 @@ from nodepool import exceptions, nodeutils
 from nodepool.base.problems import TellsTroubles, one_line
 from nodepool.config.model import ConfigPool
 from nodepool.driver.provider import Provider
+from nodepool.driver.request.host import RequestHost
 from nodepool.driver.static.config import NodeTuple, StaticPool, StaticProviderConfig, nodeTuple
 from nodepool.driver.utils import NodeDeleter, QuotaInformation, QuotaSupport
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.records import NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
 
 __all__ = ["NodeTuple", "StaticNodeError", "StaticNodeProvider", "nodeTuple"]
 
@@ -76,12 +78,12 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
 
     PAUSE_AT_QUOTA = False
 
-    def __init__(self, provider: StaticProviderConfig, *args: Any) -> None:
+    def __init__(self, provider: StaticProviderConfig, *args: object) -> None:
         super().__init__()
         self.log = logging.getLogger("nodepool.driver.static.StaticNodeProvider")
         self.provider = provider
         self.zk: Any = None
-        self._zk: Any = None
+        self._zk: ZooKeeper | None = None
         self._hosts: dict[NodeTuple, tuple[StaticPool, dict[str, Any]]] = {}
         self._idle = False
         self._executor: ThreadPoolExecutor | None = None
@@ -103,7 +105,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
 
     # Life cycle
 
-    def start(self, zk_conn: Any) -> None:
+    def start(self, zk_conn: ZooKeeper | None) -> None:
         self.zk = self._zk = zk_conn
         self._hosts = self.provider.hosts()
         self._host_locks = {host: threading.Lock() for host in self._hosts}
@@ -404,7 +406,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
 
     # Requests
 
-    def getRequestHandler(self, poolworker: Any, request: NodeRequest) -> Any:
+    def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> Any:
         from nodepool.driver.static.handler import StaticNodeRequestHandler
 
         return StaticNodeRequestHandler(poolworker, request)

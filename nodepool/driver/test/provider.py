@@ -6,9 +6,11 @@ from typing import Any
 
 from nodepool.config.model import ProviderConfig
 from nodepool.driver import Provider
+from nodepool.driver.request.host import RequestHost
 from nodepool.driver.test.handler import TestHandler
 from nodepool.driver.utils import NodeDeleter
 from nodepool.zk.records import Node, NodeRequest
+from nodepool.zk.zookeeper import ZooKeeper
 
 
 class TestProvider(Provider):
@@ -19,7 +21,7 @@ class TestProvider(Provider):
         self.provider = provider
         self._zk: Any = None
 
-    def start(self, zk_conn: Any) -> None:
+    def start(self, zk_conn: ZooKeeper | None) -> None:
         self._zk = zk_conn
 
     def labelReady(self, name: str) -> bool:
@@ -33,8 +35,8 @@ class TestProvider(Provider):
         thread.start()
         return thread
 
-    def cleanupNode(self, node_id: Any) -> None:
+    def cleanupNode(self, node_id: object) -> None:
         return
 
-    def getRequestHandler(self, poolworker: Any, request: NodeRequest) -> TestHandler:
+    def getRequestHandler(self, poolworker: RequestHost, request: NodeRequest) -> TestHandler:
         return TestHandler(poolworker, request)

@@ -28,7 +28,7 @@ def get_field(item: Any, name: str) -> Any:
         return None
 
 
-def properties_of(image: Any) -> Any:
+def properties_of(image: object) -> Any:
     """Object or mapping."""
     return get_field(image, "properties") or get_field(image, "metadata") or {}
 
@@ -37,7 +37,7 @@ def properties_of(image: Any) -> Any:
 SNAPSHOT_PROPERTIES = ("instance_uuid", "base_image_ref", "block_device_mapping", "bdm_v2")
 
 
-def is_snapshot(image: Any) -> bool:
+def is_snapshot(image: object) -> bool:
     """Whether the image was made of a server. It has the marks of the image that the server was made of."""
     for item in (image, properties_of(image)):
         if get_field(item, "image_type") == "snapshot" or any(get_field(item, name) is not None for name in SNAPSHOT_PROPERTIES):

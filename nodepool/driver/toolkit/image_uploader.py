@@ -80,7 +80,7 @@ class ImageUploader:
         if left is not None and left <= 0:
             raise exceptions.TimeoutException(f"Timeout uploading image {self.image_name}")
 
-    def retry(self, func: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+    def retry(self, func: Callable[..., Any], *args: object, **kw: object) -> Any:
         """Call ``func`` up to ``error_retries`` times, after 0 s, then 2 s each."""
         for attempt in range(1, self.error_retries + 1):
             self.checkTimeout()

@@ -30,7 +30,7 @@ class _CachedCall(Generic[T]):
         self._error: BaseException | None = None
         self._retry_at = 0.0
 
-    def __call__(self, *args: Any, **kw: Any) -> T:
+    def __call__(self, *args: object, **kw: object) -> T:
         cache = self._cache
         with self._lock:
             if not self._have_value:
@@ -115,7 +115,7 @@ class LazyExecutorTTLCache:
         call = _CachedCall(self, func)
 
         @functools.wraps(func)
-        def wrapper(*args: Any, **kw: Any) -> T:
+        def wrapper(*args: object, **kw: object) -> T:
             return call(*args, **kw)
 
         return wrapper

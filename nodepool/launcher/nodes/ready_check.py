@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from nodepool.exceptions import FOREIGN
@@ -44,7 +45,7 @@ class ReadyCheck:
             )
             self._threads[name].start()
 
-    def _check(self, name: str, find: Any, nodes: list[zk.Node]) -> None:
+    def _check(self, name: str, find: Callable[..., Any], nodes: list[zk.Node]) -> None:
         # Apart, as drivers look ids up: one of an odd kind (a provider that had another driver) must not keep the others back.
         texts = [node for node in nodes if isinstance(node.external_id, str)]
         for some in (texts, [node for node in nodes if not isinstance(node.external_id, str)]):

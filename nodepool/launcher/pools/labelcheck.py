@@ -30,7 +30,7 @@ class LabelCheck:
         self._threads: dict[str, threading.Thread] = {}
         self._stopped = False
 
-    def ready(self, provider: str, label: str, what: Any, ask: Callable[[], Any]) -> bool:
+    def ready(self, provider: str, label: str, what: object, ask: Callable[[], Any]) -> bool:
         """The answer to ``ask()``; False as long as it has not come.
 
         :param what: the object that is asked about; an answer about an earlier one is not used.

@@ -10,6 +10,7 @@ from typing import Any
 
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.support import QuotaSupport
+from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
 from nodepool.launcher.pools.fullness import Fullness
@@ -167,7 +168,7 @@ class PoolRoom:
     def active_launches(self) -> int:
         return self.backlog + sum(self._launches(handler) for handler in list(self.request_handlers))
 
-    def _launches(self, handler: Any) -> int:
+    def _launches(self, handler: NodeRequestHandler) -> int:
         try:
             alive = int(handler.alive_thread_count)
         except FOREIGN as error:

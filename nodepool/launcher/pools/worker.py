@@ -14,6 +14,7 @@ from nodepool.base import hostnames
 from nodepool.driver.provider import Provider
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
+from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.driver.request.state import How, Outcome
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.interfaces import Requests
@@ -58,7 +59,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._full = Fullness()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._creation_lock = threading.Lock()
-        self._creator: Any = None
+        self._creator: object = None
         self._creation_queue: deque[Any] = deque()
         self._helpers = Helpers(f"{self.name}_helper", state.common_helpers)
         self._retry_queued = False
@@ -69,7 +70,7 @@ class PoolWorker(threading.Thread, PoolRoom):
 
     # -- what handlers use
 
-    def post(self, handler: Any, function: Callable[..., Any], *args: Any) -> None:
+    def post(self, handler: NodeRequestHandler, function: Callable[..., Any], *args: object) -> None:
         """Run the next step of a handler; steps of one handler never overlap."""
         if not handler.BLOCKING:
             self._tasks.put((function, args))
@@ -77,7 +78,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         # It belongs to the handler, so that it goes with it; steps may come after the handler's end.
         handler.__dict__.setdefault("_mailbox", Mailbox(self)).put((function, args))
 
-    def progress(self, handler: Any) -> None:
+    def progress(self, handler: NodeRequestHandler) -> None:
         """A launch of this handler has ended."""
         self.post(handler, handler.poll)
         self._launches_ended()
@@ -88,7 +89,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def unclaim(self, node_id: str | None) -> None:
         self.nodepool.claims.release(node_id)
 
-    def begin_creation(self, handler: Any) -> bool:
+    def begin_creation(self, handler: NodeRequestHandler) -> bool:
         """Whether the handler may make new nodes now; else ``run`` is called when it may.
 
         Handlers that run on helper threads fill their node sets one after the other: several of them, each with some
@@ -102,7 +103,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 self._creation_queue.append(handler)
             return False
 
-    def end_creation(self, handler: Any) -> None:
+    def end_creation(self, handler: NodeRequestHandler) -> None:
         """The new nodes are recorded, or will not be."""
         with self._creation_lock:
             if handler in self._creation_queue:
@@ -114,7 +115,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         if following is not None:
             self.post(following, following.run)
 
-    def pause_changed(self, handler: Any) -> None:
+    def pause_changed(self, handler: NodeRequestHandler) -> None:
         before = self.paused
         if handler.paused:
             self.paused_handlers.add(handler)
@@ -132,7 +133,7 @@ class PoolWorker(threading.Thread, PoolRoom):
     def _plan_publication(self) -> None:
         self._publish_at = self.clock.monotonic() + PUBLISH_DELAY
 
-    def recorded(self, handler: Any, missing: list[str]) -> None:
+    def recorded(self, handler: NodeRequestHandler, missing: list[str]) -> None:
         """Nodes of the handler are in the mirror now: the tenant's promise shrinks to the labels still missing."""
         tenant = handler.request.tenant_name
         if (
@@ -152,7 +153,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         # Between the mirror's change and this they were counted twice.
         self.assignment.recheck(Code.TENANT_LIMIT, tenant=tenant)
 
-    def make_room(self, handler: Any) -> None:
+    def make_room(self, handler: NodeRequestHandler) -> None:
         """No quota: an idle node of this pool may have to go."""
         manager = self.getProviderManager()
         if manager is not None and manager.PAUSE_AT_QUOTA:
@@ -283,7 +284,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         handler.promised = shortage is None
         return shortage
 
-    def ask(self, waiting: Any) -> None:
+    def ask(self, waiting: NodeRequestHandler) -> None:
         """A request waits at another pool of ours: it is sent for when we have room for all of its nodes."""
         try:
             handler = self.getProviderManager().getRequestHandler(self, waiting.request.copy())
@@ -292,7 +293,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         else:
             self.post(handler, self._answer, handler, waiting)
 
-    def _answer(self, handler: Any, waiting: Any) -> None:
+    def _answer(self, handler: NodeRequestHandler, waiting: NodeRequestHandler) -> None:
         try:
             if not self.paused and self.running and handler.could_serve():
                 waiting.pw.post(waiting, waiting.move)

@@ -37,7 +37,7 @@ class Declines:
         #: Provider -> labels with which its driver has raised.
         self._failing: dict[str, LabelProblems] = {}
         #: The client on which the parent has been made.
-        self._parent_made: Any = None
+        self._parent_made: object = None
 
     def note(self, request: NodeRequest, launcher_id: str, pool: str, reasons: list[Reason]) -> None:
         """To be called before the decline is written.  No user waits for requests for ``min-ready``: these are left out."""

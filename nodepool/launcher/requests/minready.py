@@ -14,6 +14,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool.base.backoff import Backoff, KeyedBackoff
+from nodepool.config.model import Label
 from nodepool.launcher.pools.labelcheck import LabelCheck
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
@@ -101,7 +102,7 @@ class MinReady(threading.Thread):
                 wait = min(wait, LOOK_AGAIN)
         return wait
 
-    def _keep(self, label: Any) -> float:
+    def _keep(self, label: Label) -> float:
         """Ask for what is missing of one label; seconds until it has to be looked at again."""
         if label.min_ready <= 0:
             return RESYNC
@@ -118,14 +119,14 @@ class MinReady(threading.Thread):
             self._logged[key] = repr(error)
             self.log.error("%s", message, exc_info=error)
 
-    def _need(self, label: Any) -> int:
+    def _need(self, label: Label) -> int:
         zk = self.state.zk
         with zk.request_tree.lock:
             # The node of a fulfilled one is still allocated and therefore not among the ready ones.
             wanted = zk.request_tree.min_ready_open[label.name] + zk.request_tree.min_ready_done[label.name]
         return int(label.min_ready) - int(zk.node_tree.ready_count[label.name]) - int(wanted) - self._arriving(label)
 
-    def _arriving(self, label: Any) -> int:
+    def _arriving(self, label: Label) -> int:
         """Nodes made for min-ready requests that are gone already; they are free in a moment.
 
         A launcher frees the node and removes its request in one transaction: we see the removal at once, the free
@@ -143,7 +144,7 @@ class MinReady(threading.Thread):
                 and (node.state == READY or tree.is_locked(node.id))
             )
 
-    def _servable(self, label: Any) -> bool:
+    def _servable(self, label: Label) -> bool:
         """Whether some pool of ours could serve it, quota aside."""
         for pool in label.pools:
             provider = getattr(pool, "provider", None)
@@ -160,7 +161,7 @@ class MinReady(threading.Thread):
                 )
         return False
 
-    def _pool_can_serve(self, label: Any, pool: Any, provider: Any) -> bool:
+    def _pool_can_serve(self, label: Label, pool: Any, provider: Any) -> bool:
         manager = self.state.config.provider_managers.get(getattr(provider, "name", None))
         if provider is None or manager is None:
             return False

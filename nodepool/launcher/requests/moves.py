@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodepool.base.backoff import Backoff
+from nodepool.driver.request.handler import NodeRequestHandler
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.choice import RequestClass, eligible_pools
 from nodepool.launcher.state import LauncherState
@@ -75,7 +76,7 @@ class Moves:
                 handler.pw.post(handler, handler.move)
                 return
 
-    def _ask(self, worker: Pool, handler: Any) -> None:
+    def _ask(self, worker: Pool, handler: NodeRequestHandler) -> None:
         now = self._state.clock.monotonic()
         again = handler.asked.get(worker.launcher_id, -math.inf) + ASK_AGAIN
         if now < again:

@@ -10,7 +10,7 @@ import ssl
 import struct
 import threading
 import xmlrpc.client
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlsplit
@@ -124,7 +124,7 @@ class Client:
             raise ValueError(f"{url}: cannot use {tls.ca}, {tls.cert} and {tls.key}: {error}") from error
         self._connection = lambda timeout: _TlsConnection(host, port or 8120, timeout=timeout, context=context)
 
-    def call(self, method: str, *arguments: Any, timeout: float = CALL_TIMEOUT) -> Any:
+    def call(self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT) -> Any:
         """The result.
 
         :raises RpcFault: refused.
@@ -144,7 +144,13 @@ class Client:
         return result
 
     def _request(
-        self, verb: str, path: str, body: Any, headers: dict[str, str], timeout: float, stream: BinaryIO | None = None
+        self,
+        verb: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None,
+        headers: dict[str, str],
+        timeout: float,
+        stream: BinaryIO | None = None,
     ) -> tuple[int, bytes]:
         """Status and body; a body of success goes to the stream instead."""
         connection = self._connection(timeout)

@@ -14,7 +14,7 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nodepool.base.files import replace_file
@@ -93,7 +93,7 @@ class UnixAccounts:
             self._try(self.ensure, name, str(record.get("ssh_keys") or ""))
 
     @staticmethod
-    def _try(step: Any, *arguments: str) -> None:
+    def _try(step: Callable[..., Any], *arguments: str) -> None:
         try:
             step(*arguments)
         except (AccountError, RecordError, ValueError, OSError) as error:

@@ -67,7 +67,7 @@ class Parked:
     #: The answer, or None: not yet. To be asked at each change of the sliver.
     check: Callable[[], Any]
     #: The answer when there is no time left.
-    late: Any
+    late: object
 
 
 class Node(Protocol):

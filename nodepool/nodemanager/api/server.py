@@ -272,7 +272,7 @@ class Servers:
                 os.unlink(os.path.join(directory, SOCKET_NAME))
                 os.rmdir(directory)
 
-    def sliver_changed(self, name: str, handle: Any) -> None:
+    def sliver_changed(self, name: str, handle: dict[str, Any]) -> None:
         """A sliver runs, or not: the API in its own network is there, or not."""
         life = (handle.get("pid"), handle.get("start_time")) if handle is not None else ()
         with self._lock:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import xmlrpc.client
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodepool.nodemanager.sources import safe_xml
@@ -28,16 +28,16 @@ def _escape(text: str) -> str:
 class _Marshaller(xmlrpc.client.Marshaller):
     dispatch = dict(xmlrpc.client.Marshaller.dispatch)
 
-    def dump_whole(self, value: int, write: Any) -> None:
+    def dump_whole(self, value: int, write: Callable[[str], object]) -> None:
         kind = "int" if -(2**31) <= value < 2**31 else "i8"
         if not -(2**63) <= value < 2**63:
             raise OverflowError(f"{value} has more than 64 bits")
         write(f"<value><{kind}>{value}</{kind}></value>\n")
 
-    def dump_text(self, value: str, write: Any) -> None:
+    def dump_text(self, value: str, write: Callable[[str], object]) -> None:
         write(f"<value><string>{_escape(value)}</string></value>\n")
 
-    def dump_dictionary(self, value: dict[str, Any], write: Any) -> None:
+    def dump_dictionary(self, value: dict[str, Any], write: Callable[[str], object]) -> None:
         self.dump_struct(value, write, _escape)
 
     dispatch[int] = dump_whole  # type: ignore[assignment]
@@ -53,7 +53,7 @@ class _Unmarshaller(xmlrpc.client.Unmarshaller):
         self._levels = 0
         self._left = elements
 
-    def start(self, tag: str, attrs: Any) -> None:
+    def start(self, tag: str, attrs: dict[str, Any]) -> None:
         self._left -= 1
         if self._left < 0:
             raise ValueError("too many elements for its length")
@@ -63,7 +63,7 @@ class _Unmarshaller(xmlrpc.client.Unmarshaller):
                 raise ValueError(f"more than {MAX_DEPTH} levels of arrays and structs")
         super().start(tag, attrs)
 
-    def end(self, tag: str, *rest: Any) -> None:
+    def end(self, tag: str, *rest: object) -> None:
         if tag in ("array", "struct"):
             self._levels -= 1
         super().end(tag, *rest)

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.kernel import commands, loopdev, syscalls
@@ -132,7 +131,7 @@ class Disks:
     def _removed(self) -> list[Path]:
         return self._entries(REMOVED)
 
-    def _later(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _later(self, work: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # stopping: the next start does it
             self._backing.submit(work, *arguments)
 

@@ -389,7 +389,7 @@ class Network:
                 self._begin_removal(name, veth, index)
 
     @staticmethod
-    def _told(info: Any) -> tuple[str, int] | None:
+    def _told(info: dict[str, Any]) -> tuple[str, int] | None:
         """From what `create` returned, or a dict of it."""
         veth = (asdict(info) if isinstance(info, NetInfo) else info or {}).get("veth", "")
         match = _VETH.match(veth)

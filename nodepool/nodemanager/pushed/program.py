@@ -44,7 +44,7 @@ class Busy(Exception):
     """There are slivers; the text names them."""
 
 
-def say(**message: Any) -> None:
+def say(**message: object) -> None:
     print(f"{MARK}{json.dumps(message)}", flush=True)
 
 

@@ -192,7 +192,7 @@ class Database:
         connection = self._connection
         return None if connection is None or connection.in_transaction else self._version
 
-    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
             if self._connection is None:
                 raise DatabaseError(f"database {self.path} is closed")
@@ -285,7 +285,7 @@ class Database:
         """Records for which this host keeps a value of that name."""
         return [key for (key,) in self._rows("SELECT record_key FROM local WHERE json_extract(json, ?) IS NOT NULL", f"$.{name}")]
 
-    def update_local(self, key: str, **values: Any) -> dict[str, Any]:
+    def update_local(self, key: str, **values: object) -> dict[str, Any]:
         """Set these values (None removes one); returns all.
 
         By itself it does not outlive a loss of power: what it describes does not run on after one.

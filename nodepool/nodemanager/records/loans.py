@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from nodepool.nodemanager.records.rspec import FLOORS, LOANABLE, MAXIMUM, UNLIMITED_AT_ZERO
 
@@ -16,7 +15,7 @@ class LoanError(ValueError):
     """The list of loans is malformed; the text says where."""
 
 
-def validate(given: Any) -> list[Loan]:
+def validate(given: object) -> list[Loan]:
     """A whole list of loans; one bare triple counts as a list of one.
 
     :raises LoanError: it is malformed.

@@ -50,7 +50,7 @@ class _Restricted(pickle.Unpickler):
         except KeyError:
             raise pickle.UnpicklingError(f"it contains {module}.{name}; only plain values are accepted") from None
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside")
 
 
@@ -89,7 +89,7 @@ def import_pickle(database: Database, path: str) -> Imported:
     return result
 
 
-def _one(database: Database, name: str, given: Any, result: Imported) -> None:
+def _one(database: Database, name: str, given: object, result: Imported) -> None:
     try:
         if not isinstance(given, Mapping):
             raise records.RecordError("it is no dictionary")

@@ -93,7 +93,7 @@ def number(record: Mapping[str, Any], field: str) -> float | None:
     return float(value)
 
 
-def parse_record(given: Any) -> dict[str, Any]:
+def parse_record(given: object) -> dict[str, Any]:
     """A checked copy; fields that are not known are kept.
 
     :raises RecordError: it cannot be used.
@@ -137,7 +137,7 @@ def _plain(value: object) -> None:
         raise RecordError("a number has more than 64 bits")
 
 
-def _account(record: dict[str, Any], account_type: Any) -> dict[str, Any]:
+def _account(record: dict[str, Any], account_type: object) -> dict[str, Any]:
     if account_type not in TYPES:
         raise RecordError(f"account_type must be one of {', '.join(TYPES)}")
     try:
@@ -177,7 +177,7 @@ def _account(record: dict[str, Any], account_type: Any) -> dict[str, Any]:
     return record
 
 
-def _delegations(given: Any) -> list[list[str]]:
+def _delegations(given: object) -> list[list[str]]:
     if not isinstance(given, (list, tuple)):
         raise RecordError("delegations: a list of (caller, method) is wanted")
     result = []

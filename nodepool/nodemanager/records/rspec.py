@@ -95,7 +95,7 @@ _RATES = (("nm_net_min_rate", "nm_net_max_rate"), ("nm_net_exempt_min_rate", "nm
 BOTH_CORES = "nm_cpu_cores_both"
 
 
-def check_name(name: Any) -> str:
+def check_name(name: object) -> str:
     """A name of a sliver or delegate, fit for paths, host names and records.
 
     :raises ValueError: it is none.

@@ -54,7 +54,7 @@ class _Reader:
         self.slices: list[_Slice] = []
         self.keys: dict[str, list[str]] = defaultdict(list)
 
-    def start(self, tag: str, element: Any) -> None:
+    def start(self, tag: str, element: dict[str, Any]) -> None:
         if self.root is None:
             self.root = tag
         if tag == "slice":

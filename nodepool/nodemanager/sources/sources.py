@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss, KazooException, NodeExistsError, NoNodeError
 from kazoo.protocol.states import KazooState
 
@@ -361,13 +362,13 @@ class ZooKeeperSource:
                     log.exception("Error reading slices from ZooKeeper:")
             self._wake.wait(wait)
 
-    def _arm(self, kazoo: Any) -> None:
+    def _arm(self, kazoo: KazooClient) -> None:
         """Before reading, so that no change is missed."""
         connection = self._connection
         answered = threading.Event()
         errors: list[BaseException] = []
 
-        def done(_result: Any, error: BaseException | None, _zxid: int) -> None:
+        def done(_result: object, error: BaseException | None, _zxid: int) -> None:
             if error is not None:
                 errors.append(error)
             answered.set()
@@ -410,7 +411,7 @@ class ZooKeeperSource:
             return  # it was being removed meanwhile
         self._manager.deliver(self.name, None, records, True)
 
-    def _announce(self, kazoo: Any) -> None:
+    def _announce(self, kazoo: KazooClient) -> None:
         """An ephemeral record by which launchers find this host."""
         capacity = self._manager.capacity()
         tls = self._config.tls

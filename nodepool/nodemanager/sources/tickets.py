@@ -56,7 +56,7 @@ def missing(options: Mapping[str, Any]) -> str | None:
     return f"tickets need {', '.join(absent)}, not installed here: {sys.executable} -m pip install {packages}"
 
 
-def _check_records(slivers: Any) -> list[dict[str, Any]]:
+def _check_records(slivers: object) -> list[dict[str, Any]]:
     """What signing and verifying agree on.
 
     :raises TicketError: there are none, or one is no sliver.

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from kazoo.exceptions import NoNodeError
 from kazoo.protocol.serialization import Delete, Exists, GetChildren2, Sync
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.zk.connection.reply import Reply
+from nodepool.zk.records import NodeRequest
 
 log = logging.getLogger("nodepool.zk.locks")
 
@@ -27,7 +28,7 @@ _SEQUENCE_DIGITS = 10
 class Asking(Protocol):
     """The connection, as far as this needs it."""
 
-    client_id: Any
+    client_id: tuple[int, bytes] | None
 
     @property
     def state(self) -> str: ...
@@ -36,7 +37,7 @@ class Asking(Protocol):
 
     def full_path(self, path: str) -> str: ...
 
-    def submit(self, request: Any, answer: Reply | None) -> None: ...
+    def submit(self, request: NodeRequest, answer: Reply | None) -> None: ...
 
 
 class AbandonedLocks:
@@ -72,7 +73,7 @@ class AbandonedLocks:
         client = self._client
         directory, _, start = path.rpartition("/")
 
-        def listed(result: Any, error: BaseException | None, _zxid: int) -> None:
+        def listed(result: tuple[list[str], ZnodeStat], error: BaseException | None, _zxid: int) -> None:
             if isinstance(error, NoNodeError):
                 self._done(path)
             elif error is None:
@@ -89,11 +90,11 @@ class AbandonedLocks:
     def _remove_own(self, path: str, found: str) -> None:
         client = self._client
 
-        def deleted(_result: Any, error: BaseException | None, _zxid: int) -> None:
+        def deleted(_result: object, error: BaseException | None, _zxid: int) -> None:
             if error is None or isinstance(error, NoNodeError):
                 self._done(path)
 
-        def looked(stat: Any, error: BaseException | None, _zxid: int) -> None:
+        def looked(stat: ZnodeStat, error: BaseException | None, _zxid: int) -> None:
             if error is not None:
                 return
             client_id = client.client_id

@@ -85,7 +85,7 @@ class Handler(SequentialThreadingHandler):
         self._thread_name = name
         self._count = 0
 
-    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> threading.Thread:
+    def spawn(self, func: Callable[..., Any], *args: object, **kwargs: object) -> threading.Thread:
         self._count += 1
         kind = "connection" if getattr(func, "__name__", "") == "zk_loop" else f"worker {self._count}"
         thread = threading.Thread(
@@ -119,15 +119,15 @@ class Connection(kazoo_connection.ConnectionHandler):
     """Reads and writes many messages per system call, and hands out persistent watch events."""
 
     client: Client
-    _xid: Any
+    _xid: int
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._received = bytearray()
         #: Since when answers are due of which none has come.
         self._silent_since = 0.0
 
-    def _connect_loop(self, retry: Any) -> Any:
+    def _connect_loop(self, retry: object) -> Any:
         """Whatever goes wrong on this thread, it connects anew with the same session; kazoo would end for ever."""
         try:
             return super()._connect_loop(retry)
@@ -348,7 +348,7 @@ class Client(KazooClient):
     _connection: Any
     chroot: str
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("handler", Handler())
         self.wake_sent = False
         #: (root, callback) of persistent watches; the server forgets them with each connection.
@@ -360,7 +360,7 @@ class Client(KazooClient):
         old = self._connection
         self._connection = Connection(self, old.retry_sleeper, logger=old.logger, sasl_options=old.sasl_options)
 
-    def submit(self, request: Any, reply: Any) -> None:
+    def submit(self, request: Any, reply: object) -> None:
         """Send a request; ``reply`` is a :class:`Reply` or a kazoo AsyncResult."""
         self._call(request, reply)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKException
 from nodepool.zk import locks, paths
@@ -69,7 +70,7 @@ class ImageMethods(FacadeBase):
         return self._parse(path, lambda: self._build(image, build_id, *read))
 
     @staticmethod
-    def _build(image: str, build_id: str, data: bytes, stat: Any) -> ImageBuild | None:
+    def _build(image: str, build_id: str, data: bytes, stat: ZnodeStat) -> ImageBuild | None:
         values = parse_object(data)
         if values is None:
             return None
@@ -172,7 +173,7 @@ class ImageMethods(FacadeBase):
         return self._parse(path, lambda: self._upload(image, build_id, provider, upload_number, *read))
 
     @staticmethod
-    def _upload(image: str, build_id: str, provider: str, number: str, data: bytes, stat: Any) -> ImageUpload | None:
+    def _upload(image: str, build_id: str, provider: str, number: str, data: bytes, stat: ZnodeStat) -> ImageUpload | None:
         values = parse_object(data)
         if values is None:
             return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKException, ZKLockException
 from nodepool.zk import locks, paths
@@ -45,7 +46,7 @@ class NodeMethods(FacadeBase):
         return self._parse(path, lambda: self._node(node, *read))
 
     @staticmethod
-    def _node(node_id: str, data: bytes, stat: Any) -> Node | None:
+    def _node(node_id: str, data: bytes, stat: ZnodeStat) -> Node | None:
         values = parse_object(data)
         if values is None:
             return None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
+from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKException, ZKLockException
 from nodepool.zk import declines, locks, paths
@@ -32,7 +33,7 @@ class RequestMethods(FacadeBase):
         return self._parse(path, lambda: self._request(request, *read))
 
     @staticmethod
-    def _request(request_id: str, data: bytes, stat: Any) -> NodeRequest | None:
+    def _request(request_id: str, data: bytes, stat: ZnodeStat) -> NodeRequest | None:
         values = parse_object(data)
         if values is None:
             return None

@@ -6,6 +6,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from nodepool.zk import paths
@@ -17,7 +18,7 @@ CATCH_UP = 5
 class TurnLock:
     """Held for milliseconds, by one launcher; it goes with its session. 11.0.0 ignores it."""
 
-    def __init__(self, kazoo: Any, holder: str, *name: str) -> None:
+    def __init__(self, kazoo: KazooClient, holder: str, *name: str) -> None:
         self.path = f"{paths.ELECTIONS}/" + "-".join(urllib.parse.quote(part, safe="") for part in name)
         self._kazoo = kazoo
         self._holder = holder.encode()

@@ -13,6 +13,7 @@ from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import READY, ImageBuild, ImageUpload, RecordError, parse_object
+from nodepool.zk.records.base import BaseModel
 
 UploadKey = tuple[str, str, str, str]
 
@@ -151,7 +152,7 @@ class ImageTree(Tree[Any]):
                 self._choose(parts[0], parts[4])
         self._notify(parts[0])
 
-    def store_own(self, parts: list[str], path: str, record: Any, stat: ZnodeStat) -> None:
+    def store_own(self, parts: list[str], path: str, record: BaseModel, stat: ZnodeStat) -> None:
         raise RecordError("images are not written through the mirror")
 
     def appeared(self, parts: list[str], path: str) -> None:

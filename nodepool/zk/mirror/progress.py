@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote
 
+from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError, OperationTimeoutError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import ZnodeStat
@@ -27,6 +28,7 @@ from kazoo.protocol.states import ZnodeStat
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import RecordError
+from nodepool.zk.records.base import BaseModel
 from nodepool.zk.records.progress import (
     BUILD_STATES,
     BUILDS,
@@ -64,7 +66,7 @@ class ProgressStore:
     :raises KazooException: (all methods) no connection, or no answer in time (``OperationTimeoutError``).
     """
 
-    def __init__(self, kazoo_client: Any) -> None:
+    def __init__(self, kazoo_client: KazooClient) -> None:
         self._kazoo = kazoo_client
 
     @staticmethod
@@ -235,7 +237,7 @@ class ProgressTree(Tree[Any]):
                 self.failures[record.key] = record
         self._notify(record.image)
 
-    def store_own(self, parts: list[str], path: str, record: Any, stat: ZnodeStat) -> None:
+    def store_own(self, parts: list[str], path: str, record: BaseModel, stat: ZnodeStat) -> None:
         raise RecordError("progress is not written through the mirror")
 
     def vanished(self, parts: list[str], path: str) -> None:

@@ -139,7 +139,7 @@ class Tree(Generic[R]):
         self._syncing = True
         kazoo = self._kazoo()
 
-        def armed(_result: Any, error: BaseException | None, _zxid: int) -> None:
+        def armed(_result: object, error: BaseException | None, _zxid: int) -> None:
             if generation != self._generation:
                 return
             if error is not None:
@@ -162,7 +162,7 @@ class Tree(Generic[R]):
         self.log.error("Cannot %s: %r; trying again in %g s", what, error, READ_AGAIN)
         generation = self._generation
 
-        def on_connection(_result: Any, _error: BaseException | None, _zxid: int) -> None:
+        def on_connection(_result: object, _error: BaseException | None, _zxid: int) -> None:
             if generation == self._generation and self.client.connected:
                 self._synchronise()
 
@@ -192,7 +192,7 @@ class Tree(Generic[R]):
     def _look_below(self, path: str, parts: list[str], generation: int) -> None:
         self._outstanding += 1
 
-        def answer(result: Any, error: BaseException | None, _zxid: int) -> None:
+        def answer(result: tuple[list[str], ZnodeStat], error: BaseException | None, _zxid: int) -> None:
             if generation != self._generation:
                 return
             if error is None:
@@ -283,7 +283,7 @@ class Tree(Generic[R]):
         except Exception:
             self.log.exception("Cannot forget %s:", path)
 
-    def announce(self, listeners: Iterable[Callable[..., Any]], *args: Any) -> None:
+    def announce(self, listeners: Iterable[Callable[..., Any]], *args: object) -> None:
         """Call them all: one that raises, or takes itself off the list, keeps nothing from the others."""
         for listener in tuple(listeners):
             try:
@@ -330,7 +330,7 @@ class Tree(Generic[R]):
                 else:
                     own[0] += 1
 
-    def settle(self, path: str, record: R | None, result: Any, zxid: int) -> None:
+    def settle(self, path: str, record: R | None, result: object, zxid: int) -> None:
         """The answer to a write came; ``record`` is None when it was refused."""
         with self.lock:
             own = None

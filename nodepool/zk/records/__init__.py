@@ -179,7 +179,7 @@ class NodeRequest(BaseModel):
         self.nodes: list[str] = []
         self.reuse = True
         self.requestor: str | None = None
-        self.requestor_data: Any = None
+        self.requestor_data: object = None
         self.provider: str | None = None
         self.relative_priority = 0
         self.event_id: str | None = None
@@ -323,7 +323,7 @@ class Node(BaseModel):
     external_id: object
     hostname: str | None
     comment: str | None
-    user_data: Any
+    user_data: object
     hold_job: str | None
     connection_type: str | None
     shell_type: str | None
@@ -332,7 +332,7 @@ class Node(BaseModel):
     attributes: dict[str, Any] | None
     python_path: str | None
     tenant_name: str | None
-    driver_data: Any
+    driver_data: object
     requestor: str | None
     node_properties: dict[str, Any] | None
     #: In memory only: changes that are written together with something else.
@@ -344,7 +344,7 @@ class Node(BaseModel):
         self.lock_contenders: set[str] = set()
         for name in _NODE_PLAIN:
             setattr(self, name, None)
-        self.connection_port: Any = 22
+        self.connection_port: int = 22
         self.node_properties = {}
         self.username: str | None = "zuul"
         self.host_keys: list[str] = []

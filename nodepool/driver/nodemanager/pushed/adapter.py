@@ -26,6 +26,7 @@ from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerLabel
 from nodepool.driver.nodemanager.pushed.machines import BackedCreateMachine, BackedDeleteMachine
 from nodepool.driver.nodemanager.pushed.slots import BackingNodes
 from nodepool.driver.nodemanager.pushed.ssh_link import Link, LinkBusy, LinkError, Target
+from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
@@ -256,7 +257,7 @@ class BackedAdapter(NodeManagerAdapter):
     # -- what the framework asks
 
     def getCreateStateMachine(
-        self, hostname: str, label: Any, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
+        self, hostname: str, label: DriverLabel, image_external_id: object, metadata: dict[str, str], request: NodeRequest,
         az: str | None, log: Log,
     ) -> BackedCreateMachine:  # fmt: skip
         return BackedCreateMachine(self, hostname, label, str(label.cloud_image.root), metadata, request, log)

@@ -19,6 +19,7 @@ from nodepool.driver.backing.records import BackingNodeRecord, parse_user_data
 from nodepool.driver.backing.slots import Action, BackingSlots
 from nodepool.driver.nodemanager.hosts import Free, Hosts, Needs
 from nodepool.driver.nodemanager.machines import needed_by, too_large
+from nodepool.driver.statemachine.model import DriverLabel
 from nodepool.zk import zookeeper as zk
 from nodepool.zk.writer import TransactionFailed
 
@@ -47,7 +48,7 @@ class BackingNodes(BackingSlots):
 
     # -- what fits
 
-    def new_record(self, label: Any) -> BackingNodeRecord:
+    def new_record(self, label: DriverLabel) -> BackingNodeRecord:
         return BackingNodeRecord(label.backing_label, self.options.max_slivers)
 
     def place(self, machine: Any, actions: list[Action]) -> None:
@@ -70,7 +71,7 @@ class BackingNodes(BackingSlots):
         limit = self.options.max_nodes
         return limit is not None and sum(1 for record in self.book if not record.lost) >= limit
 
-    def _impossible(self, label: Any) -> str | None:
+    def _impossible(self, label: DriverLabel) -> str | None:
         """Why no backing node that we know of could ever take this label."""
         seen = self._seen.get(label.backing_label)
         if seen is None:

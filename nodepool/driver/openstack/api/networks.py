@@ -9,9 +9,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kazoo.client import KazooClient
+if TYPE_CHECKING:
+    from openstack.connection import Connection
 
 FLOATING = "floating"
 FIXED = "fixed"
@@ -32,7 +33,7 @@ class Rules:
     ipv6: bool = False
 
     @classmethod
-    def of(cls, client: KazooClient) -> Rules:
+    def of(cls, client: Connection) -> Rules:
         """From the SDK's connection."""
         config = client.config
         return cls(

@@ -7,14 +7,16 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlparse
-
-from kazoo.client import KazooClient
 
 from nodepool.cloud import CloudCalls
 from nodepool.driver.openstack.api.errors import BadAnswer, CredentialsRefused, TokenRefused, sdk_error, status_of, tidy
 from nodepool.driver.openstack.config import OpenStackProviderConfig
+
+if TYPE_CHECKING:  # the SDK is imported when a provider uses it
+    from openstack.connection import Connection
+    from requests import Response
 
 API_TIMEOUT = 60.0
 """Seconds without a byte from the cloud after which a call has failed, unless clouds.yaml has ``api_timeout``."""
@@ -44,7 +46,7 @@ class Record(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def prepare(client: KazooClient) -> Any:
+def prepare(client: Connection) -> Any:
     """Bound the calls of an SDK connection in time and let it have a connection per thread."""
     from keystoneauth1 import session as keystone
 
@@ -59,7 +61,7 @@ def prepare(client: KazooClient) -> Any:
 class Transport:
     """Requests of one provider. Errors are those of the SDK, :class:`BadAnswer` and :class:`CredentialsRefused`."""
 
-    def __init__(self, client: KazooClient, calls: CloudCalls, provider: OpenStackProviderConfig, log: logging.Logger) -> None:
+    def __init__(self, client: Any, calls: CloudCalls, provider: OpenStackProviderConfig, log: logging.Logger) -> None:
         self.client = client
         self.calls = calls
         self.provider = provider
@@ -125,12 +127,12 @@ class Transport:
             self.authenticate(refused=error.token)
         return call()
 
-    def _check_token(self, response: Any) -> None:
+    def _check_token(self, response: Response) -> None:
         if response.status_code == 401:
             raise TokenRefused(str(self.refused(response.text[:200])), response.request.headers.get("X-Auth-Token"))
 
     @staticmethod
-    def _check_found(response: Any, method: str, path: str) -> None:
+    def _check_found(response: Response, method: str, path: str) -> None:
         """Gateways say 404 of services. What does not exist is told in JSON, or (glance) in HTML that names it."""
         if response.status_code == 404 and response.text.lstrip()[:1] == "<" and path.rpartition("/")[2] not in response.text:
             raise BadAnswer(f"{method} {path}: {_excerpt(response)}")
@@ -246,7 +248,7 @@ def _is_valid(auth: Any, refused: str | None) -> bool:
     return not auth.reauthenticate or not known.will_expire_soon(auth.MIN_TOKEN_LIFE_SECONDS)
 
 
-def _check_status(response: Any, kw: dict[str, Any]) -> None:
+def _check_status(response: Response, kw: dict[str, Any]) -> None:
     """Raise the SDK's error, with a text for everybody.
 
     :param kw: of the request.
@@ -263,7 +265,7 @@ def _check_status(response: Any, kw: dict[str, Any]) -> None:
         raise
 
 
-def _excerpt(response: Any) -> str:
+def _excerpt(response: Response) -> str:
     text = " ".join(response.text.split())
     kind = response.headers.get("Content-Type", "no content type")
     return f"HTTP {response.status_code}, {kind}, {text[:120]!r}" if text else f"HTTP {response.status_code}, empty"
