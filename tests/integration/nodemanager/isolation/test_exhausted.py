@@ -16,7 +16,11 @@ from tests.conftest import wait_for
 from tests.support.deadline import limit
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root")]
+pytestmark = [
+    pytest.mark.usefixtures("host_network"),
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(os.geteuid() != 0, reason="native slivers need root"),
+]
 
 
 @pytest.fixture

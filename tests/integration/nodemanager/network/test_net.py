@@ -34,7 +34,7 @@ def _lacking() -> str:
     return "; ".join(f"{problem.feature}: {problem.remedy}" for problem in Network(parse({}, "test")).problems())
 
 
-pytestmark = pytest.mark.skipif(bool(_lacking()), reason=_lacking() or "-")
+pytestmark = [pytest.mark.usefixtures("host_network"), pytest.mark.skipif(bool(_lacking()), reason=_lacking() or "-")]
 
 SERVER = """
 import socket, sys, threading

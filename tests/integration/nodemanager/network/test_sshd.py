@@ -18,6 +18,7 @@ from tests.conftest import wait_for
 from tests.support.nodemanager.scene import NmDaemon, run_daemon
 
 pytestmark = [
+    pytest.mark.usefixtures("host_network"),
     pytest.mark.timeout(180),
     pytest.mark.skipif(os.geteuid() != 0, reason="networks need root"),
     pytest.mark.skipif(find("nft") is None or find("ip") is None, reason="network nat needs ip and nft"),
