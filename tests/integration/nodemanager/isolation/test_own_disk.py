@@ -47,7 +47,7 @@ def fill(nm: NmDaemon, what: str) -> None:
     """By its own root; nothing more fits afterwards."""
     nm.ssh("alpha", f"python3 -c '{FILL}{what}'")
     with pytest.raises(AssertionError, match="No space left on device"):
-        nm.ssh("alpha", "for n in 1 2 3; do mkdir /var/tmp/d$n && head -c 8192 /dev/zero > /var/tmp/d$n/file || exit 1; done")
+        nm.ssh("alpha", "for n in 1 2 3; do made=$(mktemp -d -p /var/tmp) && head -c 8192 /dev/zero > $made/file || exit 1; done")
 
 
 def start_again(nm: NmDaemon) -> None:
