@@ -79,6 +79,8 @@ class StateMachineNodeLauncher(StatsReporter):
         self._lost = False
         self._delete_failures = 0
         self._orphan_since = 0.0
+        #: Why the machine does not get on, as it was told.
+        self._trouble: str | None = None
 
     def __repr__(self) -> str:
         return f"launch of node {self.node.id} ({self.stage.value})"
@@ -124,6 +126,10 @@ class StateMachineNodeLauncher(StatsReporter):
         node.connection_port = image.connection_port
         node.connection_type = image.connection_type
         node.resources = dict(self.manager.quotaNeededByLabel(node.type[0], self.handler.pool).get_resources())
+        planned = self.manager.adapter.plannedExternalId(label, node.id or "")
+        if planned is not None:
+            # Written with the rest, by the caller.
+            node.external_id = self._saved_external_id = self._sent_external_id = planned
 
     def launch(self) -> None:
         """Begin: the (possibly slow) making of the create machine runs on the provider's start threads.
@@ -239,10 +245,17 @@ class StateMachineNodeLauncher(StatsReporter):
         if machine.complete and instance is not None:
             self._created(instance)
             return 0.0 if self.nodescan_request.complete else bound
+        self._tell_trouble(getattr(machine, "trouble", None))
         if machine.external_id != self._sent_external_id:
             self.node.external_id = machine.external_id
             self._save_later()
         return self._pace.next(machine, machine.state != before, bound)
+
+    def _tell_trouble(self, trouble: str | None) -> None:
+        if trouble is not None and trouble != self._trouble:
+            self.log.warning("Node %s does not get on: %s", self.node.id, trouble)
+            self.manager.label_problems.note(self.node.type[0], "launch", trouble)
+        self._trouble = trouble
 
     def _timeout(self) -> float:
         return float(getattr(self.provider_config, "launch_timeout", None) or 3600)

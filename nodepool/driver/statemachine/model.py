@@ -39,6 +39,8 @@ class StateMachine:
     #: Optional hints of the machine to the framework.
     next_wake: float | None = None
     waiting_future: Any = None
+    #: Why it does not get on at present, for the log and the list of problems. Not in 11.0.0.
+    trouble: str | None = None
 
     def advance(self) -> Any:
         """Do the next step; a create machine returns the Instance in the call that sets ``complete``."""
@@ -118,6 +120,14 @@ class Adapter:
     ) -> StateMachine:
         """A machine that creates one instance; called with all seven arguments by position."""
         raise NotImplementedError
+
+    def plannedExternalId(self, label: DriverLabel, node_id: str) -> ExternalId:
+        """What the instance of this node will be named by, where that is known before it is made; None: it is not.
+
+        It is in the record before the create machine begins: whatever happens then, the deletion knows what to delete.
+        Not in 11.0.0.
+        """
+        return None
 
     def getDeleteStateMachine(self, external_id: ExternalId, log: logging.LoggerAdapter[Any] | logging.Logger) -> StateMachine:
         """A machine that deletes what ``external_id`` names."""

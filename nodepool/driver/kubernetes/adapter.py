@@ -1,0 +1,347 @@
+"""A Kubernetes cluster behind the state machine framework (KUB-7 to KUB-10)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.base.backoff import Backoff
+from nodepool.cloud import CallsStopped, CloudCalls
+from nodepool.driver.kubernetes import bodies, trouble
+from nodepool.driver.kubernetes.api.client import Cluster, Object
+from nodepool.driver.kubernetes.api.errors import ApiError, NoAccess, classify, retry_after
+from nodepool.driver.kubernetes.api.kinds import (
+    LIMIT_RANGE,
+    NAMESPACE,
+    NETWORK_POLICY,
+    POD,
+    ROLE,
+    ROLE_BINDING,
+    SECRET,
+    SERVICE_ACCOUNT,
+    Kind,
+)
+from nodepool.driver.kubernetes.api.watches import Waiting, Watcher
+from nodepool.driver.kubernetes.config import KubernetesLabel
+from nodepool.driver.kubernetes.machines import CreateMachine, DeleteMachine, Job, Target, token_of
+from nodepool.driver.statemachine.model import Adapter, Instance, Resource
+from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
+
+#: Threads per lane: a launch makes its calls one after the other on one of "write".
+THREADS = {"read": 6, "write": 16, "delete": 8}
+#: Seconds for one call with its retries.
+DEADLINE = 60.0
+#: A new namespace gets its account `default` a moment later, and takes no pod before.
+ACCOUNT_BACKOFF = Backoff(0.02, 1.0)
+ACCOUNT_TRIES = 12
+_NO_ACCOUNT = "error looking up service account"
+
+Connect = Callable[[], Cluster]
+
+
+class ContainerInstance(Instance):
+    """A namespace or pod."""
+
+    def __init__(self, job: Job, cloud: str | None, connection_type: str, port: dict[str, Any]) -> None:
+        super().__init__()
+        self.ready = True
+        self.external_id = job.external_id
+        self.cloud = cloud
+        self.metadata = job.labels
+        self.connection_type = connection_type
+        self.connection_port = port
+        self.interface_ip = job.pod
+        self.quota = bodies.quota(job.label)
+
+    def getQuotaInformation(self) -> QuotaInformation:
+        return self.quota
+
+
+class Leftover(Resource):
+    """A namespace, pod or project that has our labels."""
+
+    def __init__(self, target: Target, labels: dict[str, str]) -> None:
+        super().__init__(labels, "node")
+        self.target = target
+        self.id = target.name
+
+
+class KubernetesAdapter(Adapter):
+    """
+    :param connect: makes the client; raises NoAccess when the kubeconfig cannot be used, and is tried again every minute.
+    """
+
+    def __init__(self, provider_config: Any, connect: Connect) -> None:
+        super().__init__(provider_config)
+        self.provider = provider_config
+        self.log = logging.getLogger(f"nodepool.{type(self).__name__}.{provider_config.name}")
+        self.calls = CloudCalls(provider_config.name, classify, {}, threads=THREADS, log=self.log, retry_after=retry_after)
+        self._connect = connect
+        self._cluster: Cluster | None = None
+        self._watchers: dict[tuple[Kind, str | None], Watcher] = {}
+        #: Why there is no client, for operators.
+        self.problem: str | None = None
+        self._open()
+
+    @property
+    def selector(self) -> str:
+        return f"{bodies.PROVIDER_LABEL}={self.provider.name}"
+
+    @property
+    def context(self) -> str | None:
+        """What Zuul sees as the cloud; None inside of the cluster."""
+        access = getattr(self.cluster, "access", None)
+        return None if getattr(access, "in_cluster", False) else self.provider.context
+
+    @property
+    def cluster(self) -> Cluster:
+        """:raises NoAccess: the kubeconfig cannot be used."""
+        if self._cluster is None:
+            raise NoAccess(self.problem or "there is no connection to the cluster")
+        return self._cluster
+
+    def _open(self) -> None:
+        try:
+            self._cluster = self._connect()
+        except NoAccess as error:
+            if self.problem != str(error):
+                self.log.error("Provider %s cannot be used: %s", self.provider.name, error)
+            self.problem = str(error)
+        else:
+            if self.problem is not None:
+                self.log.info("Provider %s can be used again", self.provider.name)
+            self.problem = None
+
+    def periodic(self) -> None:
+        if self._cluster is None:
+            self._open()
+
+    def stop(self) -> None:
+        self.calls.stop()
+        for watcher in list(self._watchers.values()):
+            watcher.stop()
+        if self._cluster is not None:
+            self._cluster.close()
+
+    def labelReady(self, label: KubernetesLabel) -> bool:
+        return self.problem is None
+
+    def whyNotReady(self, label: KubernetesLabel) -> str | None:
+        return self.problem
+
+    def getQuotaForLabel(self, label: KubernetesLabel) -> QuotaInformation:
+        return bodies.quota(label)
+
+    # -- launching
+
+    def plannedExternalId(self, label: KubernetesLabel, node_id: str) -> str:
+        return f"{label.pool.name}-{node_id}"
+
+    def getCreateStateMachine(
+        self, hostname: str, label: KubernetesLabel, image_external_id: object, metadata: dict[str, str],
+        request: NodeRequest, az: str | None, log: Log,
+    ) -> CreateMachine:  # fmt: skip
+        return CreateMachine(self, self._job(label, metadata, request, log))
+
+    def _job(self, label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest, log: Log) -> Job:
+        name = self.plannedExternalId(label, metadata[bodies.NODE_LABEL])
+        labels = bodies.labels_of(label, metadata, request, log)
+        return Job(name, name, label.name if label.is_pod else None, label, labels, log)
+
+    def make(self, job: Job) -> None:
+        provider, name = self.provider, job.namespace
+        pod = self._pod_body(job)  # a body that cannot be made costs nothing
+        namespace_labels = {**provider.namespace_labels, **job.labels}
+        self._make_namespace(job, bodies.namespace(name, namespace_labels, provider.namespace_annotations))
+        for number, given in enumerate(provider.network_policies):
+            self._create(job, NETWORK_POLICY, bodies.applied("NetworkPolicy", NETWORK_POLICY.version, number, given))
+        for number, given in enumerate(provider.limit_range):
+            self._create(job, LIMIT_RANGE, bodies.applied("LimitRange", LIMIT_RANGE.version, number, given))
+        self._create(job, SERVICE_ACCOUNT, bodies.service_account())
+        self._create(job, SECRET, bodies.token(job.labels))
+        role = bodies.role(pod=job.pod is not None)
+        self._create(job, ROLE, role)
+        self._create(job, ROLE_BINDING, bodies.role_binding(name, role["metadata"]["name"]))
+        if pod is not None:
+            self._make_pod(job, pod)
+
+    def _pod_body(self, job: Job) -> Object | None:
+        return bodies.pod(job.pod, job.label, job.labels) if job.pod is not None else None
+
+    def _make_namespace(self, job: Job, body: Object) -> None:
+        try:
+            self._create(job, NAMESPACE, body)
+        except (ApiError, NoAccess) as error:
+            # Others may be answers to a try after one whose answer was lost.
+            job.begun = isinstance(error, ApiError) and (error.status >= 500 or error.status == 409)
+            raise
+
+    def _create(self, job: Job, kind: Kind, body: Object) -> None:
+        """What is there already was made by an earlier try of the same launch: names have the node's id in them."""
+        if job.given_up.is_set():
+            raise CallsStopped(f"the launch of {job.external_id} was given up")
+        namespace = job.namespace if kind.namespaced else None
+        operation = f"create_{kind.name.replace(' ', '_')}"
+        try:
+            self.calls.call(
+                operation, self.cluster.create, kind, body, namespace, lane="write", deadline=DEADLINE, idempotent=True
+            )  # fmt: skip
+        except ApiError as error:
+            if not error.exists:
+                raise
+            self._check_ours(job, kind, body, namespace)
+
+    def _check_ours(self, job: Job, kind: Kind, body: Object, namespace: str | None) -> None:
+        if kind is not NAMESPACE:
+            return
+        found = self.find(kind, body["metadata"]["name"], namespace)
+        metadata = (found or {}).get("metadata") or {}
+        if (metadata.get("labels") or {}).get(bodies.NODE_LABEL) != job.labels[bodies.NODE_LABEL]:
+            raise exceptions.LaunchStatusException(f"{kind.name} {job.namespace} is there already, and is none of this node's")
+        if metadata.get("deletionTimestamp"):
+            raise exceptions.LaunchStatusException(
+                f"{kind.name} {job.namespace} of an earlier attempt is still being deleted: {trouble.stuck(found or {})}"
+            )
+
+    def _make_pod(self, job: Job, body: Object) -> None:
+        account = job.label.options.get("service-account")
+        if account and account not in ("default", bodies.USER):
+            self._create(job, SERVICE_ACCOUNT, bodies.service_account(account))
+        for tried in range(1, ACCOUNT_TRIES + 1):
+            try:
+                self._create(job, POD, body)
+                return
+            except ApiError as error:
+                if error.status != 403 or _NO_ACCOUNT not in error.message or tried == ACCOUNT_TRIES:
+                    raise
+                if self.calls.pause(ACCOUNT_BACKOFF.pause(tried)):
+                    raise
+
+    def instance(self, job: Job, secret: Object | None, pod: Object | None) -> Instance:
+        port = {"name": job.namespace, **self._port(job, secret)}
+        found = ContainerInstance(job, self.context, "kubectl" if job.pod else "namespace", port)
+        if pod is not None:
+            found.host_id = (pod.get("spec") or {}).get("nodeName")
+        return found
+
+    def _port(self, job: Job, secret: Object | None) -> dict[str, Any]:
+        """How Zuul gets there. Holds a token: it is never logged."""
+        assert secret is not None
+        cluster = self.cluster
+        port: dict[str, Any] = {
+            "namespace": job.namespace,
+            "host": cluster.host,
+            "skiptls": cluster.skip_tls,
+            "token": token_of(secret),
+            "user": bodies.USER,
+        }
+        if not cluster.skip_tls:
+            port["ca_crt"] = secret["data"]["ca.crt"]
+        if job.pod is not None:
+            port["pod"] = job.pod
+        return port
+
+    # -- deleting
+
+    def target(self, external_id: str) -> Target:
+        return Target(NAMESPACE, external_id)
+
+    def getDeleteStateMachine(self, external_id: object, log: Log) -> DeleteMachine:
+        return DeleteMachine(self, external_id, log)
+
+    def remove(self, target: Target) -> bool:
+        operation = f"delete_{target.kind.name}"
+        try:
+            self.calls.call(
+                operation, self.cluster.delete, target.kind, target.name, target.namespace, lane="delete", deadline=DEADLINE
+            )  # fmt: skip
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            if error.status == 409:  # it is being deleted already
+                return True
+            raise
+        return True
+
+    # -- looking
+
+    def find(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
+        operation = f"get_{kind.name.replace(' ', '_')}"
+        try:
+            return self.calls.call(
+                operation, self.cluster.get, kind, name, namespace, deadline=DEADLINE, missing_ok=True
+            )  # fmt: skip
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def wait_for(self, kind: Kind, name: str, namespace: str | None, wake: Callable[[], None]) -> Waiting:
+        return self._watcher(kind, namespace).wait_for(f"{namespace or ''}/{name}", wake)
+
+    def _watcher(self, kind: Kind, namespace: str | None) -> Watcher:
+        place = self.watched_place(kind, namespace)
+        watcher = self._watchers.get((kind, place))
+        if watcher is None:
+            watcher = self._watchers[kind, place] = Watcher(
+                self.cluster, self.calls, kind, self.watched_selector(kind), _key, self.log, place
+            )
+        return watcher
+
+    def watched_place(self, kind: Kind, namespace: str | None) -> str | None:
+        """The namespace that is watched; None: the whole cluster."""
+        return None
+
+    def watched_selector(self, kind: Kind) -> str:
+        return self.selector
+
+    def _list(self, kind: Kind, namespace: str | None = None) -> list[Object]:
+        return self.calls.call(
+            f"list_{kind.plural}", self.cluster.list, kind, self.selector, namespace, deadline=DEADLINE
+        )  # fmt: skip
+
+    def listInstances(self) -> Iterable[Instance]:
+        found = []
+        for resource in self.listResources():
+            instance = Instance()
+            instance.external_id, instance.metadata, instance.cloud = resource.target.name, resource.metadata, self.context
+            found.append(instance)
+        return found
+
+    def listResources(self) -> list[Leftover]:
+        pools = tuple(f"{pool}-" for pool in self.provider.pools)
+        found = []
+        for namespace in self._list(NAMESPACE):
+            metadata = namespace.get("metadata") or {}
+            name, labels = str(metadata.get("name") or ""), metadata.get("labels") or {}
+            if not name.startswith(pools) or not name.rpartition("-")[2].isdigit() or bodies.NODE_LABEL not in labels:
+                continue
+            if metadata.get("deletionTimestamp") or (namespace.get("status") or {}).get("phase") == "Terminating":
+                continue
+            found.append(Leftover(Target(NAMESPACE, name), labels))
+        return found
+
+    def deleteResource(self, resource: Resource) -> None:
+        assert isinstance(resource, Leftover)
+        self.remove(resource.target)
+
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        there = {resource.target.name: resource for resource in self.listResources()}
+        pod_labels = {
+            label.name for pool in self.provider.pools.values() for label in pool.labels.values() if label.is_pod
+        }  # fmt: skip
+        with_pod = {name for name, resource in there.items() if resource.metadata.get("nodepool_node_label") in pod_labels}
+        stopped: set[str] = set()
+        if with_pod & set(external_ids):
+            pods = {(pod.get("metadata") or {}).get("namespace"): pod for pod in self._list(POD)}
+            stopped = {name for name in with_pod if name not in pods or trouble.failed(pods[name]) is not None}
+        return [each for each in external_ids if each not in there or each in stopped]
+
+
+def _key(found: Object) -> str:
+    metadata = found.get("metadata") or {}
+    return f"{metadata.get('namespace') or ''}/{metadata.get('name')}"

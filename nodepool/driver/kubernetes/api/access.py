@@ -1,0 +1,129 @@
+"""How to reach the cluster and who we are there: kubeconfig, exec plug-ins, or the account of the pod that we run in (KUB-3)."""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nodepool.driver.kubernetes.api.errors import NoAccess
+
+
+class Access(Protocol):
+    """Where the server is, and what goes with each call."""
+
+    host: str
+    verify_ssl: bool
+    proxy: str | None
+
+    def authorization(self) -> str | None:
+        """The header's value now; None with client certificates. Raises NoAccess."""
+
+    def renew(self) -> None:
+        """What was read is not accepted any more: read it again. Raises NoAccess."""
+
+    def tls(self) -> dict[str, Any]:
+        """Options of urllib3 for the connection."""
+
+
+@dataclass
+class _Paths:
+    """Where the files are, for messages."""
+
+    context: str | None
+
+    def __str__(self) -> str:
+        files = os.environ.get("KUBECONFIG") or "~/.kube/config"
+        return f"context {self.context} of {files}" if self.context else f"the current context of {files}"
+
+
+class KubeconfigAccess:
+    """Read by the package ``kubernetes``, which knows all kinds of authentication.
+
+    :raises NoAccess: it cannot be used.
+    """
+
+    def __init__(self, context: str | None) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._in_cluster = False
+        self._configuration = self._read()
+        self.host: str = str(self._configuration.host).rstrip("/")
+        self.verify_ssl = bool(self._configuration.verify_ssl)
+        self.proxy: str | None = self._configuration.proxy
+
+    @property
+    def in_cluster(self) -> bool:
+        return self._in_cluster
+
+    def _read(self) -> Any:
+        try:
+            from kubernetes.client import Configuration
+            from kubernetes.config import kube_config
+            from kubernetes.config.config_exception import ConfigException
+            from kubernetes.config.incluster_config import load_incluster_config
+        except ImportError as error:
+            raise NoAccess(f"{error}: install the Python package kubernetes (extra 'kubernetes' of this one)") from error
+        configuration = Configuration()
+        try:
+            kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+                context=self._context, client_configuration=configuration, persist_config=False
+            )
+            return configuration
+        except FileNotFoundError:
+            pass
+        except ConfigException as error:
+            if "no configuration found" not in str(error).lower():
+                raise NoAccess(f"{_Paths(self._context)} cannot be used: {error}") from error
+        except Exception as error:
+            raise NoAccess(f"{_Paths(self._context)} cannot be used: {type(error).__name__}: {error}") from error
+        try:
+            load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        except ConfigException as error:
+            raise NoAccess(
+                f"there is no kubeconfig file ({_Paths(self._context)}), and this is no pod of a cluster ({error}); "
+                "write one, or set KUBECONFIG for the launcher"
+            ) from error
+        self._in_cluster = True
+        return configuration
+
+    def authorization(self) -> str | None:
+        with self._lock:
+            try:
+                found = self._configuration.auth_settings().get("BearerToken")
+            except Exception as error:
+                raise NoAccess(f"{_Paths(self._context)}: no token: {type(error).__name__}: {error}") from error
+        return str(found["value"]) if found and found.get("value") else None
+
+    def renew(self) -> None:
+        with self._lock:
+            self._configuration = self._read()
+
+    def tls(self) -> dict[str, Any]:
+        configuration = self._configuration
+        options: dict[str, Any] = {
+            "cert_reqs": "CERT_REQUIRED" if self.verify_ssl else "CERT_NONE",
+            "ca_certs": configuration.ssl_ca_cert,
+            "cert_file": configuration.cert_file,
+            "key_file": configuration.key_file,
+        }
+        if configuration.tls_server_name:
+            options["server_hostname"] = options["assert_hostname"] = configuration.tls_server_name
+        elif configuration.assert_hostname is not None:
+            options["assert_hostname"] = configuration.assert_hostname
+        return {key: value for key, value in options.items() if value is not None}
+
+    def token(self) -> str | None:
+        """Without its scheme, as it is handed to Zuul. Raises NoAccess."""
+        header = self.authorization()
+        return header.split()[-1] if header else None
+
+    def ca(self) -> str | None:
+        """The CA certificate, base64 of its file; None: there is none."""
+        path = self._configuration.ssl_ca_cert
+        if not path:
+            return None
+        with open(path, "rb") as file:
+            return base64.b64encode(file.read()).decode()

@@ -1,0 +1,221 @@
+"""Calls of the API server, plain dicts in and out, over one pool of connections per provider."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import urllib3
+from urllib3.exceptions import HTTPError, SSLError
+
+from nodepool.driver.kubernetes.api.access import Access
+from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess, from_answer
+from nodepool.driver.kubernetes.api.kinds import Kind
+from nodepool.version import get_version_string
+
+#: Seconds for one call, and until a connection stands.
+TIMEOUT, CONNECT_TIMEOUT = 60.0, 10.0
+#: Connections that are kept.
+CONNECTIONS = 32
+#: Objects in one answer to a list.
+PAGE = 500
+
+Object = dict[str, Any]
+Objects = list[Object]
+
+
+class Cluster(Protocol):
+    """What the drivers ask of a cluster. All calls raise ApiError and ConnectionFailed."""
+
+    host: str
+    skip_tls: bool
+    #: Whether changes can be watched.
+    watches: bool
+
+    def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object: ...
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object: ...
+
+    def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None: ...
+
+    def list(self, kind: Kind, selector: str = "", namespace: str | None = None) -> Objects: ...
+
+    def close(self) -> None: ...
+
+
+class Stream:
+    """Events of a watch, as they come; ended by :meth:`close` from any thread."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
+        self._response: Any = response
+        self._what = what
+
+    def __iter__(self) -> Iterator[Object]:
+        """Ends when the server ends it. Raises ConnectionFailed."""
+        rest = b""
+        try:
+            while chunk := self._response.read1():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        event = json.loads(line)
+                        if not isinstance(event, dict):
+                            raise ConnectionFailed(f"{self._what}: no event: {line[:100]!r}")
+                        yield event
+        except (HTTPError, OSError, ValueError) as error:
+            raise ConnectionFailed(f"{self._what}: {error}") from error
+        finally:
+            self._response.close()
+
+    def close(self) -> None:
+        """Wakes the reader."""
+        try:
+            self._response.shutdown()
+        except (HTTPError, OSError, ValueError):
+            pass  # it has ended
+
+
+class Client:
+    """A real API server. Thread-safe."""
+
+    watches = True
+
+    def __init__(self, access: Access, log: logging.Logger) -> None:
+        self.access = access
+        self.host = access.host
+        self.skip_tls = not access.verify_ssl
+        self._log = log
+        self._lock = threading.Lock()
+        self._pool = self._make_pool()
+        self._renewed = 0
+        if self.skip_tls:
+            log.warning("Certificates of %s are not verified, as the kubeconfig says (insecure-skip-tls-verify)", self.host)
+
+    def _make_pool(self) -> urllib3.PoolManager:
+        options: dict[str, Any] = {
+            "num_pools": 1,
+            "maxsize": CONNECTIONS,
+            "retries": False,
+            "headers": {"User-Agent": f"nodepool/{get_version_string()}"},
+        }
+        if self.host.startswith("https:"):
+            options |= self.access.tls()
+        if self.access.proxy:
+            return urllib3.ProxyManager(self.access.proxy, **options)
+        return urllib3.PoolManager(**options)
+
+    # -- calls
+
+    def create(self, kind: Kind, body: Object, namespace: str | None = None) -> Object:
+        name = (body.get("metadata") or {}).get("name", "")
+        return self._call("POST", kind, f"create {kind.name} {name}", kind.path(namespace), body)
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        return self._call("GET", kind, f"get {kind.name} {name}", kind.path(namespace, name))
+
+    def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        self._call("DELETE", kind, f"delete {kind.name} {name}", kind.path(namespace, name), body)
+
+    def list(self, kind: Kind, selector: str = "", namespace: str | None = None) -> Objects:
+        return self.list_versioned(kind, selector, namespace)[0]
+
+    def list_versioned(self, kind: Kind, selector: str = "", namespace: str | None = None) -> tuple[Objects, str]:
+        """All objects, and the version from which on changes can be watched."""
+        found: Objects = []
+        query = {"labelSelector": selector, "limit": str(PAGE)} if selector else {"limit": str(PAGE)}
+        while True:
+            answer = self._call("GET", kind, f"list {kind.plural}", kind.path(namespace), query=query)
+            items = answer.get("items")
+            found += [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+            metadata = answer.get("metadata") or {}
+            if not metadata.get("continue"):
+                return found, str(metadata.get("resourceVersion") or "")
+            query["continue"] = str(metadata["continue"])
+
+    def watch(self, kind: Kind, selector: str, version: str, seconds: int, namespace: str | None = None) -> Stream:
+        """Changes after that version, for at most so many seconds."""
+        query = {
+            "watch": "1", "labelSelector": selector, "resourceVersion": version, "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+        }  # fmt: skip
+        what = f"watch {kind.plural}"
+        response = self._send("GET", kind.path(namespace), what, None, query, read_timeout=seconds + 30.0, stream=True)
+        return Stream(response, what)
+
+    def close(self) -> None:
+        self._pool.clear()
+
+    # -- HTTP
+
+    def _call(self, method: str, kind: Kind, what: str, path: str, body: Object | None = None,
+              query: dict[str, str] | None = None) -> Object:  # fmt: skip
+        response = self._send(method, path, what, body, query)
+        try:
+            answer = json.loads(response.data)
+        except ValueError:
+            raise ConnectionFailed(f"{what}: the answer is not JSON: {response.data[:100]!r}") from None
+        if not isinstance(answer, dict):
+            raise ConnectionFailed(f"{what}: the answer is no {kind.name}: {response.data[:100]!r}")
+        return answer
+
+    def _send(self, method: str, path: str, what: str, body: Object | None, query: dict[str, str] | None,
+              read_timeout: float = TIMEOUT, stream: bool = False) -> urllib3.BaseHTTPResponse:  # fmt: skip
+        """An answer that is none of an error; credentials that are refused are read anew, once."""
+        renewed = self._renewed
+        response = self._send_once(method, path, what, body, query, read_timeout, stream)
+        if response.status == 401:
+            response.drain_conn()
+            self._renew(renewed)
+            response = self._send_once(method, path, what, body, query, read_timeout, stream)
+        if response.status < 300:
+            return response
+        try:
+            data = response.data
+        except (HTTPError, OSError) as error:
+            raise ConnectionFailed(f"{what}: {error}") from error
+        raise from_answer(what, response.status, response.headers, data)
+
+    def _renew(self, seen: int) -> None:
+        """Once for all calls that were refused together."""
+        with self._lock:
+            if self._renewed != seen:
+                return
+            self._log.info("%s does not accept our credentials (401), reading them again", self.host)
+            self.access.renew()
+            self._pool = self._make_pool()
+            self._renewed += 1
+
+    def _send_once(self, method: str, path: str, what: str, body: Object | None, query: dict[str, str] | None,
+                   read_timeout: float, stream: bool) -> urllib3.BaseHTTPResponse:  # fmt: skip
+        headers = {**self._pool.headers, "Accept": "application/json"}
+        authorization = self.access.authorization()
+        if authorization:
+            headers["Authorization"] = authorization
+        data = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            data = json.dumps(body).encode()
+        url = self.host + path + ("?" + urllib.parse.urlencode(query) if query else "")
+        try:
+            return self._pool.request(
+                method, url, body=data, headers=headers, preload_content=not stream, redirect=False,
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
+            )  # fmt: skip
+        except SSLError as error:
+            if "certificate verify failed" not in str(error).lower():
+                raise ConnectionFailed(f"{what} at {self.host}: {error}") from error
+            raise NoAccess(
+                f"the certificate of {self.host} is not accepted: {error}; correct certificate-authority in the kubeconfig"
+            ) from error
+        except (HTTPError, OSError) as error:
+            raise ConnectionFailed(f"{what} at {self.host}: {error}") from error
+
+
+def is_gone(error: ApiError) -> bool:
+    """The version asked for is too old to be watched from."""
+    return error.status == 410

@@ -1,0 +1,78 @@
+"""Errors of the API server, and their kinds for the shared layer of calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nodepool.cloud.errors import CallTimeout, ErrorKind, bounded
+
+_QUOTA = "exceeded quota"
+#: Not ready yet, or overtaken by another change: the same call works later.
+_AGAIN = (409, 500, 502, 503, 504)
+
+
+class ApiError(Exception):
+    """The server refuses, or says what is none of its answers.
+
+    ``status``: of HTTP. ``reason``: the server's word for it, such as ``AlreadyExists``. ``retry_after``: seconds it asks for.
+    """
+
+    def __init__(self, what: str, status: int, reason: str = "", message: str = "", retry_after: float | None = None) -> None:
+        super().__init__(f"{what}: {status} {reason}: {message}" if message else f"{what}: {status} {reason}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+    @property
+    def exists(self) -> bool:
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+
+class ConnectionFailed(Exception):
+    """No answer, or not a whole one."""
+
+
+class NoAccess(Exception):
+    """The kubeconfig cannot be used; the text names the file, the context and the remedy."""
+
+
+def from_answer(what: str, status: int, headers: Any, body: bytes) -> ApiError:
+    """:param what: verb and object, for the message."""
+    try:
+        told = json.loads(body)
+        reason, message = str(told.get("reason") or ""), str(told.get("message") or "")
+    except (ValueError, AttributeError):
+        reason, message = "", body[:300].decode("utf-8", "replace")
+    try:
+        retry_after = float(headers.get("Retry-After", ""))
+    except ValueError:
+        retry_after = None
+    return ApiError(what, status, reason, bounded(message), retry_after)
+
+
+def classify(error: BaseException) -> ErrorKind:
+    if isinstance(error, ConnectionFailed):
+        return ErrorKind.TRANSIENT
+    if isinstance(error, NoAccess):
+        return ErrorKind.CONFIGURATION
+    if isinstance(error, CallTimeout):
+        return error.kind
+    status = getattr(error, "status", None)
+    text = str(getattr(error, "message", "") or error).lower()
+    if _QUOTA in text:
+        return ErrorKind.QUOTA
+    if status == 404:
+        return ErrorKind.NOT_FOUND
+    if status == 429:
+        return ErrorKind.THROTTLED
+    if status in _AGAIN and not getattr(error, "exists", False):
+        return ErrorKind.TRANSIENT
+    if status in (400, 401, 403, 422):
+        return ErrorKind.CONFIGURATION
+    return ErrorKind.OTHER
+
+
+def retry_after(error: BaseException) -> float | None:
+    return getattr(error, "retry_after", None)

@@ -1,0 +1,234 @@
+"""One watch for all objects of a kind that somebody waits for: the server tells what has changed (KUB-7).
+
+What it tells is news, not proof: a waiting machine that is told that an object has vanished asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from nodepool.base.backoff import Backoff
+from nodepool.cloud import CloudCalls
+from nodepool.cloud.errors import CallsStopped
+from nodepool.driver.kubernetes.api.client import Client, Cluster, Object, Stream, is_gone
+from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess
+from nodepool.driver.kubernetes.api.kinds import Kind
+
+#: Seconds after which the server ends a watch, and it is begun anew.
+SECONDS = 240
+#: After a watch that could not be made.
+BACKOFF = Backoff(0.2, 15.0)
+#: Seconds between two questions for an object while the watch works, in case it tells nothing; and while it does not.
+QUIET = 15.0
+WITHOUT = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+KeyOf = Callable[[Object], str]
+
+
+class Waiting:
+    """Someone who waits for changes of one object."""
+
+    def __init__(self, watcher: Watcher, key: str, wake: Callable[[], None]) -> None:
+        self._watcher = watcher
+        self.key = key
+        self.wake = wake
+        self._news: Object | None = None
+        self._doubt = False
+        self._asked = 0
+
+    def take(self) -> Object | None:
+        """What was told last, once."""
+        news, self._news = self._news, None
+        return news
+
+    def doubtful(self) -> bool:
+        """Whether it may have vanished, or be otherwise than it was told; once."""
+        doubt, self._doubt = self._doubt, False
+        return doubt
+
+    def pause(self) -> float:
+        """Seconds until it is worth a question of its own."""
+        self._asked += 1
+        if self._watcher.live:
+            return QUIET
+        return WITHOUT[min(self._asked, len(WITHOUT)) - 1]
+
+    def end(self) -> None:
+        self._watcher.forget(self)
+
+    def tell(self, found: Object | None) -> None:
+        if found is None:
+            self._doubt = True
+        else:
+            self._news = found
+        self.wake()
+
+
+class Watcher:
+    """Begins when somebody waits for the first time; ends with :meth:`stop`.
+
+    :param key: what the object is waited for by.
+    """
+
+    def __init__(
+        self, cluster: Cluster, calls: CloudCalls, kind: Kind, selector: str, key: KeyOf, log: logging.Logger,
+        namespace: str | None = None,
+    ) -> None:  # fmt: skip
+        self._cluster = cluster
+        self._calls = calls
+        self._kind = kind
+        self._selector = selector
+        self._namespace = namespace
+        self._key = key
+        self._log = log
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[Waiting]] = {}
+        self._thread: threading.Thread | None = None
+        self._stream: Stream | None = None
+        self._stopped = False
+        self._failures = 0
+        #: From which on changes are told; none: all objects have to be listed first.
+        self._version = ""
+        #: The server tells what changes.
+        self.live = False
+        #: Why it does not, for operators.
+        self.trouble: str | None = None
+
+    def wait_for(self, key: str, wake: Callable[[], None]) -> Waiting:
+        """Be told of changes that come after this."""
+        waiting = Waiting(self, key, wake)
+        with self._lock:
+            self._waiting.setdefault(key, []).append(waiting)
+            if self._thread is None and self._cluster.watches and not self._stopped:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"Thread-{self._calls.name}-watch-{self._kind.plural}", daemon=True
+                )
+                self._thread.start()
+        return waiting
+
+    def forget(self, waiting: Waiting) -> None:
+        with self._lock:
+            left = [each for each in self._waiting.get(waiting.key, []) if each is not waiting]
+            if left:
+                self._waiting[waiting.key] = left
+            else:
+                self._waiting.pop(waiting.key, None)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._stopped:
+            begun = self._calls.clock()
+            try:
+                if not self._version:
+                    self._version = self._list()
+                told = self._follow()
+                # One that ends at once, without a word, is none.
+                self._failures = 0 if told or self._calls.clock() - begun > 1 else self._failures + 1
+            except CallsStopped:
+                return
+            except (ApiError, ConnectionFailed, NoAccess) as error:
+                if not isinstance(error, ConnectionFailed):
+                    self._version = ""
+                if isinstance(error, ApiError) and is_gone(error):
+                    self._log.debug("The watch of %s is too far behind, listing them", self._kind.plural)
+                else:
+                    self._failed(error)
+            except Exception:
+                self._log.exception("Error in the watch of %s:", self._kind.plural)
+                self._version = ""
+                self._failures += 1
+            if self._failures and self._calls.pause(BACKOFF.pause(self._failures)):
+                return
+
+    def _failed(self, error: Exception) -> None:
+        self.live = False
+        self._failures += 1
+        if self._stopped:
+            return
+        trouble = f"changes of {self._kind.plural} are not told: {error}"
+        if isinstance(error, ApiError) and error.status == 403:
+            trouble += f" (allow the account of this launcher to list and watch {self._kind.plural}; it asks for each until then)"
+        if self.trouble is None and (self._failures > 1 or not isinstance(error, ConnectionFailed)):
+            self.trouble = trouble
+            self._log.warning("Provider %s: %s", self._calls.name, trouble)
+        # Those who wait ask themselves from now on.
+        for waiting in self._all():
+            self._tell(waiting, None)
+
+    def _works(self) -> None:
+        self.live = True
+        if self.trouble is not None:
+            self._log.info("Provider %s: changes of %s are told again", self._calls.name, self._kind.plural)
+            self.trouble = None
+
+    def _list(self) -> str:
+        """Tell all how things are; the version from which on changes are told."""
+        cluster = self._cluster
+        assert isinstance(cluster, Client)
+        before = self._all()
+        found, version = cluster.list_versioned(self._kind, self._selector, self._namespace)
+        objects = {self._key(each): each for each in found}
+        for waiting in before:
+            self._tell(waiting, objects.get(waiting.key))
+        return version
+
+    def _follow(self) -> bool:
+        """Until the server ends the watch; whether it has told anything."""
+        cluster = self._cluster
+        assert isinstance(cluster, Client)
+        stream = cluster.watch(self._kind, self._selector, self._version, SECONDS, self._namespace)
+        with self._lock:
+            self._stream = stream
+            if self._stopped:
+                stream.close()
+        self._works()
+        told = False
+        try:
+            for event in stream:
+                told = True
+                self._failures = 0
+                self._version = self._event(event) or self._version
+        except ConnectionFailed:
+            if not self._stopped:
+                raise
+        finally:
+            with self._lock:
+                self._stream = None
+        return told
+
+    def _event(self, event: Object) -> str | None:
+        found = event.get("object")
+        what = event.get("type")
+        if not isinstance(found, dict):
+            return None
+        if what == "ERROR":
+            raise ApiError(f"watch {self._kind.plural}", int(found.get("code") or 500), str(found.get("reason") or ""),
+                           str(found.get("message") or ""))  # fmt: skip
+        metadata: dict[str, Any] = found.get("metadata") or {}
+        if what in ("ADDED", "MODIFIED", "DELETED"):
+            with self._lock:
+                told = list(self._waiting.get(self._key(found), ()))
+            for waiting in told:
+                self._tell(waiting, None if what == "DELETED" else found)
+        return str(metadata.get("resourceVersion") or "") or None
+
+    def _all(self) -> list[Waiting]:
+        with self._lock:
+            return [waiting for each in self._waiting.values() for waiting in each]
+
+    def _tell(self, waiting: Waiting, found: Object | None) -> None:
+        try:
+            waiting.tell(found)
+        except Exception:
+            self._log.exception("Error telling about %s %s:", self._kind.name, waiting.key)

@@ -1,0 +1,190 @@
+"""What is sent to the API server: namespaces, tokens, roles and pods (KUB-5, KUB-7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.driver.kubernetes.config import KubernetesLabel
+from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
+
+USER = "zuul-worker"
+"""Name of the service account, of its token, and of the user that Zuul sees."""
+PROVIDER_LABEL, NODE_LABEL = "nodepool_provider_name", "nodepool_node_id"
+
+#: Loops for ever; the pod ends when it is deleted.
+_IDLE = {
+    "linux": (["/bin/sh", "-c"], ["while true; do sleep 30; done;"]),
+    "windows": (["powershell.exe", "-Command"], ["while ($true) { Start-Sleep -Seconds 30 }"]),
+}
+#: Option -> key of the pod's specification, verbatim.
+_SPEC = {
+    "node-selector": "nodeSelector",
+    "scheduler-name": "schedulerName",
+    "volumes": "volumes",
+    "service-account": "serviceAccountName",
+    "automount-token": "automountServiceAccountToken",
+    "tolerations": "tolerations",
+    "affinity": "affinity",
+    "topology-spread": "topologySpreadConstraints",
+    "priority-class": "priorityClassName",
+    "pod-security-context": "securityContext",
+    "init-containers": "initContainers",
+    "image-pull-secrets": "imagePullSecrets",
+}
+_FALSE_COUNTS = ("automount-token",)
+_ALL = ["create", "delete", "get", "list", "patch", "update", "watch"]
+
+
+def formatted(templates: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
+    """Dynamic labels; those that cannot be formatted are left out."""
+    if not templates or request is None:
+        return {}
+    found, attributes = {}, request.getSafeAttributes()
+    for key, template in templates.items():
+        try:
+            found[key] = template.format(request=attributes)
+        except Exception:
+            log.exception("Dynamic label %s cannot be formatted", key)
+    return found
+
+
+def labels_of(label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
+    """Labels of the namespace and the pod of a node; by ours it is found again, so nothing may hide them."""
+    return {**label.labels, **formatted(label.dynamic_labels, request, log), **metadata, "nodepool_node_label": label.name}
+
+
+def namespace(name: str, labels: dict[str, str], annotations: dict[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name, "labels": labels}
+    if annotations:
+        metadata["annotations"] = annotations
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+
+
+def service_account(name: str = USER, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name}
+    if labels:
+        metadata["labels"] = labels
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+
+
+def token(labels: dict[str, str]) -> dict[str, Any]:
+    """The server fills it in: since Kubernetes 1.24 no token is made by itself."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/service-account-token",
+        "metadata": {"name": USER, "labels": labels, "annotations": {"kubernetes.io/service-account.name": USER}},
+    }
+
+
+def role(pod: bool) -> dict[str, Any]:
+    """What Zuul may do: in a namespace of its own, or with the one pod."""
+    if pod:
+        rules = [("pods", ["get", "list"])]
+        rules += [(what, _ALL) for what in ("pods/exec", "pods/logs", "pods/log", "pods/portforward")]
+        name = "zuul-restricted"
+    else:
+        name = "zuul"
+        rules = []
+    resources = [
+        "pods", "pods/exec", "pods/log", "pods/portforward", "services", "endpoints", "crontabs", "jobs", "deployments",
+        "replicasets", "configmaps", "secrets",
+    ]  # fmt: skip
+    found = [{"apiGroups": [""], "resources": [what], "verbs": verbs} for what, verbs in rules]
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name},
+        "rules": found or [{"apiGroups": [""], "resources": resources, "verbs": _ALL}],
+    }
+
+
+def role_binding(namespace_name: str, role_name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "zuul-role"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role_name},
+        "subjects": [{"kind": "ServiceAccount", "name": USER, "namespace": namespace_name}],
+    }
+
+
+def applied(kind: str, version: str, number: int, given: dict[str, Any]) -> dict[str, Any]:
+    """A network policy or limit range of the configuration, which is its ``spec`` or has it."""
+    metadata = dict(given.get("metadata") or {})
+    metadata.setdefault("name", f"nodepool-{number}")
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": given.get("spec", given)}
+
+
+def pod(name: str, label: KubernetesLabel, labels: dict[str, str], pull_secrets: bool = False) -> dict[str, Any]:
+    """:param pull_secrets: they are always written, also when there are none (OSH-4)."""
+    if label.spec is not None:
+        spec = label.spec
+    else:
+        spec = _spec(label)
+        if pull_secrets:
+            spec.setdefault("imagePullSecrets", [])
+    annotations = dict(label.annotations)
+    if label.options.get("sidecars"):
+        # Where kubectl goes when no container is named.
+        annotations.setdefault("kubectl.kubernetes.io/default-container", label.name)
+    metadata = {"name": name, "labels": labels, "annotations": annotations}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _spec(label: KubernetesLabel) -> dict[str, Any]:
+    options = label.options
+    system = options.get("os", "linux")
+    command, arguments = _IDLE[system]
+    container: dict[str, Any] = {
+        "name": label.name,
+        "image": options.get("image"),
+        "imagePullPolicy": options.get("image-pull", "IfNotPresent"),
+        "command": command,
+        "args": arguments,
+        "env": options.get("env") or [],
+    }
+    if resources := _resources(label):
+        container["resources"] = resources
+    if options.get("volume-mounts"):
+        container["volumeMounts"] = options["volume-mounts"]
+    security = dict(options.get("security-context") or {})
+    if options.get("privileged") is not None:
+        security["privileged"] = options["privileged"]
+    if security:
+        container["securityContext"] = security
+    spec: dict[str, Any] = {"containers": [container, *(options.get("sidecars") or [])]}
+    for option, key in _SPEC.items():
+        if options.get(option) or (option in _FALSE_COUNTS and option in options):
+            spec[key] = options[option]
+    if "os" in options:
+        spec["os"] = {"name": system}
+        spec["nodeSelector"] = {"kubernetes.io/os": system, **(spec.get("nodeSelector") or {})}
+    return spec
+
+
+def _resources(label: KubernetesLabel) -> dict[str, Any]:
+    names = (("cpu", "cpu", "{}"), ("memory", "memory", "{}Mi"), ("storage", "ephemeral-storage", "{}M"))
+    requests: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    for name, key, form in names:
+        for target, value in ((requests, getattr(label, name)), (limits, getattr(label, f"{name}_limit"))):
+            if value:
+                target[key] = value if key == "cpu" else form.format(value)
+    if label.gpu_resource and label.gpu:
+        requests[label.gpu_resource] = limits[label.gpu_resource] = f"{label.gpu:.2f}"
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def quota(label: KubernetesLabel) -> QuotaInformation:
+    """What a node of the label counts as (KUB-9)."""
+    more: dict[str, float] = {}
+    if label.storage:
+        more["ephemeral-storage"] = label.storage
+    if label.gpu_resource and label.gpu:
+        more[label.gpu_resource] = label.gpu
+    found = QuotaInformation(cores=label.cpu or 0, ram=label.memory or 0, instances=1, **more)
+    found.get_resources().update(label.extra_resources)
+    return found

@@ -1,0 +1,128 @@
+"""An OpenShift cluster, where nodes are projects (OSH-6, OSH-7, OSH-9)."""
+
+from __future__ import annotations
+
+from nodepool.base.backoff import Backoff
+from nodepool.driver.kubernetes import bodies
+from nodepool.driver.kubernetes.adapter import KubernetesAdapter, Leftover
+from nodepool.driver.kubernetes.api.client import Object
+from nodepool.driver.kubernetes.api.errors import ApiError
+from nodepool.driver.kubernetes.api.foreign import ForeignCluster
+from nodepool.driver.kubernetes.api.kinds import (
+    OPENSHIFT_ROLE_BINDING,
+    PROJECT,
+    PROJECT_REQUEST,
+    ROLE_BINDING,
+    SECRET,
+    SERVICE_ACCOUNT,
+    Kind,
+)
+from nodepool.driver.kubernetes.machines import Job, Target, token_of
+from nodepool.driver.statemachine.model import Instance
+
+#: Of the old way to a token: it appears among the secrets of the account some time after it.
+LISTED_BACKOFF, LISTED_TRIES = Backoff(0.05, 1.0), 30
+
+
+class OpenshiftAdapter(KubernetesAdapter):
+    def make(self, job: Job) -> None:
+        pod = self._pod_body(job)
+        metadata = {"name": job.namespace, "labels": job.labels}
+        body = {"apiVersion": PROJECT_REQUEST.version, "kind": "ProjectRequest", "metadata": metadata}
+        self._make_project(job, body)
+        # Labels of a request do not come to be labels of the project: the account is the mark that it is ours.
+        self._create(job, SERVICE_ACCOUNT, bodies.service_account(labels=job.labels))
+        self._make_token(job)
+        self._bind(job)
+        if pod is not None:
+            self._make_pod(job, pod)
+
+    def _pod_body(self, job: Job) -> Object | None:
+        return bodies.pod(job.pod, job.label, job.labels, pull_secrets=True) if job.pod is not None else None
+
+    def _make_project(self, job: Job, body: Object) -> None:
+        try:
+            self._create(job, PROJECT_REQUEST, body)
+        except ApiError as error:
+            job.begun = error.status >= 500
+            raise
+
+    def _check_ours(self, job: Job, kind: Kind, body: Object, namespace: str | None) -> None:
+        """A project that is there has no mark yet; its name has the node's id in it."""
+
+    def _make_token(self, job: Job) -> None:
+        """Before Kubernetes 1.24 the cluster makes one; clients put in our place (OSH-11) may know that way only."""
+        if isinstance(self.cluster, ForeignCluster):
+            job.secret = self._listed_token(job)
+        else:
+            self._create(job, SECRET, bodies.token(job.labels))
+
+    def _listed_token(self, job: Job) -> Object | None:
+        for tried in range(1, LISTED_TRIES + 1):
+            account = self.find(SERVICE_ACCOUNT, bodies.USER, job.namespace) or {}
+            for each in account.get("secrets") or []:
+                secret = self.find(SECRET, str(each.get("name")), job.namespace)
+                if secret is not None and token_of(secret) is not None:
+                    return secret
+            if self.calls.pause(LISTED_BACKOFF.pause(tried)):
+                break
+        return None
+
+    def _bind(self, job: Job) -> None:
+        """Zuul's account administers the project."""
+        name = job.namespace
+        subject = {"kind": "ServiceAccount", "name": bodies.USER, "namespace": name}
+        metadata = {"name": "admin-0", "namespace": name}
+        body = {
+            "apiVersion": OPENSHIFT_ROLE_BINDING.version,
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"name": "admin"},
+            "subjects": [subject],
+            "userNames": [f"system:serviceaccount:{name}:{bodies.USER}"],
+        }
+        try:
+            self._create(job, OPENSHIFT_ROLE_BINDING, body)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
+            plain = {"apiVersion": ROLE_BINDING.version, "kind": "RoleBinding", "metadata": metadata, "roleRef": role,
+                     "subjects": [subject]}  # fmt: skip
+            self._create(job, ROLE_BINDING, plain)
+
+    def instance(self, job: Job, secret: Object | None, pod: Object | None) -> Instance:
+        found = super().instance(job, secret, pod)
+        found.host_id = None
+        found.connection_type = "kubectl" if job.pod else "project"  # type: ignore[attr-defined]
+        found.connection_port.pop("name")  # type: ignore[attr-defined]
+        return found
+
+    # -- deleting and looking
+
+    def target(self, external_id: str) -> Target:
+        return Target(PROJECT, external_id)
+
+    def watched_selector(self, kind: Kind) -> str:
+        return "" if kind is PROJECT else self.selector
+
+    def listResources(self) -> list[Leftover]:
+        """Projects with a name of ours, and our mark."""
+        pools = tuple(f"{pool}-" for pool in self.provider.pools)
+        found = []
+        for project in self.calls.call("list_projects", self.cluster.list, PROJECT):
+            metadata = project.get("metadata") or {}
+            name = str(metadata.get("name") or "")
+            if not name.startswith(pools) or not name.rpartition("-")[2].isdigit():
+                continue
+            if metadata.get("deletionTimestamp") or (project.get("status") or {}).get("phase") == "Terminating":
+                continue
+            labels = self._mark(name)
+            if labels.get(bodies.PROVIDER_LABEL) == self.provider.name and bodies.NODE_LABEL in labels:
+                found.append(Leftover(Target(PROJECT, name), labels))
+        return found
+
+    def _mark(self, project: str) -> dict[str, str]:
+        account = self.find(SERVICE_ACCOUNT, bodies.USER, project) or {}
+        labels: dict[str, str] = (account.get("metadata") or {}).get("labels") or {}
+        return labels

@@ -1,0 +1,27 @@
+"""Driver for pods in existing projects of OpenShift, with the launcher's own rights (OSH)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.config.model import ProviderConfig
+from nodepool.driver import statemachine
+
+
+class OpenshiftPodsDriver(statemachine.StateMachineDriver):
+    name = "openshiftpods"
+
+    def getProviderConfig(self, provider: dict[str, Any]) -> Any:
+        from nodepool.driver.openshiftpods.config import OpenshiftPodsProviderConfig
+
+        return OpenshiftPodsProviderConfig(self, provider)
+
+    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+        from nodepool.driver.openshiftpods import provider
+
+        return provider.make_adapter(provider_config)
+
+    def getProvider(self, provider_config: ProviderConfig) -> Any:
+        from nodepool.driver.openshiftpods.provider import OpenshiftPodsProvider
+
+        return OpenshiftPodsProvider(self.getAdapter(provider_config), provider_config)

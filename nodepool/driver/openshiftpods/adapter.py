@@ -1,0 +1,107 @@
+"""Pods in projects that are there already; each pool is one (OSH-6, OSH-7, OSH-9)."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.driver.kubernetes import bodies, trouble
+from nodepool.driver.kubernetes.adapter import Connect, ContainerInstance, KubernetesAdapter, Leftover
+from nodepool.driver.kubernetes.api.client import Object
+from nodepool.driver.kubernetes.api.errors import ApiError
+from nodepool.driver.kubernetes.api.kinds import POD, Kind
+from nodepool.driver.kubernetes.config import KubernetesLabel
+from nodepool.driver.kubernetes.machines import Job, Target
+from nodepool.driver.statemachine.model import Instance
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
+
+
+class OpenshiftPodsAdapter(KubernetesAdapter):
+    def __init__(self, provider_config: Any, connect: Connect) -> None:
+        #: Of the kubeconfig, as Zuul gets them; renewed with each connection.
+        self.given: tuple[str | None, str | None] = (None, None)
+        #: Node's external id -> its pool, of nodes whose pool is not configured any more.
+        self.old_pools: dict[str, str] = {}
+        super().__init__(provider_config, connect)
+
+    def plannedExternalId(self, label: KubernetesLabel, node_id: str) -> str:
+        return f"{label.pool.name}-{label.name}-{node_id}"
+
+    def _job(self, label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest, log: Log) -> Job:
+        node_id = metadata[bodies.NODE_LABEL]
+        labels = bodies.labels_of(label, metadata, request, log)
+        external_id = self.plannedExternalId(label, node_id)
+        return Job(external_id, label.pool.name, f"{label.name}-{node_id}", label, labels, log, token=None)
+
+    def make(self, job: Job) -> None:
+        try:
+            self._make_pod(job, bodies.pod(str(job.pod), job.label, job.labels, pull_secrets=True))
+        except ApiError as error:
+            job.begun = error.status >= 500
+            raise
+
+    def _token_and_ca(self) -> tuple[str | None, str | None]:
+        """As they are now: tokens are rotated."""
+        access = getattr(self.cluster, "access", None)
+        return (access.token(), access.ca()) if access is not None else self.given
+
+    def instance(self, job: Job, secret: Object | None, pod: Object | None) -> Instance:
+        token, ca = self._token_and_ca()
+        if token is None:
+            raise exceptions.LaunchNodepoolException("the kubeconfig has no token (any more) that Zuul could use")
+        cluster = self.cluster
+        port = {
+            "pod": job.pod,
+            "namespace": job.namespace,
+            "host": cluster.host,
+            "ca_crt": ca,
+            "skiptls": cluster.skip_tls,
+            "token": token,
+            "user": bodies.USER,
+        }
+        found = ContainerInstance(job, self.context, "kubectl", port)
+        found.host_id = ((pod or {}).get("spec") or {}).get("nodeName")
+        return found
+
+    # -- deleting and looking
+
+    def target(self, external_id: str) -> Target:
+        """The pool is the longest name that fits; one that is configured no more left the end: label and node."""
+        pools = [pool for pool in self.provider.pools if external_id.startswith(f"{pool}-")]
+        pool = max(pools, key=len, default=None)
+        if pool is None:
+            pool = self.old_pools.get(external_id)
+        if pool is None:
+            raise exceptions.LaunchNodepoolException(
+                f"pod {external_id}: none of the pools of provider {self.provider.name} is its project (any more); "
+                "configure the pool again until its nodes are gone"
+            )
+        return Target(POD, external_id.removeprefix(f"{pool}-"), pool)
+
+    def watched_place(self, kind: Kind, namespace: str | None) -> str | None:
+        return namespace
+
+    def listResources(self) -> list[Leftover]:
+        found = []
+        for pool in self.provider.pools:
+            for pod in self._list(POD, pool):
+                metadata = pod.get("metadata") or {}
+                labels = metadata.get("labels") or {}
+                if bodies.NODE_LABEL in labels and not metadata.get("deletionTimestamp"):
+                    found.append(Leftover(Target(POD, str(metadata.get("name")), pool), labels))
+        return found
+
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        targets = {}
+        for each in external_ids:
+            with contextlib.suppress(exceptions.LaunchNodepoolException):
+                targets[each] = self.target(str(each))
+        there = {
+            (pool, (pod.get("metadata") or {}).get("name"))
+            for pool in {target.namespace for target in targets.values()}
+            for pod in self._list(POD, pool)
+            if trouble.failed(pod) is None
+        }
+        return [each for each, target in targets.items() if (target.namespace, target.name) not in there]

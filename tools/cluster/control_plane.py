@@ -1,0 +1,324 @@
+"""The servers of tools/kubernetes: built, configured, started, stopped."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+CACHE = pathlib.Path(os.environ.get("NODEPOOL_KUBERNETES_CACHE") or HERE.parent.parent / ".kubernetes")
+PACKAGES = {"openssl": "openssl"}
+GO = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go")
+#: What the go command has to be, to fetch the version that go.mod names by itself.
+OLDEST_GO = (1, 21)
+BUILD_TIMEOUT, START_TIMEOUT, STOP_TIMEOUT = 3600.0, 120.0, 15.0
+NODES = 3
+MACHINE = {"cpu": "400", "memory": "4000Gi", "ephemeral-storage": "40000Gi", "pods": "5000", "example.com/gpu": "100"}
+
+
+class ClusterError(Exception):
+    """Something does not build or start; the text says what, and where its log is."""
+
+
+def _go() -> str:
+    """The go command; installed when there is none. Raises ClusterError."""
+    for path in (shutil.which("go"), *GO):
+        if path and os.path.exists(path) and _go_version(path) >= OLDEST_GO:
+            return path
+    if os.geteuid() != 0:
+        raise ClusterError("install Go 1.21 or newer first, as root: apt-get install golang-go, or one from backports")
+    _apt("golang-go")
+    found = shutil.which("go")
+    if found and _go_version(found) >= OLDEST_GO:
+        return found
+    # Stable Debian's may be older; it can build, by way of the module proxy, what fetches the right one.
+    for name in ("golang-1.24-go", "golang-1.23-go", "golang-1.22-go", "golang-1.21-go"):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _apt(name)
+            return f"/usr/lib/{name.removesuffix('-go').replace('golang', 'go')}/bin/go"
+    raise ClusterError(f"Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer is needed; this system's packages have none")
+
+
+def _apt(*names: str) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for words in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names]):
+        subprocess.run(words, check=True, env=environment, stdout=sys.stderr, timeout=900)
+
+
+def _go_version(path: str) -> tuple[int, ...]:
+    said = subprocess.run([path, "version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    match = re.search(r"go(\d+)\.(\d+)", said)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def version() -> str:
+    """Of Kubernetes, as go.mod pins it."""
+    match = re.search(r"k8s\.io/kubernetes (v[\d.]+)", (HERE / "go.mod").read_text())
+    assert match is not None
+    return match[1]
+
+
+def binaries() -> pathlib.Path:
+    """Where they are kept: one folder for each state of the sources."""
+    sources = b"".join((HERE / name).read_bytes() for name in ("go.mod", "go.sum", "main.go"))
+    return CACHE / hashlib.sha256(sources).hexdigest()[:16]
+
+
+def install() -> None:
+    """Build the servers, if they are not there. Raises ClusterError."""
+    missing = [name for name, program in PACKAGES.items() if shutil.which(program) is None]
+    if missing:
+        _apt(*missing)
+    folder = binaries()
+    if (folder / "done").exists():
+        return
+    go = _go()
+    folder.mkdir(parents=True, exist_ok=True)
+    number = version().removeprefix("v").split(".")
+    stamp = "k8s.io/component-base/version"
+    flags = f"-s -w -X {stamp}.gitVersion={version()} -X {stamp}.gitMajor={number[0]} -X {stamp}.gitMinor={number[1]}"
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"}
+    environment.setdefault("HOME", "/root")
+    for name, package in (("servers", "."), ("kwok", "sigs.k8s.io/kwok/cmd/kwok")):
+        words = [go, "build", "-trimpath", "-ldflags", flags, "-o", str(folder / name), package]
+        done = subprocess.run(
+            words, cwd=HERE, env=environment, capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False
+        )
+        if done.returncode != 0:
+            raise ClusterError(f"{name} does not build ({' '.join(words)}):\n{done.stderr[-3000:]}")
+    (folder / "done").touch()
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class ControlPlane:
+    """One cluster below a directory."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.dir = directory
+        self.state = directory / "state.json"
+        self.values: dict[str, Any] = json.loads(self.state.read_text()) if self.state.exists() else {}
+
+    def running(self) -> bool:
+        pids = self.values.get("pids", {})
+        return bool(pids) and all(_start_time(pid) == began for pid, began in pids.values())
+
+    # --- up
+
+    def up(self) -> dict[str, Any]:
+        """Start everything. Raises ClusterError; then nothing of it runs."""
+        if self.running():
+            return self._settings()
+        self.down()
+        self.dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._prepare()
+            self._start()
+        except BaseException:
+            self.down()
+            raise
+        return self._settings()
+
+    def _settings(self) -> dict[str, Any]:
+        return {"kubeconfig": str(self.dir / "admin.kubeconfig"), "server": self.url, "ca": str(self.dir / "ca.crt"),
+                "version": version(), "pids": {name: pid for name, (pid, _) in self.values["pids"].items()}}  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.values['port']}"
+
+    def _prepare(self) -> None:
+        port, etcd, peer = free_ports(3)
+        self.values = {"port": port, "etcd": etcd, "peer": peer, "token": secrets.token_hex(16), "pids": {}}
+        self._certificates()
+        self._write("tokens.csv", f'{self.values["token"]},admin,admin,"system:masters"\n')
+        self._write("admin.kubeconfig", kubeconfig(self.url, (self.dir / "ca.crt").read_bytes(), self.values["token"]))
+        self._save()
+
+    def _write(self, name: str, text: str) -> None:
+        with os.fdopen(os.open(self.dir / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+
+    def _save(self) -> None:
+        self._write("state.json", json.dumps(self.values, indent=1))
+
+    def _openssl(self, *words: str) -> None:
+        done = subprocess.run(["openssl", *words], cwd=self.dir, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode != 0:
+            raise ClusterError(f"openssl {' '.join(words)}: {done.stderr}")
+
+    def _certificates(self) -> None:
+        """A CA, the server's certificate, one for the proxy of aggregated servers, and the key of service accounts."""
+        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "3650")
+        self._openssl("req", "-x509", *key, "-subj", "/CN=nodepool-test-ca", "-keyout", "ca.key", "-out", "ca.crt")
+        for name, subject in (("server", "/CN=kube-apiserver"), ("proxy", "/CN=front-proxy")):
+            self._write(f"{name}.ext", "subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+            self._openssl("req", *key, "-subj", subject, "-keyout", f"{name}.key", "-out", f"{name}.csr")
+            self._openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+                          "-days", "3650", "-extfile", f"{name}.ext", "-out", f"{name}.crt")  # fmt: skip
+        self._openssl("genrsa", "-out", "accounts.key", "2048")
+        self._openssl("rsa", "-in", "accounts.key", "-pubout", "-out", "accounts.pub")
+
+    def _start(self) -> None:
+        values, folder = self.values, binaries()
+        servers, admin = str(folder / "servers"), f"--kubeconfig={self.dir}/admin.kubeconfig"
+        etcd = f"http://127.0.0.1:{values['etcd']}"
+        peer = f"http://127.0.0.1:{values['peer']}"
+        self._spawn("etcd", [
+            servers, "etcd", f"--data-dir={self.dir}/etcd", f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync", "--log-level=warn",
+        ])  # fmt: skip
+        self._wait("etcd", lambda: b"true" in _get(f"{etcd}/health"))
+        self._spawn("kube-apiserver", [
+            servers, "kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1", "--endpoint-reconciler-type=none",
+            f"--secure-port={values['port']}", f"--tls-cert-file={self.dir}/server.crt",
+            f"--tls-private-key-file={self.dir}/server.key", f"--client-ca-file={self.dir}/ca.crt",
+            f"--token-auth-file={self.dir}/tokens.csv", "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={self.dir}/accounts.pub",
+            f"--service-account-signing-key-file={self.dir}/accounts.key", "--service-cluster-ip-range=10.96.0.0/16",
+            f"--requestheader-client-ca-file={self.dir}/ca.crt", "--requestheader-allowed-names=front-proxy",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={self.dir}/proxy.crt", f"--proxy-client-key-file={self.dir}/proxy.key",
+            "--profiling=false", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000",
+        ])  # fmt: skip
+        self._wait("kube-apiserver", lambda: self.call("GET", "/readyz?exclude=none", raw=True) is not None)
+        rates = ["--kube-api-qps=2000", "--kube-api-burst=4000", "--leader-elect=false"]
+        self._spawn("kube-controller-manager", [
+            servers, "kube-controller-manager", admin, *rates, f"--service-account-private-key-file={self.dir}/accounts.key",
+            f"--root-ca-file={self.dir}/ca.crt", "--secure-port=0", "--concurrent-namespace-syncs=50",
+            "--concurrent-serviceaccount-token-syncs=20", "--controllers=*,-node-ipam-controller",
+        ])  # fmt: skip
+        self._spawn("kube-scheduler", [servers, "kube-scheduler", admin, *rates, "--secure-port=0"])
+        self._spawn("kwok", [
+            str(folder / "kwok"), admin, "--manage-all-nodes=true", f"--config={HERE}/stages.yaml",
+            "--node-lease-duration-seconds=40", "--server-address=",
+        ])  # fmt: skip
+        for number in range(NODES):
+            self._node(f"node-{number}")
+        self._wait("kwok", self._nodes_are_ready)
+        self._wait(
+            "kube-controller-manager", lambda: bool(self.call("GET", "/api/v1/namespaces/default/serviceaccounts/default"))
+        )
+
+    def _node(self, name: str) -> None:
+        labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+        try:
+            self.call("POST", "/api/v1/nodes", node)
+        except urllib.error.HTTPError as error:
+            if error.code != 409:  # it is there since an earlier start
+                raise
+        self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": MACHINE, "allocatable": MACHINE}})
+
+    def _nodes_are_ready(self) -> bool:
+        found = (self.call("GET", "/api/v1/nodes") or {}).get("items", [])
+        ready = [
+            node for node in found
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", []))
+        ]  # fmt: skip
+        return len(ready) >= NODES
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None, raw: bool = False) -> Any:
+        """As the administrator. Raises urllib's errors."""
+        context = ssl.create_default_context(cafile=str(self.dir / "ca.crt"))
+        kind = "application/strategic-merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Authorization": f"Bearer {self.values['token']}", "Content-Type": kind}
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            text = answer.read()
+        return text if raw else json.loads(text)
+
+    def _spawn(self, name: str, words: list[str]) -> None:
+        with open(self.dir / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+                                       cwd=self.dir, env={**os.environ, "GOMAXPROCS": "4"})  # fmt: skip
+        self.values["pids"][name] = [process.pid, _start_time(process.pid)]
+        self._save()
+
+    def _wait(self, name: str, answers: Any) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, urllib.error.URLError, ValueError):
+                if answers():
+                    return
+            pid, began = self.values["pids"][name]
+            if _start_time(pid) != began:
+                break
+            time.sleep(0.1)
+        raise ClusterError(f"{name} does not start, its log is {self.dir / name}.log:\n{self._tail(name)}")
+
+    def _tail(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            return (self.dir / f"{name}.log").read_text(errors="replace")[-2000:]
+        return ""
+
+    # --- down
+
+    def down(self) -> None:
+        """Stop everything; what it has written stays."""
+        pids = self.values.get("pids", {})
+        for number, patience in ((signal.SIGTERM, STOP_TIMEOUT / 3), (signal.SIGKILL, STOP_TIMEOUT)):
+            deadline = time.monotonic() + patience
+            for pid, began in pids.values():
+                if _start_time(pid) == began:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+            while time.monotonic() < deadline and any(_start_time(pid) == began for pid, began in pids.values()):
+                time.sleep(0.05)
+        if self.values:
+            self.values["pids"] = {}
+            if self.dir.is_dir():
+                self._save()
+
+
+def kubeconfig(server: str, ca: bytes, token: str, context: str = "admin", namespace: str = "default") -> str:
+    """In JSON, which is YAML."""
+    return json.dumps({
+        "apiVersion": "v1", "kind": "Config", "current-context": context,
+        "clusters": [{"name": "test", "cluster": {
+            "server": server, "certificate-authority-data": base64.b64encode(ca).decode()}}],
+        "users": [{"name": context, "user": {"token": token}}],
+        "contexts": [{"name": context, "context": {"cluster": "test", "user": context, "namespace": namespace}}],
+    }, indent=1)  # fmt: skip
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return bytes(answer.read())
+
+
+def _start_time(pid: int) -> str | None:
+    """Tells a process from another one with its number; None: it is not there, or has ended."""
+    try:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
