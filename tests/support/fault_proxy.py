@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import ssl
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -52,6 +53,8 @@ class Reply:
     headers: list[tuple[str, str]] = field(default_factory=list)
     #: Close the connection after so many bytes of the body.
     cut_after: int | None = None
+    #: Sent piece by piece, instead of the body.
+    stream: Iterator[bytes] | None = None
 
 
 Forward = Callable[[Request], Reply]
@@ -142,16 +145,26 @@ class Fault:
 
 
 class FaultProxy:
-    """Listens on a port of its own on loopback until closed."""
+    """Listens on a port of its own on loopback until closed.
 
-    def __init__(self, upstream: tuple[str, int], look_alike: Callable[[Request, Forward], Reply | None] | None = None) -> None:
+    :param tls: certificate and key of this side, and the CA of the server behind it, when both speak TLS.
+    """
+
+    def __init__(
+        self,
+        upstream: tuple[str, int],
+        look_alike: Callable[[Request, Forward], Reply | None] | None = None,
+        tls: tuple[str, str, str] | None = None,
+    ) -> None:
         self.upstream = upstream
+        self._client_tls = ssl.create_default_context(cafile=tls[2]) if tls else None
         self.look_alike = look_alike
         self.requests: list[Request] = []
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._local = threading.local()
         self._sockets: set[socket.socket] = set()
+        self._streams: set[socket.socket] = set()
         self._closed = threading.Event()
         proxy = self
 
@@ -159,6 +172,11 @@ class FaultProxy:
             owner = proxy
 
         self._server = _Server(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls[0], tls[1])
+            # The handshake is made by the thread of the connection.
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="fault-proxy", daemon=True
@@ -167,7 +185,7 @@ class FaultProxy:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._client_tls else 'http'}://127.0.0.1:{self.port}"
 
     def fail(self, match: Callable[[Request], bool] | str, action: Action, times: float = 1) -> Fault:
         """Treat the next ``times`` requests that match (or have this operation) so."""
@@ -208,16 +226,53 @@ class FaultProxy:
         return self.ask_server(request)
 
     def ask_server(self, request: Request) -> Reply:
-        connection = http.client.HTTPConnection(*self.upstream, timeout=60)
+        connection: http.client.HTTPConnection
+        if self._client_tls is not None:
+            connection = http.client.HTTPSConnection(*self.upstream, timeout=60, context=self._client_tls)
+        else:
+            connection = http.client.HTTPConnection(*self.upstream, timeout=60)
+        streaming = False
         try:
             headers = {k: v for k, v in request.headers.items() if k not in HOP_BY_HOP}
             connection.request(request.method, request.path, request.body, headers)
             answer = connection.getresponse()
-            body = answer.read()
             kept = [(k, v) for k, v in answer.getheaders() if k.lower() not in HOP_BY_HOP]
-            return Reply(answer.status, body, kept)
+            streaming = "watch=1" in request.path and answer.status == 200
+            if streaming:
+                return Reply(answer.status, b"", kept, stream=self._pieces(connection, answer))
+            return Reply(answer.status, answer.read(), kept)
         finally:
+            if not streaming:
+                connection.close()
+
+    def _pieces(self, connection: http.client.HTTPConnection, answer: http.client.HTTPResponse) -> Iterator[bytes]:
+        """Of an answer that goes on, until it ends here or there."""
+        sock = connection.sock
+        if sock is not None:
+            sock.settimeout(300)
+            with self._lock:
+                self._sockets.add(sock)
+                self._streams.add(sock)
+        try:
+            while piece := answer.read1():
+                yield piece
+        except (OSError, ValueError, http.client.HTTPException):
+            return
+        finally:
+            with self._lock:
+                self._sockets.discard(sock)
+                self._streams.discard(sock)
+            answer.close()
             connection.close()
+
+    def cut_streams(self) -> int:
+        """Break all answers that go on; how many there were."""
+        with self._lock:
+            streams = list(self._streams)
+        for sock in streams:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        return len(streams)
 
     def close(self) -> None:
         self._closed.set()
@@ -288,6 +343,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(answer.status)
         for key, value in answer.headers:
             self.send_header(key, value)
+        if answer.stream is not None:
+            self._send_stream(answer.stream)
+            return
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         if self.command != "HEAD":
@@ -295,6 +353,17 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.cut_after is not None:
             self.close_connection = True
             self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _send_stream(self, pieces: Iterator[bytes]) -> None:
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.close_connection = True
+        for piece in pieces:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+            self.wfile.flush()
+        # Without the last chunk: it has not come to its end.
+        with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = _serve
