@@ -28,6 +28,10 @@ class Access(Protocol):
         """Options of urllib3 for the connection."""
 
 
+def _files() -> str:
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
 @dataclass
 class _Paths:
     """Where the files are, for messages."""
@@ -35,8 +39,7 @@ class _Paths:
     context: str | None
 
     def __str__(self) -> str:
-        files = os.environ.get("KUBECONFIG") or "~/.kube/config"
-        return f"context {self.context} of {files}" if self.context else f"the current context of {files}"
+        return f"context {self.context} of {_files()}" if self.context else f"the current context of {_files()}"
 
 
 class KubeconfigAccess:
@@ -69,7 +72,11 @@ class KubeconfigAccess:
         configuration = Configuration()
         try:
             kube_config.load_kube_config(  # type: ignore[no-untyped-call]
-                context=self._context, client_configuration=configuration, persist_config=False
+                # Given, because the library has read the environment when it was imported.
+                config_file=_files(),
+                context=self._context,
+                client_configuration=configuration,
+                persist_config=False,
             )
             return configuration
         except FileNotFoundError:
