@@ -206,7 +206,7 @@ class ControlPlane:
             "--requestheader-username-headers=X-Remote-User",
             "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={self.dir}/proxy.crt", f"--proxy-client-key-file={self.dir}/proxy.key",
-            "--profiling=false", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000",
+            "--profiling=false", "--allow-privileged=true", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000",
         ])  # fmt: skip
         self._wait("kube-apiserver", lambda: self.call("GET", "/readyz?exclude=none", raw=True) is not None)
         rates = ["--kube-api-qps=2000", "--kube-api-burst=4000", "--leader-elect=false"]

@@ -45,8 +45,8 @@ def formatted(templates: dict[str, str], request: NodeRequest | None, log: Log) 
     for key, template in templates.items():
         try:
             found[key] = template.format(request=attributes)
-        except Exception:
-            log.exception("Dynamic label %s cannot be formatted", key)
+        except Exception as error:
+            log.warning("Dynamic label %s (%s) cannot be formatted, it is left out: %r", key, template, error)
     return found
 
 

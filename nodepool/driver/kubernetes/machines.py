@@ -264,7 +264,7 @@ class DeleteMachine(_Machine):
         self._target = maker.target(str(external_id)) if external_id else None
         self._news: Waiting | None = None
         self._since = time.monotonic()
-        self._told = False
+        self._told: str | None = None
 
     def advance(self) -> None:
         target = self._target
@@ -304,12 +304,13 @@ class DeleteMachine(_Machine):
             return False
         if seen is None:
             return False
-        if seen.found is not None and not self._told and time.monotonic() - self._since > STUCK:
-            self._told = True
-            self._log.warning(
-                "%s %s is still being deleted after %.0f s: %s",
-                target.kind.name.capitalize(), target.name, STUCK, trouble.stuck(seen.found),
-            )  # fmt: skip
+        if seen.found is not None and time.monotonic() - self._since > STUCK:
+            self.trouble = trouble.stuck(seen.found)
+            if self.trouble != self._told:
+                self._told = self.trouble
+                self._log.warning(
+                    "%s %s is still being deleted: %s", target.kind.name.capitalize(), target.name, self.trouble
+                )  # fmt: skip
         return seen.found is None
 
     def abandon(self) -> None:

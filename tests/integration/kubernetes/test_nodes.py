@@ -203,7 +203,7 @@ def test_pool_limits(scene: Scene, limits: dict[str, Any]) -> None:
     nodes = [*scene.bench.get("space"), *scene.bench.get("space")]
     third = scene.bench.submit("space")
     wait_for(lambda: any(worker.paused_handlers for worker in pool.getPoolWorkers(scene.name)), 20, "a paused handler")
-    assert scene.bench.state(third) == "pending"
+    scene.bench.wait_state(third, "pending")
     scene.bench.give_back(*nodes)
     scene.bench.give_back(*scene.bench.accept(third))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pathlib
 from collections.abc import Iterator
@@ -71,8 +72,6 @@ class Scene:
         """What Zuul can do with the record of a node."""
         port = node.connection_port
         ca = self.tmp / f"ca-{node.id}.crt"
-        import base64
-
         ca.write_bytes(base64.b64decode(port["ca_crt"]))
         return Server(port["host"], str(ca), port["token"])
 
