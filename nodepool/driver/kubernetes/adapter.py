@@ -288,13 +288,17 @@ class KubernetesAdapter(Adapter):
         watcher = self._watchers.get((kind, place))
         if watcher is None:
             watcher = self._watchers[kind, place] = Watcher(
-                self.cluster, self.calls, kind, self.watched_selector(kind), _key, self.log, place
+                self.cluster, self.calls, kind, self.watched_selector(kind), _key, self.log, place, self.watchable(kind)
             )
         return watcher
 
     def watched_place(self, kind: Kind, namespace: str | None) -> str | None:
         """The namespace that is watched; None: the whole cluster."""
         return None
+
+    def watchable(self, kind: Kind) -> bool:
+        """Whether the account has the right to watch these."""
+        return True
 
     def watched_selector(self, kind: Kind) -> str:
         return self.selector

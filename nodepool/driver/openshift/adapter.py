@@ -103,6 +103,10 @@ class OpenshiftAdapter(KubernetesAdapter):
     def target(self, external_id: str) -> Target:
         return Target(PROJECT, external_id)
 
+    def watchable(self, kind: Kind) -> bool:
+        """Users may watch their projects; what is inside can be watched there only, and is asked for."""
+        return kind is PROJECT
+
     def watched_selector(self, kind: Kind) -> str:
         return "" if kind is PROJECT else self.selector
 

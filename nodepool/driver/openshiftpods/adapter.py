@@ -22,8 +22,8 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
     def __init__(self, provider_config: Any, connect: Connect) -> None:
         #: Of the kubeconfig, as Zuul gets them; renewed with each connection.
         self.given: tuple[str | None, str | None] = (None, None)
-        #: Node's external id -> its pool, of nodes whose pool is not configured any more.
-        self.old_pools: dict[str, str] = {}
+        #: Node's external id -> its pool, as its record has it.
+        self.pool_of: dict[str, str] = {}
         super().__init__(provider_config, connect)
 
     def plannedExternalId(self, label: KubernetesLabel, node_id: str) -> str:
@@ -33,6 +33,7 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
         node_id = metadata[bodies.NODE_LABEL]
         labels = bodies.labels_of(label, metadata, request, log)
         external_id = self.plannedExternalId(label, node_id)
+        self.pool_of[external_id] = label.pool.name
         return Job(external_id, label.pool.name, f"{label.name}-{node_id}", label, labels, log, token=None)
 
     def make(self, job: Job) -> None:
@@ -68,11 +69,9 @@ class OpenshiftPodsAdapter(KubernetesAdapter):
     # -- deleting and looking
 
     def target(self, external_id: str) -> Target:
-        """The pool is the longest name that fits; one that is configured no more left the end: label and node."""
+        """The pool is that of the record; where none is at hand, the longest name that fits."""
         pools = [pool for pool in self.provider.pools if external_id.startswith(f"{pool}-")]
-        pool = max(pools, key=len, default=None)
-        if pool is None:
-            pool = self.old_pools.get(external_id)
+        pool = self.pool_of.get(external_id) or max(pools, key=len, default=None)
         if pool is None:
             raise exceptions.LaunchNodepoolException(
                 f"pod {external_id}: none of the pools of provider {self.provider.name} is its project (any more); "

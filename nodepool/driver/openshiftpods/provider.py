@@ -26,13 +26,13 @@ class OpenshiftPodsProvider(kubernetes.KubernetesProvider):
 
     def startNodeCleanup(self, node: Node) -> StateMachineNodeDeleter:
         """Pods are found by their pool, which may be configured no more."""
-        if node.pool and node.pool not in self.provider.pools and node.external_id:
-            self.adapter.old_pools[str(node.external_id)] = node.pool
+        if node.pool and node.external_id:
+            self.adapter.pool_of[str(node.external_id)] = node.pool
         return super().startNodeCleanup(node)
 
     def nodeDeletedNotification(self, node: Node) -> None:
         super().nodeDeletedNotification(node)
-        self.adapter.old_pools.pop(str(node.external_id), None)
+        self.adapter.pool_of.pop(str(node.external_id), None)
 
 
 def make_adapter(provider_config: ProviderConfig) -> OpenshiftPodsAdapter:

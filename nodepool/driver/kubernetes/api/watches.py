@@ -71,13 +71,15 @@ class Watcher:
     """Begins when somebody waits for the first time; ends with :meth:`stop`.
 
     :param key: what the object is waited for by.
+    :param allowed: the account may watch these; else those who wait ask.
     """
 
     def __init__(
         self, cluster: Cluster, calls: CloudCalls, kind: Kind, selector: str, key: KeyOf, log: logging.Logger,
-        namespace: str | None = None,
+        namespace: str | None = None, allowed: bool = True,
     ) -> None:  # fmt: skip
         self._cluster = cluster
+        self._allowed = allowed and cluster.watches
         self._calls = calls
         self._kind = kind
         self._selector = selector
@@ -102,7 +104,7 @@ class Watcher:
         waiting = Waiting(self, key, wake)
         with self._lock:
             self._waiting.setdefault(key, []).append(waiting)
-            if self._thread is None and self._cluster.watches and not self._stopped:
+            if self._thread is None and self._allowed and not self._stopped:
                 self._thread = threading.Thread(
                     target=self._run, name=f"Thread-{self._calls.name}-watch-{self._kind.plural}", daemon=True
                 )
