@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -10,7 +11,9 @@ import voluptuous as v
 from nodepool.config.drivers import BUILTIN_NAMES, drivers
 from nodepool.config.model import ProviderConfig, get_provider_config
 from nodepool.config.schema import ListOf, top_level_schema
-from nodepool.exceptions import ConfigurationError
+from nodepool.exceptions import FOREIGN, ConfigurationError
+
+log = logging.getLogger("nodepool.config")
 
 Json = dict[str, Any]
 
@@ -32,6 +35,9 @@ def document(names: Iterable[str] | None = None) -> Json:
             conditions.append(_condition(name))
         except ConfigurationError:
             continue  # not of this release, or a library is missing
+        except FOREIGN:
+            log.exception("Driver %s does not tell its options:", name)
+            continue
         known.append(name)
     common = convert(ProviderConfig.getCommonSchemaDict())
     common["properties"]["driver"] = {"enum": known}

@@ -25,7 +25,7 @@ from nodepool.driver.provider import Driver
 
 BUILTIN_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
 #: Of 11.0.0 but not (yet) here.
-OLD_NAMES = frozenset({"azure", "gce", "ibmvpc", "kubernetes", "openshift", "openshiftpods"})
+OLD_NAMES = frozenset({"azure", "gce", "ibmvpc"})
 ENTRY_POINT_GROUP = "nodepool.drivers"
 
 

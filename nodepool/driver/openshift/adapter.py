@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from cachetools import LRUCache
+
 from nodepool.base.backoff import Backoff
-from nodepool.driver.kubernetes import bodies
-from nodepool.driver.kubernetes.adapter import KubernetesAdapter, Leftover
+from nodepool.driver.kubernetes import bodies, trouble
+from nodepool.driver.kubernetes.adapter import Connect, KubernetesAdapter, Leftover
 from nodepool.driver.kubernetes.api.client import Object
 from nodepool.driver.kubernetes.api.errors import ApiError
 from nodepool.driver.kubernetes.api.foreign import ForeignCluster
 from nodepool.driver.kubernetes.api.kinds import (
     OPENSHIFT_ROLE_BINDING,
+    POD,
     PROJECT,
     PROJECT_REQUEST,
     ROLE_BINDING,
@@ -20,11 +25,18 @@ from nodepool.driver.kubernetes.api.kinds import (
 from nodepool.driver.kubernetes.machines import Job, Target, token_of
 from nodepool.driver.statemachine.model import Instance
 
+MARKS = 20_000
+"""Projects whose mark is remembered."""
 #: Of the old way to a token: it appears among the secrets of the account some time after it.
 LISTED_BACKOFF, LISTED_TRIES = Backoff(0.05, 1.0), 30
 
 
 class OpenshiftAdapter(KubernetesAdapter):
+    def __init__(self, provider_config: Any, connect: Connect) -> None:
+        #: Uid of a project -> labels of our account in it.
+        self._marks: LRUCache[str, dict[str, str]] = LRUCache(MARKS)
+        super().__init__(provider_config, connect)
+
     def make(self, job: Job) -> None:
         pod = self._pod_body(job)
         metadata = {"name": job.namespace, "labels": job.labels}
@@ -110,10 +122,10 @@ class OpenshiftAdapter(KubernetesAdapter):
     def watched_selector(self, kind: Kind) -> str:
         return "" if kind is PROJECT else self.selector
 
-    def listResources(self) -> list[Leftover]:
-        """Projects with a name of ours, and our mark."""
+    def _projects(self) -> dict[str, str]:
+        """Uid by name, of those with a name of ours that are not being deleted."""
         pools = tuple(f"{pool}-" for pool in self.provider.pools)
-        found = []
+        found = {}
         for project in self.calls.call("list_projects", self.cluster.list, PROJECT):
             metadata = project.get("metadata") or {}
             name = str(metadata.get("name") or "")
@@ -121,12 +133,35 @@ class OpenshiftAdapter(KubernetesAdapter):
                 continue
             if metadata.get("deletionTimestamp") or (project.get("status") or {}).get("phase") == "Terminating":
                 continue
-            labels = self._mark(name)
+            found[name] = str(metadata.get("uid") or name)
+        return found
+
+    def _mark(self, project: str, uid: str) -> dict[str, str]:
+        """Labels of our account in it; asked for once."""
+        known = self._marks.get(uid)
+        if known is None:
+            account = self.find(SERVICE_ACCOUNT, bodies.USER, project)
+            if account is None:  # it may still come
+                return {}
+            known = self._marks[uid] = (account.get("metadata") or {}).get("labels") or {}
+        return known
+
+    def listResources(self) -> list[Leftover]:
+        """Projects with a name of ours, and our mark."""
+        found = []
+        for name, uid in self._projects().items():
+            labels = self._mark(name, uid)
             if labels.get(bodies.PROVIDER_LABEL) == self.provider.name and bodies.NODE_LABEL in labels:
                 found.append(Leftover(Target(PROJECT, name), labels))
         return found
 
-    def _mark(self, project: str) -> dict[str, str]:
-        account = self.find(SERVICE_ACCOUNT, bodies.USER, project) or {}
-        labels: dict[str, str] = (account.get("metadata") or {}).get("labels") or {}
-        return labels
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        projects = self._projects()
+        with_pod = {name for pool in self.provider.pools.values() for name, label in pool.labels.items() if label.is_pod}
+        missing = [each for each in external_ids if each not in projects]
+        for name in set(external_ids) - set(missing):
+            if self._mark(name, projects[name]).get("nodepool_node_label") in with_pod:
+                pods = self._list(POD, name)
+                if not pods or trouble.failed(pods[0]) is not None:
+                    missing.append(name)
+        return missing

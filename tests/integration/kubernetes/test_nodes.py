@@ -17,7 +17,7 @@ from tests.support.kubernetes.scene import Scene
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
 
-@pytest.mark.spec("KUB-13.1, KUB-13.2, KUB-13.5")
+@pytest.mark.spec("KUB-6, KUB-13.1, KUB-13.2, KUB-13.5")
 def test_a_pod(scene: Scene) -> None:
     scene.start(pool={"node-attributes": {"zone": "blue"}})
     (node,) = scene.bench.get("pod")
@@ -79,7 +79,7 @@ def test_a_plain_pod_is_sent_so(scene: Scene) -> None:
     assert namespace["metadata"]["labels"].items() >= ours(scene, node, "pod").items()
 
 
-@pytest.mark.spec("KUB-13.6")
+@pytest.mark.spec("KUB-5, KUB-13.6")
 def test_a_pod_with_everything(scene: Scene) -> None:
     label = scene.label(
         **{

@@ -108,7 +108,7 @@ def schema() -> Any:
 
 
 def test_the_file_is_current() -> None:
-    """Made with: python -m nodepool.config.jsonschema > etc/nodepool.schema.json"""
+    """Made with: nodepool config-schema > etc/nodepool.schema.json"""
     assert schema() == json.loads(json.dumps(generated.document(BUILTIN_NAMES)))
 
 
@@ -118,6 +118,7 @@ def test_it_is_a_schema() -> None:
 
 @pytest.mark.parametrize("path", sorted(
     [*(ROOT / "etc").glob("nodepool*.yaml"), ROOT / "etc" / "aws.yaml", ROOT / "etc" / "openstack.yaml",
+     ROOT / "etc" / "kubernetes.yaml",
      ROOT / "tests" / "fixtures" / "config" / "complete.yaml"]), ids=lambda path: path.name)  # fmt: skip
 def test_samples_fit(path: pathlib.Path) -> None:
     data = yaml.safe_load(

@@ -42,6 +42,9 @@ class Adapter:
         self.asked_by: list[str] = []
         self.answered = threading.Event()
 
+    def plannedExternalId(self, _label: Any, _node_id: str) -> None:
+        return None
+
     def getCreateStateMachine(self, _hostname: str, label: Any, *_args: Any) -> StateMachine:
         if label.name == "good":
             return self.healthy

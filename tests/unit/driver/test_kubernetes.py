@@ -1,0 +1,192 @@
+"""Configurations of containers, and clients that tests of others put in the place of ours."""
+
+from __future__ import annotations
+
+import base64
+import pathlib
+from typing import Any
+
+import pytest
+import yaml
+
+from nodepool.cmd.config_validator import ConfigValidator
+from nodepool.config import loadConfig
+from nodepool.config.errors import ConfigError
+from nodepool.driver.kubernetes import bodies, trouble
+from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, classify
+from nodepool.driver.kubernetes.api.foreign import ForeignCluster
+from nodepool.driver.kubernetes.api.kinds import NAMESPACE, POD, PROJECT, ROLE, SECRET
+from tests import REPOSITORY
+
+
+def load(tmp_path: pathlib.Path, driver: str, label: dict[str, Any], pool: dict[str, Any] | None = None, **provider: Any) -> Any:
+    path = tmp_path / "nodepool.yaml"
+    options = {"context": "c", **provider} if driver != "kubernetes" else provider
+    pools = [{"name": "main", "labels": [{"name": "one", **label}], **(pool or {})}]
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "labels": [{"name": label.get("name", "one")}],
+                "providers": [{"name": "p", "driver": driver, "pools": pools, **options}],
+            }
+        )
+    )
+    assert ConfigValidator(str(path)).validate() in (0, 1)
+    config = loadConfig(str(path))
+    return config.providers["p"]
+
+
+@pytest.mark.spec("KUB-13.17, OSH-12.12")
+def test_the_sample() -> None:
+    config = loadConfig(str(REPOSITORY / "etc" / "kubernetes.yaml"))
+    assert ConfigValidator(str(REPOSITORY / "etc" / "kubernetes.yaml")).validate() == 0
+    assert {name: provider.driver.name for name, provider in config.providers.items()} == {
+        "cluster": "kubernetes",
+        "openshift": "openshift",
+        "openshift-shared": "openshiftpods",
+    }
+
+
+@pytest.mark.spec("KUB-13.17")
+def test_spec_and_other_options(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "nodepool.yaml"
+    label = {"name": "one", "type": "pod", "spec": {}, "cpu": 2}
+    pools = [{"name": "main", "labels": [label]}]
+    text = {"labels": [{"name": "one"}], "providers": [{"name": "p", "driver": "kubernetes", "pools": pools}]}
+    path.write_text(yaml.safe_dump(text))
+    assert ConfigValidator(str(path)).validate() == 1
+
+
+@pytest.mark.spec("KUB-4, OSH-4")
+def test_limits_of_pools(tmp_path: pathlib.Path) -> None:
+    limits = {"max-servers": 5, "max-cores": 6, "max-ram": 7, "max-resources": {"gpu": 1, "disk": 2}}
+    provider = load(tmp_path, "kubernetes", {"type": "pod"}, {"max-resources": {"disk": 3, "cores": 4}}, **limits)
+    pool = provider.pools["main"]
+    assert (pool.max_servers, pool.max_cores, pool.max_ram) == (5, 4, 7)
+    assert pool.max_resources == {"gpu": 1, "disk": 3, "cores": 4}
+    assert load(tmp_path, "kubernetes", {"type": "pod"}, **{"launch-retries": 0}).launch_retries == 1
+    assert load(tmp_path, "openshift", {"type": "pod"}, **{"max-servers": 9, "max-projects": 4}).pools["main"].max_servers == 4
+    assert load(tmp_path, "openshiftpods", {"image": "i"}, **{"max-pods": 3, "max-servers": 9}).pools["main"].max_servers == 3
+
+
+@pytest.mark.spec("KUB-4, KUB-9")
+@pytest.mark.parametrize("name", ["default-label-extra-resources", "default-label-extra_resources"])
+def test_extra_resources(tmp_path: pathlib.Path, name: str) -> None:
+    label = {"type": "pod", "gpu": 1, "gpu-resource": "g", "extra-resources": {"b": 3, "cores": 9}}
+    provider = load(tmp_path, "kubernetes", label, {name: {"a": 1, "b": 2}, "default-label-cpu": 2, "default-label-storage": 0})
+    found = bodies.quota(provider.pools["main"].labels["one"]).get_resources()
+    assert found == {"cores": 9, "ram": 0, "instances": 1, "g": 1, "a": 1, "b": 3}
+
+
+@pytest.mark.spec("KUB-4")
+@pytest.mark.parametrize(
+    ("driver", "label", "pool", "told"),
+    [
+        ("kubernetes", {"type": "pod"}, {"name": "under_score"}, "lower-case letters"),
+        ("kubernetes", {"type": "pod"}, {"name": "x" * 60}, "too long"),
+        ("kubernetes", {"type": "pod", "name": "Upper"}, {}, "lower-case letters"),
+        ("kubernetes", {"type": "pod", "labels": {"a": "x" * 64}}, {}, "at most 63"),
+        ("kubernetes", {"type": "pod", "dynamic-labels": {"bad key": "x"}}, {}, "cannot be the name of a Kubernetes label"),
+        ("kubernetes", {"type": "pod", "gpu": 1}, {}, "gpu-resource are needed together"),
+        ("openshiftpods", {}, {}, "needs an image"),
+        ("openshift", {"type": "pod", "context": None}, {}, "context"),
+    ],
+)
+def test_what_is_refused(tmp_path: pathlib.Path, driver: str, label: dict[str, Any], pool: dict[str, Any], told: str) -> None:
+    more = {"context": label.pop("context")} if "context" in label else {}
+    with pytest.raises(ConfigError, match=told):
+        load(tmp_path, driver, label, pool, **more)
+
+
+@pytest.mark.spec("KUB-7")
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionFailed("x"), "transient"),
+        (ApiError("x", 500), "transient"),
+        (ApiError("x", 429), "throttled"),
+        (ApiError("x", 404), "not_found"),
+        (ApiError("x", 403, message="no"), "configuration"),
+        (ApiError("x", 403, message="Exceeded quota: a"), "quota"),
+        (ApiError("x", 409, "AlreadyExists"), "other"),
+        (ApiError("x", 409, "Conflict"), "transient"),
+        (ApiError("x", 422), "configuration"),
+        (ValueError("x"), "other"),
+    ],
+)
+def test_kinds_of_errors(error: Exception, kind: str) -> None:
+    assert classify(error).value == kind
+
+
+@pytest.mark.spec("KUB-7")
+def test_why_a_pod_waits() -> None:
+    waiting = {"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}}
+    looping = {"status": {"phase": "Running", "containerStatuses": [waiting]}}
+    assert trouble.waits(looping) == "container c: CrashLoopBackOff: back-off"
+    assert not trouble.is_running(looping) and trouble.failed(looping) is None
+    creating = {"status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}}
+    assert trouble.waits(creating) is None and not trouble.is_running(creating)
+    assert trouble.is_running({"status": {"phase": "Running"}})
+    # Whatever a server says, it is no error of ours.
+    for odd in ({}, {"status": None}, {"status": {"conditions": "x", "containerStatuses": [None, {"state": 3}]}}):
+        assert trouble.waits(odd) is None and trouble.failed(odd) is None
+
+
+class Thing:
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+
+class FakeCore:
+    """As tests of others have it: methods of the package, objects with attributes."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.api_client = Thing(configuration=Thing(host="http://localhost:8080", verify_ssl=False))
+
+    def create_namespace(self, body: dict[str, Any]) -> Any:
+        self.names.append(body["metadata"]["name"])
+        return Thing(metadata=Thing(name=body["metadata"]["name"]))
+
+    def read_namespace(self, name: str) -> Any:
+        if name not in self.names:
+            raise RuntimeError(f"Unknown namespace {name}")
+        return Thing(metadata=Thing(name=name))
+
+    def delete_namespace(self, name: str) -> None:
+        self.names.remove(name)
+
+    def list_namespace(self) -> Any:
+        return Thing(items=[Thing(metadata=Thing(name=name, labels={"a": "b"})) for name in self.names])
+
+    def read_namespaced_secret(self, name: str, namespace: str) -> Any:
+        return Thing(data={"token": base64.b64encode(b"secret").decode(), "ca.crt": "Y2E="})
+
+    def read_namespaced_pod(self, name: str, namespace: str) -> Any:
+        return Thing(status=Thing(phase="Running"), spec=Thing(node_name="k8s-host"))
+
+
+@pytest.mark.spec("KUB-12, OSH-11")
+def test_clients_of_others() -> None:
+    core, made = FakeCore(), []
+    dynamic = Thing(create=lambda body: made.append(body), get=lambda name=None: Thing(items=[]), delete=lambda name: None)
+    second = Thing(
+        create_namespaced_role=lambda namespace, body: made.append((namespace, body)),
+        resources=Thing(get=lambda api_version, kind: dynamic),
+    )
+    found = ForeignCluster(core, second)
+    assert (found.host, found.skip_tls, found.watches) == ("http://localhost:8080", True, False)
+    found.create(NAMESPACE, bodies.namespace("n-1", {}, {}))
+    assert [each["metadata"]["name"] for each in found.list(NAMESPACE, "a=b")] == ["n-1"]
+    assert found.list(NAMESPACE, "a=c") == []
+    found.create(ROLE, bodies.role(pod=True), "n-1")
+    assert made[0][0] == "n-1" and made[0][1]["metadata"]["name"] == "zuul-restricted"
+    assert found.get(SECRET, "zuul-worker", "n-1")["data"]["ca.crt"] == "Y2E="
+    pod = found.get(POD, "p", "n-1")
+    assert trouble.is_running(pod) and pod["spec"]["nodeName"] == "k8s-host"
+    found.delete(NAMESPACE, "n-1")
+    with pytest.raises(ApiError) as gone:
+        found.get(NAMESPACE, "n-1")
+    assert gone.value.status == 404
+    found.create(PROJECT, {"metadata": {"name": "x"}})
+    assert made[-1] == {"metadata": {"name": "x"}} and found.list(PROJECT) == []
