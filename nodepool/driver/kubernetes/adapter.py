@@ -163,11 +163,12 @@ class KubernetesAdapter(Adapter):
             self._create(job, LIMIT_RANGE, bodies.applied("LimitRange", LIMIT_RANGE.version, number, given))
         self._create(job, SERVICE_ACCOUNT, bodies.service_account())
         self._create(job, SECRET, bodies.token(job.labels))
+        # The pod takes longest. It waits for the namespace's account, which has come meanwhile.
+        if pod is not None:
+            self._make_pod(job, pod)
         role = bodies.role(pod=job.pod is not None)
         self._create(job, ROLE, role)
         self._create(job, ROLE_BINDING, bodies.role_binding(name, role["metadata"]["name"]))
-        if pod is not None:
-            self._make_pod(job, pod)
 
     def _pod_body(self, job: Job) -> Object | None:
         return bodies.pod(job.pod, job.label, job.labels) if job.pod is not None else None
