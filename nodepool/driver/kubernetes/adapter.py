@@ -255,18 +255,20 @@ class KubernetesAdapter(Adapter):
         return DeleteMachine(self, external_id, log)
 
     def remove(self, target: Target) -> bool:
-        operation = f"delete_{target.kind.name}"
+        def ask() -> bool:
+            try:
+                self.cluster.delete(target.kind, target.name, target.namespace)
+            except ApiError as error:
+                if error.status != 409:  # it is being deleted already
+                    raise
+            return True
+
         try:
-            self.calls.call(
-                operation, self.cluster.delete, target.kind, target.name, target.namespace, lane="delete", deadline=DEADLINE
-            )  # fmt: skip
+            return self.calls.call(f"delete_{target.kind.name}", ask, lane="delete", deadline=DEADLINE)
         except ApiError as error:
             if error.status == 404:
                 return False
-            if error.status == 409:  # it is being deleted already
-                return True
             raise
-        return True
 
     # -- looking
 

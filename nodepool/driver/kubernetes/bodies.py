@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodepool.driver.kubernetes import schema
 from nodepool.driver.kubernetes.config import KubernetesLabel
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
@@ -44,9 +45,15 @@ def formatted(templates: dict[str, str], request: NodeRequest | None, log: Log) 
     found, attributes = {}, request.getSafeAttributes()
     for key, template in templates.items():
         try:
-            found[key] = template.format(request=attributes)
+            value = template.format(request=attributes)
         except Exception as error:
             log.warning("Dynamic label %s (%s) cannot be formatted, it is left out: %r", key, template, error)
+            continue
+        trouble = schema.value_trouble(value)
+        if trouble is None:
+            found[key] = value
+        else:
+            log.warning("Dynamic label %s is left out: %s", key, trouble)
     return found
 
 

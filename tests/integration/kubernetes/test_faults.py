@@ -230,6 +230,9 @@ def test_a_namespace_that_does_not_go(scene: Scene, monkeypatch: pytest.MonkeyPa
     scene.bench.give_back(node)
     wait_for(lambda: "is still being deleted" in caplog.text and "example.com/never" in caplog.text, 60, "a warning")
     assert scene.bench.zk.getNode(node.id).state == "deleting"
+    # Asked for once more, the server says that it is at it.
+    adapter = scene.bench.pools[0].config.provider_managers[scene.name].adapter
+    assert adapter.remove(adapter.target(node.external_id)) is True
     assert scene.cluster.admin.status("PATCH", f"{place}/holds", {"metadata": {"finalizers": None}}) == 200
     scene.bench.wait_gone(node.id)
 

@@ -84,7 +84,7 @@ def test_a_pod_with_everything(scene: Scene) -> None:
     label = scene.label(
         **{
             "labels": {"environment": "qa"},
-            "dynamic-labels": {"tenant": "{request.tenant_name}", "broken": "{request.nothing}"},
+            "dynamic-labels": {"tenant": "{request.tenant_name}", "broken": "{request.nothing}", "bad": "no/{request.id}"},
             "annotations": {"note": "here"},
             "privileged": True,
             "node-selector": {"kubernetes.io/os": "linux"},

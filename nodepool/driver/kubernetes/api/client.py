@@ -22,7 +22,7 @@ TIMEOUT, CONNECT_TIMEOUT = 60.0, 10.0
 #: Connections that are kept.
 CONNECTIONS = 32
 #: Objects in one answer to a list.
-PAGE = 500
+PAGE = 2000
 
 Object = dict[str, Any]
 Objects = list[Object]
@@ -64,7 +64,7 @@ class Stream:
                     if line.strip():
                         event = json.loads(line)
                         if not isinstance(event, dict):
-                            raise ConnectionFailed(f"{self._what}: no event: {line[:100]!r}")
+                            raise ConnectionFailed(f"{self._what}: what came is no event")
                         yield event
         except (HTTPError, OSError, ValueError) as error:
             raise ConnectionFailed(f"{self._what}: {error}") from error
@@ -158,9 +158,9 @@ class Client:
         try:
             answer = json.loads(response.data)
         except ValueError:
-            raise ConnectionFailed(f"{what}: the answer is not JSON: {response.data[:100]!r}") from None
+            raise ConnectionFailed(f"{what}: the answer is not JSON ({len(response.data)} bytes)") from None
         if not isinstance(answer, dict):
-            raise ConnectionFailed(f"{what}: the answer is no {kind.name}: {response.data[:100]!r}")
+            raise ConnectionFailed(f"{what}: the answer is no {kind.name} ({len(response.data)} bytes)")
         return answer
 
     def _send(self, method: str, path: str, what: str, body: Object | None, query: dict[str, str] | None,
