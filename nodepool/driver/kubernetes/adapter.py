@@ -8,11 +8,12 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff
-from nodepool.cloud import CallsStopped, CloudCalls
+from nodepool.cloud import CallsStopped, CallTimeout, CloudCalls
 from nodepool.driver.kubernetes import bodies, trouble
 from nodepool.driver.kubernetes.api.client import Cluster, Object
-from nodepool.driver.kubernetes.api.errors import ApiError, NoAccess, classify, retry_after
+from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess, classify, retry_after
 from nodepool.driver.kubernetes.api.kinds import (
+    DAEMON_SET,
     LIMIT_RANGE,
     NAMESPACE,
     NETWORK_POLICY,
@@ -119,6 +120,32 @@ class KubernetesAdapter(Adapter):
     def periodic(self) -> None:
         if self._cluster is None:
             self._open()
+        if self._cluster is not None and self.provider.pull_namespace is not None:
+            try:
+                self._pull_images(self.provider.pull_namespace)
+            except (ApiError, ConnectionFailed, NoAccess, CallTimeout) as error:
+                self.log.warning("Provider %s: images cannot be pulled beforehand: %s", self.provider.name, error)
+
+    def _pull_images(self, namespace: str) -> None:
+        """The daemon set for the present images is there, and no other of ours."""
+        provider = self.provider
+        images = {
+            image
+            for pool in provider.pools.values()
+            for label in pool.labels.values()
+            if label.is_pod and label.name in provider.pulled_labels
+            for image in bodies.images(label)
+        }
+        wanted = None
+        if images:
+            wanted = bodies.pull(sorted(images), {bodies.PROVIDER_LABEL: provider.name}, provider.pull_selector)
+        there = {str((each.get("metadata") or {}).get("name")) for each in self._list(DAEMON_SET, namespace)}
+        name = wanted["metadata"]["name"] if wanted is not None else None
+        if wanted is not None and name not in there:
+            self.log.info("Provider %s: pulling %s to all machines (daemon set %s)", provider.name, sorted(images), name)
+            self.calls.call("create_daemon_set", self.cluster.create, DAEMON_SET, wanted, namespace, lane="write")
+        for other in there - {name}:
+            self.remove(Target(DAEMON_SET, other, namespace))
 
     def stop(self) -> None:
         self.calls.stop()
@@ -264,7 +291,7 @@ class KubernetesAdapter(Adapter):
             return True
 
         try:
-            return self.calls.call(f"delete_{target.kind.name}", ask, lane="delete", deadline=DEADLINE)
+            return self.calls.call(f"delete_{target.kind.name.replace(' ', '_')}", ask, lane="delete", deadline=DEADLINE)
         except ApiError as error:
             if error.status == 404:
                 return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from nodepool.driver.kubernetes import schema
@@ -13,6 +15,9 @@ from nodepool.zk.records import NodeRequest
 USER = "zuul-worker"
 """Name of the service account, of its token, and of the user that Zuul sees."""
 PROVIDER_LABEL, NODE_LABEL = "nodepool_provider_name", "nodepool_node_id"
+
+PAUSE = "registry.k8s.io/pause:3.10"
+"""Does nothing, in little memory."""
 
 #: Loops for ever; the pod ends when it is deleted.
 _IDLE = {
@@ -183,6 +188,39 @@ def _resources(label: KubernetesLabel) -> dict[str, Any]:
     if label.gpu_resource and label.gpu:
         requests[label.gpu_resource] = limits[label.gpu_resource] = f"{label.gpu:.2f}"
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def images(label: KubernetesLabel) -> list[str]:
+    """Of all containers of the label's pod."""
+    spec = label.spec if label.spec is not None else _spec(label)
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    return [str(each["image"]) for each in containers if isinstance(each, dict) and each.get("image")]
+
+
+def pull(wanted: list[str], labels: dict[str, str], selector: dict[str, Any]) -> dict[str, Any]:
+    """A pod on each machine that begins a container of each image and then rests; its name tells what it is for."""
+    told = json.dumps([wanted, labels, selector], sort_keys=True)
+    name = f"nodepool-pull-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    nothing = ["/bin/sh", "-c", "exit 0"]
+    containers = [
+        {"name": f"image-{number}", "image": image, "imagePullPolicy": "IfNotPresent", "command": nothing}
+        for number, image in enumerate(wanted)
+    ]
+    mark = {"nodepool_pull": name}
+    spec: dict[str, Any] = {
+        "initContainers": containers,
+        "containers": [{"name": "rest", "image": PAUSE}],
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 0,
+    }
+    if selector:
+        spec["nodeSelector"] = selector
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"selector": {"matchLabels": mark}, "template": {"metadata": {"labels": mark}, "spec": spec}},
+    }
 
 
 def quota(label: KubernetesLabel) -> QuotaInformation:

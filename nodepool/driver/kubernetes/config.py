@@ -163,6 +163,10 @@ class KubernetesProviderConfig(ProviderConfig):
         self.namespace_annotations: dict[str, Any] = {}
         self.network_policies: list[dict[str, Any]] = []
         self.limit_range: list[dict[str, Any]] = []
+        #: Where images of labels with min-ready are pulled to all machines beforehand; None: nowhere.
+        self.pull_namespace: str | None = None
+        self.pull_selector: dict[str, Any] = {}
+        self.pulled_labels: set[str] = set()
         super().__init__(provider)
 
     @property
@@ -182,6 +186,8 @@ class KubernetesProviderConfig(ProviderConfig):
         self.namespace_annotations = dict(options.get("namespace-annotations") or {})
         self.network_policies = list(options.get("network-policies") or [])
         self.limit_range = list(options.get("limit-range") or [])
+        pull = options.get("pre-pull") or {}
+        self.pull_namespace, self.pull_selector = pull.get("namespace"), dict(pull.get("node-selector") or {})
         if trouble := schema.value_trouble(self.name):
             raise ConfigError(f"name of provider: {trouble}", where=("name",))
         if trouble := schema.labels_trouble(self.namespace_labels):
@@ -194,6 +200,7 @@ class KubernetesProviderConfig(ProviderConfig):
                 error.where = ("pools", number, *error.where)
                 raise
             self._pools[pool.name] = pool
+        self.pulled_labels = {name for name in self.getSupportedLabels() if newconfig.labels[name].min_ready > 0}
 
     def getSchema(self) -> v.Schema:
         label = schema.label({v.Required("type"): str})
@@ -205,6 +212,7 @@ class KubernetesProviderConfig(ProviderConfig):
                 "namespace-annotations": dict,
                 "network-policies": [dict],
                 "limit-range": [dict],
+                "pre-pull": {v.Required("namespace"): str, "node-selector": dict},
             },
         )
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.support.fault_proxy import Forward, Reply, Request
-from tests.support.kubernetes.cluster import CONTEXT, Server
+from tests.support.kubernetes.cluster import ACCOUNT, ACCOUNT_NAMESPACE, CONTEXT, Server
 from tests.support.kubernetes.scene import Scene
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
@@ -369,3 +369,35 @@ def test_options_of_pods(scene: Scene) -> None:
     assert spec["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["os"] == {"name": "linux"} and spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
+
+
+@pytest.mark.spec("KUB-4: images of labels with min-ready are on all machines beforehand")
+def test_images_are_pulled(scene: Scene) -> None:
+    admin = scene.cluster.admin
+    place = f"/apis/apps/v1/namespaces/{scene.pool}/daemonsets"
+    assert admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": scene.pool}}) == 200
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{scene.pool}"
+    rules = [{"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["create", "list", "delete"]}]
+    assert admin.status("POST", f"{rbac}/roles", {"metadata": {"name": "pull"}, "rules": rules}) == 200
+    binding = {
+        "metadata": {"name": "pull"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pull"},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": ACCOUNT_NAMESPACE}],
+    }
+    assert admin.status("POST", f"{rbac}/rolebindings", binding) == 200
+
+    def pulled() -> list[list[str]]:
+        return [
+            [each["image"] for each in found["spec"]["template"]["spec"]["initContainers"]]
+            for found in admin.call("GET", place)["items"]
+        ]
+
+    options = {"pre-pull": {"namespace": scene.pool}}
+    scene.start(min_ready=1, **options)
+    wait_for(lambda: pulled() == [["an/image"]], 30, "a daemon set")
+    machines = len(admin.call("GET", "/api/v1/nodes")["items"])
+    wait_for(lambda: admin.call("GET", place)["items"][0]["status"].get("numberReady") == machines, 60, "pods everywhere")
+    scene.bench.reconfigure(scene.config(scene.label(image="new/image"), min_ready=1, **options))
+    wait_for(lambda: pulled() == [["new/image"]], 30, "another daemon set")
+    scene.bench.reconfigure(scene.config(scene.label(image="new/image"), **options))
+    wait_for(lambda: pulled() == [], 30, "none")
