@@ -17,6 +17,13 @@ from nodepool.driver.provider import Driver
 LAUNCH_TIMEOUT = 600
 
 
+def as_texts(values: dict[str, Any] | None) -> dict[str, str]:
+    """Labels and annotations: YAML makes numbers and truth values of some, Kubernetes knows texts only."""
+    return {
+        str(key): str(value).lower() if isinstance(value, bool) else str(value) for key, value in (values or {}).items()
+    }  # fmt: skip
+
+
 class ContainerImage(ConfigValue):
     """What the launcher asks of a label's image: how Zuul runs things in it. It is nothing in the cloud."""
 
@@ -52,9 +59,9 @@ class KubernetesLabel(ConfigValue):
         self.gpu: float | None = None
         self.gpu_resource: str | None = None
         self.extra_resources: dict[str, Any] = {}
-        self.labels: dict[str, Any] = {}
+        self.labels: dict[str, str] = {}
         self.dynamic_labels: dict[str, str] = {}
-        self.annotations: dict[str, Any] = {}
+        self.annotations: dict[str, str] = {}
 
     @property
     def is_pod(self) -> bool:
@@ -125,9 +132,9 @@ class KubernetesPool(ConfigPool):
         label.gpu_resource = options.get("gpu-resource")
         extra = defaults.get("default-label-extra-resources") or defaults.get("default-label-extra_resources") or {}
         label.extra_resources = {**extra, **(options.get("extra-resources") or {})}
-        label.labels = dict(options.get("labels") or {})
+        label.labels = as_texts(options.get("labels"))
         label.dynamic_labels = dict(options.get("dynamic-labels") or {})
-        label.annotations = dict(options.get("annotations") or {})
+        label.annotations = as_texts(options.get("annotations"))
         self._check(label, options, where)
         return label
 
@@ -159,8 +166,8 @@ class KubernetesProviderConfig(ProviderConfig):
         self.launch_timeout = LAUNCH_TIMEOUT
         self.max_servers: float = math.inf
         #: Applied to each namespace that is made.
-        self.namespace_labels: dict[str, Any] = {}
-        self.namespace_annotations: dict[str, Any] = {}
+        self.namespace_labels: dict[str, str] = {}
+        self.namespace_annotations: dict[str, str] = {}
         self.network_policies: list[dict[str, Any]] = []
         self.limit_range: list[dict[str, Any]] = []
         #: Where images of labels with min-ready are pulled to all machines beforehand; None: nowhere.
@@ -182,8 +189,8 @@ class KubernetesProviderConfig(ProviderConfig):
         self.context = options.get("context")
         self.launch_retries = max(1, int(options.get("launch-retries", 3)))
         self.max_servers = next((options[name] for name in self.SERVERS if options.get(name) is not None), math.inf)
-        self.namespace_labels = dict(options.get("namespace-labels") or {})
-        self.namespace_annotations = dict(options.get("namespace-annotations") or {})
+        self.namespace_labels = as_texts(options.get("namespace-labels"))
+        self.namespace_annotations = as_texts(options.get("namespace-annotations"))
         self.network_policies = list(options.get("network-policies") or [])
         self.limit_range = list(options.get("limit-range") or [])
         pull = options.get("pre-pull") or {}

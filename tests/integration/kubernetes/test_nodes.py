@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import urllib.request
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conftest import wait_for
 from tests.support.fault_proxy import Forward, Reply, Request
@@ -85,7 +87,7 @@ def test_a_pod_with_everything(scene: Scene) -> None:
         **{
             "labels": {"environment": "qa"},
             "dynamic-labels": {"tenant": "{request.tenant_name}", "broken": "{request.nothing}", "bad": "no/{request.id}"},
-            "annotations": {"note": "here"},
+            "annotations": {"note": "here", "number": 3, "truth": True},
             "privileged": True,
             "node-selector": {"kubernetes.io/os": "linux"},
             "scheduler-name": "default-scheduler",
@@ -100,7 +102,7 @@ def test_a_pod_with_everything(scene: Scene) -> None:
     (node,) = scene.bench.get("pod", tenant_name="tenant-1")
     body = sent_pod(scene)
     assert body["metadata"]["labels"] == {"environment": "qa", "tenant": "tenant-1", **ours(scene, node, "pod")}
-    assert body["metadata"]["annotations"] == {"note": "here"}
+    assert body["metadata"]["annotations"] == {"note": "here", "number": "3", "truth": "true"}
     assert body["spec"] == {
         "containers": [
             plain_container(
@@ -401,3 +403,15 @@ def test_images_are_pulled(scene: Scene) -> None:
     wait_for(lambda: pulled() == [["new/image"]], 30, "another daemon set")
     scene.bench.reconfigure(scene.config(scene.label(image="new/image"), **options))
     wait_for(lambda: pulled() == [], 30, "none")
+
+
+@pytest.mark.spec("KUB-6, KUB-3: certificates that are not verified, as the kubeconfig says")
+def test_without_verification(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    path = pathlib.Path(scene.kubeconfig)
+    document = yaml.safe_load(path.read_text())
+    document["clusters"][0]["cluster"] = {"server": scene.cluster.proxy.url, "insecure-skip-tls-verify": True}
+    path.write_text(yaml.safe_dump(document))
+    scene.start(scene.label("space", "namespace"))
+    (node,) = scene.bench.get("space")
+    assert node.connection_port["skiptls"] is True and "ca_crt" not in node.connection_port
+    assert sum("are not verified" in record.getMessage() for record in caplog.records) == 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import urllib3
-from urllib3.exceptions import HTTPError, SSLError
+from urllib3.exceptions import HTTPError, InsecureRequestWarning, SSLError
 
 from nodepool.driver.kubernetes.api.access import Access
 from nodepool.driver.kubernetes.api.errors import ApiError, ConnectionFailed, NoAccess, from_answer
@@ -93,6 +93,8 @@ class Client:
         self._pool = self._make_pool()
         self._renewed = 0
         if self.skip_tls:
+            # Told once; the library would with each call.
+            urllib3.disable_warnings(InsecureRequestWarning)
             log.warning("Certificates of %s are not verified, as the kubeconfig says (insecure-skip-tls-verify)", self.host)
 
     def _make_pool(self) -> urllib3.PoolManager:
