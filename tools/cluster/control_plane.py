@@ -25,6 +25,9 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = pathlib.Path(os.environ.get("NODEPOOL_KUBERNETES_CACHE") or HERE.parent.parent / ".kubernetes")
+#: What is built: the present Kubernetes, or one that few installations are older than.
+CURRENT = "go.mod"
+MODULES = {"": CURRENT, "oldest": "oldest.mod"}[os.environ.get("NODEPOOL_KUBERNETES_SET", "")]
 PACKAGES = {"openssl": "openssl"}
 GO = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go")
 #: What the go command has to be, to fetch the version that go.mod names by itself.
@@ -88,17 +91,17 @@ def _go_version(path: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def version() -> str:
-    """Of Kubernetes, as go.mod pins it."""
-    match = re.search(r"k8s\.io/kubernetes (v[\d.]+)", (HERE / "go.mod").read_text())
+def version(modules: str = MODULES) -> str:
+    """Of Kubernetes, as the module file pins it."""
+    match = re.search(r"k8s\.io/kubernetes (v[\d.]+)", (HERE / modules).read_text())
     assert match is not None
     return match[1]
 
 
-def binaries() -> pathlib.Path:
+def binaries(modules: str = MODULES) -> pathlib.Path:
     """Where they are kept: one folder for each state of the sources."""
-    sources = b"".join((HERE / name).read_bytes() for name in ("go.mod", "go.sum", "main.go"))
-    return CACHE / hashlib.sha256(sources).hexdigest()[:16]
+    names = (modules, modules.replace(".mod", ".sum"), "main.go")
+    return CACHE / hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()[:16]
 
 
 def install() -> None:
@@ -106,36 +109,27 @@ def install() -> None:
     missing = [name for name, program in PACKAGES.items() if shutil.which(program) is None]
     if missing:
         _apt(*missing)
-    folder = binaries()
-    if (folder / "done").exists():
+    _build("servers", ".", MODULES)
+    # It goes with all of them.
+    _build("kwok", "sigs.k8s.io/kwok/cmd/kwok", CURRENT)
+
+
+def _build(name: str, package: str, modules: str) -> None:
+    program = binaries(modules) / name
+    if program.exists():
         return
-    go = _go()
-    folder.mkdir(parents=True, exist_ok=True)
-    number = version().removeprefix("v").split(".")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    number = version(modules).removeprefix("v").split(".")
     stamp = "k8s.io/component-base/version"
-    flags = f"-s -w -X {stamp}.gitVersion={version()} -X {stamp}.gitMajor={number[0]} -X {stamp}.gitMinor={number[1]}"
-    for name, package in (("servers", "."), ("kwok", "sigs.k8s.io/kwok/cmd/kwok")):
-        # Beside tests that measure.
-        words = [
-            "nice",
-            "-n",
-            "19",
-            go,
-            "build",
-            "-mod=readonly",
-            "-trimpath",
-            "-ldflags",
-            flags,
-            "-o",
-            str(folder / name),
-            package,
-        ]
-        done = subprocess.run(
-            words, cwd=HERE, env=_environment(), capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False
-        )
-        if done.returncode != 0:
-            raise ClusterError(f"{name} does not build ({' '.join(words)}):\n{done.stderr[-3000:]}")
-    (folder / "done").touch()
+    flags = f"-s -w -X {stamp}.gitVersion={version(modules)} -X {stamp}.gitMajor={number[0]} -X {stamp}.gitMinor={number[1]}"
+    made = program.with_suffix(".new")
+    # Beside tests that measure.
+    words = ["nice", "-n", "19", _go(), "build", "-mod=readonly", f"-modfile={modules}", "-trimpath", "-ldflags", flags]
+    words += ["-o", str(made), package]
+    done = subprocess.run(words, cwd=HERE, env=_environment(), capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False)
+    if done.returncode != 0:
+        raise ClusterError(f"{name} does not build ({' '.join(words)}):\n{done.stderr[-3000:]}")
+    made.rename(program)
 
 
 def free_ports(count: int) -> list[int]:
@@ -218,8 +212,8 @@ class ControlPlane:
         self._openssl("rsa", "-in", "accounts.key", "-pubout", "-out", "accounts.pub")
 
     def _start(self) -> None:
-        values, folder = self.values, binaries()
-        servers, admin = str(folder / "servers"), f"--kubeconfig={self.dir}/admin.kubeconfig"
+        values = self.values
+        servers, admin = str(binaries() / "servers"), f"--kubeconfig={self.dir}/admin.kubeconfig"
         etcd = f"http://127.0.0.1:{values['etcd']}"
         peer = f"http://127.0.0.1:{values['peer']}"
         self._spawn("etcd", [
@@ -239,7 +233,8 @@ class ControlPlane:
             "--requestheader-username-headers=X-Remote-User",
             "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
             f"--proxy-client-cert-file={self.dir}/proxy.crt", f"--proxy-client-key-file={self.dir}/proxy.key",
-            "--profiling=false", "--allow-privileged=true", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000",
+            "--profiling=false", "--allow-privileged=true",
+            "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000",
         ])  # fmt: skip
         self._wait("kube-apiserver", lambda: self.call("GET", "/readyz?exclude=none", raw=True) is not None)
         rates = ["--kube-api-qps=2000", "--kube-api-burst=4000", "--leader-elect=false"]
@@ -250,7 +245,7 @@ class ControlPlane:
         ])  # fmt: skip
         self._spawn("kube-scheduler", [servers, "kube-scheduler", admin, *rates, "--secure-port=0"])
         self._spawn("kwok", [
-            str(folder / "kwok"), admin, "--manage-all-nodes=true", f"--config={HERE}/stages.yaml",
+            str(binaries(CURRENT) / "kwok"), admin, "--manage-all-nodes=true", f"--config={HERE}/stages.yaml",
             "--node-lease-duration-seconds=40", "--server-address=",
         ])  # fmt: skip
         for number in range(NODES):
