@@ -70,11 +70,10 @@ def test_no_test_at_all(runner: Any, tmp_path: pathlib.Path) -> None:
     assert not stage(runner, tmp_path, "").good
 
 
-def test_beside(runner: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_beside(runner: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "test_sample.py").write_text("def test_it():\n    print('said so')\n")
     plain = runner.Stage("samples", "not real", [], ["-s", "test_sample.py"], memory=tmp_path / "memory")
-    cloud = runner.Stage("OpenStack tests", "not real", [], ["test_sample.py"], memory=tmp_path / "memory2")
-    monkeypatch.setattr(runner, "openstack", lambda: ["false"])
+    cloud = runner.Stage("OpenStack tests", "not real", [], ["test_sample.py"], install=["false"], memory=tmp_path / "memory2")
     with runner.beside([cloud, plain]):
         pass
     assert plain.result == "passed" and cloud.result == "left out" and plain.good and cloud.good
