@@ -228,7 +228,9 @@ class KubernetesAdapter(Adapter):
             return
         found = self.find(kind, body["metadata"]["name"], namespace)
         metadata = (found or {}).get("metadata") or {}
-        if (metadata.get("labels") or {}).get(bodies.NODE_LABEL) != job.labels[bodies.NODE_LABEL]:
+        labels = metadata.get("labels") or {}
+        if any(labels.get(name) != job.labels[name] for name in (bodies.PROVIDER_LABEL, bodies.NODE_LABEL)):
+            job.begun = False  # what is there is not deleted
             raise exceptions.LaunchStatusException(f"{kind.name} {job.namespace} is there already, and is none of this node's")
         if metadata.get("deletionTimestamp"):
             raise exceptions.LaunchStatusException(
@@ -281,21 +283,35 @@ class KubernetesAdapter(Adapter):
     def getDeleteStateMachine(self, external_id: object, log: Log) -> DeleteMachine:
         return DeleteMachine(self, external_id, log)
 
-    def remove(self, target: Target) -> bool:
-        def ask() -> bool:
+    def remove(self, target: Target) -> str | None:
+        found = self.find(target.kind, target.name, target.namespace)
+        if found is None:
+            return None
+        if self.cluster.watches and not self.is_ours(target, found):
+            self.log.warning(
+                "%s %s is not of this provider by its labels, and is left alone", target.kind.name.capitalize(), target.name
+            )  # fmt: skip
+            return None
+
+        def ask() -> None:
             try:
                 self.cluster.delete(target.kind, target.name, target.namespace)
             except ApiError as error:
                 if error.status != 409:  # it is being deleted already
                     raise
-            return True
 
         try:
-            return self.calls.call(f"delete_{target.kind.name.replace(' ', '_')}", ask, lane="delete", deadline=DEADLINE)
+            self.calls.call(f"delete_{target.kind.name.replace(' ', '_')}", ask, lane="delete", deadline=DEADLINE)
         except ApiError as error:
             if error.status == 404:
-                return False
+                return None
             raise
+        return str((found.get("metadata") or {}).get("uid") or "")
+
+    def is_ours(self, target: Target, found: Object) -> bool:
+        """Whether it is what it is taken for: another installation may give the same names."""
+        labels = (found.get("metadata") or {}).get("labels") or {}
+        return bool(labels.get(bodies.PROVIDER_LABEL) == self.provider.name)
 
     # -- looking
 

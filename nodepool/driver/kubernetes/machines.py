@@ -74,8 +74,8 @@ class Maker(Protocol):
     def make(self, job: Job) -> None:
         """Create everything; on a thread of the lane "write"."""
 
-    def remove(self, target: Target) -> bool:
-        """Delete it; False: it was not there. On a thread of the lane "delete"."""
+    def remove(self, target: Target) -> str | None:
+        """Delete it, and tell its uid; None: it was not there, or is none of ours. On a thread of the lane "delete"."""
 
     def find(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
         """The object; None: it is not there."""
@@ -265,6 +265,7 @@ class DeleteMachine(_Machine):
         self._news: Waiting | None = None
         self._since = time.monotonic()
         self._told: str | None = None
+        self._uid: str | None = None
 
     def advance(self) -> None:
         target = self._target
@@ -280,22 +281,26 @@ class DeleteMachine(_Machine):
             if not self._call.done():
                 return
             self._begin(self._news)
-            self.state = self.DELETING if self._asked() else self.COMPLETE
+            self._uid = self._asked()
+            self.state = self.DELETING if self._uid is not None else self.COMPLETE
         if self.state == self.DELETING and self._gone(target):
             self.state = self.COMPLETE
         if self.state == self.COMPLETE:
             self._wait_no_more()
             self.complete = True
 
-    def _asked(self) -> bool:
+    def _asked(self) -> str | None:
         try:
-            return bool(self._result())
+            uid: str | None = self._result()
+            return uid
         except BaseException:
             self._wait_no_more()
             raise
 
     def _gone(self, target: Target) -> bool:
         assert self._news is not None
+        if self._uid and self._news.deleted == self._uid:
+            return True
         try:
             seen = self._look(self._news, target.kind, target.name, target.namespace)
         except ApiError as error:

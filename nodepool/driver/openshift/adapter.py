@@ -112,8 +112,22 @@ class OpenshiftAdapter(KubernetesAdapter):
 
     # -- deleting and looking
 
+    def is_ours(self, target: Target, found: Object) -> bool:
+        """Others' projects cannot be deleted; ours have no labels."""
+        return True
+
     def target(self, external_id: str) -> Target:
         return Target(PROJECT, external_id)
+
+    def find(self, kind: Kind, name: str, namespace: str | None) -> Object | None:
+        """Users may look at their own projects only, so the server refuses to tell of one that is not there (403)."""
+        try:
+            return super().find(kind, name, namespace)
+        except ApiError as error:
+            if kind is not PROJECT or error.status != 403:
+                raise
+        found = self.calls.call("list_projects", self.cluster.list, PROJECT)
+        return next((each for each in found if (each.get("metadata") or {}).get("name") == name), None)
 
     def watchable(self, kind: Kind) -> bool:
         """Users may watch their projects; what is inside can be watched there only, and is asked for."""

@@ -232,7 +232,7 @@ def test_a_namespace_that_does_not_go(scene: Scene, monkeypatch: pytest.MonkeyPa
     assert scene.bench.zk.getNode(node.id).state == "deleting"
     # Asked for once more, the server says that it is at it.
     adapter = scene.bench.pools[0].config.provider_managers[scene.name].adapter
-    assert adapter.remove(adapter.target(node.external_id)) is True
+    assert adapter.remove(adapter.target(node.external_id))
     assert scene.cluster.admin.status("PATCH", f"{place}/holds", {"metadata": {"finalizers": None}}) == 200
     scene.bench.wait_gone(node.id)
 
@@ -268,3 +268,23 @@ def test_ready_nodes_that_vanish(scene: Scene, what: str) -> None:
     path = f"/api/v1/namespaces/{node.external_id}" + ("" if what == "namespace" else "/pods/pod?gracePeriodSeconds=0")
     assert scene.cluster.admin.status("DELETE", path) == 200
     wait_for(lambda: [each.id for each in scene.bench.nodes("pod")] not in ([node.id], []), 60, "another node")
+
+
+@pytest.mark.spec("KUB-8: what another installation has given the same name is not touched")
+def test_a_namespace_of_others(scene: Scene) -> None:
+    admin = scene.cluster.admin
+    name = f"{scene.pool}-0000000000"
+    labels = {"nodepool_provider_name": "theirs", "nodepool_node_id": "0000000000"}
+    assert admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}) == 200
+    pool = scene.start(scene.label("space", "namespace"), **{"launch-retries": 1})
+    request = scene.bench.submit("space")
+    scene.bench.wait_state(request, "failed")
+    assert "is there already, and is none of this node's" in problems(pool, "space")
+    wait_for(lambda: not scene.bench.nodes(state=None), 30, "no record")
+    assert set(scene.namespaces()) == {name}
+    (node,) = scene.bench.get("space")
+    assert node.external_id != name
+    # A record that names it, as a crash may leave one.
+    adapter = pool.config.provider_managers[scene.name].adapter
+    assert adapter.remove(adapter.target(name)) is None
+    assert name in scene.namespaces()

@@ -169,8 +169,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _one(self, name: str, user: str) -> None:
         admin = self.owner.admin
-        found = admin.call("GET", f"/api/v1/namespaces/{name}")
-        if (found["metadata"].get("annotations") or {}).get(REQUESTER) != user:
+        found = admin.get(f"/api/v1/namespaces/{name}")
+        # A user has rights in projects that are there; of others he is told nothing.
+        if found is None or (found["metadata"].get("annotations") or {}).get(REQUESTER) != user:
             message = f'projects.project.openshift.io "{name}" is forbidden'
             self._send(403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message})
         elif self.command == "DELETE":

@@ -1,6 +1,6 @@
 """One watch for all objects of a kind that somebody waits for: the server tells what has changed (KUB-7).
 
-What it tells is news, not proof: a waiting machine that is told that an object has vanished asks for it.
+What it tells is news, not proof: a waiting machine that cannot tell whether an object has vanished asks for it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Waiting:
         self._news: Object | None = None
         self._doubt = False
         self._asked = 0
+        #: Uid of the object of this name that the server has told to be gone.
+        self.deleted: str | None = None
 
     def take(self) -> Object | None:
         """What was told last, once."""
@@ -59,9 +61,9 @@ class Waiting:
     def end(self) -> None:
         self._watcher.forget(self)
 
-    def tell(self, found: Object | None) -> None:
+    def tell(self, found: Object | None, deleted: str | None = None) -> None:
         if found is None:
-            self._doubt = True
+            self._doubt, self.deleted = True, deleted or self.deleted
         else:
             self._news = found
         self.wake()
@@ -222,15 +224,18 @@ class Watcher:
             with self._lock:
                 told = list(self._waiting.get(self._key(found), ()))
             for waiting in told:
-                self._tell(waiting, None if what == "DELETED" else found)
+                if what == "DELETED":
+                    self._tell(waiting, None, str(metadata.get("uid") or ""))
+                else:
+                    self._tell(waiting, found)
         return str(metadata.get("resourceVersion") or "") or None
 
     def _all(self) -> list[Waiting]:
         with self._lock:
             return [waiting for each in self._waiting.values() for waiting in each]
 
-    def _tell(self, waiting: Waiting, found: Object | None) -> None:
+    def _tell(self, waiting: Waiting, found: Object | None, deleted: str | None = None) -> None:
         try:
-            waiting.tell(found)
+            waiting.tell(found, deleted)
         except Exception:
             self._log.exception("Error telling about %s %s:", self._kind.name, waiting.key)
