@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from nodepool.driver.common import dynamic
 from nodepool.driver.kubernetes import schema
 from nodepool.driver.kubernetes.config import KubernetesLabel
 from nodepool.driver.utils import QuotaInformation
@@ -43,28 +44,19 @@ _FALSE_COUNTS = ("automount-token",)
 _ALL = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
-def formatted(templates: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
-    """Dynamic labels; those that cannot be formatted are left out."""
-    if not templates or request is None:
-        return {}
-    found, attributes = {}, request.getSafeAttributes()
-    for key, template in templates.items():
-        try:
-            value = template.format(request=attributes)
-        except Exception as error:
-            log.warning("Dynamic label %s (%s) cannot be formatted, it is left out: %r", key, template, error)
-            continue
-        trouble = schema.value_trouble(value)
-        if trouble is None:
-            found[key] = value
-        else:
+def _dynamic(templates: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
+    """Dynamic labels; those that no label can be are left out."""
+    found = dynamic.formatted(templates, request, log, "label")
+    for key, value in list(found.items()):
+        if trouble := schema.value_trouble(value):
             log.warning("Dynamic label %s is left out: %s", key, trouble)
+            del found[key]
     return found
 
 
 def labels_of(label: KubernetesLabel, metadata: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
     """Labels of the namespace and the pod of a node; by ours it is found again, so nothing may hide them."""
-    return {**label.labels, **formatted(label.dynamic_labels, request, log), **metadata, "nodepool_node_label": label.name}
+    return {**label.labels, **_dynamic(label.dynamic_labels, request, log), **metadata, "nodepool_node_label": label.name}
 
 
 def namespace(name: str, labels: dict[str, str], annotations: dict[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,7 @@ from nodepool.config.diskimages import DiskImage
 from nodepool.config.errors import ConfigError, PathItem, ProviderUnavailable
 from nodepool.config.model import Config, ConfigPool, ProviderConfig
 from nodepool.config.value import ConfigValue
-
-DEFAULT_PORTS = {"ssh": 22, "winrm": 5986}
-
-
-def _connection_port(options: dict[str, Any], connection_type: str) -> int:
-    return int(options.get("connection-port", DEFAULT_PORTS.get(connection_type, 22)))
+from nodepool.driver.common.options import connection_port
 
 
 def _name(options: dict[str, Any], where: tuple[PathItem, ...]) -> str:
@@ -255,7 +250,7 @@ class OpenStackProviderConfig(ProviderConfig):
         image.pause = bool(options.get("pause", False))
         image.config_drive = options.get("config-drive")
         image.connection_type = options.get("connection-type", "ssh")
-        image.connection_port = _connection_port(options, str(image.connection_type))
+        image.connection_port = connection_port(options, str(image.connection_type))
         image.username = top.username
         image.python_path = top.python_path
         image.shell_type = top.shell_type
@@ -272,7 +267,7 @@ class OpenStackProviderConfig(ProviderConfig):
         image.python_path = options.get("python-path", "auto")
         image.shell_type = options.get("shell-type")
         image.connection_type = options.get("connection-type", "ssh")
-        image.connection_port = _connection_port(options, str(image.connection_type))
+        image.connection_port = connection_port(options, str(image.connection_type))
         self.cloud_images[image.name] = image
 
     def getSchema(self) -> v.Schema:

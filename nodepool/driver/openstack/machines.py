@@ -13,6 +13,7 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
+from nodepool.driver.common.dynamic import formatted
 from nodepool.driver.openstack.api.errors import classify, is_full, is_quota, launch_error, sdk_error, tidy
 from nodepool.driver.openstack.api.networks import FLOATING, has_floating
 from nodepool.driver.openstack.config import ProviderCloudImage
@@ -181,13 +182,7 @@ class OpenStackCreateStateMachine(_ApiMachine):
     def _serverMetadata(self, image_name: str, metadata: dict[str, str], request: NodeRequest) -> dict[str, Any]:
         result: dict[str, Any] = {"groups": ",".join([self.provider.name, image_name, self.label.name])}
         result.update(self.label.instance_properties)
-        if self.label.dynamic_instance_properties and request is not None:
-            attributes = request.getSafeAttributes()
-            for key, template in self.label.dynamic_instance_properties.items():
-                try:
-                    result[key] = template.format(request=attributes)
-                except Exception:
-                    self.log.exception("Dynamic property %s of label %s cannot be formatted", key, self.label.name)
+        result.update(formatted(self.label.dynamic_instance_properties, request, self.log, "property"))
         # The nodepool keys find the server again, nothing may hide them.
         result.update(metadata)
         return result

@@ -201,7 +201,7 @@ def test_what_aws_does_not_know_is_named(bench: LauncherBench, aws: AwsCloud, ca
     start(bench, aws, aws.label("bad"), aws.label("good"), launch_retries=1)
     aws.proxy.fail("RunInstances", ec2_error(code, message=f"{option} does not exist"))
     failed(bench, "bad")
-    assert "Provider ec2-us, pool main, label bad: AWS refuses t3.medium" in caplog.text
+    assert "Provider ec2-us, pool main, label bad: the cloud refuses t3.medium" in caplog.text
     assert f"{option} does not exist" in caplog.text
     assert any(f"{option} does not exist" in line for line in bench.pools[0].getReadiness()[1])
     one(bench, "good")
@@ -306,7 +306,7 @@ def test_a_type_that_the_zone_does_not_have(bench: LauncherBench, aws: AwsCloud,
     start(bench, aws, aws.label(), launch_retries=1)
     aws.proxy.fail("RunInstances", ec2_error("Unsupported"))
     failed(bench)
-    assert "AWS refuses t3.medium" in caplog.text
+    assert "the cloud refuses t3.medium" in caplog.text
 
 
 def test_console_log_of_a_failed_scan(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -162,75 +161,3 @@ class Running:
     def add(self, *given: Mapping[str, Any], source: str = "test") -> None:
         changes = self.node.deliver(source, None, [dict(record) for record in given], False)
         assert not changes.refused, changes.refused
-
-
-class Authority:
-    """A certificate authority of its own; everything made by openssl."""
-
-    def __init__(self, folder: pathlib.Path, name: str = "ca") -> None:
-        self.folder = folder
-        self.cert, self.key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-        self._openssl(
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-keyout",
-            self.key,
-            "-out",
-            self.cert,
-            "-subj",
-            f"/CN={name}",
-            "-days",
-            "2",
-            "-addext",
-            "keyUsage=critical,keyCertSign,cRLSign",
-        )
-
-    @staticmethod
-    def _openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
-
-    def issue(self, name: str, alternatives: str = "") -> tuple[str, str]:
-        """Certificate and key of a subject."""
-        cert, key, request = (str(self.folder / f"{name}.{end}") for end in ("pem", "key", "csr"))
-        extensions = self.folder / f"{name}.ext"
-        extensions.write_text(
-            "basicConstraints=CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
-            + (f"subjectAltName={alternatives}\n" if alternatives else "")
-        )
-        self._openssl(
-            "req",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-keyout",
-            key,
-            "-out",
-            request,
-            "-subj",
-            f"/CN={name}",
-        )
-        self._openssl(
-            "x509",
-            "-req",
-            "-in",
-            request,
-            "-CA",
-            self.cert,
-            "-CAkey",
-            self.key,
-            "-CAcreateserial",
-            "-out",
-            cert,
-            "-days",
-            "2",
-            "-extfile",
-            str(extensions),
-        )
-        return cert, key

@@ -1,14 +1,9 @@
-"""The ways to launch a label, in order, and a memory of those that were sold out."""
+"""The ways to launch a label, in order."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-MEMORY = 300.0
-"""Seconds that a way counts as sold out after it was refused."""
 
 
 class LaunchOption(NamedTuple):
@@ -56,30 +51,3 @@ def build(
         for one in types:
             rungs += [LaunchOption(one, place, zone, bool(entry.get("use-spot", spot)), reservation(held)) for place in places]
     return tuple(dict.fromkeys(rungs))
-
-
-class SoldOut:
-    """Which rungs were refused lately; shared by all labels of a provider."""
-
-    def __init__(self, memory: float = MEMORY, clock: Callable[[], float] = time.monotonic) -> None:
-        self.memory = memory
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._until: dict[LaunchOption, float] = {}
-
-    def refused(self, rung: LaunchOption) -> None:
-        with self._lock:
-            self._until[rung] = self._clock() + self.memory
-
-    def worked(self, rung: LaunchOption) -> None:
-        with self._lock:
-            self._until.pop(rung, None)
-
-    def order(self, rungs: Sequence[LaunchOption]) -> list[LaunchOption]:
-        """Those to try now: all that are not remembered; if all are, the one that was refused longest ago."""
-        with self._lock:
-            now = self._clock()
-            for rung in [rung for rung, until in self._until.items() if until <= now]:
-                del self._until[rung]
-            free = [rung for rung in rungs if rung not in self._until]
-            return free or [min(rungs, key=lambda rung: self._until[rung])]

@@ -12,13 +12,12 @@ from cachetools import TTLCache
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind, translate
+from nodepool.cloud.sold_out import REFUSALS, SoldOut
 from nodepool.driver.aws.api.errors import classify, code_of, kind_of_code
 from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch import parameters
-from nodepool.driver.aws.launch.alternatives import LaunchOption, SoldOut
+from nodepool.driver.aws.launch.alternatives import LaunchOption
 
-#: Refusals that another way may not share.
-_NEXT = (ErrorKind.CAPACITY, ErrorKind.QUOTA)
 #: What AWS says of an instance type that it does not have in this zone.
 UNSUPPORTED = "Unsupported"
 #: How the codes begin that name a launch template which is not there.
@@ -47,7 +46,7 @@ class Launching:
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
         self.log = adapter.log
-        self.sold_out = SoldOut()
+        self.sold_out: SoldOut[LaunchOption] = SoldOut()
         self._lock = threading.Lock()
         #: Tokens of calls of which it is not known whether they worked, by what they asked for.
         self._unclear: TTLCache[str, str] = TTLCache(1024, UNCLEAR, time.monotonic)
@@ -78,7 +77,7 @@ class Launching:
         try:
             answer = self._create("allocate_hosts", **args)
         except Exception as error:
-            raise translate(error, classify, *_NEXT) from error
+            raise translate(error, classify, *REFUSALS) from error
         return str(answer["HostIds"][0])
 
     def launch(
@@ -94,37 +93,13 @@ class Launching:
             return self._fleet(label, image_id, tags), label.ladder[0]
         image = self.adapter.cloud.image(image_id)
         single = len(label.ladder) == 1
-        rungs = label.ladder if single else self.sold_out.order(label.ladder)
-        refusals: list[tuple[LaunchOption, Exception, ErrorKind]] = []
-        for rung in rungs:
-            try:
-                instance = self._run(label, rung, image_id, image, tags, host_id)
-            except Exception as error:
-                kind = _refusal(error, single)
-                if kind not in _NEXT:
-                    self.log.error(
-                        "Provider %s, pool %s, label %s: AWS refuses %s: %s",
-                        self.adapter.provider.name,
-                        label.pool.name,
-                        label.name,
-                        rung.describe(),
-                        error,
-                    )
-                    raise
-                refusals.append((rung, error, kind))
-                if not single:
-                    self.sold_out.refused(rung)
-                    self.log.info("Label %s: %s is refused (%s)", label.name, rung.describe(), code_of(error))
-            else:
-                self.sold_out.worked(rung)
-                return instance, rung
-        raise self._refused(refusals)
-
-    def _refused(self, refusals: list[tuple[LaunchOption, Exception, ErrorKind]]) -> BaseException:
-        text = "; ".join(f"{rung.describe()}: {error}" for rung, error, _ in refusals)
-        if any(kind is ErrorKind.CAPACITY for _, _, kind in refusals):
-            return exceptions.CapacityException(text)
-        return exceptions.QuotaException(text)
+        return self.sold_out.climb(
+            label.ladder,
+            lambda rung: self._run(label, rung, image_id, image, tags, host_id),
+            lambda error: _refusal(error, single),
+            f"Provider {self.adapter.provider.name}, pool {label.pool.name}, label {label.name}",
+            self.log,
+        )
 
     def _image_id(self, label: Any, image_external_id: str | None) -> str:
         if image_external_id:
@@ -154,7 +129,7 @@ class Launching:
                 template = self.adapter.templates.name(label)
                 groups = self._create_fleet(parameters.create_fleet(label, template, image_id, tags))
         except Exception as error:
-            raise translate(error, classify, *_NEXT) from error
+            raise translate(error, classify, *REFUSALS) from error
         return {"InstanceId": groups[0]["InstanceIds"][0], "InstanceType": groups[0].get("InstanceType")}
 
     def _create_fleet(self, args: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 from nodepool.driver.aws.config import AwsLabel
 from nodepool.driver.aws.launch.alternatives import LaunchOption
 from nodepool.driver.aws.objects import tag_dict_to_list
+from nodepool.driver.common.dynamic import formatted
 from nodepool.logconfig import Log
 from nodepool.zk.records import NodeRequest
 
@@ -20,13 +21,7 @@ LAUNCH_TEMPLATE_PREFIX = "nodepool-launch-template"
 def node_tags(hostname: str, label: AwsLabel, metadata: dict[str, Any], request: NodeRequest, log: Log) -> dict[str, str]:
     """Tags of instance, volume and host: the nodepool keys cannot be hidden, the name is always the host's."""
     tags: dict[str, str] = dict(label.tags)
-    if label.dynamic_tags and request is not None:
-        attributes = request.getSafeAttributes()
-        for key, template in label.dynamic_tags.items():
-            try:
-                tags[key] = template.format(request=attributes)
-            except Exception:
-                log.exception("Dynamic tag %s of label %s cannot be formatted", key, label.name)
+    tags.update(formatted(label.dynamic_tags, request, log, "tag"))
     tags.update({key: str(value) for key, value in metadata.items()})
     tags["Name"] = hostname
     return tags

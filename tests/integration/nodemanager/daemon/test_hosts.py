@@ -19,9 +19,9 @@ from nodepool.driver.nodemanager.hosts import HostError
 from nodepool.zk import zookeeper as zk
 from tests.conftest import Chroot, wait_for
 from tests.integration.nodemanager.daemon.test_launcher import config
+from tests.support.authority import Authority
 from tests.support.deadline import limit
 from tests.support.launcher import LauncherBench
-from tests.support.nodemanager.node import Authority
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
 pytestmark = pytest.mark.timeout(180)

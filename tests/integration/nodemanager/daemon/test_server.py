@@ -26,8 +26,9 @@ from nodepool.nodemanager.api.client import Client, RpcError, RpcFault, Tls
 from nodepool.nodemanager.api.methods import OTHER
 from tests import REPOSITORY
 from tests.conftest import wait_for
+from tests.support.authority import Authority
 from tests.support.deadline import limit
-from tests.support.nodemanager.node import Authority, Running, delegate, sliver
+from tests.support.nodemanager.node import Running, delegate, sliver
 
 SLIVER_UID = 3_000_000
 CONTROLLER_UID = 4_000_000_777

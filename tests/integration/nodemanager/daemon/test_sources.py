@@ -17,7 +17,8 @@ from nodepool.nodemanager.config import parse
 from nodepool.nodemanager.sources import sources
 from nodepool.nodemanager.sources.sources import SlicesXmlSource, ZooKeeperSource
 from tests.conftest import Chroot, wait_for
-from tests.support.nodemanager.node import KEY, Authority, MemoryNode
+from tests.support.authority import Authority
+from tests.support.nodemanager.node import KEY, MemoryNode
 
 
 def document(*names: str) -> bytes:

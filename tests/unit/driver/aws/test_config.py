@@ -11,12 +11,13 @@ import pytest
 import voluptuous as v
 import yaml
 
+from nodepool.cloud.sold_out import SoldOut
 from nodepool.config import loadConfig
 from nodepool.config.checks.validation import Validation
 from nodepool.config.errors import ConfigError
 from nodepool.config.source import Source
 from nodepool.driver.aws.config import AwsLabel, AwsPool, AwsProviderCloudImage, AwsProviderDiskImage
-from nodepool.driver.aws.launch.alternatives import LaunchOption, SoldOut, build
+from nodepool.driver.aws.launch.alternatives import LaunchOption, build
 
 BASE: dict[str, Any] = {
     "labels": [{"name": "small"}],

@@ -21,7 +21,8 @@ from signxml.signer import XMLSigner
 
 from nodepool.nodemanager.sources import tickets
 from nodepool.nodemanager.sources.tickets import TicketError
-from tests.support.nodemanager.node import Authority, delegate, sliver
+from tests.support.authority import Authority
+from tests.support.nodemanager.node import delegate, sliver
 
 NS = "{urn:envelope}"
 DS = "{http://www.w3.org/2000/09/xmldsig#}"

@@ -1,0 +1,166 @@
+"""JSON over HTTPS, for clouds without a library of their own: one pool of connections per provider, and errors as values.
+
+Nothing is repeated here; :class:`~nodepool.cloud.calls.CloudCalls` does that.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+import requests.adapters
+
+from nodepool.cloud.errors import CallTimeout, ErrorKind, bounded
+from nodepool.version import get_version_string
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds until a connection stands."""
+TIMEOUT = 60.0
+"""Seconds without a byte after which a call has failed."""
+CONNECTIONS = 32
+LONGEST_ASKED = 300.0
+"""Seconds that a cloud may ask us to wait at most; a clock that is wrong asks for days."""
+
+
+class HttpRefused(Exception):
+    """The cloud refuses.
+
+    ``status``: of HTTP. ``code``: the cloud's word for it. ``retry_after``: seconds that it asks for, or None.
+    """
+
+    def __init__(self, what: str, status: int, code: str = "", message: str = "", retry_after: float | None = None) -> None:
+        super().__init__(bounded(": ".join(str(part) for part in (what, status, code, message) if part)))
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after
+
+
+class NoAnswer(Exception):
+    """No answer, not a whole one, or one that is none of this cloud's."""
+
+
+class NoAccess(Exception):
+    """There are no credentials that can be used; the text names the file or variable and the remedy."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: Any
+    """Parsed; None when there is none."""
+
+
+def new_session() -> requests.Session:
+    """Thread-safe as long as nobody changes it."""
+    session = requests.Session()
+    adapter = requests.adapters.HTTPAdapter(pool_connections=8, pool_maxsize=CONNECTIONS, max_retries=0)
+    session.mount("https://", adapter)
+    session.mount("http://", adapter)
+    session.headers.update({"User-Agent": f"nodepool/{get_version_string()}", "Accept": "application/json"})
+    return session
+
+
+def send(
+    session: requests.Session, method: str, url: str, what: str, *, headers: Mapping[str, str] | None = None,
+    params: Mapping[str, Any] | None = None, body: Any = None, data: Any = None, timeout: float = TIMEOUT, parse: bool = True,
+) -> Answer:  # fmt: skip
+    """One call.
+
+    :param what: verb and object, for messages; URLs may have secrets in them.
+    :param body: sent as JSON; ``data`` as it is.
+    :raises NoAnswer, HttpRefused:
+    """
+    try:
+        response = session.request(
+            method, url, headers=headers, params=params, json=body, data=data, timeout=(CONNECT_TIMEOUT, timeout)
+        )
+        content = response.content
+    except (requests.RequestException, OSError) as error:
+        # The library's text has the whole URL.
+        raise NoAnswer(f"{what}: {_plain(error)}") from None
+    if response.status_code >= 400:
+        raise refusal(what, response.status_code, response.headers, content)
+    if not content.strip() or not parse:
+        return Answer(response.status_code, response.headers, None)
+    try:
+        parsed = json.loads(content)
+    except ValueError:
+        raise NoAnswer(f"{what}: the answer is not JSON (status {response.status_code})") from None
+    return Answer(response.status_code, response.headers, parsed)
+
+
+def _plain(error: BaseException) -> str:
+    """The cause at the bottom, such as "Connection refused"."""
+    cause: Any = error
+    while True:
+        below = cause.__cause__ or cause.__context__ or getattr(cause, "reason", None)
+        if not isinstance(below, BaseException):
+            break
+        cause = below
+    text = str(cause).partition(" for url:")[0].partition("(Caused by")[0]
+    return f"{type(cause).__name__}: {bounded(text)}" if "?" not in text else type(cause).__name__
+
+
+def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) -> HttpRefused:
+    """Understands ``{"error": {"code", "message"}}``, ``{"errors": [{...}]}`` and ``{"error", "error_description"}``."""
+    code = message = ""
+    try:
+        told = json.loads(content)
+        error = told.get("error") or (told.get("errors") or [{}])[0]
+        if isinstance(error, dict):
+            code, message = str(error.get("code") or error.get("status") or ""), str(error.get("message") or "")
+        else:
+            code, message = str(error), str(told.get("error_description") or told.get("message") or "")
+    except (ValueError, AttributeError, IndexError, KeyError, TypeError):
+        message = content[:300].decode("utf-8", "replace")
+    return HttpRefused(what, status, code, bounded(message), asked_pause(headers))
+
+
+def asked_pause(headers: Mapping[str, str]) -> float | None:
+    """Seconds of the header Retry-After, which has seconds or a date."""
+    text = headers.get("Retry-After") or ""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    return min(max(seconds, 0.0), LONGEST_ASKED)
+
+
+def retry_after(error: BaseException) -> float | None:
+    return getattr(error, "retry_after", None)
+
+
+def kind_of(error: BaseException) -> ErrorKind | None:
+    """What is the same everywhere; None: the cloud's own code decides."""
+    if isinstance(error, CallTimeout):
+        return error.kind
+    if isinstance(error, NoAnswer):
+        return ErrorKind.TRANSIENT
+    if isinstance(error, NoAccess):
+        return ErrorKind.CONFIGURATION
+    if not isinstance(error, HttpRefused):
+        return ErrorKind.OTHER
+    if error.status == 404:
+        return ErrorKind.NOT_FOUND
+    if error.status == 429:
+        return ErrorKind.THROTTLED
+    return None
+
+
+def kind_of_status(status: int) -> ErrorKind:
+    """Where the code says nothing."""
+    if status >= 500:
+        return ErrorKind.TRANSIENT
+    if status in (400, 401, 403, 422):
+        return ErrorKind.CONFIGURATION
+    return ErrorKind.OTHER

@@ -1,0 +1,255 @@
+"""What adapters of clouds with virtual machines have in common: calls, looks, offers, and the framework's side (DRV-7.2)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.cloud import AdaptiveRate, CallsStopped, Classifier, CloudCalls, ErrorKind, Poller, Timers, translate
+from nodepool.cloud.answer_cache import AnswerCache
+from nodepool.cloud.recently_gone import RecentlyGone
+from nodepool.cloud.sold_out import REFUSALS, SoldOut
+from nodepool.driver.common.dynamic import formatted
+from nodepool.driver.common.machines import CreateMachine, DeleteMachine, Job, Step
+from nodepool.driver.common.offers import Offer
+from nodepool.driver.statemachine.model import Adapter, ExternalId, Instance, Resource
+from nodepool.driver.utils import QuotaInformation
+from nodepool.logconfig import Log
+from nodepool.zk.records import NodeRequest
+
+READ_FACTOR = 10
+"""Reading calls may be that many times as frequent as changing ones."""
+THREADS = {"read": 8, "write": 8, "delete": 8, "upload": 2}
+DEADLINE = 120.0
+"""Seconds for one call with its retries."""
+BATCH = 1000
+"""Machines that one look serves."""
+CONFIRM = 2
+"""Looks that must miss a machine which was seen before, or which the cloud has promised."""
+
+
+class MachineInstance(Instance):
+    """A virtual machine, with what it takes of the quota."""
+
+    def __init__(self, external_id: str, metadata: dict[str, str], quota: QuotaInformation) -> None:
+        super().__init__()
+        self.external_id = external_id
+        self.metadata = metadata
+        self.private_ipv6: str | None = None
+        self.quota = quota
+
+    def getQuotaInformation(self) -> QuotaInformation:
+        return self.quota
+
+
+class Leftover(Resource):
+    """Something in the cloud that has our marks. ``id`` is what it is deleted by."""
+
+    def __init__(self, metadata: dict[str, str], type: str, id: str) -> None:
+        super().__init__(metadata, type)
+        self.id = id
+
+
+class MachineAdapter(Adapter):
+    """To be given what a cloud has of its own by the abstract methods.
+
+    :param retry_after: seconds that the cloud asks for after an error.
+    """
+
+    #: Shortest time between two looks at what is waited for, in seconds.
+    LOOK_FLOOR = 0.5
+    #: Seconds that a look at what is being deleted waits for the next look at something else.
+    DELETE_PATIENCE = 0.0
+    #: Seconds between two looks at an image that the cloud works on.
+    IMAGE_UPLOAD_SLEEP = 30
+    #: What the driver calls its tags in messages.
+    TAG = "tag"
+
+    def __init__(
+        self, provider_config: Any, classify: Classifier, retry_after: Callable[[BaseException], float | None] | None = None
+    ) -> None:
+        super().__init__(provider_config)
+        self.provider = provider_config
+        self.classify = classify
+        self.log = logging.getLogger(f"nodepool.{type(self).__name__}.{provider_config.name}")
+        self._stopping = threading.Event()
+        name, rate = f"{provider_config.driver.name}-{provider_config.name}", provider_config.rate
+        self.calls = CloudCalls(
+            provider_config.name,
+            classify,
+            {
+                "read": AdaptiveRate(f"{name}-read", READ_FACTOR * rate),
+                "write": AdaptiveRate(f"{name}-write", rate),
+                "delete": AdaptiveRate(f"{name}-delete", rate),
+                "upload": AdaptiveRate(f"{name}-upload", None),
+            },
+            threads=THREADS,
+            log=self.log,
+            retry_after=retry_after,
+        )
+        self.timers = Timers(name)
+        self.memo = AnswerCache()
+        self.gone = RecentlyGone()
+        self.sold_out: SoldOut[Offer] = SoldOut()
+        self.watched: Poller[Any] = Poller(
+            f"machines of {provider_config.name}",
+            self.look,
+            self.calls.run,
+            self.timers,
+            batch=BATCH,
+            floor=self.LOOK_FLOOR,
+            narrow=True,
+            log=self.log,
+        )
+        self._warned: set[str] = set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.timers.stop()
+        self.calls.stop()
+
+    def warn_once(self, key: str, text: str, *args: object) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            self.log.warning(text, *args)
+
+    # -- of each cloud
+
+    @abstractmethod
+    def start(self, job: Job, offer: Offer) -> None:
+        """Ask the cloud for a machine in this way. Sets ``job.begun`` as soon as something may have been made."""
+
+    @abstractmethod
+    def progress(self, job: Job, view: Any) -> Instance | Step | None:
+        """See :class:`~nodepool.driver.common.machines.Maker`."""
+
+    @abstractmethod
+    def remove(self, key: str) -> bool:
+        """See :class:`~nodepool.driver.common.machines.Maker`."""
+
+    @abstractmethod
+    def look(self, keys: Sequence[str]) -> Mapping[str, Any]:
+        """What there is of these machines now, by name."""
+
+    @abstractmethod
+    def is_gone(self, key: str, view: Any) -> bool:
+        """Whether nothing of it is left that the deletion has to wait for."""
+
+    @abstractmethod
+    def size_of(self, size: str) -> QuotaInformation:
+        """What one machine of the size takes.
+
+        :raises RuntimeConfigurationException: there is no such size.
+        """
+
+    # -- the machines' side
+
+    def launch(self, job: Job) -> None:
+        def attempt(offer: Offer) -> None:
+            job.offer = offer
+            try:
+                self.start(job, offer)
+            except Exception as error:
+                if self.classify(error) in REFUSALS and not job.facts.get("kept"):
+                    job.begun = False
+                raise
+
+        label = job.label
+        where = f"Provider {self.provider.name}, pool {label.pool.name}, label {label.name}"
+        self.sold_out.climb(label.ladder, attempt, self.classify, where, job.log)
+
+    def failed(self, job: Job, kind: ErrorKind, text: str) -> Exception:
+        """What to raise for a machine that the cloud has accepted and not made.
+
+        Other ways are tried by the next attempt, as long as there are some.
+        """
+        offer, ways = job.offer, job.label.ladder
+        assert offer is not None
+        if kind not in REFUSALS:
+            return exceptions.LaunchStatusException(text)
+        if len(ways) > 1:
+            self.sold_out.refused(offer)
+            if self.sold_out.order(ways)[0] != offer:
+                return exceptions.LaunchStatusException(f"{text}; another way will be tried")
+        return (exceptions.QuotaException if kind is ErrorKind.QUOTA else exceptions.CapacityException)(text)
+
+    def note_gone(self, key: str) -> None:
+        self.gone.add(key)
+
+    def delete(self, operation: str, function: Callable[[], Any]) -> bool:
+        """Ask for a deletion; False: there is no such thing."""
+        try:
+            self.calls.call(operation, function, lane="delete", deadline=DEADLINE)
+        except Exception as error:
+            if self.classify(error) is ErrorKind.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def read(self, operation: str, function: Callable[[], Any], **options: Any) -> Any:
+        return self.calls.call(operation, function, deadline=DEADLINE, **options)
+
+    def pause_upload(self, seconds: float | None = None) -> None:
+        """:raises CallsStopped: the provider stops."""
+        if self._stopping.wait(self.IMAGE_UPLOAD_SLEEP if seconds is None else seconds):
+            raise CallsStopped(f"provider {self.provider.name} is stopping")
+
+    # -- the framework's side
+
+    def plannedExternalId(self, label: Any, node_id: str) -> ExternalId:
+        return f"np{node_id}"
+
+    def tags_of(self, label: Any, metadata: dict[str, str], request: NodeRequest | None, log: Log) -> dict[str, str]:
+        """By ours it is found again, so nothing may hide them."""
+        return {**label.tags, **formatted(label.dynamic_tags, request, log, self.TAG), **metadata}
+
+    def getCreateStateMachine(
+        self, hostname: str, label: Any, image_external_id: Any, metadata: dict[str, str], request: NodeRequest,
+        az: str | None, log: Log,
+    ) -> CreateMachine:  # fmt: skip
+        return CreateMachine(self, Job(hostname, label, image_external_id, self.tags_of(label, metadata, request, log), log))
+
+    def getDeleteStateMachine(self, external_id: ExternalId, log: Log) -> DeleteMachine:
+        return DeleteMachine(self, external_id, log)
+
+    def getQuotaForLabel(self, label: Any) -> QuotaInformation:
+        """What every way of the label needs at least: another way may have room."""
+        needs = [self.size_of(size).get_resources() for size in dict.fromkeys(offer.size for offer in label.ladder)]
+        names = set(needs[0]).intersection(*needs)
+        return QuotaInformation(**{name: min(need[name] for need in needs) for name in names})
+
+    def known_size(self, size: str) -> QuotaInformation:
+        """Of a machine that exists: one whose size the cloud does not know any more counts as one."""
+        try:
+            return self.size_of(size)
+        except (exceptions.RuntimeConfigurationException, KeyError) as error:
+            self.warn_once(f"size {size}", "Size %s is not known, its machines count without cores and memory: %s", size, error)
+            return QuotaInformation(instances=1)
+
+    def findMissingInstances(self, external_ids: list[Any]) -> list[Any]:
+        found: dict[str, Any] = {}
+        wanted = [str(each) for each in external_ids if each]
+        for _ in range(CONFIRM):
+            left = [key for key in wanted if key not in found]
+            if left:
+                found.update(self.look(left))
+        return [each for each in external_ids if self.is_lost(found.get(str(each)))]
+
+    def is_lost(self, view: Any) -> bool:
+        """Whether a node on it is of no use any more."""
+        return view is None
+
+    def translated(self, error: BaseException, *kinds: ErrorKind) -> BaseException:
+        return translate(error, self.classify, *kinds)
+
+    def list_for_leaks(self, kinds: Iterable[tuple[str, Callable[[], Iterable[Leftover]]]]) -> Iterable[Leftover]:
+        """A list that fails is left out this time."""
+        for kind, fetch in kinds:
+            try:
+                yield from list(fetch())
+            except Exception as error:
+                self.log.warning("Cannot list %ss of provider %s: %s", kind, self.provider.name, error)
