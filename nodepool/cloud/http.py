@@ -54,7 +54,7 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: Any
-    """Parsed; None when there is none."""
+    """Parsed, or text where it is not to be parsed; None when there is none."""
 
 
 def new_session() -> requests.Session:
@@ -87,7 +87,9 @@ def send(
         raise NoAnswer(f"{what}: {_plain(error)}") from None
     if response.status_code >= 400:
         raise refusal(what, response.status_code, response.headers, content)
-    if not content.strip() or not parse:
+    if not parse:
+        return Answer(response.status_code, response.headers, content.decode("utf-8", "replace"))
+    if not content.strip():
         return Answer(response.status_code, response.headers, None)
     try:
         parsed = json.loads(content)

@@ -24,8 +24,6 @@ from nodepool.config.errors import DriverLoadError, UnknownDriver
 from nodepool.driver.provider import Driver
 
 BUILTIN_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
-#: Of 11.0.0 but not (yet) here.
-OLD_NAMES = frozenset({"azure", "gce", "ibmvpc"})
 ENTRY_POINT_GROUP = "nodepool.drivers"
 
 
@@ -91,8 +89,6 @@ def _describe_failure(name: str, path: str, exc: BaseException) -> DriverLoadErr
 
 def _meant(name: str) -> str:
     """What an unknown name may mean, for the end of a message."""
-    if name in OLD_NAMES:
-        return "; it is one of release 11.0.0 that this release does not have"
     close = difflib.get_close_matches(name, Drivers.known(), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 

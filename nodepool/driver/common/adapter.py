@@ -160,7 +160,12 @@ class MachineAdapter(Adapter):
 
         label = job.label
         where = f"Provider {self.provider.name}, pool {label.pool.name}, label {label.name}"
-        self.sold_out.climb(label.ladder, attempt, self.classify, where, job.log)
+        _, offer = self.sold_out.climb(label.ladder, attempt, self.classify, where, job.log)
+        try:
+            job.quota = self.known_size(offer.size)
+        except Exception as error:
+            # It is being made: a question about its size that fails is no reason to throw it away.
+            job.log.warning("The size of %s is not known, it counts without cores and memory: %s", job.name, error)
 
     def failed(self, job: Job, kind: ErrorKind, text: str) -> Exception:
         """What to raise for a machine that the cloud has accepted and not made.
@@ -180,15 +185,25 @@ class MachineAdapter(Adapter):
     def note_gone(self, key: str) -> None:
         self.gone.add(key)
 
+    @property
+    def problem(self) -> str | None:
+        """Why there are no credentials, for operators."""
+        return None
+
+    def labelReady(self, label: Any) -> bool:
+        return self.problem is None
+
+    def whyNotReady(self, label: Any) -> str | None:
+        return self.problem
+
     def delete(self, operation: str, function: Callable[[], Any]) -> bool:
-        """Ask for a deletion; False: there is no such thing."""
+        """Ask for a deletion; False: there is no such thing, as an error says or a False that ``function`` returns."""
         try:
-            self.calls.call(operation, function, lane="delete", deadline=DEADLINE)
+            return self.calls.call(operation, function, lane="delete", deadline=DEADLINE) is not False
         except Exception as error:
             if self.classify(error) is ErrorKind.NOT_FOUND:
                 return False
             raise
-        return True
 
     def read(self, operation: str, function: Callable[[], Any], **options: Any) -> Any:
         return self.calls.call(operation, function, deadline=DEADLINE, **options)

@@ -15,6 +15,7 @@ from nodepool.cloud import CloudCalls, Poller
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.statemachine.model import Instance, StateMachine
 from nodepool.driver.statemachine.watching import WatchingMachine
+from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 
 
@@ -31,6 +32,8 @@ class Job:
     offer: Offer | None = None
     #: Something may have been made.
     begun: bool = False
+    #: What it takes; known once it was asked for.
+    quota: QuotaInformation = field(default_factory=lambda: QuotaInformation(instances=1))
     #: Of the driver.
     facts: dict[str, Any] = field(default_factory=dict)
 

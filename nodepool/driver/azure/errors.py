@@ -1,0 +1,35 @@
+"""Kinds of errors of Azure's API (AZU-12)."""
+
+from __future__ import annotations
+
+from nodepool.cloud import ErrorKind
+from nodepool.cloud.http import HttpRefused, kind_of, kind_of_status
+
+QUOTA = frozenset(("QuotaExceeded", "PublicIPCountLimitReached", "ResourceQuotaExceeded", "SubnetIsFull"))
+CAPACITY = frozenset((
+    "SkuNotAvailable", "AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest",
+    "OverconstrainedZonalAllocationRequest", "NotAvailableForSubscription", "SpotEvicted",
+))  # fmt: skip
+THROTTLED = frozenset(("TooManyRequests", "SubscriptionRequestsThrottled", "OperationsPerTimeThresholdExceeded"))
+TRANSIENT = frozenset((
+    "InternalServerError", "ServerTimeout", "RetryableError", "GatewayTimeout", "AnotherOperationInProgress",
+    "RetryableErrorDueToAnotherOperation", "OperationPreempted", "InternalExecutionError",
+))  # fmt: skip
+
+
+def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
+    # The same word for a quota that is used up and for what is not allowed in the resource's state.
+    if code in QUOTA or (code == "OperationNotAllowed" and "quota" in message.lower()):
+        return ErrorKind.QUOTA
+    for codes, kind in ((CAPACITY, ErrorKind.CAPACITY), (THROTTLED, ErrorKind.THROTTLED), (TRANSIENT, ErrorKind.TRANSIENT)):
+        if code in codes:
+            return kind
+    return None
+
+
+def classify(error: BaseException) -> ErrorKind:
+    kind = kind_of(error)
+    if kind is not None:
+        return kind
+    assert isinstance(error, HttpRefused)
+    return kind_of_code(error.code, error.message) or kind_of_status(error.status)

@@ -1,0 +1,147 @@
+"""Images by a managed disk that is filled with pages (AZU-11)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.cloud import ErrorKind
+from nodepool.cloud.http import HttpRefused, send
+from nodepool.driver.azure import bodies
+from nodepool.driver.azure.arm import DISK, IMAGE
+from nodepool.driver.azure.errors import classify
+from nodepool.driver.toolkit.image_uploader import ImageUploader, Segment
+
+MIB = 1 << 20
+PAGE = 512
+ACCESS_SECONDS = 86400
+PAGE_DEADLINE = 300.0
+
+
+class DiskUploader(ImageUploader):
+    """Fills a new disk, which is zero, with what is not; then makes an image of it and deletes the disk."""
+
+    segment_size = 4 * MIB
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._sas = ""
+        self._disk: dict[str, Any] = {}
+        self._image_begun = False
+
+    @property
+    def _tags(self) -> dict[str, str]:
+        return {str(key): str(value) for key, value in (self.metadata or {}).items()}
+
+    def _do(
+        self, operation: str, method: str, kind: tuple[str, str], body: Any = None, path: str = "", lane: str = "upload"
+    ) -> Any:
+        """A call, and the end of what it begins."""
+        adapter, arm = self.adapter, self.adapter.arm
+        what = f"{operation} {self.image_name}"
+        answer = adapter.calls.call(
+            operation,
+            lambda: arm.send(method, arm.path(kind, self.image_name) + path, kind[1], what, body),
+            lane=lane,
+            idempotent=True,
+        )
+        return arm.finish(answer, what, lambda name, ask: adapter.calls.call(name, ask), self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        self.checkTimeout()
+        self.adapter.pause_upload(min(seconds, self.adapter.IMAGE_UPLOAD_SLEEP))
+
+    def startUpload(self) -> None:
+        if self.size % PAGE:
+            raise exceptions.ImageCreateException(
+                f"image {self.path} has {self.size} bytes; Azure takes multiples of {PAGE} only (fixed-size VHD)"
+            )
+        location = self.adapter.provider.location
+        self._do("put_disk", "PUT", DISK, bodies.upload_disk(location, self._tags, self.size))
+        told = self._do("begin_access", "POST", DISK, {"access": "Write", "durationInSeconds": ACCESS_SECONDS}, "/beginGetAccess")
+        output = (told or {}).get("properties", {}).get("output", told) or {}
+        self._sas = str(output.get("accessSAS") or "")
+        if not self._sas:
+            raise exceptions.ImageCreateException(f"Azure gives no access to disk {self.image_name}")
+
+    def uploadSegment(self, segment: Segment) -> None:
+        if not segment.data.strip(b"\0"):
+            return
+        end = segment.offset + len(segment.data) - 1
+        headers = {
+            "x-ms-blob-type": "PageBlob",
+            "x-ms-page-write": "update",
+            "x-ms-version": "2019-12-12",
+            "Range": f"bytes={segment.offset}-{end}",
+            "Content-Length": str(len(segment.data)),
+        }
+        # What is signed is the whole credential: it is in no message.
+        self.adapter.calls.call(
+            "put_page",
+            lambda: send(
+                self.adapter.arm.session, "PUT", f"{self._sas}&comp=page", f"put_page at {segment.offset} of {self.image_name}",
+                headers=headers, data=segment.data, parse=False,
+            ),
+            lane="upload",
+            idempotent=True,
+            deadline=PAGE_DEADLINE,
+        )  # fmt: skip
+
+    def _end_access(self) -> None:
+        self._do("end_access", "POST", DISK, path="/endGetAccess")
+
+    def _delete_disk(self) -> None:
+        self._do("delete_disk", "DELETE", DISK, lane="delete")
+
+    def finishUpload(self) -> str:
+        self._end_access()
+        disk = self.adapter.calls.call("get_disk", lambda: self.adapter.arm.get(DISK, self.image_name))
+        self._image_begun = True
+        self._do("put_image", "PUT", IMAGE, bodies.image(self.adapter.provider.location, self._tags, disk["id"]))
+        try:
+            self._delete_disk()
+        except Exception as error:
+            self.log.warning("Cannot delete disk %s, it is left to the search for leaks: %s", self.image_name, error)
+        return self.image_name
+
+    def abortUpload(self) -> None:
+        steps: list[Callable[[], Any]] = [self._end_access] if self._sas else []
+        if self._image_begun:
+            steps.append(lambda: self.adapter.images.delete(self.image_name))
+        steps.append(self._delete_disk)
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                if classify(error) is not ErrorKind.NOT_FOUND:
+                    self.log.warning("Unfinished upload of %s: %s", self.image_name, error)
+
+
+class AzureImages:
+    """The image part of an adapter."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        self._lock = threading.Lock()
+
+    def upload(self, entry: Any, image_name: str, filename: str, metadata: dict[str, Any] | None) -> str:
+        os.stat(filename)
+        uploader = DiskUploader(self.adapter, self.adapter.log, filename, image_name, {**entry.meta, **(metadata or {})})
+        uploader.error_retries = 1
+        return str(uploader.upload(self.adapter.provider.image_import_timeout))
+
+    def delete(self, name: str) -> None:
+        """Delete it, and wait for it; that it was there is not needed."""
+        adapter, arm = self.adapter, self.adapter.arm
+        what = f"delete image {name}"
+        try:
+            answer = adapter.calls.call(
+                "delete_image", lambda: arm.send("DELETE", arm.path(IMAGE, name), IMAGE[1], what), lane="delete"
+            )
+            arm.finish(answer, what, lambda operation, ask: adapter.calls.call(operation, ask), adapter.pause_upload)
+        except HttpRefused as error:
+            if error.status != 404:
+                raise

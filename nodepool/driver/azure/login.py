@@ -1,0 +1,159 @@
+"""Credentials: the file of a service principal, or what Microsoft's own library finds (AZU-3)."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import requests
+
+from nodepool.cloud.http import HttpRefused, NoAccess, NoAnswer, send
+
+LOGIN, MANAGEMENT = "https://login.microsoftonline.com", "https://management.azure.com/"
+CLOUDS = {
+    "public": (LOGIN, MANAGEMENT),
+    "china": ("https://login.chinacloudapi.cn", "https://management.chinacloudapi.cn/"),
+    "us-government": ("https://login.microsoftonline.us", "https://management.usgovcloudapi.net/"),
+}
+RENEW = 60.0
+"""Seconds before its end in which a token is renewed."""
+SHORTEST = 120.0
+"""Seconds that a token just given is used at least, whatever our clock says of its end."""
+
+
+class Login:
+    """Where the subscription is, and tokens for it. Thread-safe.
+
+    ``problem``: why there is none, for operators; None as long as all is well.
+    """
+
+    def __init__(self, provider: Any, session: requests.Session) -> None:
+        self._provider = provider
+        self._session = session
+        self._lock = threading.Lock()
+        self._token: str | None = None
+        self._until = 0.0
+        self._library: Any = None
+        self.problem: str | None = None
+        self._place: tuple[str, str] | None = None
+
+    def place(self) -> tuple[str, str]:
+        """Address of the API, with a slash at its end, and the subscription.
+
+        :raises NoAccess: the file cannot be used.
+        """
+        if self._place is None:
+            auth = self._provider.auth
+            if auth:
+                self._place = CLOUDS[auth.get("cloud", "public")][1], auth["subscription-id"]
+            else:
+                told = self._file()
+                address = told.get("resourceManagerEndpointUrl") or MANAGEMENT
+                self._place = address.rstrip("/") + "/", told["subscriptionId"]
+        return self._place
+
+    def token(self, refused: str | None = None) -> str:
+        """:param refused: a token that does not work; another one is fetched.
+
+        :raises NoAccess, NoAnswer:
+        """
+        with self._lock:
+            now = time.monotonic()
+            if self._token is None or self._token == refused or now >= self._until:
+                try:
+                    token, seconds = self._from_library() if self._provider.auth else self._from_file()
+                except NoAccess as error:
+                    self.problem = str(error)
+                    raise
+                self.problem = None
+                self._token, self._until = token, now + max(seconds - RENEW, SHORTEST)
+            return self._token
+
+    # -- a service principal with a secret
+
+    def _file(self) -> dict[str, str]:
+        path = self._provider.auth_path
+        try:
+            with open(path, encoding="utf-8-sig") as file:
+                told = json.load(file)
+        except OSError as error:
+            raise NoAccess(f"auth-path {path} cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise NoAccess(f"auth-path {path} is not JSON; make it by 'az ad sp create-for-rbac --sdk-auth'") from None
+        missing = [
+            key
+            for key in ("clientId", "clientSecret", "subscriptionId", "tenantId")
+            if not isinstance(told, dict) or not isinstance(told.get(key), str)
+        ]
+        if missing:
+            raise NoAccess(f"auth-path {path} has no {missing[0]}; make it by 'az ad sp create-for-rbac --sdk-auth'")
+        return dict(told)
+
+    def _from_file(self) -> tuple[str, float]:
+        told = self._file()
+        login = (told.get("activeDirectoryEndpointUrl") or LOGIN).rstrip("/")
+        form = {
+            "grant_type": "client_credentials",
+            "client_id": told["clientId"],
+            "client_secret": told["clientSecret"],
+            "resource": told.get("resourceManagerEndpointUrl") or MANAGEMENT,
+        }
+        try:
+            answer = send(self._session, "POST", f"{login}/{told['tenantId']}/oauth2/token", "log in", data=form).body
+        except HttpRefused as error:
+            if error.status == 429 or error.status >= 500:
+                raise NoAnswer(f"the login service: {error}") from None
+            # The first line says it; the others are numbers for Microsoft.
+            reason = error.message.partition("\n")[0]
+            raise NoAccess(
+                f"Azure refuses the service principal of auth-path {self._provider.auth_path}: {error.code}: {reason}"
+            ) from None
+        try:
+            seconds = float(answer["expires_in"]) if "expires_in" in answer else float(answer["expires_on"]) - time.time()
+            return str(answer["access_token"]), seconds
+        except (KeyError, TypeError, ValueError):
+            raise NoAnswer("log in: the answer has no token") from None
+
+    # -- all the others
+
+    def _from_library(self) -> tuple[str, float]:
+        auth = self._provider.auth
+        login, management = CLOUDS[auth.get("cloud", "public")]
+        try:
+            import azure.core.exceptions
+        except ImportError:
+            raise NoAccess(
+                f"auth of type {auth['type']} needs the package azure-identity; install nodepool with the extra 'azure'"
+            ) from None
+        try:
+            if self._library is None:
+                self._library = self._credential(auth, login)
+            found = self._library.get_token(f"{management}.default")
+        except azure.core.exceptions.ClientAuthenticationError as error:
+            raise NoAccess(f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}") from None
+        except (OSError, ValueError) as error:
+            raise NoAccess(f"no credentials for Azure (auth, type {auth['type']}): {_first_line(error)}") from None
+        except azure.core.exceptions.AzureError as error:
+            raise NoAnswer(f"the login service: {_first_line(error)}") from None
+        return str(found.token), float(found.expires_on) - time.time()
+
+    @staticmethod
+    def _credential(auth: dict[str, Any], login: str) -> Any:
+        import azure.identity as identity
+
+        kind, tenant, client = auth["type"], auth.get("tenant-id"), auth.get("client-id")
+        if kind == "certificate":
+            return identity.CertificateCredential(str(tenant), str(client), auth["certificate-path"], authority=login)
+        if kind == "workload-identity":
+            return identity.WorkloadIdentityCredential(tenant_id=tenant, client_id=client, authority=login)
+        if kind == "managed-identity":
+            return identity.ManagedIdentityCredential(client_id=client)
+        if kind == "cli":
+            return identity.AzureCliCredential(tenant_id=tenant or "")
+        return identity.DefaultAzureCredential(authority=login, managed_identity_client_id=client)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,22 @@
+"""Driver for Google Compute Engine. Google's libraries are imported when the first provider is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodepool.config.model import ProviderConfig
+from nodepool.driver import statemachine
+
+
+class GceDriver(statemachine.StateMachineDriver):
+    name = "gce"
+
+    def getProviderConfig(self, provider: dict[str, Any]) -> Any:
+        from nodepool.driver.gce import config
+
+        return config.GceProviderConfig(self, provider)
+
+    def getAdapter(self, provider_config: ProviderConfig) -> Any:
+        from nodepool.driver.gce import adapter
+
+        return adapter.GceAdapter(provider_config)

@@ -1,0 +1,44 @@
+"""Kinds of errors of IBM's APIs (IBM-13)."""
+
+from __future__ import annotations
+
+from nodepool.cloud import ErrorKind
+from nodepool.cloud.http import HttpRefused, kind_of, kind_of_status
+
+
+def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
+    """IBM's codes are many and made of words."""
+    text = f"{code} {message}".lower()
+    if "quota" in code.lower():
+        return ErrorKind.QUOTA
+    if "capacity" in text:
+        return ErrorKind.CAPACITY
+    if code in ("too_many_requests", "rate_limit_exceeded", "over_rate_limit"):
+        return ErrorKind.THROTTLED
+    if code in ("internal_error", "service_error", "conflict_state"):
+        return ErrorKind.TRANSIENT
+    return None
+
+
+def classify(error: BaseException) -> ErrorKind:
+    kind = kind_of(error)
+    if kind is ErrorKind.OTHER and getattr(error, "response", None) is not None:
+        return _of_storage(error)
+    if kind is not None:
+        return kind
+    assert isinstance(error, HttpRefused)
+    return kind_of_code(error.code, error.message) or kind_of_status(error.status)
+
+
+def _of_storage(error: BaseException) -> ErrorKind:
+    """Of the library for object storage, by what its errors look like."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return ErrorKind.OTHER
+    status = int((response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
+    code = str((response.get("Error") or {}).get("Code") or "")
+    if status == 404 or code in ("NoSuchKey", "404"):
+        return ErrorKind.NOT_FOUND
+    if status == 429 or code == "SlowDown":
+        return ErrorKind.THROTTLED
+    return kind_of_status(status)

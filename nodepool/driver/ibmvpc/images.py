@@ -1,0 +1,182 @@
+"""Images through object storage (IBM-12). IBM's library for it is imported here and nowhere else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from nodepool import exceptions
+from nodepool.cloud import ErrorKind
+from nodepool.cloud.http import HttpRefused, NoAccess
+from nodepool.driver.ibmvpc import names
+from nodepool.driver.ibmvpc.errors import classify
+
+CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
+NO_KEY = "none"
+"""What object storage gets where there is no API key: tests and stand-ins."""
+
+
+class IBMVPCImages:
+    """The image part of an adapter."""
+
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
+        self.log = adapter.log
+        self._lock = threading.Lock()
+        self._storage: Any = None
+
+    @property
+    def _options(self) -> dict[str, str]:
+        return dict(self.adapter.provider.object_storage or {})
+
+    @property
+    def bucket(self) -> str:
+        return self._options["bucket-name"]
+
+    def _instance(self) -> str:
+        """CRN of the object storage.
+
+        :raises LaunchNodepoolException: there is none of the name.
+        """
+        wanted = self._options["instance-name"]
+        told = self.adapter.read(
+            "list_resource_instances",
+            lambda: self.adapter.client.send(
+                "GET", "RESOURCE_CONTROLLER", "/v2/resource_instances", "list resource instances",
+                name=wanted, type="service_instance",
+            ),
+        )  # fmt: skip
+        for found in told.get("resources") or []:
+            parts = str(found.get("crn") or "").split(":")
+            if len(parts) > 4 and parts[4] == "cloud-object-storage":
+                return str(found["crn"])
+        raise exceptions.LaunchNodepoolException(f"object-storage: there is no instance {wanted} of cloud-object-storage")
+
+    def storage(self) -> Any:
+        """The client of object storage; its threads may share it."""
+        with self._lock:
+            if self._storage is None:
+                try:
+                    import ibm_boto3
+                    from ibm_botocore.client import Config
+                except ImportError:
+                    raise NoAccess("the package ibm-cos-sdk is missing; install nodepool with the extra 'ibmvpc'") from None
+                values = self.adapter.client.settings.values()
+                address = values.get("VPC_AUTH_URL")
+                self._storage = ibm_boto3.client(
+                    "s3",
+                    ibm_api_key_id=values.get("VPC_APIKEY") or NO_KEY,
+                    ibm_service_instance_id=self._instance(),
+                    config=Config(
+                        signature_version="oauth",
+                        connect_timeout=CONNECT_TIMEOUT,
+                        read_timeout=READ_TIMEOUT,
+                        retries={"max_attempts": 4},
+                    ),
+                    endpoint_url=self._options["endpoint"],
+                    **({"ibm_auth_endpoint": f"{address.rstrip('/')}/identity/token"} if address else {}),
+                )
+            return self._storage
+
+    def _call(self, operation: str, lane: str = "upload", **arguments: Any) -> Any:
+        return self.adapter.calls.call(
+            operation, lambda: getattr(self.storage(), operation)(Bucket=self.bucket, **arguments), lane=lane, idempotent=True
+        )
+
+    # -- upload
+
+    def upload(self, entry: Any, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
+        """Returns the id of the image."""
+        until = time.monotonic() + self.adapter.provider.image_import_timeout
+        name = names.image(str(metadata["nodepool_build_id"]), str(metadata["nodepool_upload_id"]))
+        key = f"{name}.{image_format}"
+        place = str(self._call("get_bucket_location")["LocationConstraint"]).rpartition("-")[0]
+        image_id = None
+        try:
+            self.adapter.calls.call(
+                "upload_fileobj", lambda: self._send(filename, key), lane="upload", idempotent=False, deadline=float("inf")
+            )
+            body = {
+                "name": name,
+                "resource_group": {"id": self.adapter.group_id(names.image_group(self.adapter.provider.name))},
+                "file": {"href": f"cos://{place}/{self.bucket}/{key}"},
+                "operating_system": {"name": entry.operating_system},
+            }
+            image_id = str(self.adapter.change("create_image", "POST", "/images", f"create image {name}", body)["id"])
+            self._wait(image_id, name, until)
+        except BaseException:
+            if image_id is not None:
+                self._quietly(lambda: self.delete(image_id), f"image {name}")
+            raise
+        finally:
+            self._quietly(lambda: self.delete_object(key), f"object {key}")
+        return image_id
+
+    def _send(self, filename: str, key: str) -> None:
+        with open(filename, "rb") as image:
+            self.storage().upload_fileobj(image, self.bucket, key)
+
+    def _wait(self, image_id: str, name: str, until: float) -> None:
+        while True:
+            found = self.adapter.read(
+                "get_image", lambda: self.adapter.client.send("GET", "VPC", f"/images/{image_id}", f"get image {name}")
+            )
+            status = found.get("status")
+            if status == "available":
+                return
+            if status != "pending":
+                reasons = "; ".join(str(each.get("message")) for each in found.get("status_reasons") or [])
+                raise exceptions.ImageCreateException(f"image {name} is {status}: {reasons or 'no reason given'}")
+            if time.monotonic() > until:
+                raise exceptions.ImageCreateException(f"image {name} is still pending")
+            self.adapter.pause_upload()
+
+    def _quietly(self, function: Any, what: str) -> None:
+        try:
+            function()
+        except Exception as error:
+            self.log.warning("Cannot delete %s, it is left to the search for leaks: %s", what, error)
+
+    # -- removal and looking
+
+    def delete(self, image_id: str) -> None:
+        """The image, and the object that it was made of; that they were there is not needed."""
+        client = self.adapter.client
+        try:
+            found = self.adapter.read(
+                "get_image", lambda: client.send("GET", "VPC", f"/images/{image_id}", f"get image {image_id}"), missing_ok=True
+            )
+        except HttpRefused as error:
+            if error.status == 404:
+                return
+            raise
+        if self._options:
+            self.delete_object(f"{found.get('name')}.{self.adapter.provider.image_type}")
+        self.adapter.delete(
+            "delete_image", lambda: client.send("DELETE", "VPC", f"/images/{image_id}", f"delete image {found.get('name')}")
+        )
+
+    def delete_object(self, key: str) -> None:
+        try:
+            self._call("delete_object", lane="delete", Key=key)
+        except Exception as error:
+            if classify(error) is not ErrorKind.NOT_FOUND:
+                raise
+
+    def objects(self) -> Iterator[str]:
+        """Keys of all objects of the bucket; none when there is no such bucket."""
+        marker: dict[str, str] = {}
+        while True:
+            try:
+                answer = self._call("list_objects", lane="read", **marker)
+            except Exception as error:
+                if classify(error) is ErrorKind.NOT_FOUND:
+                    return
+                raise
+            found = [str(each["Key"]) for each in answer.get("Contents") or []]
+            yield from found
+            if not answer.get("IsTruncated") or not found:
+                return
+            marker = {"Marker": answer.get("NextMarker") or found[-1]}
