@@ -6,6 +6,7 @@ What differs between clouds is behind :class:`Maker`. Nothing blocks here.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -37,6 +38,9 @@ class Job:
     #: Of the driver.
     facts: dict[str, Any] = field(default_factory=dict)
 
+
+ASK_AGAIN = 60.0
+"""Seconds after which a deletion that does not come about is asked for once more: what took it may not have been the cloud."""
 
 Step = Callable[[], None]
 """A further call; runs on a thread of the lane "write"."""
@@ -151,6 +155,7 @@ class DeleteMachine(_Machine):
     def __init__(self, maker: Maker, external_id: object, log: logging.Logger | Log) -> None:
         super().__init__(maker, log)
         self.external_id = external_id
+        self._since = 0.0
 
     def advance(self) -> None:
         if not self.external_id:
@@ -158,6 +163,7 @@ class DeleteMachine(_Machine):
             return
         key = str(self.external_id)
         if self.state == StateMachine.START:
+            self._since = time.monotonic()
             self._submit(lambda: self.adapter.remove(key), "delete")
             self.state = self.ASKING
         if self.state == self.ASKING:
@@ -172,6 +178,11 @@ class DeleteMachine(_Machine):
             assert self._watch is not None
             look = self._watch.look
             if look is None or not self.adapter.is_gone(key, look.value):
+                if time.monotonic() - self._since > ASK_AGAIN:
+                    self.log.warning("%s is still there after %.0f s, its deletion is asked for again", key, ASK_AGAIN)
+                    self.looked_away(reached=False)
+                    self.state = StateMachine.START
+                    self.advance()
                 return
             self.looked_away()
             self.state = self.COMPLETE

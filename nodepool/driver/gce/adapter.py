@@ -47,6 +47,7 @@ class GceAdapter(MachineAdapter):
         self.transport = client.Transport()
         self.compute = client.make(self.transport)
         self.images = GceImages(self)
+        self._resources: dict[str, Any] = {}
         #: Of those that are being made: zone and insert operation.
         self._making: dict[str, tuple[str, str]] = {}
 
@@ -65,7 +66,9 @@ class GceAdapter(MachineAdapter):
 
         :raises HttpRefused, NoAnswer, NoAccess:
         """
-        resource = getattr(self.compute, collection)()
+        resource = self._resources.get(collection)
+        if resource is None:  # the library takes long to make one
+            resource = self._resources[collection] = getattr(self.compute, collection)()
         return getattr(resource, method)(project=self.provider.project, **arguments).execute()
 
     def compute_call(self, collection: str, method: str, lane: str = "read", repeat: bool | None = None, **arguments: Any) -> Any:

@@ -118,8 +118,15 @@ def _is_no_answer(error: BaseException) -> bool:
     """Whether the token service said something that is none of its answers, such as the page of a gateway."""
     import google.auth.exceptions
 
-    told = error.args[1] if len(error.args) > 1 else None
-    return isinstance(error, google.auth.exceptions.RefreshError) and told is not None and not isinstance(told, dict)
+    if not isinstance(error, google.auth.exceptions.RefreshError):
+        return False
+    told = error.args[-1] if error.args else None
+    if isinstance(told, str):
+        try:
+            told = json.loads(told)
+        except ValueError:
+            return True
+    return not isinstance(told, dict)
 
 
 def storage_address() -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
-from nodepool.cloud.http import HttpRefused, retry_after
+from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
 from nodepool.driver.common.adapter import CONFIRM, DEADLINE, Leftover, MachineAdapter, MachineInstance
 from nodepool.driver.common.machines import Job, Step
 from nodepool.driver.common.offers import Offer
@@ -40,6 +40,7 @@ class IBMVPCAdapter(MachineAdapter):
     def stop(self) -> None:
         super().stop()
         self.client.close()
+        self.images.close()
 
     @property
     def problem(self) -> str | None:
@@ -53,14 +54,16 @@ class IBMVPCAdapter(MachineAdapter):
     # -- calls
 
     def change(self, operation: str, method: str, path: str, what: str, body: Any = None, repeat: bool = False) -> dict[str, Any]:
-        found: dict[str, Any] = self.calls.call(
-            operation,
-            lambda: self.client.send(method, "VPC", path, what, body),
-            lane="write",
-            idempotent=repeat,
-            deadline=DEADLINE,
-        )
-        return found
+        """What was made."""
+
+        def ask() -> dict[str, Any]:
+            found = self.client.send(method, "VPC", path, what, body)
+            if "id" not in found:
+                raise NoAnswer(f"{what}: the answer is not from IBM")
+            return found
+
+        made: dict[str, Any] = self.calls.call(operation, ask, lane="write", idempotent=repeat, deadline=DEADLINE)
+        return made
 
     def _list(self, path: str, key: str, **params: str) -> list[dict[str, Any]]:
         """A list with its pages counts as one call."""
@@ -239,7 +242,7 @@ class IBMVPCAdapter(MachineAdapter):
             if address is None or address.get("status") != "available":
                 return None
             if not address.get("target"):
-                return None if job.facts.get("attached") else (lambda: self._attach(job, server))
+                return lambda: self._attach(job, server)
         instance = self._instance(view, job.quota)
         if not instance.interface_ip:
             return None
@@ -251,7 +254,6 @@ class IBMVPCAdapter(MachineAdapter):
         interface = (server.get("primary_network_interface") or {}).get("id")
         path = f"/instances/{server['id']}/network_interfaces/{interface}/floating_ips/{job.facts['address']}"
         self.change("attach_floating_ip", "PUT", path, f"attach floating address {job.name}", repeat=True)
-        job.facts["attached"] = True
 
     def _instance(self, view: View, quota: QuotaInformation) -> MachineInstance:
         server = view.server or {}

@@ -113,6 +113,8 @@ class Client:
                 self.problem = str(error)
                 raise
             except Exception as error:
+                # The library would wait for a minute before it asks again.
+                self._authenticator = None
                 status = getattr(error, "status_code", None)
                 if status is None or status == 429 or status >= 500:
                     raise NoAnswer(f"the token service: {type(error).__name__}: {status or ''}") from None

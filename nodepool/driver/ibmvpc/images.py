@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -74,11 +75,23 @@ class IBMVPCImages:
                         connect_timeout=CONNECT_TIMEOUT,
                         read_timeout=READ_TIMEOUT,
                         retries={"max_attempts": 4},
+                        # Checksums in trailers are not for every server that speaks S3.
+                        request_checksum_calculation="when_required",
+                        response_checksum_validation="when_required",
                     ),
                     endpoint_url=self._options["endpoint"],
                     **({"ibm_auth_endpoint": f"{address.rstrip('/')}/identity/token"} if address else {}),
                 )
             return self._storage
+
+    def close(self) -> None:
+        with self._lock:
+            if self._storage is None:
+                return
+            self._storage.close()
+            # The library has no way to end the thread that renews its token.
+            with contextlib.suppress(AttributeError):
+                self._storage._request_signer._credentials.token_manager.stop_refresh_thread()  # noqa: SLF001
 
     def _call(self, operation: str, lane: str = "upload", **arguments: Any) -> Any:
         return self.adapter.calls.call(

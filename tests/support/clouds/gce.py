@@ -6,10 +6,12 @@ parameters and bodies. What is not in it is refused, and noted as a mistake.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pathlib
 import re
+import tarfile
 import time
 import urllib.parse
 from functools import cache
@@ -304,6 +306,19 @@ class GoogleCloud(StandIn):
         if self.images.pop(image, None) is None:
             raise refusal(404, "notFound", f"image {image}")
         return self._operation(image, "", 0)
+
+    @staticmethod
+    def disk_of(archive: bytes) -> bytes:
+        """The disk in an archive, without the zeros at its end."""
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as found:
+            (entry,) = found.getmembers()
+            assert entry.name == "disk.raw" and entry.size % (1 << 30) == 0 and entry.size
+            content = found.extractfile(entry)
+            assert content is not None
+            data = content.read(64 << 20)
+            while rest := content.read(64 << 20):
+                assert not rest.strip(b"\0")
+            return data.rstrip(b"\0")
 
     # -- storage
 

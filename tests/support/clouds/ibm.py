@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import pathlib
+import re
 import time
 from typing import Any
 
@@ -76,6 +77,8 @@ class IbmCloud(StandIn):
         self.import_takes = 0.2
         self.import_error: str | None = None
         self.bucket = f"bucket-{self.proxy.port}"
+        #: What images were made of, by the address of the object.
+        self.imported: dict[str, bytes] = {}
         self.credentials = folder / "ibm.env"
         self.credentials.write_text(
             f"# for tests\nVPC_AUTH_TYPE=iam\nVPC_APIKEY={KEY}\nVPC_AUTH_URL={self.url}\nVPC_URL={self.url}/v1\n"
@@ -145,6 +148,30 @@ class IbmCloud(StandIn):
             return Reply(answer.status, body, kept)
         finally:
             connection.close()
+
+    def _moto(self, method: str, path: str) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", moto_port(), timeout=60)
+        try:
+            connection.request(
+                method, path, headers={"Authorization": "AWS4-HMAC-SHA256 Credential=test/20250101/us-east-1/s3/aws4_request"}
+            )
+            answer = connection.getresponse()
+            body = answer.read()
+            assert answer.status < 300, (answer.status, body)
+            return body
+        finally:
+            connection.close()
+
+    def make_bucket(self) -> None:
+        self._moto("PUT", f"/{self.bucket}")
+        self._has_bucket = True
+
+    _has_bucket = False
+
+    def objects(self) -> list[str]:
+        if not self._has_bucket:
+            return []
+        return re.findall(r"<Key>([^<]*)</Key>", self._moto("GET", f"/{self.bucket}").decode())
 
     def _resource_groups(self, method: str, request: Request) -> Reply:
         if method == "POST":
@@ -292,6 +319,9 @@ class IbmCloud(StandIn):
             if body["name"] in [each["name"] for each in self.images.values()]:
                 raise refusal(400, "duplicate", f"image {body['name']} exists")
             key = f"i-{next(self.numbers)}x"
+            place, _, name = body["file"]["href"].removeprefix(f"cos://us-south/{self.bucket}").partition("/")
+            assert not place, body["file"]
+            self.imported[body["file"]["href"]] = self._moto("GET", f"/{self.bucket}/{name}")
             self.images[key] = {
                 "id": key, "name": body["name"], "status": "pending", "owner_type": "user", "_file": body["file"]["href"],
                 "resource_group": self._group(body), "operating_system": body["operating_system"],

@@ -1,0 +1,1 @@
+"""Drivers of clouds of which there are stand-ins only."""
