@@ -44,9 +44,19 @@ def schema_of(driver: str) -> dict[Any, Any]:
     """All options of a provider of this driver, the common ones included."""
     from nodepool.driver import ProviderConfig
     from nodepool.driver.aws import schema as aws
+    from nodepool.driver.azure import schema as azure
+    from nodepool.driver.gce import schema as gce
+    from nodepool.driver.ibmvpc import schema as ibmvpc
     from nodepool.driver.openstack import config as openstack
 
-    own = {"aws": aws.provider, "openstack": openstack.provider_schema}[driver]()
+    schemas = {
+        "aws": aws.provider,
+        "azure": azure.provider,
+        "gce": gce.provider,
+        "ibmvpc": ibmvpc.provider,
+        "openstack": openstack.provider_schema,
+    }
+    own = schemas[driver]()
     return {**ProviderConfig.getCommonSchemaDict(), **own}
 
 
@@ -111,7 +121,8 @@ def check(driver: str) -> list[str]:
     """What is wrong with the texts; empty when nothing is."""
     known, said = {option.key for option in options(schema_of(driver))}, texts(driver)
     return [f"{driver}: option {key} has no text" for key in sorted(known - said.keys())] + [
-        f"{driver}: there is no option {key}" for key in sorted(said.keys() - known)]
+        f"{driver}: there is no option {key}" for key in sorted(said.keys() - known)
+    ]
 
 
 def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
@@ -123,7 +134,8 @@ def sections(driver: str) -> Iterator[tuple[str, list[tuple[str, str, str, str]]
     for option in options(schema_of(driver)):
         default, _, meaning = (part.strip() for part in said[option.key].partition("|"))
         tables.setdefault(option.path[:-1], []).append(
-            (f"``{option.name}``", option.kind, "required" if option.required else default or "none", meaning))
+            (f"``{option.name}``", option.kind, "required" if option.required else default or "none", meaning)
+        )
     for path, rows in tables.items():
         yield ".".join(path) or "provider", rows
 

@@ -1,4 +1,4 @@
-"""Google's client library over our connections, and the credentials that it finds (GCE-2, GCE-3)."""
+"""Google's client library over our connections, and the credentials that it finds (GCE-3)."""
 
 from __future__ import annotations
 

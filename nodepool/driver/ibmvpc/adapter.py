@@ -318,10 +318,9 @@ class IBMVPCAdapter(MachineAdapter):
             yield Leftover(self._metadata(thing), kind, str(thing["id"]))
 
     def _leftover_objects(self) -> Iterator[Leftover]:
-        group = names.image_group(self.provider.name)
-        if group in self._groups():
-            for key in self.images.objects():
-                yield Leftover(names.metadata(group, key), "object", key)
+        for key in self.images.objects():
+            group, _, name = key.rpartition("/")
+            yield Leftover(names.metadata(group, name), "object", key)
 
     def deleteResource(self, resource: Any) -> None:
         self.log.info("Deleting leaked %s: %s", resource.type, resource.id)

@@ -1,4 +1,4 @@
-"""IBM's APIs by REST, with the credentials of IBM's own library (IBM-2, IBM-3)."""
+"""IBM's APIs by REST, with the credentials of IBM's own library (IBM-3)."""
 
 from __future__ import annotations
 

@@ -100,11 +100,15 @@ class IBMVPCImages:
 
     # -- upload
 
+    def _key(self, name: str, image_format: str) -> str:
+        """Several providers may share a bucket, and none may take the objects of another for its own."""
+        return f"{names.image_group(self.adapter.provider.name)}/{name}.{image_format}"
+
     def upload(self, entry: Any, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
         """Returns the id of the image."""
         until = time.monotonic() + self.adapter.provider.image_import_timeout
         name = names.image(str(metadata["nodepool_build_id"]), str(metadata["nodepool_upload_id"]))
-        key = f"{name}.{image_format}"
+        key = self._key(name, image_format)
         place = str(self._call("get_bucket_location")["LocationConstraint"]).rpartition("-")[0]
         image_id = None
         try:
@@ -166,7 +170,7 @@ class IBMVPCImages:
                 return
             raise
         if self._options:
-            self.delete_object(f"{found.get('name')}.{self.adapter.provider.image_type}")
+            self.delete_object(self._key(str(found.get("name")), self.adapter.provider.image_type))
         self.adapter.delete(
             "delete_image", lambda: client.send("DELETE", "VPC", f"/images/{image_id}", f"delete image {found.get('name')}")
         )

@@ -195,7 +195,7 @@ def test_pages(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     wait_for(lambda: not scene.leftovers(), 20, "nothing left")
 
 
-@pytest.mark.spec("issue: leaks both ways on two sightings, of every kind; what is of others stays")
+@pytest.mark.spec("AZU-10: GCE-9: IBM-11: leaks both ways on two sightings, of every kind; what is of others stays")
 def test_leaks(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     if scene.driver == "ibmvpc":
         scene.cloud.make_bucket()
@@ -211,7 +211,7 @@ def test_leaks(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     assert foreign in scene.leftovers()
 
 
-@pytest.mark.spec("issue: calls per node and at rest")
+@pytest.mark.spec("AZU-9: calls per node and at rest")
 def test_calls(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     start(bench, scene)
     first, _ = bench.fulfilled("small")

@@ -96,6 +96,8 @@ class AzureCloud(StandIn):
         self.tokens: set[str] = set()
         self.token_life = 3600
         self.secret = "s3cret-of-the-principal"
+        #: What tokens are asked for; None: this server.
+        self.resource: str | None = None
         self.things: dict[tuple[str, str], dict[str, Any]] = {}
         self.operations: dict[str, dict[str, Any]] = {}
         self.blobs: dict[str, bytearray] = {}
@@ -153,7 +155,7 @@ class AzureCloud(StandIn):
 
     def _token(self, request: Request) -> Reply:
         form = request.params
-        assert form.get("grant_type") == "client_credentials" and form.get("resource") == f"{self.url}/", form
+        assert form.get("grant_type") == "client_credentials" and form.get("resource") == (self.resource or f"{self.url}/"), form
         if form.get("client_secret") != self.secret:
             raise Refusal(401, {"error": "invalid_client", "error_description": "AADSTS7000215: Invalid client secret.\r\nTrace"})
         token = f"token-{next(self.numbers)}"

@@ -11,11 +11,14 @@ from tests import REPOSITORY
 
 PAGES = {
     "AWS": "aws",
+    "AZU": "azure",
     "BLD": "builder",
     "CFG": "config",
     "CLI": "commands",
     "DRV": "drivers",
     "FAK": "fake",
+    "GCE": "gce",
+    "IBM": "ibmvpc",
     "KUB": "kubernetes",
     "LAU": "launcher",
     "MST": "metastatic",
