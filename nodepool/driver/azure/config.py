@@ -71,10 +71,11 @@ class AzureLabel(MachineLabel):
         self.trusted_launch = bool(options.get("trusted-launch", False))
         self.identities: list[str] = options.get("identities") or []
         self.console_log = bool(options.get("console-log", False))
+        self.use_spot = bool(options.get("use-spot", False))
         self.ladder = offers.offers(
             self.vm_size,
             offers.one_or_more(options, "zone") or [None],
-            bool(options.get("use-spot", False)),
+            self.use_spot,
             options.get("alternatives") or [],
             "vm-size",
         )
@@ -85,16 +86,15 @@ class AzurePool(MachinePool):
         super().load(pool_config)
         provider: Any = self.provider
 
-        def option(name: str, default: Any) -> Any:
-            return pool_config.get(name, provider.provider.get(name, default))
-
-        self.public_ipv4 = bool(option("public-ipv4", True))
-        self.public_ipv6 = bool(option("public-ipv6", False))
-        self.ipv4 = bool(option("ipv4", False)) or self.public_ipv4
-        self.ipv6 = bool(option("ipv6", False)) or self.public_ipv6
+        self.public_ipv4 = bool(pool_config.get("public-ipv4", provider.public_ipv4))
+        self.public_ipv6 = bool(pool_config.get("public-ipv6", provider.public_ipv6))
+        self.ipv4 = bool(pool_config.get("ipv4", provider.ipv4)) or self.public_ipv4
+        self.ipv6 = bool(pool_config.get("ipv6", provider.ipv6)) or self.public_ipv6
         if not (self.ipv4 or self.ipv6):
             self.ipv4 = True
-        self.network_security_group_id: str | None = option("network-security-group-id", None)
+        self.network_security_group_id: str | None = pool_config.get(
+            "network-security-group-id", provider.network_security_group_id
+        )
 
 
 class AzureProviderConfig(MachineProviderConfig):
@@ -115,6 +115,9 @@ class AzureProviderConfig(MachineProviderConfig):
         self.subnet_id: str | None = None
         self.network: dict[str, str] | None = None
         self.image_import_timeout = 3600
+        self.ipv4 = self.ipv6 = False
+        self.public_ipv4, self.public_ipv6 = True, False
+        self.network_security_group_id: str | None = None
 
     def load_own(self, options: dict[str, Any]) -> None:
         self.location = required(options, "location")
@@ -123,6 +126,10 @@ class AzureProviderConfig(MachineProviderConfig):
         self.zuul_public_key = options.get("zuul-public-key")
         self.subnet_id = options.get("subnet-id")
         self.image_import_timeout = options.get("image-import-timeout", self.image_import_timeout)
+        self.ipv4, self.ipv6 = bool(options.get("ipv4", False)), bool(options.get("ipv6", False))
+        self.public_ipv4 = bool(options.get("public-ipv4", True))
+        self.public_ipv6 = bool(options.get("public-ipv6", False))
+        self.network_security_group_id = options.get("network-security-group-id")
         network = options.get("network")
         if isinstance(network, str):
             network = {"network": network}

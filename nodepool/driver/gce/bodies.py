@@ -47,7 +47,7 @@ def instance(job: Job, offer: Offer, provider: Any, machine_type: str, image: st
                 "initializeParams": {
                     "sourceImage": image,
                     "diskType": f"zones/{offer.place}/diskTypes/{label.volume_type}",
-                    "diskSizeGb": label.volume_size,
+                    "diskSizeGb": str(label.volume_size),
                 },
             }
         ],

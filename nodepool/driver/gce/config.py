@@ -50,7 +50,7 @@ class GceLabel(MachineLabel):
         super().__init__(options, provider, pool)
         self.instance_type: str = required(options, "instance-type")
         self.volume_type: str = options.get("volume-type", "pd-standard")
-        self.volume_size = str(options.get("volume-size", "10"))
+        self.volume_size: int = options.get("volume-size", 10)
         self.use_spot = bool(options.get("use-spot", False))
         self.tags = texts(options.get("labels"))
         self.dynamic_tags: dict[str, str] = options.get("dynamic-labels") or {}
