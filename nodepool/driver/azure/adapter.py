@@ -216,6 +216,9 @@ class AzureAdapter(MachineAdapter):
     def is_gone(self, key: str, view: View | None) -> bool:
         return view is None
 
+    def is_lost(self, view: View | None) -> bool:
+        return view is None or state_of(view.machine) == "Deleting"
+
     # -- lists
 
     def listInstances(self) -> Iterator[Instance]:

@@ -42,8 +42,8 @@ class Job:
 ASK_AGAIN = 60.0
 """Seconds after which a deletion that does not come about is asked for once more: what took it may not have been the cloud."""
 
-Step = Callable[[], None]
-"""A further call; runs on a thread of the lane "write"."""
+Step = Callable[[], Any]
+"""A further call, on a thread of the lane "write"; it may return a view, which saves the next look."""
 
 
 class Maker(Protocol):
@@ -115,25 +115,30 @@ class CreateMachine(_Machine):
         if self.waiting_future is not None:
             if not self.waiting_future.done():
                 return None
-            self._result()
-            self._watch_for(self.job.name, ("step", self.job.label.name))
-        assert self._watch is not None
-        look = self._watch.look
-        if look is None:
-            return None
+            view = self._result()
+            if view is None:
+                self._watch_for(self.job.name, ("step", self.job.label.name))
+                return None
+        else:
+            look = self._watch.look if self._watch is not None else None
+            if look is None:
+                return None
+            view = look.value
         try:
-            found = self.adapter.progress(self.job, look.value)
+            found = self.adapter.progress(self.job, view)
         except BaseException:
             self.looked_away(reached=False)
             raise
-        if found is None:
-            return None
-        self.looked_away()
         if isinstance(found, Instance):
+            self.looked_away()
             self.state = self.COMPLETE
             self.complete = True
             return found
-        self._submit(found, "write")
+        if found is not None:
+            self.looked_away()
+            self._submit(found, "write")
+        elif self._watch is None:
+            self._watch_for(self.job.name, ("step", self.job.label.name))
         return None
 
     def abandon(self) -> None:

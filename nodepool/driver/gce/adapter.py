@@ -24,7 +24,7 @@ FAMILY_TTL = 300.0
 """Seconds that the newest image of a family is remembered."""
 PAGE = 500
 NAMES = 40
-"""Names in one filter; addresses must not become too long."""
+"""Names in one filter, whose address must not become too long; for more of them all of the zone is listed."""
 FIELDS = (
     "kind,nextPageToken,"
     "items(name,status,statusMessage,zone,machineType,networkInterfaces,metadata(items(key,value)),creationTimestamp)"
@@ -175,9 +175,8 @@ class GceAdapter(MachineAdapter):
         """Instances of these names; where there is none that runs, the operation that makes it."""
         instances: dict[str, dict[str, Any]] = {}
         for zone in self.provider.zones:
-            for start in range(0, len(keys), NAMES):
-                for found in self._instances(zone, keys[start : start + NAMES]):
-                    instances[str(found.get("name"))] = found
+            for found in self._instances(zone, keys if len(keys) <= NAMES else ()):
+                instances[str(found.get("name"))] = found
         waiting: dict[str, list[str]] = {}
         for key in keys:
             zone, operation = self._making.get(key, ("", ""))

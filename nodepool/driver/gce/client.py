@@ -64,6 +64,7 @@ class Transport:
                 text = str(error.args[0] if error.args else error)
                 if getattr(error, "retryable", False) or _is_no_answer(error):
                     raise NoAnswer(f"the token service: {text}") from None
+                self._credentials = None  # the file may be another by then
                 self.problem = (
                     f"no credentials for Google: {text}; set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account"
                 )

@@ -250,10 +250,11 @@ class IBMVPCAdapter(MachineAdapter):
             instance.interface_ip = instance.private_ipv4
         return instance
 
-    def _attach(self, job: Job, server: dict[str, Any]) -> None:
+    def _attach(self, job: Job, server: dict[str, Any]) -> View | None:
         interface = (server.get("primary_network_interface") or {}).get("id")
         path = f"/instances/{server['id']}/network_interfaces/{interface}/floating_ips/{job.facts['address']}"
-        self.change("attach_floating_ip", "PUT", path, f"attach floating address {job.name}", repeat=True)
+        address = self.change("attach_floating_ip", "PUT", path, f"attach floating address {job.name}", repeat=True)
+        return View(server, address) if address.get("target") else None
 
     def _instance(self, view: View, quota: QuotaInformation) -> MachineInstance:
         server = view.server or {}

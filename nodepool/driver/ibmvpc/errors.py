@@ -5,6 +5,9 @@ from __future__ import annotations
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, kind_of, kind_of_status
 
+UNREACHABLE = frozenset(("HTTPClientError", "EndpointConnectionError", "ConnectionClosedError", "ReadTimeoutError"))
+"""Of the library for object storage, by name: it need not be loaded."""
+
 
 def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
     """IBM's codes are many and made of words."""
@@ -22,7 +25,7 @@ def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
 
 def classify(error: BaseException) -> ErrorKind:
     kind = kind_of(error)
-    if kind is ErrorKind.OTHER and getattr(error, "response", None) is not None:
+    if kind is ErrorKind.OTHER and not isinstance(error, HttpRefused):
         return _of_storage(error)
     if kind is not None:
         return kind
@@ -34,7 +37,8 @@ def _of_storage(error: BaseException) -> ErrorKind:
     """Of the library for object storage, by what its errors look like."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
-        return ErrorKind.OTHER
+        lost = UNREACHABLE & {cls.__name__ for cls in type(error).__mro__}
+        return ErrorKind.TRANSIENT if lost or isinstance(error, ConnectionError) else ErrorKind.OTHER
     status = int((response.get("ResponseMetadata") or {}).get("HTTPStatusCode") or 0)
     code = str((response.get("Error") or {}).get("Code") or "")
     if status == 404 or code in ("NoSuchKey", "404"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 import re
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_for
-from tests.support.clouds.scene import CloudScene, scene  # noqa: F401
+from tests.support.clouds.scene import Azure, CloudScene, Ibm, opened, scene  # noqa: F401
 from tests.support.fault_proxy import cut_off, html, lose_answer, reply
 from tests.support.launcher import LauncherBench, provider
 from tests.support.sshd import ssh_server
@@ -221,3 +222,24 @@ def test_calls(bench: LauncherBench, scene: CloudScene) -> None:  # noqa: F811
     made = Counter(f"{each.method} {each.path.partition('?')[0]}" for each in scene.proxy.requests[before:])
     assert sum(made.values()) <= {"gce": 8, "azure": 9, "ibmvpc": 13}[scene.driver], made
     bench.use_up(first)
+
+
+@pytest.mark.spec("AZU-3: IBM-3: credentials that are refused are read again; until then requests are declined with the reason")
+@pytest.mark.parametrize("kind", [Azure, Ibm], ids=lambda kind: kind.driver)
+def test_changed_credentials(
+    bench: LauncherBench, kind: type[CloudScene], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    for cloud in opened(kind, monkeypatch, tmp_path):
+        start(bench, cloud)
+        bench.fulfilled("small")
+        adapter = bench.adapter(cloud.name)
+        cloud.break_credentials()
+        cloud.cloud.tokens.clear()
+        assert list(adapter.listResources()) == []
+        assert cloud.broken in adapter.problem
+        failed(bench)
+        cloud.mend_credentials()
+        assert list(adapter.listResources()) != []
+        assert adapter.problem is None
+        bench.fulfilled("small")
+        bench.close()

@@ -98,6 +98,9 @@ class AzureCloud(StandIn):
         self.secret = "s3cret-of-the-principal"
         #: What tokens are asked for; None: this server.
         self.resource: str | None = None
+        #: Sizes of all locations may be asked for, as 11.0.0 does.
+        self.any_skus = False
+        self.shouts = True
         self.things: dict[tuple[str, str], dict[str, Any]] = {}
         self.operations: dict[str, dict[str, Any]] = {}
         self.blobs: dict[str, bytearray] = {}
@@ -144,7 +147,7 @@ class AzureCloud(StandIn):
             group, _, kind, name, rest = match.groups()
             return self._of_group(method, group, kind, name or "", rest or "", query, request)
         if path == f"{_SUBSCRIPTION}/providers/Microsoft.Compute/skus/":
-            assert query == {"api-version": "2019-04-01", "$filter": f"location eq '{LOCATION}'"}, query
+            assert self.any_skus or query == {"api-version": "2019-04-01", "$filter": f"location eq '{LOCATION}'"}, query
             return self.json({"value": [self._sku(name) for name in self.sizes]})
         if path == f"{_SUBSCRIPTION}/providers/Microsoft.Compute/locations/{LOCATION}/usages":
             used = len(self.living())
@@ -245,14 +248,24 @@ class AzureCloud(StandIn):
         for each in self._configurations(machine):
             properties = each["properties"]
             version = properties["privateIPAddressVersion"]
-            told = {"privateIPAddressVersion": version}
+            told: dict[str, Any] = {"privateIPAddressVersion": version}
             told["privateIPAddress"] = machine.facts["ip"] if version == "IPv4" else "fd00::1"
             public = properties.get("publicIPAddressConfiguration")
             if public:
-                told["publicIPAddress"] = {"id": self._id("publicIPAddresses", public["name"]).upper()}
+                address = self._id("publicIPAddresses", public["name"])
+                # Ids are said in any case.
+                told["publicIPAddress"] = {
+                    "id": address.upper() if self.shouts else address,
+                    "type": "Microsoft.Network/publicIPAddresses",
+                    "properties": {"publicIPAddressVersion": version, "deleteOption": "Delete"},
+                }
             shown.append({"name": each["name"], "properties": told})
-        return {"id": self._id("networkInterfaces", f"{machine.name}-nic"), "name": f"{machine.name}-nic", "properties": {
-            "ipConfigurations": shown}}  # fmt: skip
+        return {
+            "id": self._id("networkInterfaces", f"{machine.name}-nic"),
+            "name": f"{machine.name}-nic",
+            "type": "Microsoft.Network/networkInterfaces",
+            "properties": {"ipConfigurations": shown, "provisioningState": "Succeeded"},
+        }
 
     def _addresses(self, machine: Machine) -> list[dict[str, Any]]:
         found = []
@@ -261,23 +274,30 @@ class AzureCloud(StandIn):
             if public:
                 address = machine.facts.get("public", machine.facts["ip"]) if "v4" in public["name"] else "2001:db8::1"
                 told = {"id": self._id("publicIPAddresses", public["name"]), "name": public["name"]}
-                found.append({**told, "properties": {"ipAddress": address}})
+                version = "IPv4" if "v4" in public["name"] else "IPv6"
+                properties = {"ipAddress": address, "publicIPAddressVersion": version, "provisioningState": "Succeeded"}
+                found.append({**told, "type": "Microsoft.Network/publicIPAddresses", "properties": properties})
         return found
 
     def _shown(self, machine: Machine) -> dict[str, Any]:
         state = "Deleting" if machine.ending else "Creating"
         if not machine.ending and machine.up <= time.monotonic():
             state = "Failed" if machine.facts.get("error") else "Succeeded"
+        reference = {
+            "id": self._id("networkInterfaces", f"{machine.name}-nic"),
+            "properties": {"primary": True, "deleteOption": "Delete"},
+        }
         properties = {
             **machine.body["properties"],
             "provisioningState": state,
-            "networkProfile": {"networkInterfaces": [{"id": self._id("networkInterfaces", f"{machine.name}-nic")}]},
+            "networkProfile": {"networkInterfaces": [reference]},
         }
         properties.pop("osProfile", None)
         return {
             **machine.body,
             "id": self._id("virtualMachines", machine.name),
             "name": machine.name,
+            "type": "Microsoft.Compute/virtualMachines",
             "zones": machine.body.get("zones") or ["1"],
             "properties": properties,
         }

@@ -57,6 +57,8 @@ class StandIn:
         cert, key = authority.issue("server", "IP:127.0.0.1")
         self.lock = threading.RLock()
         self.machines: list[Machine] = []
+        #: Also those that are gone.
+        self.history: list[Machine] = []
         self.numbers = itertools.count(1)
         self.boot = 0.2
         self.ending = 0.1
@@ -85,6 +87,7 @@ class StandIn:
         machine = Machine(name, f"{number:019d}", body, place, now)
         machine.facts["ip"] = self.address.format(number % 250 + 1)
         self.machines.append(machine)
+        self.history.append(machine)
         return machine
 
     def now(self) -> list[Machine]:
