@@ -7,7 +7,7 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.model import ConfigPool
+from nodepool.driver.common import options
 
 IMAGE_FORMATS = ("ova", "vhd", "vhdx", "vmdk", "raw")
 STRATEGIES = ("prioritized", "price-capacity-optimized", "capacity-optimized", "diversified", "lowest-price")
@@ -151,22 +151,12 @@ def label() -> Any:
 
 def pool() -> Any:
     return {
-        **ConfigPool.getCommonSchemaDict(),
-        v.Required("name"): str,
-        v.Required("labels"): [label()],
+        **options.pool(label(), "public-ip-address", "public-ipv4", "public-ipv6"),
         "security-group-id": str,
         "security-group-ids": [str],
         "subnet-id": str,
         "subnet-ids": [str],
         "availability-zone": str,
-        "public-ip-address": bool,
-        "public-ipv4": bool,
-        "public-ipv6": bool,
-        "use-internal-ip": bool,
-        "host-key-checking": bool,
-        "max-cores": int,
-        "max-ram": int,
-        "max-resources": {str: int},
     }
 
 

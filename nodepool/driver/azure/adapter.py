@@ -14,7 +14,7 @@ from nodepool.driver.azure import bodies
 from nodepool.driver.azure.config import AzureLabel
 from nodepool.driver.azure.errors import classify, kind_of_code
 from nodepool.driver.azure.images import AzureImages
-from nodepool.driver.common.adapter import CONFIRM, DEADLINE, Leftover, MachineAdapter, MachineInstance
+from nodepool.driver.common.adapter import DEADLINE, Leftover, MachineAdapter, MachineInstance
 from nodepool.driver.common.machines import Job, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.statemachine.model import ExternalId, Instance
@@ -152,12 +152,9 @@ class AzureAdapter(MachineAdapter):
         return {**views, **{name: View(machines[name], of_machine[name], addresses) for name in made}}
 
     def progress(self, job: Job, view: View | None) -> Instance | Step | None:
+        self.seen(job, "virtual machine", view is not None)
         if view is None:
-            job.facts["missed"] = job.facts.get("missed", 0) + 1
-            if job.facts["missed"] > CONFIRM:
-                raise exceptions.LaunchStatusException(f"virtual machine {job.name} has vanished")
             return None
-        job.facts["missed"] = 0
         state = state_of(view.machine)
         if state in ("Failed", "Canceled", "Deleting"):
             return lambda: self._tell_failure(job, state)
@@ -290,18 +287,6 @@ class AzureAdapter(MachineAdapter):
         if "MemoryGB" in sku:
             args["ram"] = int(sku["MemoryGB"] * 1024)
         return QuotaInformation(**args)
-
-    # -- images and the rest
-
-    def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
-    ) -> str:  # fmt: skip
-        return self.images.upload(provider_image, image_name, filename, metadata)
-
-    def deleteImage(self, external_id: str) -> None:
-        self.log.debug("Deleting image %s", external_id)
-        self.images.delete(external_id)
 
     def getConsoleLog(self, label: AzureLabel, external_id: ExternalId) -> str | None:
         if not label.console_log or not external_id:

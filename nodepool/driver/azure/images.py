@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -125,17 +123,15 @@ class AzureImages:
 
     def __init__(self, adapter: Any) -> None:
         self.adapter = adapter
-        self._lock = threading.Lock()
 
-    def upload(self, entry: Any, image_name: str, filename: str, metadata: dict[str, Any] | None) -> str:
-        os.stat(filename)
-        uploader = DiskUploader(self.adapter, self.adapter.log, filename, image_name, {**entry.meta, **(metadata or {})})
+    def upload(self, entry: Any, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
+        uploader = DiskUploader(self.adapter, self.adapter.log, filename, image_name, {**entry.meta, **metadata})
         uploader.error_retries = 1
         return str(uploader.upload(self.adapter.provider.image_import_timeout))
 
-    def delete(self, name: str) -> None:
+    def delete(self, external_id: str) -> None:
         """Delete it, and wait for it; that it was there is not needed."""
-        adapter, arm = self.adapter, self.adapter.arm
+        adapter, arm, name = self.adapter, self.adapter.arm, external_id
         what = f"delete image {name}"
         try:
             answer = adapter.calls.call(

@@ -6,7 +6,6 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.model import ConfigPool
 from nodepool.driver.common import offers, options
 
 #: Of a cloud image, exactly one.
@@ -79,16 +78,7 @@ def label() -> Any:
 
 
 def pool() -> dict[Any, Any]:
-    return {
-        **ConfigPool.getCommonSchemaDict(),
-        v.Required("name"): str,
-        v.Required("labels"): [label()],
-        **_ADDRESSES,
-        "network-security-group-id": str,
-        "max-cores": int,
-        "max-ram": int,
-        "max-resources": {str: int},
-    }
+    return {**options.pool(label(), *_ADDRESSES), "network-security-group-id": str}
 
 
 def auth() -> dict[Any, Any]:

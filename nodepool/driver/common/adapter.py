@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud import AdaptiveRate, CallsStopped, Classifier, CloudCalls, ErrorKind, Poller, Timers, translate
+from nodepool.cloud import AdaptiveRate, CallsStopped, Classifier, CloudCalls, ErrorKind, Poller, Timers
 from nodepool.cloud.answer_cache import AnswerCache
 from nodepool.cloud.recently_gone import RecentlyGone
 from nodepool.cloud.sold_out import REFUSALS, SoldOut
@@ -68,6 +68,8 @@ class MachineAdapter(Adapter):
     IMAGE_UPLOAD_SLEEP = 30
     #: What the driver calls its tags in messages.
     TAG = "tag"
+    #: The image part, which has ``upload(entry, image_name, filename, image_format, metadata)`` and ``delete(external_id)``.
+    images: Any
 
     def __init__(
         self, provider_config: Any, classify: Classifier, retry_after: Callable[[BaseException], float | None] | None = None
@@ -182,6 +184,15 @@ class MachineAdapter(Adapter):
                 return exceptions.LaunchStatusException(f"{text}; another way will be tried")
         return (exceptions.QuotaException if kind is ErrorKind.QUOTA else exceptions.CapacityException)(text)
 
+    def seen(self, job: Job, what: str, there: bool) -> None:
+        """Count looks that miss a machine which the cloud has promised.
+
+        :raises LaunchStatusException: there were too many in a row.
+        """
+        job.missed = 0 if there else job.missed + 1
+        if job.missed > CONFIRM:
+            raise exceptions.LaunchStatusException(f"{what} {job.name} has vanished")
+
     def note_gone(self, key: str) -> None:
         self.gone.add(key)
 
@@ -258,8 +269,19 @@ class MachineAdapter(Adapter):
         """Whether a node on it is of no use any more."""
         return view is None
 
-    def translated(self, error: BaseException, *kinds: ErrorKind) -> BaseException:
-        return translate(error, self.classify, *kinds)
+    # -- images
+
+    def uploadImage(
+        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
+        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
+    ) -> str:  # fmt: skip
+        image_format = image_format or str(self.provider.image_type)
+        external_id: str = self.images.upload(provider_image, image_name, filename, image_format, metadata or {})
+        return external_id
+
+    def deleteImage(self, external_id: str) -> None:
+        self.log.debug("Deleting image %s", external_id)
+        self.images.delete(external_id)
 
     def list_for_leaks(self, kinds: Iterable[tuple[str, Callable[[], Iterable[Leftover]]]]) -> Iterable[Leftover]:
         """A list that fails is left out this time."""

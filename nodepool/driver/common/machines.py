@@ -33,6 +33,8 @@ class Job:
     offer: Offer | None = None
     #: Something may have been made.
     begun: bool = False
+    #: Looks in a row that did not find it.
+    missed: int = 0
     #: What it takes; known once it was asked for.
     quota: QuotaInformation = field(default_factory=lambda: QuotaInformation(instances=1))
     #: Of the driver.

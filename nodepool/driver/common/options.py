@@ -28,6 +28,19 @@ TIMES: dict[Any, Any] = {"boot-timeout": int, "launch-timeout": int, "launch-ret
 NUMBER = v.Any(int, float)
 
 
+def pool(label: Any, *switches: str) -> dict[Any, Any]:
+    """Options that all pools have, and those that are true or false."""
+    return {
+        **ConfigPool.getCommonSchemaDict(),
+        v.Required("name"): str,
+        v.Required("labels"): [label],
+        **dict.fromkeys((*switches, "use-internal-ip", "host-key-checking"), bool),
+        "max-cores": int,
+        "max-ram": int,
+        "max-resources": {str: int},
+    }
+
+
 class UnknownImage(ConfigError, ValueError):
     """A label refers to an image that the provider does not have."""
 

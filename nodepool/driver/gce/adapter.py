@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
-from nodepool.driver.common.adapter import CONFIRM, DEADLINE, Leftover, MachineAdapter, MachineInstance
+from nodepool.driver.common.adapter import DEADLINE, Leftover, MachineAdapter, MachineInstance
 from nodepool.driver.common.machines import Job, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.gce import bodies, client
@@ -204,12 +204,9 @@ class GceAdapter(MachineAdapter):
             )
         found = view.instance
         if found is None:
-            done = view.operation is None or view.operation.get("status") == "DONE"
-            job.facts["missed"] = job.facts.get("missed", 0) + 1 if done else 0
-            if job.facts["missed"] > CONFIRM:
-                raise exceptions.LaunchStatusException(f"instance {job.name} has vanished")
+            self.seen(job, "instance", view.operation is not None and view.operation.get("status") != "DONE")
             return None
-        job.facts["missed"] = 0
+        self.seen(job, "instance", True)
         status = str(found.get("status") or "")
         if status in ENDING:
             spot = job.offer is not None and job.offer.spot
@@ -343,18 +340,6 @@ class GceAdapter(MachineAdapter):
             self.log.error("Google tells no size of machine type %s: %s", machine_type, found)
             self.memo.forget({"type"})
             raise
-
-    # -- images and the rest
-
-    def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
-    ) -> str:  # fmt: skip
-        return self.images.upload(provider_image, image_name, filename, metadata)
-
-    def deleteImage(self, external_id: str) -> None:
-        self.log.debug("Deleting image %s", external_id)
-        self.images.delete(external_id)
 
     def getConsoleLog(self, label: GceLabel, external_id: ExternalId) -> str | None:
         if not label.console_log or not external_id:

@@ -88,10 +88,10 @@ class GceImages:
 
     # -- upload
 
-    def upload(self, entry: Any, image_name: str, filename: str, metadata: dict[str, Any] | None) -> str:
+    def upload(self, entry: Any, image_name: str, filename: str, image_format: str, metadata: dict[str, Any]) -> str:
         """Returns the name of the image in the project."""
         name = bodies.image_name(image_name)
-        tags = {key: str(value) for key, value in {**entry.meta, **(metadata or {})}.items()}
+        tags = {key: str(value) for key, value in {**entry.meta, **metadata}.items()}
         key = f"{name}.tar.gz"
         until = time.monotonic() + self.adapter.provider.image_import_timeout
         begun = False
@@ -177,9 +177,9 @@ class GceImages:
 
     # -- removal
 
-    def delete(self, name: str) -> None:
+    def delete(self, external_id: str) -> None:
         """Ask for it; that it was there is not needed."""
-        self.adapter.delete("delete_image", lambda: self.adapter.compute_raw("images", "delete", image=name))
+        self.adapter.delete("delete_image", lambda: self.adapter.compute_raw("images", "delete", image=external_id))
 
     def delete_object(self, key: str) -> None:
         path = f"storage/v1/b/{self.bucket}/o/{urllib.parse.quote(key, safe='')}"

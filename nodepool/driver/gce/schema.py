@@ -7,7 +7,6 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.model import ConfigPool
 from nodepool.driver.common import offers, options
 
 #: What Google takes for the key and the value of a label.
@@ -85,20 +84,8 @@ def label() -> Any:
 
 
 def pool() -> dict[Any, Any]:
-    return {
-        **ConfigPool.getCommonSchemaDict(),
-        v.Required("name"): str,
-        v.Required("labels"): [label()],
-        "use-internal-ip": bool,
-        "host-key-checking": bool,
-        "max-cores": int,
-        "max-ram": int,
-        "max-resources": {str: int},
-        # Not in 11.0.0.
-        "network": str,
-        "subnetwork": str,
-        "public-ipv4": bool,
-    }
+    # Not in 11.0.0.
+    return {**options.pool(label(), "public-ipv4"), "network": str, "subnetwork": str}
 
 
 def provider() -> dict[Any, Any]:

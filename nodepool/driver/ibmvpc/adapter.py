@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAnswer, retry_after
-from nodepool.driver.common.adapter import CONFIRM, DEADLINE, Leftover, MachineAdapter, MachineInstance
+from nodepool.driver.common.adapter import DEADLINE, Leftover, MachineAdapter, MachineInstance
 from nodepool.driver.common.machines import Job, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.ibmvpc import names
@@ -221,12 +221,9 @@ class IBMVPCAdapter(MachineAdapter):
     def progress(self, job: Job, view: View | None) -> Instance | Step | None:
         view = view or View(None)
         server, address = view.server, view.address
+        self.seen(job, "server", server is not None)
         if server is None:
-            job.facts["missed"] = job.facts.get("missed", 0) + 1
-            if job.facts["missed"] > CONFIRM:
-                raise exceptions.LaunchStatusException(f"server {job.name} has vanished")
             return None
-        job.facts["missed"] = 0
         status = str(server.get("status") or "")
         if status in ENDED:
             reason = (server.get("status_reasons") or [{}])[0]
@@ -355,18 +352,6 @@ class IBMVPCAdapter(MachineAdapter):
             if isinstance(value, int):
                 args[name] = value * factor
         return QuotaInformation(**args)
-
-    # -- images
-
-    def uploadImage(
-        self, provider_image: Any, image_name: str, filename: str, image_format: str | None = None,
-        metadata: dict[str, Any] | None = None, md5: str | None = None, sha256: str | None = None,
-    ) -> str:  # fmt: skip
-        return self.images.upload(provider_image, image_name, filename, image_format or self.provider.image_type, metadata or {})
-
-    def deleteImage(self, external_id: str) -> None:
-        self.log.debug("Deleting image %s", external_id)
-        self.images.delete(external_id)
 
 
 def _matches(image: dict[str, Any], wanted: dict[str, Any]) -> bool:

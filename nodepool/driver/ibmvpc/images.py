@@ -158,12 +158,12 @@ class IBMVPCImages:
 
     # -- removal and looking
 
-    def delete(self, image_id: str) -> None:
+    def delete(self, external_id: str) -> None:
         """The image, and the object that it was made of; that they were there is not needed."""
-        client = self.adapter.client
+        client, what = self.adapter.client, f"get image {external_id}"
         try:
             found = self.adapter.read(
-                "get_image", lambda: client.send("GET", "VPC", f"/images/{image_id}", f"get image {image_id}"), missing_ok=True
+                "get_image", lambda: client.send("GET", "VPC", f"/images/{external_id}", what), missing_ok=True
             )
         except HttpRefused as error:
             if error.status == 404:
@@ -172,7 +172,7 @@ class IBMVPCImages:
         if self._options:
             self.delete_object(self._key(str(found.get("name")), self.adapter.provider.image_type))
         self.adapter.delete(
-            "delete_image", lambda: client.send("DELETE", "VPC", f"/images/{image_id}", f"delete image {found.get('name')}")
+            "delete_image", lambda: client.send("DELETE", "VPC", f"/images/{external_id}", f"delete image {found.get('name')}")
         )
 
     def delete_object(self, key: str) -> None:

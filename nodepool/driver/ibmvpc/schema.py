@@ -6,7 +6,6 @@ from typing import Any
 
 import voluptuous as v
 
-from nodepool.config.model import ConfigPool
 from nodepool.driver.common import options
 
 #: Of a cloud image, exactly one.
@@ -58,19 +57,7 @@ def label() -> Any:
 
 
 def pool() -> dict[Any, Any]:
-    return {
-        **ConfigPool.getCommonSchemaDict(),
-        v.Required("name"): str,
-        v.Required("labels"): [label()],
-        "zone": str,
-        "subnet": str,
-        "public-ipv4": bool,
-        "use-internal-ip": bool,
-        "host-key-checking": bool,
-        "max-cores": int,
-        "max-ram": int,
-        "max-resources": {str: int},
-    }
+    return {**options.pool(label(), "public-ipv4"), "zone": str, "subnet": str}
 
 
 def provider() -> dict[Any, Any]:
