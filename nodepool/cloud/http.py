@@ -57,9 +57,28 @@ class Answer:
     """Parsed, or text where it is not to be parsed; None when there is none."""
 
 
+class _Session(requests.Session):
+    """One whose connections are closed for good: also that of a call which was under way at the end."""
+
+    closed = False
+
+    def request(self, *args: Any, **keywords: Any) -> requests.Response:
+        if self.closed:
+            raise requests.ConnectionError("the provider has stopped")
+        try:
+            return super().request(*args, **keywords)
+        finally:
+            if self.closed:
+                super().close()
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
 def new_session() -> requests.Session:
     """Thread-safe as long as nobody changes it."""
-    session = requests.Session()
+    session = _Session()
     adapter = requests.adapters.HTTPAdapter(pool_connections=8, pool_maxsize=CONNECTIONS, max_retries=0)
     session.mount("https://", adapter)
     session.mount("http://", adapter)

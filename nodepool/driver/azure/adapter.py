@@ -205,6 +205,9 @@ class AzureAdapter(MachineAdapter):
     # -- deleting
 
     def remove(self, key: str) -> bool:
+        found = next((each for each in self._list(api.VM) if each.get("name") == key), None)
+        if found is not None and not self.is_ours(key, found.get("tags") or {}):
+            return False
         what = f"delete virtual machine {key}"
         return self.delete(
             "delete_virtual_machine", lambda: self.arm.send("DELETE", self.arm.path(api.VM, key), api.VM[1], what).status != 204

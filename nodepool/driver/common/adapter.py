@@ -207,6 +207,13 @@ class MachineAdapter(Adapter):
     def whyNotReady(self, label: Any) -> str | None:
         return self.problem
 
+    def is_ours(self, key: str, metadata: Mapping[str, str]) -> bool:
+        """Whether a machine is what it is taken for: another installation may give the same names."""
+        if metadata.get("nodepool_provider_name") == self.provider.name:
+            return True
+        self.log.warning("Machine %s is not of this provider by its marks, and is left alone", key)
+        return False
+
     def delete(self, operation: str, function: Callable[[], Any]) -> bool:
         """Ask for a deletion; False: there is no such thing, as an error says or a False that ``function`` returns."""
         try:

@@ -238,11 +238,14 @@ class GceAdapter(MachineAdapter):
     # -- deleting
 
     def remove(self, key: str) -> bool:
-        known = self._making.pop(key, ("", ""))[0]
-        zones = [known] if known else self.provider.zones
-        if len(zones) > 1:
-            zones = [zone for zone in zones if next(iter(self._instances(zone, [key])), None)]
-        asked = [self._delete_in(zone, key) for zone in zones]
+        self._making.pop(key, None)
+        there = [
+            zone
+            for zone in self.provider.zones
+            for found in self._instances(zone, [key])
+            if found.get("name") == key and self.is_ours(key, bodies.metadata_of(found))
+        ]
+        asked = [self._delete_in(zone, key) for zone in there]
         return any(asked)
 
     def _delete_in(self, zone: str, key: str) -> bool:

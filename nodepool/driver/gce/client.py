@@ -40,6 +40,7 @@ class Transport:
         self.session = new_session()
         self._lock = threading.Lock()
         self._credentials: Any = None
+        self._ask: Any = None
         #: Why there are no credentials, for operators.
         self.problem: str | None = None
 
@@ -54,10 +55,12 @@ class Transport:
             try:
                 if self._credentials is None:
                     self._credentials = google.auth.default(scopes=SCOPES)[0]
-                ask = google.auth.transport.requests.Request(self.session)
+                if self._ask is None:
+                    # With a session of its own, which it closes when it is collected.
+                    self._ask = google.auth.transport.requests.Request()
                 if renew:
-                    self._credentials.refresh(ask)
-                self._credentials.before_request(ask, method, url, found)
+                    self._credentials.refresh(self._ask)
+                self._credentials.before_request(self._ask, method, url, found)
             except google.auth.exceptions.TransportError as error:
                 raise NoAnswer(f"the token service: {type(error).__name__}") from None
             except (google.auth.exceptions.GoogleAuthError, ValueError, OSError) as error:
@@ -113,6 +116,9 @@ class Transport:
 
     def close(self) -> None:
         self.session.close()
+        with self._lock:
+            if self._ask is not None:
+                self._ask.session.close()
 
 
 def _is_no_answer(error: BaseException) -> bool:

@@ -334,7 +334,8 @@ class StateMachineNodeLauncher(StatsReporter):
             self.node.external_id = external_id
         if self.attempts >= self.retries:
             self.node.external_id = external_id
-            self._end(zk.FAILED, None, save=external_id is not None)
+            # Also that nothing was made after all: what has the planned name may be of others.
+            self._end(zk.FAILED, None, save=external_id is not None or self._sent_external_id is not None)
             return None
         self.attempts += 1
         self.stage = Stage.AGAIN

@@ -234,7 +234,19 @@ def test_google_taken_name(google: Google, bench: LauncherBench) -> None:
     pool = bench.start(google.config(**{"launch-retries": 1}), cleanup_interval=600)
     bench.wait_request(bench.submit("small"), "failed", timeout=30)
     assert any("already exists" in line for line in pool.getReadiness()[1])
+    wait_for(lambda: not bench.nodes(), 20, "no record")
+    assert bench.adapter(google.name).remove("np0000000000") is False
     assert [each.body for each in google.machines()] == [foreign]
+
+
+@pytest.mark.spec("AZU-8: a machine of the same name that is of others is left alone")
+def test_azure_taken_name(azure: Azure, bench: LauncherBench) -> None:
+    foreign = {"location": "centralus", "tags": {"nodepool_provider_name": "theirs"}, "properties": {}}
+    with azure.cloud.lock:
+        azure.cloud.new_machine("np0000000000", foreign)
+    bench.start(azure.config(), cleanup_interval=600)
+    assert bench.adapter(azure.name).remove("np0000000000") is False
+    assert [each.body for each in azure.machines()] == [foreign]
 
 
 @pytest.mark.spec("GCE-7: a machine that is gone already; GCE-6: preempted while starting")
