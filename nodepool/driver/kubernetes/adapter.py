@@ -284,10 +284,12 @@ class KubernetesAdapter(Adapter):
         return DeleteMachine(self, external_id, log)
 
     def remove(self, target: Target) -> str | None:
-        found = self.find(target.kind, target.name, target.namespace)
+        # Daemon sets come from a list of ours, and the account need not look at single ones.
+        listed = target.kind is DAEMON_SET
+        found = {} if listed else self.find(target.kind, target.name, target.namespace)
         if found is None:
             return None
-        if self.cluster.watches and not self.is_ours(target, found):
+        if self.cluster.watches and not listed and not self.is_ours(target, found):
             self.log.warning(
                 "%s %s is not of this provider by its labels, and is left alone", target.kind.name.capitalize(), target.name
             )  # fmt: skip
