@@ -75,8 +75,11 @@ def environment(pid: int) -> list[bytes]:
                 if found := file.read():
                     return found.split(b"\0")
             fields = _stat(pid)
-            kernel, (begin, end) = int(fields[6]) & _PF_KTHREAD, (int(fields[47]), int(fields[48]))
-            if kernel or fields[0] in b"ZX" or begin == end != 0 or time.monotonic() >= until:
+            kernel, code = int(fields[6]) & _PF_KTHREAD, int(fields[23])
+            begin, end = int(fields[47]), int(fields[48])
+            # execve() sets the end of the environment to its begin before it copies, and where code starts at last.
+            empty = begin == end != 0 and code != 0
+            if kernel or fields[0] in b"ZX" or empty or time.monotonic() >= until:
                 return []
             # There is no event when execve() is through.
             time.sleep(0.001)
