@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import email.utils
 import enum
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 from nodepool import exceptions
 
 LONGEST_MESSAGE = 1000
 """Characters of an error that are logged and kept: some clouds answer with the whole request, or a web page."""
+LONGEST_ASKED = 120.0
+"""Seconds that a cloud can make us wait by Retry-After; a clock that is wrong asks for days."""
 
 
 def bounded(text: str) -> str:
@@ -21,6 +25,19 @@ def bounded(text: str) -> str:
 def message_of(error: BaseException) -> str:
     """The error as it is logged and kept; never empty."""
     return bounded(str(error) or repr(error))
+
+
+def asked_pause(headers: Mapping[str, str]) -> float | None:
+    """Seconds of the header Retry-After, which has seconds or a date."""
+    text = headers.get("Retry-After") or ""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    return min(max(seconds, 0.0), LONGEST_ASKED)
 
 
 class ErrorKind(enum.Enum):

@@ -5,17 +5,15 @@ Nothing is repeated here; :class:`~nodepool.cloud.calls.CloudCalls` does that.
 
 from __future__ import annotations
 
-import email.utils
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import requests
 import requests.adapters
 
-from nodepool.cloud.errors import CallTimeout, ErrorKind, bounded
+from nodepool.cloud.errors import CallTimeout, ErrorKind, asked_pause, bounded
 from nodepool.version import get_version_string
 
 CONNECT_TIMEOUT = 10.0
@@ -23,8 +21,6 @@ CONNECT_TIMEOUT = 10.0
 TIMEOUT = 60.0
 """Seconds without a byte after which a call has failed."""
 CONNECTIONS = 32
-LONGEST_ASKED = 300.0
-"""Seconds that a cloud may ask us to wait at most; a clock that is wrong asks for days."""
 
 
 class HttpRefused(Exception):
@@ -144,25 +140,15 @@ def refusal(what: str, status: int, headers: Mapping[str, str], content: bytes) 
     return HttpRefused(what, status, code, bounded(message), asked_pause(headers))
 
 
-def asked_pause(headers: Mapping[str, str]) -> float | None:
-    """Seconds of the header Retry-After, which has seconds or a date."""
-    text = headers.get("Retry-After") or ""
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except (TypeError, ValueError):
-            return None
-    return min(max(seconds, 0.0), LONGEST_ASKED)
-
-
 def retry_after(error: BaseException) -> float | None:
     return getattr(error, "retry_after", None)
 
 
-def kind_of(error: BaseException) -> ErrorKind | None:
-    """What is the same everywhere; None: the cloud's own code decides."""
+def classified(error: BaseException, kind_of_code: Callable[[str, str], ErrorKind | None]) -> ErrorKind:
+    """The kind of any error of this module.
+
+    :param kind_of_code: what the cloud's own code and message say; None: nothing.
+    """
     if isinstance(error, CallTimeout):
         return error.kind
     if isinstance(error, NoAnswer):
@@ -175,7 +161,7 @@ def kind_of(error: BaseException) -> ErrorKind | None:
         return ErrorKind.NOT_FOUND
     if error.status == 429:
         return ErrorKind.THROTTLED
-    return None
+    return kind_of_code(error.code, error.message) or kind_of_status(error.status)
 
 
 def kind_of_status(status: int) -> ErrorKind:

@@ -44,6 +44,8 @@ class AzureAdapter(MachineAdapter):
         super().__init__(provider_config, classify, retry_after)
         self.arm = api.Arm(provider_config)
         self.images = AzureImages(self)
+        #: Names of those that are being made: only their addresses are asked for.
+        self._making: set[str] = set()
 
     def stop(self) -> None:
         super().stop()
@@ -134,14 +136,15 @@ class AzureAdapter(MachineAdapter):
             idempotent=True,  # a name is given once only
             deadline=DEADLINE,
         )
+        self._making.add(job.name)
         job.facts["operation"] = self.arm.operation_of(answer)
 
     def look(self, keys: Sequence[str]) -> dict[str, View]:
-        """Machines by their list; of those that are made also interface and addresses, by one list of each."""
+        """Machines by their list; of new ones that are up also interface and addresses, by one list of each."""
         wanted = set(keys)
         machines = {str(each["name"]): each for each in self._list(api.VM) if each.get("name") in wanted}
         views = {name: View(machine) for name, machine in machines.items()}
-        made = [name for name, machine in machines.items() if state_of(machine) == "Succeeded"]
+        made = [name for name, machine in machines.items() if name in self._making and state_of(machine) == "Succeeded"]
         if not made:
             return views
         interfaces = {str(each.get("id", "")).lower(): each for each in self._list(api.NIC)}
@@ -170,6 +173,7 @@ class AzureAdapter(MachineAdapter):
             return None
         if pool.use_internal_ip:
             instance.interface_ip = instance.private_ipv4 or instance.private_ipv6
+        self._making.discard(job.name)
         return instance
 
     def _tell_failure(self, job: Job, state: str) -> None:
@@ -205,6 +209,7 @@ class AzureAdapter(MachineAdapter):
     # -- deleting
 
     def remove(self, key: str) -> bool:
+        self._making.discard(key)
         found = next((each for each in self._list(api.VM) if each.get("name") == key), None)
         if found is not None and not self.is_ours(key, found.get("tags") or {}):
             return False

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nodepool import exceptions
-from nodepool.cloud.http import Answer, HttpRefused, NoAnswer, asked_pause, new_session, send
+from nodepool.cloud.errors import asked_pause
+from nodepool.cloud.http import Answer, HttpRefused, NoAnswer, new_session, send
 from nodepool.driver.azure.login import Login
 
 VM = ("Microsoft.Compute/virtualMachines", "2023-03-01")
@@ -96,20 +97,23 @@ class Arm:
         self, path: str, version: str, what: str, ask: Callable[[str, Callable[[], Answer]], Answer], **params: str
     ) -> Iterator[dict[str, Any]]:
         """Entries of a list. ``ask`` makes each call."""
-        answer = ask(what, lambda: self.send("GET", path, version, what, **params))
+        answer = ask(what, lambda: self._page(path, version, what, **params))
         while True:
-            body = self._body(answer, what)
-            if "value" not in body:
-                raise NoAnswer(f"{what}: the answer is no list of Azure's")
-            yield from body["value"] or []
-            url = body.get("nextLink")
+            yield from answer.body["value"] or []
+            url = answer.body.get("nextLink")
             if not url:
                 return
             following = str(url)
             # Only where the list is from: a token is sent along.
             if not following.startswith(self.login.place()[0]):
                 raise NoAnswer(f"{what}: the next page is said to be elsewhere")
-            answer = ask(what, lambda following=following: self.send("GET", following, None, what))  # type: ignore[misc]
+            answer = ask(what, lambda following=following: self._page(following, None, what))  # type: ignore[misc]
+
+    def _page(self, path: str, version: str | None, what: str, **params: str) -> Answer:
+        answer = self.send("GET", path, version, what, **params)
+        if answer.body is None or "value" not in answer.body:
+            raise NoAnswer(f"{what}: the answer is no list of Azure's")
+        return answer
 
     # -- long operations
 

@@ -27,7 +27,6 @@ class DiskUploader(ImageUploader):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._sas = ""
-        self._disk: dict[str, Any] = {}
         self._image_begun = False
 
     @property

@@ -62,8 +62,6 @@ class MachineAdapter(Adapter):
 
     #: Shortest time between two looks at what is waited for, in seconds.
     LOOK_FLOOR = 0.5
-    #: Seconds that a look at what is being deleted waits for the next look at something else.
-    DELETE_PATIENCE = 0.0
     #: Seconds between two looks at an image that the cloud works on.
     IMAGE_UPLOAD_SLEEP = 30
     #: What the driver calls its tags in messages.
@@ -156,7 +154,7 @@ class MachineAdapter(Adapter):
             try:
                 self.start(job, offer)
             except Exception as error:
-                if self.classify(error) in REFUSALS and not job.facts.get("kept"):
+                if self.classify(error) in REFUSALS:
                     job.begun = False
                 raise
 

@@ -79,8 +79,8 @@ class _Machine(WatchingMachine):
         future, self.waiting_future = self.waiting_future, None
         return future.result()
 
-    def _watch_for(self, key: str, kind: object, **options: float) -> None:
-        self.look_at(self.adapter.watched.watch(key, self._wake, kind, **options))
+    def _watch_for(self, key: str, kind: object) -> None:
+        self.look_at(self.adapter.watched.watch(key, self._wake, kind))
 
 
 class CreateMachine(_Machine):
@@ -177,7 +177,7 @@ class DeleteMachine(_Machine):
             if not self.waiting_future.done():
                 return
             if self._result():
-                self._watch_for(key, "delete", patience=self.adapter.DELETE_PATIENCE)
+                self._watch_for(key, "delete")
                 self.state = self.DELETING
             else:
                 self.state = self.COMPLETE

@@ -69,7 +69,11 @@ class GceAdapter(MachineAdapter):
         resource = self._resources.get(collection)
         if resource is None:  # the library takes long to make one
             resource = self._resources[collection] = getattr(self.compute, collection)()
-        return getattr(resource, method)(project=self.provider.project, **arguments).execute()
+        answer = getattr(resource, method)(project=self.provider.project, **arguments).execute()
+        # A list that is empty has no items, and must not be mistaken.
+        if method == "list" and "items" not in answer and not str(answer.get("kind")).endswith("List"):
+            raise NoAnswer(f"list {collection}: the answer is no list of Google's")
+        return answer
 
     def compute_call(self, collection: str, method: str, lane: str = "read", repeat: bool | None = None, **arguments: Any) -> Any:
         return self.calls.call(
@@ -84,9 +88,6 @@ class GceAdapter(MachineAdapter):
         token: dict[str, Any] = {}
         while True:
             answer = self.compute_call(collection, "list", **arguments, **token)
-            # One that is empty has no items, and must not be mistaken.
-            if "items" not in answer and not str(answer.get("kind")).endswith("List"):
-                raise NoAnswer(f"list {collection}: the answer is no list of Google's")
             yield from answer.get("items") or []
             if not answer.get("nextPageToken"):
                 return
@@ -168,7 +169,6 @@ class GceAdapter(MachineAdapter):
         if all(metadata.get(key) == job.tags.get(key) for key in ("nodepool_node_id", "nodepool_provider_name")):
             return True
         job.begun = False  # it is of others
-        job.facts["kept"] = True
         return False
 
     def look(self, keys: Sequence[str]) -> dict[str, View]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import requests
 
-from nodepool.cloud.http import CONNECT_TIMEOUT, TIMEOUT, HttpRefused, NoAccess, NoAnswer, asked_pause, new_session
+from nodepool.cloud.errors import asked_pause
+from nodepool.cloud.http import CONNECT_TIMEOUT, TIMEOUT, HttpRefused, NoAccess, NoAnswer, new_session
 
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 COMPUTE = "https://compute.googleapis.com/compute/v1/"
@@ -116,9 +117,8 @@ class Transport:
 
     def close(self) -> None:
         self.session.close()
-        with self._lock:
-            if self._ask is not None:
-                self._ask.session.close()
+        if self._ask is not None:  # without the lock, which a call under way may hold
+            self._ask.session.close()
 
 
 def _is_no_answer(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodepool.cloud import ErrorKind
-from nodepool.cloud.http import HttpRefused, kind_of, kind_of_status
+from nodepool.cloud.http import classified
 
 QUOTA = frozenset(("quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded", "LIMIT_EXCEEDED"))
 THROTTLED = frozenset(("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED", "operationRateExceeded"))
@@ -27,8 +27,4 @@ def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
 
 
 def classify(error: BaseException) -> ErrorKind:
-    kind = kind_of(error)
-    if kind is not None:
-        return kind
-    assert isinstance(error, HttpRefused)
-    return kind_of_code(error.code, error.message) or kind_of_status(error.status)
+    return classified(error, kind_of_code)

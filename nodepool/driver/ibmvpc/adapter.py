@@ -112,7 +112,7 @@ class IBMVPCAdapter(MachineAdapter):
         found = self._groups().get(name)
         if found is None:
             try:
-                self.calls.call(
+                made = self.calls.call(
                     "create_resource_group",
                     lambda: self.client.send(
                         "POST", "RESOURCE_MANAGER", "/v2/resource_groups", f"create resource group {name}", {"name": name}
@@ -121,10 +121,13 @@ class IBMVPCAdapter(MachineAdapter):
                     deadline=DEADLINE,
                 )
             except HttpRefused as error:
-                if error.status != 409:  # somebody else has just made it
+                if error.status != 409:
                     raise
+                made = {}  # somebody else has just made it
             self.memo.forget({"groups"})
-            found = self._groups()[name]
+            found = str(made.get("id") or "") or self._groups().get(name)
+        if found is None:
+            raise exceptions.LaunchNodepoolException(f"resource group {name} is there, but is not shown")
         return found
 
     def _metadata(self, thing: dict[str, Any]) -> dict[str, str]:
@@ -174,12 +177,11 @@ class IBMVPCAdapter(MachineAdapter):
             made = self.change("create_floating_ip", "POST", "/floating_ips", f"create floating address {job.name}", address)
             job.facts["address"] = str(made["id"])
         try:
-            server = self.change("create_instance", "POST", "/instances", f"create server {job.name}", body)
+            self.change("create_instance", "POST", "/instances", f"create server {job.name}", body)
         except HttpRefused:
             if "address" in job.facts:
                 self._delete_thing("floating_ips", job.facts.pop("address"), job.name)
             raise
-        job.facts["server"] = str(server["id"])
 
     def _server_body(self, job: Job, offer: Offer, group: dict[str, str]) -> dict[str, Any]:
         label = job.label
@@ -240,7 +242,7 @@ class IBMVPCAdapter(MachineAdapter):
                 return None
             if not address.get("target"):
                 return lambda: self._attach(job, server)
-        instance = self._instance(view, job.quota)
+        instance = self._instance(view, job.tags, job.quota)
         if not instance.interface_ip:
             return None
         if job.label.pool.use_internal_ip:
@@ -253,10 +255,10 @@ class IBMVPCAdapter(MachineAdapter):
         address = self.change("attach_floating_ip", "PUT", path, f"attach floating address {job.name}", repeat=True)
         return View(server, address) if address.get("target") else None
 
-    def _instance(self, view: View, quota: QuotaInformation) -> MachineInstance:
+    def _instance(self, view: View, metadata: dict[str, str], quota: QuotaInformation) -> MachineInstance:
         server = view.server or {}
         interface = server.get("primary_network_interface") or {}
-        instance = MachineInstance(str(server.get("name")), self._metadata(server), quota)
+        instance = MachineInstance(str(server.get("name")), metadata, quota)
         instance.cloud = "IBM"
         instance.region = self.provider.region
         instance.az = (server.get("zone") or {}).get("name")
@@ -296,7 +298,7 @@ class IBMVPCAdapter(MachineAdapter):
         for server in self._servers():
             if server.get("name") not in gone:
                 size = str((server.get("profile") or {}).get("name") or "")
-                yield self._instance(View(server), self.known_size(size))
+                yield self._instance(View(server), self._metadata(server), self.known_size(size))
 
     def listResources(self) -> Iterable[Leftover]:
         kinds = [
@@ -306,6 +308,7 @@ class IBMVPCAdapter(MachineAdapter):
         ]
         if self.provider.object_storage:
             kinds.append(("object", self._leftover_objects))
+            kinds.append(("parts", self._leftover_parts))
         return self.list_for_leaks(kinds)
 
     def _own_images(self) -> list[dict[str, Any]]:
@@ -320,10 +323,17 @@ class IBMVPCAdapter(MachineAdapter):
             group, _, name = key.rpartition("/")
             yield Leftover(names.metadata(group, name), "object", key)
 
+    def _leftover_parts(self) -> Iterator[Leftover]:
+        for key, upload_id in self.images.unfinished():
+            group, _, name = key.rpartition("/")
+            yield Leftover(names.metadata(group, name), "parts", f"{key}?{upload_id}")
+
     def deleteResource(self, resource: Any) -> None:
         self.log.info("Deleting leaked %s: %s", resource.type, resource.id)
         if resource.type == "object":
             self.images.delete_object(resource.id)
+        elif resource.type == "parts":
+            self.images.remove_parts(*resource.id.split("?", 1))
         elif resource.type == "image":
             self.images.delete(resource.id)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodepool.cloud import ErrorKind
-from nodepool.cloud.http import HttpRefused, kind_of, kind_of_status
+from nodepool.cloud.http import HttpRefused, classified, kind_of_status
 
 UNREACHABLE = frozenset(("HTTPClientError", "EndpointConnectionError", "ConnectionClosedError", "ReadTimeoutError"))
 """Of the library for object storage, by name: it need not be loaded."""
@@ -24,13 +24,8 @@ def kind_of_code(code: str, message: str = "") -> ErrorKind | None:
 
 
 def classify(error: BaseException) -> ErrorKind:
-    kind = kind_of(error)
-    if kind is ErrorKind.OTHER and not isinstance(error, HttpRefused):
-        return _of_storage(error)
-    if kind is not None:
-        return kind
-    assert isinstance(error, HttpRefused)
-    return kind_of_code(error.code, error.message) or kind_of_status(error.status)
+    kind = classified(error, kind_of_code)
+    return _of_storage(error) if kind is ErrorKind.OTHER and not isinstance(error, HttpRefused) else kind
 
 
 def _of_storage(error: BaseException) -> ErrorKind:

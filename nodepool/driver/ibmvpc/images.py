@@ -176,24 +176,39 @@ class IBMVPCImages:
         )
 
     def delete_object(self, key: str) -> None:
+        self._unless_missing("delete_object", lane="delete", Key=key)
+
+    def remove_parts(self, key: str, upload_id: str) -> None:
+        """Of an upload that was cut off, as when the builder was killed: no list of objects tells of them."""
+        self._unless_missing("abort_multipart_upload", lane="delete", Key=key, UploadId=upload_id)
+
+    def _unless_missing(self, operation: str, lane: str, **arguments: Any) -> dict[str, Any]:
+        """Empty when it, or the bucket, is not there."""
         try:
-            self._call("delete_object", lane="delete", Key=key)
+            return dict(self._call(operation, lane=lane, **arguments))
         except Exception as error:
             if classify(error) is not ErrorKind.NOT_FOUND:
                 raise
+            return {}
 
     def objects(self) -> Iterator[str]:
         """Keys of all objects of the bucket; none when there is no such bucket."""
         marker: dict[str, str] = {}
         while True:
-            try:
-                answer = self._call("list_objects", lane="read", **marker)
-            except Exception as error:
-                if classify(error) is ErrorKind.NOT_FOUND:
-                    return
-                raise
+            answer = self._unless_missing("list_objects", lane="read", **marker)
             found = [str(each["Key"]) for each in answer.get("Contents") or []]
             yield from found
             if not answer.get("IsTruncated") or not found:
                 return
             marker = {"Marker": answer.get("NextMarker") or found[-1]}
+
+    def unfinished(self) -> Iterator[tuple[str, str]]:
+        """Key and id of each upload to the bucket that has not ended."""
+        markers: dict[str, str] = {}
+        while True:
+            answer = self._unless_missing("list_multipart_uploads", lane="read", **markers)
+            for each in answer.get("Uploads") or []:
+                yield str(each["Key"]), str(each["UploadId"])
+            if not answer.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}

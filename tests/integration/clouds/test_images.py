@@ -107,6 +107,25 @@ def test_interrupted(uploader: Uploader, what: str, monkeypatch: pytest.MonkeyPa
     assert fault.used == 2
 
 
+@pytest.mark.spec("IBM-13: issue: parts that a killed builder has sent are found; those of others stay")
+def test_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    for ibm in opened(Ibm, monkeypatch, tmp_path):
+        ibm.cloud.make_bucket()
+        adapter = Uploader(ibm, tmp_path).adapter
+        storage: Any = adapter.images.storage()
+        own, others = f"npimages_{ibm.name}/npimage{BUILD}-{UPLOAD}.qcow2", ["backup", "npimages_other/npimage-1.qcow2"]
+        for key in (own, *others):
+            storage.create_multipart_upload(Bucket=ibm.cloud.bucket, Key=key)
+        assert len(ibm.leftovers()) == 3
+        (found,) = [each for each in adapter.listResources() if each.metadata.get("nodepool_provider_name") == ibm.name]
+        assert found.type == "parts"
+        assert found.metadata["nodepool_build_id"] == BUILD and found.metadata["nodepool_upload_id"] == UPLOAD
+        adapter.deleteResource(found)
+        adapter.deleteResource(found)
+        assert sorted(ibm.leftovers()) == [f"parts {key}" for key in others]
+        adapter.stop()
+
+
 @pytest.mark.spec("AZU-11: IBM-12: a failed import is a failed upload, with the cloud's reason, and leaves nothing")
 def test_failed_import(uploader: Uploader) -> None:
     uploader.scene.fail_import()

@@ -173,6 +173,12 @@ class IbmCloud(StandIn):
             return []
         return re.findall(r"<Key>([^<]*)</Key>", self._moto("GET", f"/{self.bucket}").decode())
 
+    def unfinished(self) -> list[str]:
+        """Objects with parts only."""
+        if not self._has_bucket:
+            return []
+        return re.findall(r"<Key>([^<]*)</Key>", self._moto("GET", f"/{self.bucket}?uploads").decode())
+
     def _resource_groups(self, method: str, request: Request) -> Reply:
         if method == "POST":
             name = json.loads(request.body)["name"]

@@ -301,6 +301,7 @@ class Ibm(CloudScene):
             *(f"address {each['name']}" for each in self.cloud.addresses.values()),
             *(f"image {name}" for name in made),
             *(f"object {name}" for name in self.cloud.objects()),
+            *(f"parts {name}" for name in self.cloud.unfinished()),
         ]
 
     def size_of(self, machine: Machine) -> str:

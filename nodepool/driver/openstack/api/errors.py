@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from nodepool import exceptions
 from nodepool.cloud import ErrorKind, bounded
-from nodepool.cloud.errors import CallTimeout
+from nodepool.cloud.errors import CallTimeout, asked_pause
 
 # Names of exception classes of the SDK, keystoneauth and requests.
 CONFIGURATION = frozenset((
@@ -29,8 +27,6 @@ TRANSIENT = frozenset((
 ABSENT_SERVICE = ("EndpointNotFound", "CatalogException", "ServiceDisabledException")
 FULL = ("no valid host", "not enough hosts available", "no more ip addresses available", "insufficient capacity",
         "unable to find any ip address on external network")  # fmt: skip
-LONGEST_WAIT = 120.0
-"""Seconds that a cloud can make us wait by Retry-After."""
 
 
 class BadAnswer(RuntimeError):
@@ -164,17 +160,7 @@ def retry_after(error: BaseException) -> float | None:
     headers: object = getattr(getattr(error, "response", None), "headers", None)
     if not isinstance(headers, Mapping):
         return None
-    text = headers.get("Retry-After")
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
-        except (TypeError, ValueError):
-            return None
-    return min(LONGEST_WAIT, max(0.0, seconds))
+    return asked_pause(headers)
 
 
 #: What the cloud's text speaks of, and the option that it comes from.
