@@ -5,7 +5,8 @@
 
 Figures: from a machine that runs (BOOT seconds after it was asked for) to its ready node; from a machine that is gone to the end
 of its record; API calls per node, one after the other and in a burst, tokens not counted; a burst: until all are ready, beside
-until all machines run. The other release is redirected from the public hosts to the stand-in (tests/benchmark/redirected).
+until all machines run; calls a minute while those are ready. The other release is redirected from the public hosts to the
+stand-in (tests/benchmark/redirected).
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ def measure(bench: Bench, scene: CloudScene, args: argparse.Namespace, other: bo
         runs = max(machine.made for machine in scene.cloud.history[old:]) + BOOT
         result[f"{args.burst} at once, ready after s"] = ended - began
         result[f"{args.burst} at once, beside the cloud's time"] = (ended - began) / (runs - began)
+        used = calls(scene)
+        time.sleep(args.rest)
+        result[f"{args.burst} nodes at rest, API calls a minute"] = (calls(scene) - used) / args.rest * 60
+        before += calls(scene) - used
         bench.zuul.wait_gone(bench.zuul.use(ids), 600)
         result[f"{args.burst} at once, API calls per node"] = (calls(scene) - before) / args.burst
     bench.launcher.stop()
@@ -86,6 +91,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[kind.driver for kind in SCENES])
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--burst", type=int, default=100)
+    parser.add_argument("--rest", type=float, default=60, help="seconds in which calls at rest are counted")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures to this file")
     args = parser.parse_args()
     work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-bench-"))

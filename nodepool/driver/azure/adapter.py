@@ -174,6 +174,7 @@ class AzureAdapter(MachineAdapter):
         if pool.use_internal_ip:
             instance.interface_ip = instance.private_ipv4 or instance.private_ipv6
         self._making.discard(job.name)
+        self.made_here[job.name] = str(instance.az or "")
         return instance
 
     def _tell_failure(self, job: Job, state: str) -> None:
@@ -210,9 +211,10 @@ class AzureAdapter(MachineAdapter):
 
     def remove(self, key: str) -> bool:
         self._making.discard(key)
-        found = next((each for each in self._list(api.VM) if each.get("name") == key), None)
-        if found is not None and not self.is_ours(key, found.get("tags") or {}):
-            return False
+        if self.made_here.pop(key, None) is None:
+            found = next((each for each in self._list(api.VM) if each.get("name") == key), None)
+            if found is not None and not self.is_ours(key, found.get("tags") or {}):
+                return False
         what = f"delete virtual machine {key}"
         return self.delete(
             "delete_virtual_machine", lambda: self.arm.send("DELETE", self.arm.path(api.VM, key), api.VM[1], what).status != 204

@@ -106,6 +106,8 @@ class MachineAdapter(Adapter):
             log=self.log,
         )
         self._warned: set[str] = set()
+        #: Place by name of machines that this process has made: no look is needed before they are deleted.
+        self.made_here: dict[str, str] = {}
 
     def stop(self) -> None:
         self._stopping.set()

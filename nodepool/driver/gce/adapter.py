@@ -220,6 +220,7 @@ class GceAdapter(MachineAdapter):
         if not wanted:
             return None
         self._making.pop(job.name, None)
+        self.made_here[job.name] = _last(found.get("zone"))
         if pool.use_internal_ip:
             instance.interface_ip = instance.private_ipv4
         return instance
@@ -239,6 +240,9 @@ class GceAdapter(MachineAdapter):
 
     def remove(self, key: str) -> bool:
         self._making.pop(key, None)
+        zone = self.made_here.pop(key, None)
+        if zone is not None:
+            return self._delete_in(zone, key)
         there = [
             zone
             for zone in self.provider.zones
