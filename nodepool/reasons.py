@@ -73,6 +73,26 @@ class Code(_Text):
     ERROR = "error: {error}"
 
 
+_NODES = "more nodes of the label, or wait until one comes back; `nodepool problem-list` tells of hosts that do not answer"
+_FORGOTTEN = "or delete nodes that are held or forgotten"
+#: What would help, where somebody can do something; else it goes on by itself.
+HELP: dict[Code, str] = {
+    Code.SWITCHED_OFF: "raise max-concurrency of the provider",
+    Code.MAX_CONCURRENCY: "raise max-concurrency of the provider, or wait for its launches under way",
+    Code.NO_FREE_NODE: _NODES,
+    Code.NOTHING_FREE: _NODES,
+    Code.PROVIDER_QUOTA: f"raise the quota of the provider's cloud, {_FORGOTTEN}",
+    Code.POOL_LIMIT: f"raise the pool's max-servers, max-cores or max-ram, {_FORGOTTEN}",
+    Code.REFUSED_BY_CLOUD: "raise the quota of the provider's cloud; what others use in the account counts, too",
+    Code.TENANT_LIMIT: "raise the tenant's tenant-resource-limits, or wait until its own nodes come back",
+    Code.PROVIDER_NOT_RUNNING: "see `nodepool problem-list` and the launcher's log for why the provider did not start",
+    Code.NOT_RUNNING: "see `nodepool problem-list` and the launcher's log for why the provider did not start",
+    Code.OTHERS_DECLINE: "see whether a launcher is registered that does not work (`nodepool status`)",
+    Code.PAUSED: f"raise the limit that it names, {_FORGOTTEN}",
+    Code.ERROR: "report it: the launcher's log has the trace",
+}
+
+
 @dataclass(frozen=True)
 class Reason:
     """:param pool: of ours, as ``PROVIDER-POOL``; empty when it concerns none in particular."""

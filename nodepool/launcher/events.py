@@ -13,7 +13,9 @@ from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
+from nodepool.launcher.trends import Trends
 from nodepool.reasons import Code
+from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import ABORTED, FAILED, HOLD, INIT, PENDING, READY, Node, NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
@@ -30,6 +32,7 @@ class LauncherEvents:
         min_ready: MinReady,
         cleanup: CleanupWorker,
         statistics: StatsWorker,
+        watchers: tuple[Trends, Feed],
     ) -> None:
         self._state = state
         self._assignment = assignment
@@ -37,12 +40,17 @@ class LauncherEvents:
         self._min_ready = min_ready
         self._cleanup = cleanup
         self._statistics = statistics
+        self._trends, self._feed = watchers
         self._session_was_lost = False
 
     def attach(self, zk: ZooKeeper) -> None:
         """Listen from now on; to be called before the connection is made."""
         assert zk.node_tree and zk.request_tree and zk.component_tree and zk.image_tree
         zk.node_tree.listeners.append(self._node_changed)
+        self._feed.attach(zk)
+        zk.feed = self._feed
+        zk.node_tree.listeners.append(self._trends.node_changed)
+        zk.request_tree.listeners.append(self._trends.request_changed)
         zk.node_tree.lock_listeners.append(self._node_lock_changed)
         zk.request_tree.listeners.append(self._request_changed)
         zk.request_tree.listeners.append(self._state.declines.request_changed)
@@ -56,6 +64,7 @@ class LauncherEvents:
 
     def all_synced(self) -> None:
         """The mirror is complete, again: everything is looked at."""
+        self._feed.begin()
         self._assignment.rebuild()
         self._nodes.look_at_all()
         self._cleanup.wake()

@@ -22,14 +22,18 @@ from nodepool.launcher.events import LauncherEvents
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.nodes.reconciler import NodeReconciler
 from nodepool.launcher.pools.worker import PoolWorker
+from nodepool.launcher.report import Reporter
 from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.requests.minready import MinReady
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.statistics import StatsWorker
+from nodepool.launcher.trends import Trends
 from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
+from nodepool.zk.history import HistoryWriter
+from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -94,9 +98,19 @@ class NodePool(threading.Thread):
         self.node_reconciler = NodeReconciler(self.state)
         self.min_ready = MinReady(self.state)
         self.cleanup = CleanupWorker(self.state, self.node_reconciler, lambda: self.lock_cleanup())
-        self.statistics = StatsWorker(self.state, self.assignment, self.publish_problems)
+        self.trends = Trends(self.state.clock)
+        self.feed = Feed()
+        self.history = HistoryWriter(self.feed)
+        self.reporter = Reporter(self.state, self.trends, self.explain, self.getReadiness, self._config_files)
+        self.statistics = StatsWorker(self.state, self.assignment, self.publish_problems, self.reporter, self.history)
         self.events = LauncherEvents(
-            self.state, self.assignment, self.node_reconciler, self.min_ready, self.cleanup, self.statistics
+            self.state,
+            self.assignment,
+            self.node_reconciler,
+            self.min_ready,
+            self.cleanup,
+            self.statistics,
+            (self.trends, self.feed),
         )
         #: Knows the threads without which we serve nothing; who runs us ends the process when one has ended.
         self.watchdog = Watchdog()
@@ -203,6 +217,11 @@ class NodePool(threading.Thread):
             if name in config.providers
         ]
         return found + provider_problems(config) + self.state.declines.problems(config) + records
+
+    def _config_files(self) -> dict[str, Any]:
+        """Where the configuration is from, and why the files are not in force, for the report."""
+        state = self.config_state
+        return {"file": self.configfile, "secure": self.securefile, "stale_since": state.stale_since, "error": state.error}
 
     def publish_problems(self) -> None:
         """Tell everybody, in our component record; written only when something has changed."""
@@ -379,6 +398,7 @@ class NodePool(threading.Thread):
         for worker in [*workers, *pools]:
             if getattr(worker, "ident", 1) is not None:
                 worker.join(max(0.1, deadline - time.monotonic()))
+        self.reporter.withdraw()
         if self._component is not None:
             self._component.unregister()
         if self.zk is not None:

@@ -16,11 +16,13 @@ from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.config.model import ProviderConfig
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.report import Reporter
 from nodepool.launcher.requests.assignment import Assignment
 from nodepool.launcher.state import LauncherState
 from nodepool.metrics.launches import normalize_statsd_name
 from nodepool.reasons import Code
 from nodepool.zk import paths
+from nodepool.zk.history import HistoryWriter
 from nodepool.zk.records import Node
 
 STATES = sorted(Node.VALID_STATES)
@@ -36,11 +38,20 @@ class StatsWorker(threading.Thread):
 
     log = logging.getLogger("nodepool.StatsWorker")
 
-    def __init__(self, state: LauncherState, assignment: Assignment, publish_problems: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        state: LauncherState,
+        assignment: Assignment,
+        publish_problems: Callable[[], None],
+        reporter: Reporter,
+        history: HistoryWriter,
+    ) -> None:
         super().__init__(name="StatsWorker", daemon=True)
         self.state = state
         self.assignment = assignment
         self._publish_problems = publish_problems
+        self._reporter = reporter
+        self._history = history
         self._event = threading.Event()
         self._stopping = False
         self._elected = False
@@ -83,6 +94,8 @@ class StatsWorker(threading.Thread):
             try:
                 if self.state.zk.connected:
                     self._safely("publishing problems", self._publish_problems)
+                    self._safely("publishing the report", self._reporter.publish)
+                    self._safely("writing history", self._write_history)
                     self._safely("standing for election", self._stand_for_election)
                     if now >= internals_at:
                         internals_at = now + INTERNAL_INTERVAL
@@ -92,11 +105,18 @@ class StatsWorker(threading.Thread):
                 self.log.warning("Cannot send cluster statistics: %r", error)
             # At most once a second; nothing changes without an event except the internals.
             if not self._stopping:
-                self._event.wait(max(0.1, internals_at - self.state.clock.monotonic()))
+                # Why requests wait changes without an event here.
+                seconds = internals_at - self.state.clock.monotonic()
+                self._event.wait(max(0.1, min(seconds, self._reporter.seconds_left()) if self.assignment.waiting() else seconds))
                 self._event.clear()
             left = INTERVAL - (self.state.clock.monotonic() - now)
             if left > 0 and not self._stopping:
                 self.state.stopped.wait(left)
+        if self.state.zk is not None and self.state.zk.connected:
+            try:
+                self._history.flush(self.state.zk.kazoo_client, self._elected, at_once=True)
+            except KazooException as error:
+                self.log.debug("The last events are not written: %r", error)
 
     def _safely(self, what: str, function: Callable[[], Any]) -> None:
         """What raises in one part keeps back nothing else; it is told once, not each second."""
@@ -110,6 +130,9 @@ class StatsWorker(threading.Thread):
                 self.log.exception("Error %s:", what)
         else:
             self._errors.pop(what, None)
+
+    def _write_history(self) -> None:
+        self._history.flush(self.state.zk.kazoo_client, self._elected)
 
     # -- election
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import prettytable
 
+from nodepool.status.fit import fitted
+
 FORMATS = ("table", "json", "yaml", "csv")
 
 _AGE = re.compile(r"\d{2,}:\d\d:\d\d:\d\d\Z")
@@ -84,13 +86,20 @@ def _selected(results: Results, fields: Iterable[str] | None) -> dict[str, str]:
     return {key: title for key, title in results.columns.items() if key in wanted}
 
 
-def _table(results: Results, fields: Iterable[str] | None, now: float) -> str:
+def _table(results: Results, fields: Iterable[str] | None, now: float, width: int | None) -> str:
     columns = _selected(results, fields)
+    cut: dict[str, int] = {}
+    if width is not None:
+        columns, cut = fitted(results.rows, columns, lambda key, value: str(_cell(key, value, now)), width)
     table = prettytable.PrettyTable(list(columns.values()))
     table.align = "l"
     for row in results.rows:
-        table.add_row([_cell(key, row[key], now) for key in columns])
+        table.add_row([_cut(_cell(key, row[key], now), cut.get(key)) for key in columns])
     return str(table)
+
+
+def _cut(text: Any, width: int | None) -> Any:
+    return text if width is None or len(str(text)) <= width else f"{str(text)[: width - 3]}..."
 
 
 def _csv(results: Results, now: float) -> str:
@@ -113,8 +122,16 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def output(results: Results, fmt: str, fields: Iterable[str] | None = None, clock: Callable[[], float] = time.time) -> str:
+def output(
+    results: Results,
+    fmt: str,
+    fields: Iterable[str] | None = None,
+    clock: Callable[[], float] = time.time,
+    width: int | None = None,
+) -> str:
     """The text of the results, without a final newline.
+
+    ``width``: characters that a table may be wide; None: as wide as it is.
 
     ``pretty`` (or ``table``) honours ``fields`` in the table's order; ``json`` holds all keys;
     ``yaml`` and ``csv`` hold the table's columns.
@@ -122,7 +139,7 @@ def output(results: Results, fmt: str, fields: Iterable[str] | None = None, cloc
     :raises ValueError: unknown format.
     """
     if fmt in ("pretty", "table"):
-        return _encodable(_table(results, fields, clock()))
+        return _encodable(_table(results, fields, clock(), width))
     if fmt == "json":
         return json.dumps(results.rows, default=_plain)
     if fmt == "yaml":

@@ -276,10 +276,10 @@ class ComponentTree(Tree[Any]):
             self.version += 1
         self.announce(self.listeners, path, True)
 
-    def launchers(self) -> list[dict[str, Any]]:
-        """Records of the launchers, by path."""
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Records of the components of this kind (``launcher``, ``builder``, ``pool``), by path."""
         with self.lock:
-            return [content for _path, content in sorted(self.components.items()) if content.get("kind") == "launcher"]
+            return [content for _path, content in sorted(self.components.items()) if content.get("kind") == kind]
 
     def registered_pools(self) -> list[RegisteredPool]:
         with self.lock:
@@ -297,9 +297,9 @@ def read_pools(client: ZooKeeperClient) -> list[RegisteredPool]:
     return result
 
 
-def read_launchers(client: ZooKeeperClient) -> list[dict[str, Any]]:
-    """Records of the registered launchers, read at once (for the command line)."""
-    return [content for _path, content in _read(client, "launcher")]
+def read_kind(client: ZooKeeperClient, kind: str) -> list[dict[str, Any]]:
+    """Records of the registered components of this kind, read at once (for the command line)."""
+    return [content for _path, content in _read(client, kind)]
 
 
 def _read(client: ZooKeeperClient, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -352,6 +352,6 @@ __all__ = [
     "LauncherComponent",
     "PoolComponent",
     "RegisteredPool",
-    "read_launchers",
+    "read_kind",
     "read_pools",
 ]

@@ -5,6 +5,8 @@ Names: DRV-8 and PY-2 and PY-3.
 
 from __future__ import annotations
 
+from typing import Any
+
 from kazoo.exceptions import NodeExistsError
 
 from nodepool.zk import paths
@@ -13,11 +15,13 @@ from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.facade.images import ImageMethods
 from nodepool.zk.facade.nodes import NodeMethods
 from nodepool.zk.facade.requests import RequestMethods
+from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.mirror.images import ImageData, ImageTree
 from nodepool.zk.mirror.nodes import NodeTree
 from nodepool.zk.mirror.progress import ProgressTree
 from nodepool.zk.mirror.requests import RequestTree
 from nodepool.zk.mirror.reservations import Reservations
+from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import (
     ABORTED,
     BUILDING,
@@ -43,6 +47,7 @@ from nodepool.zk.records import (
     NodeRequestLockStats,
     RecordError,
 )
+from nodepool.zk.reports import ReportTree
 
 
 class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
@@ -59,12 +64,16 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         self._writer = None
         self.reservations = Reservations()
         self.node_tree = self.request_tree = self.image_tree = self.component_tree = self.progress_tree = None
+        self.report_tree = None
+        #: Events, where somebody listens.
+        self.feed: Feed | None = None
         if enable_cache:
             self.image_tree = ImageTree(client)
             if not only_images:
                 self.node_tree = NodeTree(client)
                 self.request_tree = RequestTree(client)
                 self.component_tree = ComponentTree(client)
+                self.report_tree = ReportTree(client)
             self.progress_tree = ProgressTree(client)
             if client.client is not None:
                 self.start()
@@ -72,8 +81,15 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
                 client.on_connect_listeners.append(self.start)
 
     @property
-    def trees(self) -> list[NodeTree | RequestTree | ImageTree | ComponentTree | ProgressTree]:
-        found = (self.component_tree, self.image_tree, self.node_tree, self.request_tree, self.progress_tree)
+    def trees(self) -> list[Tree[Any]]:
+        found: tuple[Tree[Any] | None, ...] = (
+            self.component_tree,
+            self.image_tree,
+            self.node_tree,
+            self.request_tree,
+            self.progress_tree,
+            self.report_tree,
+        )
         return [tree for tree in found if tree is not None]
 
     def start(self) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nodepool import status
 from nodepool.process.program import load_config
+from nodepool.status.filters import matching
 from nodepool.zk.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 Subparsers = Any
 Command = Callable[["Context"], "int | None"]
+
+
+SYNC_TIMEOUT = 60.0
+"""Seconds to read everything."""
 
 
 class CommandError(Exception):
@@ -32,6 +38,7 @@ class Context:
     _config: object = field(default=None, repr=False)
     _client: ZooKeeperClient | None = field(default=None, repr=False)
     _zk: ZooKeeper | None = field(default=None, repr=False)
+    _live: ZooKeeper | None = field(default=None, repr=False)
 
     @property
     def config(self) -> Any:
@@ -57,7 +64,27 @@ class Context:
         return self.zk.kazoo_client
 
     def show(self, results: status.Results) -> None:
-        print(status.output(results, self.args.format))
+        """Print what the filters let pass; on a terminal so that it fits, unless ``-o wide`` is given."""
+        args = self.args
+        chosen = matching(results, {key: getattr(args, f"only_{key}", None) or () for key in getattr(args, "filters", ())})
+        fit = sys.stdout.isatty() and getattr(args, "layout", None) != "wide" and not getattr(args, "detail", False)
+        print(status.output(chosen, args.format, width=shutil.get_terminal_size().columns if fit else None))
+
+    @property
+    def live(self) -> ZooKeeper:
+        """The facade with a mirror of its own, complete; for commands that follow what happens.
+
+        :raises CommandError: it cannot be read in time.
+        """
+        from nodepool.zk.zookeeper import ZooKeeper
+
+        _ = self.zk
+        assert self._client is not None
+        if self._live is None:
+            self._live = self._zk = ZooKeeper(self._client, enable_cache=True)
+            if not self._live.wait_synced(SYNC_TIMEOUT):
+                raise CommandError(f"the content of ZooKeeper cannot be read within {SYNC_TIMEOUT:g} s")
+        return self._live
 
     def refuse(self, text: str, said: bool = False) -> None:
         """Something is unknown or cannot be done: status 0, as in 11.0.0, on which scripts rely.
@@ -85,6 +112,7 @@ class Context:
         )
 
     def close(self) -> None:
+        self._live = None
         zk, self._zk = self._zk, None
         client, self._client = self._client, None
         if zk is not None:
@@ -99,7 +127,20 @@ def add_command(subparsers: Subparsers, name: str, function: Command, text: str)
     return parser
 
 
-def add_listing(subparsers: Subparsers, name: str, function: Command, text: str) -> argparse.ArgumentParser:
+def add_listing(
+    subparsers: Subparsers, name: str, function: Command, text: str, filters: Mapping[str, str] | None = None
+) -> argparse.ArgumentParser:
+    """:param filters: key of a column -> option; each can be given more than once, and then any of the values will do."""
     parser = add_command(subparsers, name, function, text)
     parser.add_argument("--format", choices=status.FORMATS, default="table", help="representation (default: %(default)s)")
+    parser.add_argument(
+        "-o", dest="layout", choices=("fit", "wide"), default="fit",
+        help="wide: all columns also on a terminal; files and pipes always get all",
+    )  # fmt: skip
+    if filters is not None:
+        parser.add_argument("--watch", action="store_true", help="show it again whenever something has changed")
+    for key, option in (filters or {}).items():
+        parser.add_argument(f"--{option}", dest=f"only_{key}", metavar=option.upper(), action="append",
+                            help=f"only those of this {option}; may be repeated")  # fmt: skip
+    parser.set_defaults(filters=tuple(filters or ()))
     return parser

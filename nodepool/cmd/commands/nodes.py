@@ -16,7 +16,8 @@ LOCK_TIMEOUT = 5
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_listing(subparsers, "list", list_nodes, "list nodes")
+    filters = {"state": "state", "label": "label", "provider": "provider", "pool": "pool", "allocated_to": "request"}
+    parser = add_listing(subparsers, "list", list_nodes, "list nodes", filters)
     parser.add_argument("--detail", action="store_true", help="show all columns")
     parser = add_listing(subparsers, "delete", delete, "delete nodes")
     parser.add_argument("ids", metavar="ID", nargs="+", help="node id; zeros in front may be left out")

@@ -108,6 +108,11 @@ class QuotaSupport:
             self._quota_considered = considered
             return limits
 
+    def known_limits(self) -> Mapping[str, float] | None:
+        """The limits as last known; the cloud is not asked, None: it has not been yet."""
+        cached = self._current_nodepool_quota
+        return cached[1].get_resources() if cached is not None else None
+
     def _known_limits(self) -> tuple[tuple[float, QuotaInformation] | None, bool, bool]:
         """Limits as last known, and whether they are outdated, because the cloud has contradicted them."""
         # In this order: limits are stored before the contradictions that they consider.

@@ -10,6 +10,7 @@ from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from nodepool import exceptions
 from nodepool.base.backoff import Backoff
+from nodepool.base.problems import one_line
 from nodepool.cloud import CallsStopped
 from nodepool.driver.statemachine.loop import PollInterval, follow_future
 from nodepool.driver.statemachine.model import Instance
@@ -178,6 +179,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.log.info(
             "Creating server with hostname np%s for %s (attempt %s of %s)", node.id, node.type[0], self.attempts, self.retries
         )
+        self._note("node-step", step=f"attempt {self.attempts} of {self.retries}: the machine is asked for")
         machine = self.manager.adapter.getCreateStateMachine(
             f"np{node.id}", self.label, self._image_external_id, metadata, self.handler.request, node.az, self.log
         )
@@ -243,6 +245,7 @@ class StateMachineNodeLauncher(StatsReporter):
         instance = machine.advance()
         self._followed = follow_future(machine, self._followed, self.wake)
         if machine.complete and instance is not None:
+            self._note("node-step", step="the machine runs, its host keys are asked for")
             self._created(instance)
             return 0.0 if self.nodescan_request.complete else bound
         self._tell_trouble(getattr(machine, "trouble", None))
@@ -308,6 +311,13 @@ class StateMachineNodeLauncher(StatsReporter):
         self.manager.refusals.succeeded(self.node.type[0])
         self._end(zk.READY, "ready", save=True)
 
+    def _note(self, kind: str, **fields: object) -> None:
+        """Into the node's history; benches may have a facade without."""
+        feed = getattr(self.zk, "feed", None)
+        if feed is not None:
+            node = self.node
+            feed.note(kind, node=node.id, request=self.handler.request.id, provider=node.provider, pool=node.pool, **fields)
+
     # -- failures
 
     def _failed(self, error: BaseException) -> float | None:
@@ -316,6 +326,7 @@ class StateMachineNodeLauncher(StatsReporter):
             self.log.warning("Launch attempt %s/%s failed: %s", self.attempts, self.retries, error)
         else:
             self.log.exception("Launch attempt %s/%s failed:", self.attempts, self.retries)
+        self._note("launch-failed", attempt=self.attempts, reason=one_line(error))
         self._record(getattr(error, "statsd_key", "error.unknown"))
         if not isinstance(error, (KazooException, CallsStopped)):
             self.manager.label_problems.note(self.node.type[0], "launch", str(error) or repr(error))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nodepool.zk.mirror.progress import ProgressTree
     from nodepool.zk.mirror.requests import RequestTree
     from nodepool.zk.mirror.reservations import Reservations
+    from nodepool.zk.reports import ReportTree
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class FacadeBase:
     image_tree: ImageTree | None
     component_tree: ComponentTree | None
     progress_tree: ProgressTree | None
+    report_tree: ReportTree | None
     _writer: Writer | None
     reservations: Reservations
 

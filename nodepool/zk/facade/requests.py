@@ -10,8 +10,8 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKException, ZKLockException
-from nodepool.zk import declines, locks, paths
-from nodepool.zk.components import RegisteredPool, read_launchers, read_pools
+from nodepool.zk import declines, locks, paths, reports
+from nodepool.zk.components import RegisteredPool, read_kind, read_pools
 from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.records import NodeRequest, NodeRequestLockStats, parse_object
 
@@ -182,6 +182,19 @@ class RequestMethods(FacadeBase):
 
     def getLaunchers(self) -> list[dict[str, Any]]:
         """Component records of all launchers."""
+        return self._components("launcher")
+
+    def getBuilders(self) -> list[dict[str, Any]]:
+        """Component records of all builders."""
+        return self._components("builder")
+
+    def _components(self, kind: str) -> list[dict[str, Any]]:
         if self.component_tree is not None and self.component_tree.synced.is_set():
-            return self.component_tree.launchers()
-        return read_launchers(self.client)
+            return self.component_tree.of_kind(kind)
+        return read_kind(self.client, kind)
+
+    def readReports(self) -> list[dict[str, Any]]:
+        """What each launcher tells of itself and of waiting requests, see :mod:`nodepool.zk.reports`; writes nothing."""
+        if self.report_tree is not None and self.report_tree.synced.is_set():
+            return self.report_tree.snapshot()
+        return reports.read(self.kazoo_client)

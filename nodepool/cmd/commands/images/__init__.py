@@ -23,10 +23,14 @@ from nodepool.zk.records import BUILDING, DELETING, UPLOADING
 TRIES = 10
 
 
+UPLOAD_FILTERS = {"state": "state", "provider": "provider", "image": "image", "id": "build"}
+BUILD_FILTERS = {"state": "state", "image": "image", "builder": "builder"}
+
+
 def register(subparsers: Subparsers) -> None:
-    parser = add_listing(subparsers, "image-list", image_list, "list image uploads")
+    parser = add_listing(subparsers, "image-list", image_list, "list image uploads", UPLOAD_FILTERS)
     parser.add_argument("--detail", action="store_true", help="with progress, and reasons of failures")
-    parser = add_listing(subparsers, "dib-image-list", dib_image_list, "list image builds")
+    parser = add_listing(subparsers, "dib-image-list", dib_image_list, "list image builds", BUILD_FILTERS)
     parser.add_argument("--detail", action="store_true", help="with progress, and failed builds with their reasons")
     add_listing(subparsers, "image-status", image_status, "list images with pause flag and build requests")
     parser = _add_action(subparsers, "image-build", image_build, "request the build of an image")

@@ -51,7 +51,8 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _add_list(subparsers: Subparsers, name: str) -> None:
-    parser = add_listing(subparsers, name, request_list, "list node requests")
+    filters = {"state": "state", "node_types": "label", "requestor": "requestor"}
+    parser = add_listing(subparsers, name, request_list, "list node requests", filters)
     parser.add_argument("--detail", action="store_true", help="also why pools have declined them")
 
 

@@ -1,0 +1,123 @@
+"""``status``, ``top``, ``explain`` and ``events``: what goes on, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nodepool import status
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.status import cluster
+from nodepool.status.explain import KINDS, Unknown, explain
+from nodepool.zk.history import HistoryReader
+from nodepool.zk.mirror.feed import TYPES, Event, Feed, describe, matches
+
+QUIET, SOONEST = 2.0, 1.0
+"""Seconds after which what is watched is shown again, for its ages, and between two showings at least."""
+SUBJECTS = ("node", "request", "provider", "label", "image", "state")
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_command(subparsers, "status", show_status, "launchers, builders, providers and their limits, what waits and why")
+    _status_options(parser)
+    parser.add_argument("--watch", action="store_true", help="show it again whenever something has changed")
+    parser = add_command(subparsers, "top", show_status, "the same as `status --watch`")
+    _status_options(parser)
+    parser.set_defaults(watch=True)
+    parser = add_command(subparsers, "explain", explain_it, "why a request, label, node, image or provider is as it is")
+    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
+    parser.add_argument("name", metavar="NAME", help="id or name")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser = add_command(subparsers, "events", show_events, "what happened in the last day, or happens now")
+    parser.add_argument("--follow", action="store_true", help="from now on, until interrupted")
+    parser.add_argument("--json", action="store_true", help="a JSON object in each line")
+    parser.add_argument("--type", dest="types", metavar="TYPE", action="append", choices=sorted(TYPES),
+                        help="only these: " + ", ".join(sorted(TYPES)))  # fmt: skip
+    for subject in SUBJECTS:
+        parser.add_argument(f"--{subject}", metavar="NAME", action="append", help=f"only of this {subject}; may be repeated")
+
+
+def _status_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def watch(context: Context, function: Callable[[Context], Any]) -> int:
+    """Show the listing again and again, until interrupted."""
+    live, changed = context.live, threading.Event()
+    feed = Feed()
+    feed.attach(live)
+    feed.begin()
+    feed.subscribe(lambda event: changed.set())
+    while True:
+        changed.clear()
+        if sys.stdout.isatty():
+            print("\033[H\033[2J", end="")
+        function(context)
+        print(time.strftime("%H:%M:%S"), flush=True)
+        time.sleep(SOONEST)
+        changed.wait(QUIET)
+
+
+def show_status(context: Context) -> None:
+    zk = context.zk
+    tables = {
+        "Launchers and builders": cluster.daemons(zk),
+        "Providers": cluster.providers(zk),
+        "Waiting requests": cluster.waiting(zk),
+        "Problems": status.problem_list(zk),
+    }
+    if context.args.json:
+        print(json.dumps({title.lower().replace(" ", "_"): results.rows for title, results in tables.items()}))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(cluster.summary(zk))
+    for title, results in tables.items():
+        print(f"\n{title}:" + ("" if results.rows else " none"))
+        if results.rows:
+            print(status.output(results, "table", width=width))
+
+
+def explain_it(context: Context) -> None:
+    name = context.args.name
+    if context.args.kind == "node" and name.isdecimal():
+        name = name.zfill(10)
+    try:
+        found = explain(context.zk, context.args.kind, name, HistoryReader())
+    except Unknown as error:
+        raise CommandError(str(error)) from None
+    print(json.dumps(found.record()) if context.args.json else found.text())
+
+
+def show_events(context: Context) -> None:
+    args = context.args
+    wanted: dict[str, Any] = {name: values for name in SUBJECTS if (values := getattr(args, name))}
+    if args.types:
+        wanted["type"] = args.types
+    if "label" in wanted:
+        wanted["labels"] = wanted.pop("label")
+    if "node" in wanted:
+        wanted["node"] = [name.zfill(10) if name.isdecimal() else name for name in wanted["node"]]
+
+    def show(event: Event) -> None:
+        if matches(event, wanted):
+            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+            print(json.dumps(event) if args.json else f"{moment}  {describe(event)}", flush=True)
+
+    if not args.follow:
+        for event in HistoryReader().read_all(context.zk.kazoo_client):
+            show(event)
+        return
+    arrived: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    feed = Feed()
+    feed.attach(context.live)
+    feed.begin()
+    feed.subscribe(arrived.put)
+    while True:
+        show(arrived.get())

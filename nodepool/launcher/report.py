@@ -1,0 +1,185 @@
+"""The launcher's report of itself and of waiting requests, which commands and the pages of all launchers show."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kazoo.exceptions import KazooException
+
+from nodepool.base import hostnames
+from nodepool.base.problems import one_line
+from nodepool.driver.quota.support import QuotaSupport
+from nodepool.exceptions import FOREIGN
+from nodepool.launcher.state import LauncherState
+from nodepool.launcher.trends import Trends
+from nodepool.reasons import Reason
+from nodepool.version import get_version_string
+from nodepool.zk import reports
+
+INTERVAL = 2.0
+"""Seconds between two reports, at least."""
+MOST_GROUPS, MOST_IDS = 500, 5000
+"""Of waiting requests in one report."""
+
+Waiting = list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]
+
+
+class Reporter:
+    """Composes and publishes it.
+
+    :param explain: request, labels, state and reasons of the requests that wait here, in serving order.
+    :param readiness: whether the launcher can work, and what is not as it should be.
+    """
+
+    log = logging.getLogger("nodepool.Reporter")
+
+    def __init__(
+        self,
+        state: LauncherState,
+        trends: Trends,
+        explain: Callable[[], Waiting],
+        readiness: Callable[[], tuple[bool, list[str]]],
+        config_files: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._state = state
+        self._trends = trends
+        self._explain = explain
+        self._readiness = readiness
+        self._config_files = config_files
+        self._started = state.clock.time()
+        self._published: dict[str, Any] | None = None
+        self._due = -math.inf
+        #: Since when (UNIX seconds) requests for these labels wait for this reason.
+        self._since: dict[tuple[tuple[str, ...], str, str], float] = {}
+
+    # -- publishing; one thread
+
+    def seconds_left(self) -> float:
+        """Until the next one may be published; nobody waits here while no request does."""
+        return max(0.0, self._due - self._state.clock.monotonic())
+
+    def publish(self) -> None:
+        """Write it when something has changed and the last one is old enough.
+
+        :raises KazooException: ZooKeeper cannot be reached.
+        """
+        now = self._state.clock.monotonic()
+        if now < self._due:
+            return
+        self._due = now + INTERVAL
+        content = self.compose()
+        zk = self._state.zk
+        there = reports.path(self._state.identifier).rpartition("/")[2] in zk.report_tree.reports
+        if there and content == self._published:
+            return
+        reports.write(zk.kazoo_client, self._state.identifier, {**content, "time": self._state.clock.time()})
+        self._published = content
+
+    def withdraw(self) -> None:
+        """At an orderly stop; else it ends with the session."""
+        zk = self._state.zk
+        if self._published is not None and zk is not None and zk.connected:
+            try:
+                reports.remove(zk.kazoo_client, self._state.identifier)
+            except KazooException as error:
+                self.log.debug("Cannot remove the report now: %r", error)
+
+    # -- composing
+
+    def compose(self) -> dict[str, Any]:
+        ready, details = self._readiness()
+        config = self._state.config
+        providers = {} if config is None else config.providers
+        return {
+            "hostname": hostnames.short(),
+            "pid": os.getpid(),
+            "version": get_version_string(),
+            "started": self._started,
+            "ready": ready,
+            "details": [one_line(line) for line in details[:50]],
+            "config": self._config_files(),
+            "providers": {name: self._provider(provider) for name, provider in sorted(providers.items())},
+            "not_running": {} if config is None else {n: _why(config, n) for n in sorted(config.providers_not_running)},
+            "labels": {} if config is None else {name: {"min_ready": label.min_ready} for name, label in config.labels.items()},
+            "lately": self._trends.labels(),
+            "tenants": self._tenants(),
+            "waiting": self._waiting(),
+        }
+
+    def _provider(self, provider: Any) -> dict[str, Any]:
+        """What is known without asking the cloud."""
+        found: dict[str, Any] = {"driver": provider.driver.name, "max_concurrency": provider.max_concurrency}
+        try:
+            manager = self._state.config.provider_managers.get(provider.name)
+            found["pools"] = {
+                pool.name: {"labels": sorted(pool.labels), "max_servers": _finite(pool.max_servers)}
+                for pool in provider.pools.values()
+            }
+            if isinstance(manager, QuotaSupport):
+                limits = manager.known_limits()
+                found["limits"] = _amounts(limits)
+                found["used"] = _amounts(self._state.zk.node_tree.usage(provider.name))
+            if manager is not None and manager.cloud_calls is not None:
+                found["calls"] = manager.cloud_calls.describe()
+            found["launching"] = sum(worker.active_launches() for worker in self._state.getPoolWorkers(provider.name))
+        except FOREIGN as error:  # of a driver: it concerns this provider only
+            found["error"] = one_line(repr(error))
+        return found
+
+    def _tenants(self) -> dict[str, Any]:
+        config = self._state.config
+        if config is None:
+            return {}
+        tree = self._state.zk.node_tree
+        with tree.lock:
+            return {
+                tenant: {"limits": _amounts(limits), "used": _amounts(tree.tenant_usage.get(tenant, {}))}
+                for tenant, limits in sorted(config.tenant_resource_limits.items())
+            }
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        """Requests that wait for the same reason together, in the order of the first of each."""
+        groups: dict[tuple[tuple[str, ...], str, str], dict[str, Any]] = {}
+        ids = 0
+        now = self._state.clock.time()
+        since = {}
+        for request_id, labels, state, reasons in self._explain():
+            key = (labels, state, repr(reasons))
+            group = groups.get(key)
+            if group is None:
+                if len(groups) >= MOST_GROUPS:
+                    continue
+                since[key] = self._since.get(key, now)
+                group = groups[key] = {
+                    "labels": list(labels),
+                    "state": state,
+                    "since": round(since[key], 3),
+                    "reasons": [
+                        {"code": reason.code.word, "pool": reason.pool, "text": one_line(reason.at(""))} for reason in reasons
+                    ],
+                    "count": 0,
+                    "ids": [],
+                }
+            group["count"] += 1
+            if ids < MOST_IDS:
+                ids += 1
+                group["ids"].append(request_id)
+        self._since = since
+        return list(groups.values())
+
+
+def _why(config: Any, name: str) -> str:
+    return one_line({**config.provider_failures, **config.provider_errors}.get(name, "not running"))
+
+
+def _finite(number: float) -> float | None:
+    return number if isinstance(number, (int, float)) and math.isfinite(number) else None
+
+
+def _amounts(amounts: Mapping[str, Any] | None) -> dict[str, float]:
+    """Those that are limited, without the noise of sums of fractions."""
+    return {name: round(number, 6) for name, value in (amounts or {}).items() if (number := _finite(value)) is not None}

@@ -1,0 +1,126 @@
+"""How long launches and waiting took of late, and how many launches failed: of the whole cluster, as the mirror shows it."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodepool.base.clock import SYSTEM, Clock
+from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import ABORTED, BUILDING, FAILED, FULFILLED, READY, Node, NodeRequest
+
+BUCKET = 300.0
+"""Seconds of one point of the charts."""
+BUCKETS = 48
+LATEST = 50
+"""Launches and waits of a label that its median is made of."""
+MOST = 2000
+"""Durations of one bucket that are kept."""
+
+
+@dataclass
+class _Bucket:
+    ready: int = 0
+    failed: int = 0
+    launches: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+
+class Trends:
+    """Listens to the mirror; on the connection thread."""
+
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: collections.OrderedDict[int, _Bucket] = collections.OrderedDict()
+        self._launches: dict[str, collections.deque[float]] = {}
+        self._waits: dict[str, collections.deque[float]] = {}
+        #: Label -> when (UNIX seconds) requests for it were fulfilled.
+        self._served: dict[str, collections.deque[float]] = {}
+
+    def node_changed(self, _node_id: str, old: Node | None, new: Node | None) -> None:
+        if old is None or new is None or old.state != BUILDING or new.state == BUILDING:
+            return
+        with self._lock:
+            bucket = self._bucket()
+            if new.state == READY:
+                bucket.ready += 1
+                took = _between(new.created_time, new.state_time)
+                if took is not None:
+                    _note(bucket.launches, took)
+                    for label in new.type:
+                        self._launches.setdefault(label, collections.deque(maxlen=LATEST)).append(took)
+            elif new.state in (FAILED, ABORTED):
+                bucket.failed += 1
+
+    def request_changed(self, _request_id: str, old: NodeRequest | None, new: NodeRequest | None) -> None:
+        if old is None or new is None or old.state == FULFILLED or new.state != FULFILLED or new.requestor == MIN_READY:
+            return
+        with self._lock:
+            now = self._clock.time()
+            took = _between(new.created_time, new.state_time)
+            for label in set(new.node_types):
+                self._served.setdefault(label, collections.deque(maxlen=LATEST)).append(now)
+                if took is not None:
+                    self._waits.setdefault(label, collections.deque(maxlen=LATEST)).append(took)
+            if took is not None:
+                _note(self._bucket().waits, took)
+
+    def _bucket(self) -> _Bucket:
+        number = int(self._clock.time() // BUCKET)
+        if number not in self._buckets:
+            self._buckets[number] = _Bucket()
+            while len(self._buckets) > BUCKETS:
+                self._buckets.popitem(last=False)
+        return self._buckets[number]
+
+    def labels(self) -> dict[str, dict[str, Any]]:
+        """Label -> medians in seconds, and how many requests a minute were served of late; as reports have it."""
+        with self._lock:
+            now = self._clock.time()
+            found: dict[str, dict[str, Any]] = {}
+            for label in sorted({*self._launches, *self._waits}):
+                entry = found[label] = {"launch": _median(self._launches.get(label)), "wait": _median(self._waits.get(label))}
+                served = [when for when in self._served.get(label, ()) if now - when < BUCKET * 12]
+                if len(served) > 1:
+                    entry["a_minute"] = round(60 * len(served) / max(1.0, now - served[0]), 3)
+            return found
+
+    def chart(self) -> list[dict[str, Any]]:
+        """One entry for each :data:`BUCKET` seconds, oldest first; those without anything have zeros and nulls."""
+        with self._lock:
+            last = int(self._clock.time() // BUCKET)
+            rows = []
+            for number in range(last - BUCKETS + 1, last + 1):
+                bucket = self._buckets.get(number, _Bucket())
+                rows.append(
+                    {
+                        "time": int(number * BUCKET),
+                        "ready": bucket.ready,
+                        "failed": bucket.failed,
+                        "launch": _median(bucket.launches),
+                        "wait": _median(bucket.waits),
+                    }
+                )
+            return rows
+
+
+def _between(begin: object, end: object) -> float | None:
+    """None when a clock was wrong, or a record has no times."""
+    if not isinstance(begin, (int, float)) or not isinstance(end, (int, float)) or not 0 <= end - begin < 1e9:
+        return None
+    return float(end - begin)
+
+
+def _note(durations: list[float], took: float) -> None:
+    if len(durations) < MOST:
+        durations.append(took)
+
+
+def _median(durations: Iterable[float] | None) -> float | None:
+    found = list(durations or ())
+    return round(statistics.median(found), 3) if found else None

@@ -1,0 +1,159 @@
+"""The whole cluster at a glance: who runs, what providers have and use, what waits (``nodepool status``, the overview page)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nodepool import status
+from nodepool.status.results import Results, format_age
+from nodepool.zk.records import PENDING, REQUESTED
+
+DAEMON_COLUMNS = {
+    "kind": "Kind", "host": "Host", "state": "State", "version": "Version", "running": "Running", "config": "Configuration",
+}  # fmt: skip
+PROVIDER_COLUMNS = {
+    "provider": "Provider", "launcher": "Launcher", "driver": "Driver", "nodes": "Nodes", "limits": "Used of Limits",
+    "launching": "Launching", "problems": "Problems",
+}  # fmt: skip
+POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", "labels": "Labels", "paused": "Full",
+                "nodes": "Nodes", "max_servers": "Max Servers", "priority": "Priority"}  # fmt: skip
+WAITING_COLUMNS = {"labels": "Labels", "count": "Requests", "state": "State", "since": "For", "reason": "Waits Because"}
+Clock = Callable[[], float]
+
+
+def daemons(zk: Any, clock: Clock = time.time) -> Results:
+    """Launchers (those that publish reports tell most) and builders."""
+    now = clock()
+    reports = {str(report["hostname"]): report for report in zk.readReports()}
+    rows: list[dict[str, Any]] = []
+    for content in [*zk.getLaunchers(), *zk.getBuilders()]:
+        host, kind = str(content.get("hostname")), str(content.get("kind"))
+        report = reports.get(host) if kind == "launcher" else None
+        config, started = (report or {}).get("config") or {}, (report or {}).get("started")
+        stale = isinstance(config.get("stale_since"), (int, float))
+        rows.append(
+            {
+                "kind": kind,
+                "host": host,
+                "state": "not ready" if report is not None and not report.get("ready") else content.get("state"),
+                "version": content.get("version"),
+                "running": format_age(now - started) if isinstance(started, (int, float)) else None,
+                "config": f"stale for {format_age(now - config['stale_since'])}: {config.get('error')}" if stale else
+                          ("in force" if report else None),
+                "details": list(report["details"]) if report else [],
+                "file": config.get("file"),
+            }
+        )  # fmt: skip
+    return Results(rows, DAEMON_COLUMNS)
+
+
+def _by_provider(zk: Any) -> dict[str, Counter[str]]:
+    counts: dict[str, Counter[str]] = {}
+    for node in zk.readNodes(with_contenders=False):
+        counts.setdefault(str(node.provider), Counter())[str(node.state)] += 1
+    return counts
+
+
+def providers(zk: Any) -> Results:
+    """One row for each provider and launcher; providers that only nodes tell of have no launcher."""
+    counts, problems = _by_provider(zk), Counter(str(row["provider"]) for row in status.problem_list(zk).rows)
+    rows: list[dict[str, Any]] = []
+    for report in zk.readReports():
+        for name, entry in sorted(report["providers"].items()):
+            rows.append(_provider_row(name, report["hostname"], entry, counts.get(name, Counter()), problems[name]))
+        for name, why in sorted(report["not_running"].items()):
+            row = _provider_row(name, report["hostname"], {}, counts.get(name, Counter()), problems[name])
+            rows.append({**row, "driver": f"not running: {why}"})
+    known = {row["provider"] for row in rows}
+    registered = {str(pool.provider_name) for pool in zk.getRegisteredPools()}
+    for name in sorted((counts.keys() | registered) - known):
+        launcher = "(publishes no report)" if name in registered else None
+        rows.append(_provider_row(name, launcher, {}, counts.get(name, Counter()), problems[name]))
+    return Results(sorted(rows, key=lambda row: row["provider"]), PROVIDER_COLUMNS)
+
+
+def _provider_row(name: str, launcher: Any, entry: dict[str, Any], counts: Counter[str], problems: int) -> dict[str, Any]:
+    limits, used = _numbers(entry.get("limits")), _numbers(entry.get("used"))
+    return {
+        "provider": name,
+        "launcher": launcher,
+        "driver": entry.get("driver"),
+        "nodes": ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none",
+        "states": dict(counts),
+        "limits": ", ".join(f"{key} {used.get(key, 0):g}/{limit:g}" for key, limit in sorted(limits.items())) or None,
+        "used": used,
+        "limit": limits,
+        "launching": entry.get("launching") if isinstance(entry.get("launching"), int) else None,
+        "calls": entry.get("calls"),
+        "problems": problems,
+    }
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    if not isinstance(value, dict):
+        return {}
+    return {str(key): number for key, number in value.items() if isinstance(number, (int, float)) and abs(number) < 1e18}
+
+
+def pools(zk: Any) -> Results:
+    counts: Counter[tuple[str, str]] = Counter()
+    for node in zk.readNodes(with_contenders=False):
+        counts[str(node.provider), str(node.pool)] += 1
+    limits = {
+        (name, pool): (entry.get("max_servers") if isinstance(entry, dict) else None)
+        for report in zk.readReports()
+        for name, provider in report["providers"].items()
+        for pool, entry in (provider.get("pools") or {}).items()
+    }
+    rows = [
+        {
+            "provider": str(pool.provider_name),
+            "pool": str(pool.name),
+            "launcher": pool.content.get("hostname"),
+            "labels": sorted(pool.labels),
+            "paused": pool.paused,
+            "nodes": counts[str(pool.provider_name), str(pool.name)],
+            "max_servers": limits.get((str(pool.provider_name), str(pool.name))),
+            "priority": pool.priority,
+        }
+        for pool in zk.getRegisteredPools()
+    ]
+    return Results(sorted(rows, key=lambda row: (row["provider"], row["pool"])), POOL_COLUMNS)
+
+
+def waiting(zk: Any, clock: Clock = time.time) -> Results:
+    """Requests that wait for the same reasons, as their launchers tell."""
+    rows = [
+        {
+            "launcher": report["hostname"],
+            "labels": group["labels"],
+            "count": group["count"],
+            "state": group["state"],
+            "since": format_age(clock() - group["since"]),
+            "reason": "; ".join(f"{one['pool']}: {one['text']}" if one["pool"] else one["text"] for one in group["reasons"]),
+            "codes": [one["code"] for one in group["reasons"]],
+            "ids": group["ids"],
+        }
+        for report in zk.readReports()
+        for group in report["waiting"]
+    ]
+    return Results(rows, WAITING_COLUMNS)
+
+
+def summary(zk: Any) -> str:
+    """Nodes and requests in one line each."""
+    nodes = Counter(str(node.state) for node in zk.readNodes(with_contenders=False))
+    requests = Counter(str(request.state) for request in zk.readRequests())
+    return f"Nodes: {_total(nodes)}\nRequests: {_total(requests)}"
+
+
+def _total(counts: Counter[str]) -> str:
+    parts = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    return f"{sum(counts.values())}" + (f" ({parts})" if parts else "")
+
+
+def open_requests(requests: Iterable[Any]) -> list[Any]:
+    return [request for request in requests if request.state in (REQUESTED, PENDING)]

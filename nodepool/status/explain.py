@@ -1,0 +1,350 @@
+"""Why something is as it is: one explanation for the command line, the pages and the API."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodepool.base.offers import why_not_offered
+from nodepool.base.problems import image_problems
+from nodepool.reasons import HELP, Code
+from nodepool.status.results import format_age
+from nodepool.zk import declines
+from nodepool.zk.history import HistoryReader
+from nodepool.zk.mirror.feed import Event, describe
+from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED, NodeRequest, RecordError
+
+KINDS = ("request", "label", "node", "image", "provider")
+_HELP = {code.word: text for code, text in HELP.items()}
+Clock = Callable[[], float]
+
+
+class Unknown(Exception):
+    """There is no such thing, and has not been of late."""
+
+
+@dataclass
+class Candidate:
+    """What may serve it, and the one thing that stops it."""
+
+    name: str
+    verdict: str
+    #: Seconds since it is so, as far as known.
+    age: float | None = None
+    help: str = ""
+
+
+@dataclass
+class Explanation:
+    kind: str
+    name: str
+    #: One sentence.
+    answer: str = ""
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    history: list[Event] = field(default_factory=list)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "answer": self.answer,
+            "facts": dict(self.facts),
+            "candidates": [vars(candidate) for candidate in self.candidates],
+            "problems": self.problems,
+            "history": [{**event, "text": describe(event)} for event in self.history],
+        }
+
+    def text(self) -> str:
+        lines = [f"{self.kind} {self.name}: {self.answer}"]
+        lines += [f"  {title}: {value}" for title, value in self.facts]
+        for candidate in self.candidates:
+            age = f" (for {format_age(candidate.age)})" if candidate.age is not None else ""
+            lines.append(f"  {candidate.name}: {candidate.verdict}{age}")
+            if candidate.help:
+                lines.append(f"    would help: {candidate.help}")
+        lines += [f"  problem: {problem}" for problem in self.problems]
+        if self.history:
+            lines.append("  history:")
+            lines += [f"    {_moment(event['time'])}  {describe(event)}" for event in self.history]
+        return "\n".join(lines)
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03}"
+
+
+def explain(zk: Any, kind: str, name: str, history: HistoryReader, clock: Clock = time.time) -> Explanation:
+    """:raises Unknown: there is no such thing, and no history of it.
+    :raises KazooException: ZooKeeper cannot be reached.
+    """
+    found = _EXPLAIN[kind](zk, name, clock)
+    if kind in ("request", "node"):
+        found.history = history.read(zk.kazoo_client, kind, name)
+    if not found.answer:
+        if not found.history:
+            raise Unknown(f"{kind} {name} is not known")
+        found.answer = "gone"
+    return found
+
+
+def _problems(zk: Any, **wanted: list[str]) -> list[str]:
+    """Of these providers or labels, as the launchers tell."""
+    found = []
+    for content in zk.getLaunchers():
+        for problem in content.get("problems") or ():
+            if isinstance(problem, dict) and any(problem.get(key) in values for key, values in wanted.items()):
+                place = ", ".join(f"{key} {problem[key]}" for key in ("provider", "label") if problem.get(key))
+                found.append(f"{place}: {problem.get('problem')}" if place else str(problem.get("problem")))
+    return sorted(set(found))
+
+
+# -- requests
+
+
+def line(zk: Any, request: NodeRequest) -> int | None:
+    """How many open requests that want a label of it come before it."""
+    try:
+        key, labels = request.priority, set(request.node_types)
+        return sum(
+            1
+            for other in zk.readRequests()
+            if other.state in (REQUESTED, PENDING) and labels & set(other.node_types) and other.priority < key
+        )
+    except RecordError:
+        return None
+
+
+def groups_of(reports: Iterable[dict[str, Any]], request_id: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(report, group of waiting requests) of each launcher that deals with it."""
+    return [(report, group) for report in reports for group in report["waiting"] if request_id in group["ids"]]
+
+
+def _request(zk: Any, name: str, clock: Clock) -> Explanation:
+    found = Explanation("request", name)
+    request = zk.getNodeRequest(name, cached=True) if "/" not in name else None
+    if request is None:
+        return found
+    now = clock()
+    found.facts = [
+        ("labels", ", ".join(request.node_types)),
+        ("state", f"{request.state} for {format_age(now - (request.state_time or now))}"),
+    ]
+    for title, value in (("requestor", request.requestor), ("tenant", request.tenant_name), ("nodes", ", ".join(request.nodes))):
+        if value:
+            found.facts.append((title, str(value)))
+    pools = zk.getRegisteredPools()
+    found.problems = _problems(zk, label=request.node_types)
+    if request.state == FULFILLED:
+        found.answer = "fulfilled; its requestor has to accept it"
+        return found
+    declined = declines.read(zk.kazoo_client, ((name, launcher_id) for launcher_id in request.declined_by))
+    said = {launcher_id: text for (_id, launcher_id), text in declined.items()}
+    for launcher_id in request.declined_by:
+        why = said.get(launcher_id, "").partition(": ")[2] or "its reason is not known any more"
+        found.candidates.append(Candidate(declines.pool_of(launcher_id), f"declined: {why}"))
+    if request.state == FAILED:
+        found.answer = why_not_offered(request.node_types, pools, "launcher") or "failed: all pools have declined it"
+        return found
+    _open_request(zk, request, found, pools, now)
+    return found
+
+
+def _open_request(zk: Any, request: NodeRequest, found: Explanation, pools: list[Any], now: float) -> None:
+    reports = zk.readReports()
+    groups = groups_of(reports, request.id or "")
+    before = line(zk, request)
+    if before is not None:
+        found.facts.append(("place in line", f"{before + 1}"))
+        expected = expected_wait(reports, request.node_types, before + 1)
+        if expected is not None:
+            found.facts.append(("expected", f"some {format_age(expected)} by what was served of late"))
+    told, codes = _reasons(groups, found, now)
+    launching = Code.LAUNCHING.word in codes
+    offering = [pool for pool in pools if set(request.node_types) <= pool.labels and pool.id not in request.declined_by]
+    for pool in sorted(offering, key=lambda pool: str(pool.id)):
+        label = f"{pool.provider_name}-{pool.name}"
+        if label not in told:
+            verdict = "at its quota" if pool.paused else "offers it; its launcher has not told why it does not take it"
+            if launching:
+                verdict = "not needed: another pool makes the nodes"
+            found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
+    if not offering:
+        found.answer = why_not_offered(request.node_types, pools, "launcher") or "every pool that offers it has declined"
+        if not pools and not zk.getLaunchers():
+            found.answer = "no launcher is alive; it waits until one starts"
+    elif launching:
+        found.answer = "its nodes are being made"
+    elif request.state == PENDING:
+        found.answer = "a pool has taken it and waits for room"
+    else:
+        found.answer = "waits: no pool that offers it can serve it now"
+
+
+def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explanation, now: float) -> tuple[set[str], set[str]]:
+    """Add what launchers say of their pools; returns these pools, and the codes of the reasons."""
+    pools, codes = set(), set()
+    for report, group in groups:
+        age = now - group["since"]
+        for reason in group["reasons"]:
+            pools.add(reason["pool"])
+            codes.add(reason["code"])
+            where = f"{reason['pool']} on {report['hostname']}" if reason["pool"] else f"launcher {report['hostname']}"
+            found.candidates.append(Candidate(where, reason["text"], age, _HELP.get(reason["code"], "")))
+    return pools, codes
+
+
+def expected_wait(reports: Iterable[dict[str, Any]], labels: Iterable[str], place: int) -> float | None:
+    """Seconds, from how many requests for the slowest of its labels were served a minute; None: nobody knows."""
+    rates = []
+    for label in set(labels):
+        known = [
+            rate
+            for report in reports
+            if isinstance(rate := report["lately"].get(label, {}).get("a_minute"), (int, float)) and rate > 0
+        ]
+        if not known:
+            return None
+        rates.append(max(known))
+    return 60.0 * place / min(rates) if rates else None
+
+
+# -- the others
+
+
+def _node(zk: Any, name: str, clock: Clock) -> Explanation:
+    found = Explanation("node", name)
+    node = zk.getNode(name, cached=True) if "/" not in name else None
+    if node is None:
+        return found
+    now = clock()
+    place = f"{node.provider}-{node.pool}"
+    age = format_age(now - (node.state_time or now))
+    found.facts = [("labels", ", ".join(node.type)), ("state", f"{node.state} for {age}"), ("pool", place)]
+    external = node.external_id if isinstance(node.external_id, str) else None
+    for title, value in (
+        ("server", external), ("address", node.interface_ip or node.public_ipv4), ("request", node.allocated_to),
+        ("hold job", node.hold_job), ("comment", node.comment), ("launcher", node.launcher),
+    ):  # fmt: skip
+        if value:
+            found.facts.append((title, str(value)))
+    locked = bool(zk.getNodeLockContenders(node))
+    found.facts.append(("lock", "held" if locked else "free"))
+    found.problems = _problems(zk, label=node.type) if node.state not in ("ready", "in-use", "hold") else []
+    found.answer = {
+        "building": "its machine is being made",
+        "ready": "given to a request" if node.allocated_to else "free",
+        "in-use": "in use",
+        "used": "used; it will be deleted as soon as nobody holds its lock",
+        "hold": "kept for somebody; `nodepool delete` ends that",
+        "deleting": "its machine is being deleted; it is tried until it is gone",
+        "failed": "could not be made; it is being removed",
+        "aborted": "given up because of a quota; it is being removed",
+    }.get(str(node.state), str(node.state))
+    launchers = {pool.provider_name for pool in zk.getRegisteredPools()}
+    if node.provider not in launchers:
+        found.answer += f"; no launcher has provider {node.provider}: nothing is done with it until one has"
+    return found
+
+
+def _counts(nodes: Iterable[Any]) -> str:
+    counted = Counter(str(node.state) for node in nodes)
+    return ", ".join(f"{count} {state}" for state, count in sorted(counted.items())) or "none"
+
+
+def _label(zk: Any, name: str, clock: Clock) -> Explanation:
+    found = Explanation("label", name)
+    reports, pools = zk.readReports(), zk.getRegisteredPools()
+    nodes = [node for node in zk.readNodes(with_contenders=False) if name in node.type]
+    waiting = [r for r in zk.readRequests() if name in r.node_types and r.state in (REQUESTED, PENDING)]
+    configured = [report for report in reports if name in report["labels"]]
+    offering = [pool for pool in pools if name in pool.labels]
+    if not (nodes or waiting or configured or offering):
+        return found
+    found.facts = [("nodes", _counts(nodes)), ("requests waiting", str(len(waiting)))]
+    for report in configured:
+        wanted = report["labels"][name].get("min_ready")
+        lately = report["lately"].get(name) or {}
+        times = "".join(f", {key} {lately[key]:g} s" for key in ("launch", "wait") if isinstance(lately.get(key), (int, float)))
+        found.facts.append((f"launcher {report['hostname']}", f"min-ready {wanted}{times}"))
+    for pool in sorted(offering, key=lambda pool: str(pool.id)):
+        verdict = "at its quota" if pool.paused else f"offers it, priority {pool.priority:g}"
+        found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
+    found.problems = _problems(zk, label=[name])
+    if not offering:
+        found.answer = why_not_offered([name], pools, "launcher") or "no pool offers it"
+    elif waiting:
+        found.answer = f"{len(waiting)} requests wait for it"
+    else:
+        found.answer = "offered; no request waits for it"
+    return found
+
+
+def _image(zk: Any, name: str, clock: Clock) -> Explanation:
+    found = Explanation("image", name)
+    data, progress = zk.readImages(), zk.readProgress()
+    builds = [build for build in data.builds if build.image_name == name]
+    if name not in data.names and not builds:
+        return found
+    uploads = [upload for upload in data.uploads if upload.image_name == name]
+    now = clock()
+    for build in sorted(builds, key=lambda build: build.state_time or 0):
+        where = ", ".join(sorted(f"{upload.provider_name} {upload.state}" for upload in uploads if upload.build_id == build.id))
+        age = format_age(now - (build.state_time or now))
+        found.facts.append((f"build {build.id}", f"{build.state} for {age}" + (f"; uploads: {where}" if where else "")))
+    running = [build for build in progress.builds.values() if build.image == name and build.running]
+    for build in running:
+        age = format_age(now - (build.started or now))
+        found.facts.append(("building", f"since {age} on {build.builder}: {build.phase or 'starting'}"))
+    found.problems = [problem.text for problem in image_problems(progress, clock) if f"image {name}:" in problem.text]
+    ready = sum(1 for upload in uploads if upload.state == "ready")
+    found.answer = "paused; `nodepool image-unpause` ends that" if name in data.paused else (
+        "being built" if running else f"{ready} uploads can be used" if ready else "no upload can be used yet"
+    )  # fmt: skip
+    return found
+
+
+def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
+    found = Explanation("provider", name)
+    reports = zk.readReports()
+    nodes = [node for node in zk.readNodes(with_contenders=False) if node.provider == name]
+    pools = [pool for pool in zk.getRegisteredPools() if pool.provider_name == name]
+    having = [report for report in reports if name in {**report["providers"], **report["not_running"]}]
+    if not (nodes or pools or having):
+        return found
+    found.facts.append(("nodes", _counts(nodes)))
+    running = False
+    for report in having:
+        host = f"launcher {report['hostname']}"
+        why = report["not_running"].get(name)
+        if why is not None:
+            found.candidates.append(Candidate(host, f"does not run it: {why}"))
+            continue
+        running = True
+        entry = report["providers"][name]
+        found.facts.append((host, f"driver {entry.get('driver')}, {entry.get('launching', 0)} launches under way"))
+        limits, used = entry.get("limits") or {}, entry.get("used") or {}
+        for resource, limit in sorted(limits.items()):
+            found.facts.append((f"limit of {resource}", f"{used.get(resource, 0):g} of {limit:g} used by our nodes"))
+    for pool in sorted(pools, key=lambda pool: str(pool.id)):
+        verdict = "at its quota" if pool.paused else f"takes requests, priority {pool.priority:g}"
+        found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
+    found.problems = _problems(zk, provider=[name])
+    found.answer = "runs" if running or pools else "no launcher runs it: its nodes stay as they are"
+    if found.problems:
+        found.answer += f"; {len(found.problems)} problems"
+    return found
+
+
+_EXPLAIN: dict[str, Callable[[Any, str, Clock], Explanation]] = {
+    "request": _request,
+    "label": _label,
+    "node": _node,
+    "image": _image,
+    "provider": _provider,
+}

@@ -1,0 +1,43 @@
+"""Tables that fit a terminal; scripts and ``-o wide`` get all columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Columns in the order in which they are given up.
+SPARED = (
+    "driver_data", "user_data", "event_id", "ipv6", "declined_by", "server_id", "external_id", "launcher", "hold_job",
+    "private_ipv4", "hostname", "AZ", "username", "connection_port", "comment", "builder", "formats", "locked", "pool",
+    "external_name", "requestor", "relative_priority", "allocated_to", "public_ipv4", "nodes", "build_request_age",
+)  # fmt: skip
+NARROWEST = 12
+"""Characters that every column keeps."""
+
+
+def fitted(
+    rows: list[dict[str, Any]], columns: Mapping[str, str], cell: Callable[[str, Any], str], width: int
+) -> tuple[dict[str, str], dict[str, int]]:
+    """The columns that fit, and how wide those are that have to be cut.
+
+    :param cell: the text of a value.
+    :param width: characters of the terminal.
+    """
+    sizes = {key: max([len(title), *(len(cell(key, row[key])) for row in rows)]) for key, title in columns.items()}
+
+    def excess() -> int:
+        return 1 + sum(size + 3 for size in sizes.values()) - width
+
+    for key in SPARED:
+        if excess() <= 0:
+            break
+        if len(sizes) > 2:
+            sizes.pop(key, None)
+    cut: dict[str, int] = {}
+    while (over := excess()) > 0:
+        key = max(sizes, key=lambda key: sizes[key])
+        if sizes[key] <= NARROWEST:
+            break
+        second = max([NARROWEST, *(size for other, size in sizes.items() if other != key)])
+        sizes[key] = cut[key] = max(NARROWEST, sizes[key] - over, min(second, sizes[key] - 1))
+    return {key: title for key, title in columns.items() if key in sizes}, cut

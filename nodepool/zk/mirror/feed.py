@@ -1,0 +1,185 @@
+"""What happens in the cluster, as typed events: made of the changes that the mirror sees, and of what a launcher notes itself.
+
+An event is a JSON object with ``number`` (grows by one within a process), ``time`` (UNIX seconds), ``type`` (:data:`TYPES`) and
+the fields of its object. They are kept for a while in memory, for those who watch, and in ZooKeeper (:mod:`nodepool.zk.history`).
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nodepool.base.problems import one_line
+from nodepool.zk.records import Node, NodeRequest
+
+Event = dict[str, Any]
+Listener = Callable[[Event], Any]
+
+TYPES = {
+    "request-submitted": "a request appeared",
+    "request-changed": "its state is another one",
+    "request-declined": "a pool has declined it",
+    "request-removed": "it is gone: its requestor has accepted or withdrawn it",
+    "node-created": "a node appeared: it is being made",
+    "node-changed": "its state is another one",
+    "node-allocated": "it was given to a request, or taken from one",
+    "node-removed": "it is gone",
+    "node-step": "a launcher tells how far its launch is",
+    "launch-failed": "an attempt to make the node failed",
+    "image-changed": "builds, uploads or the pause of an image",
+    "component-changed": "a launcher, builder or pool registered itself or went",
+}
+KEPT = 5000
+"""Events in memory."""
+
+
+class Feed:
+    """The events of one process; listeners are called on the thread that brings the event, and must not wait."""
+
+    log = logging.getLogger("nodepool.Feed")
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._events: collections.deque[Event] = collections.deque(maxlen=KEPT)
+        self._number = 0
+        self._listeners: list[Listener] = []
+        #: What the mirror shows at first is no news.
+        self._begun = False
+
+    def attach(self, zk: Any) -> None:
+        """Listen to the trees of this facade, which has a mirror."""
+        zk.node_tree.listeners.append(self._node_changed)
+        zk.request_tree.listeners.append(self._request_changed)
+        zk.image_tree.listeners.append(self._image_changed)
+        zk.component_tree.listeners.append(self._component_changed)
+
+    def begin(self) -> None:
+        """The mirror is complete: from now on changes are events."""
+        self._begun = True
+
+    # -- for those who watch
+
+    def subscribe(self, listener: Listener) -> None:
+        with self._lock:
+            self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+
+    @property
+    def number(self) -> int:
+        """Of the last event."""
+        return self._number
+
+    def since(self, number: int) -> tuple[list[Event], bool]:
+        """Those after it that are kept still, and whether that is all of them."""
+        with self._lock:
+            found = [event for event in self._events if event["number"] > number]
+            return found, number >= self._number - len(found)
+
+    # -- sources
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """What only this process knows; None and empty values are left out."""
+        self._add(kind, {"noted": True, **fields})
+
+    def _add(self, kind: str, fields: dict[str, Any]) -> None:
+        with self._lock:
+            self._number += 1
+            event: Event = {"number": self._number, "time": round(self._clock(), 3), "type": kind}
+            event.update((name, value) for name, value in fields.items() if value not in (None, "", []))
+            self._events.append(event)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            try:
+                listener(event)
+            except Exception:  # it concerns that listener only
+                self.log.exception("A listener failed with event %s:", kind)
+
+    def _node_changed(self, node_id: str, old: Node | None, new: Node | None) -> None:
+        if not self._begun:
+            return
+        node = new or old
+        if node is None:
+            return
+        fields = {"node": node_id, "provider": node.provider, "pool": node.pool, "labels": list(node.type)}
+        if old is None:
+            self._add("node-created", {**fields, "state": node.state, "request": node.allocated_to})
+        elif new is None:
+            self._add("node-removed", {**fields, "before": old.state})
+        else:
+            if old.state != new.state:
+                external = new.external_id if isinstance(new.external_id, str) else None
+                more = {"request": new.allocated_to, "external_id": external}
+                self._add("node-changed", {**fields, "state": new.state, "before": old.state, **more})
+            if old.allocated_to != new.allocated_to:
+                self._add("node-allocated", {**fields, "state": new.state, "request": new.allocated_to or old.allocated_to,
+                                             "taken": not new.allocated_to})  # fmt: skip
+
+    def _request_changed(self, request_id: str, old: NodeRequest | None, new: NodeRequest | None) -> None:
+        request = new or old
+        if not self._begun or request is None:
+            return
+        fields = {"request": request_id, "labels": list(request.node_types), "requestor": request.requestor}
+        if old is None:
+            self._add("request-submitted", {**fields, "state": request.state, "tenant": request.tenant_name})
+        elif new is None:
+            self._add("request-removed", {**fields, "before": old.state})
+        else:
+            for launcher_id in new.declined_by:
+                if launcher_id not in old.declined_by:
+                    self._add("request-declined", {**fields, "launcher": launcher_id})
+            if old.state != new.state:
+                self._add("request-changed", {**fields, "state": new.state, "before": old.state, "nodes": list(new.nodes)})
+
+    def _image_changed(self, image: str) -> None:
+        if self._begun:
+            self._add("image-changed", {"image": image})
+
+    def _component_changed(self, path: str, gone: bool) -> None:
+        if self._begun:
+            kind, _, name = path.rpartition("/components/")[2].partition("/")
+            self._add("component-changed", {"kind": kind, "component": name, "state": "gone" if gone else "registered"})
+
+
+def matches(event: Event, filters: dict[str, Iterable[str]]) -> bool:
+    """Whether it has, for each of these fields, one of the values; a field that is a list needs one of them in it."""
+    for name, wanted in filters.items():
+        value = event.get(name)
+        values = value if isinstance(value, list) else [value]
+        if not {str(item) for item in values if item is not None} & set(wanted):
+            return False
+    return True
+
+
+def describe(event: Event) -> str:
+    """One line for people, without its time."""
+    kind = event["type"]
+    subject, _, what = kind.partition("-")
+    place = "-".join(str(event[key]) for key in ("provider", "pool") if event.get(key))
+    labels = ",".join(map(str, event.get("labels") or ()))
+    name = event.get("node") or event.get("request") or event.get("image") or event.get("component") or ""
+    texts = {
+        "request-submitted": f"submitted by {event.get('requestor')} for {labels}",
+        "request-changed": f"{event.get('state')} (was {event.get('before')})",
+        "request-declined": f"declined by {event.get('launcher')}",
+        "request-removed": f"removed (was {event.get('before')})",
+        "node-created": f"created in {place} for {labels}" + (f", request {event['request']}" if event.get("request") else ""),
+        "node-changed": f"{event.get('state')} (was {event.get('before')})",
+        "node-allocated": f"{'taken from' if event.get('taken') else 'allocated to'} request {event.get('request')}",
+        "node-removed": f"removed (was {event.get('before')})",
+        "node-step": f"launch: {event.get('step')}",
+        "launch-failed": f"launch attempt {event.get('attempt', '')} failed: {event.get('reason')}",
+        "image-changed": "changed",
+        "component-changed": str(event.get("state")),
+    }
+    if kind in ("node-changed", "request-changed") and event.get("nodes"):
+        texts[kind] += f", nodes {', '.join(event['nodes'])}"
+    return one_line(f"{event.get('kind') or ('node' if subject == 'launch' else subject)} {name}: {texts.get(kind, what)}")
