@@ -50,7 +50,7 @@ class LauncherService:
         if self._args.webapp:
             from nodepool.web.server import WebApp
 
-            self._webapp = WebApp(self._pool, **config.webapp)
+            self._webapp = WebApp(self._pool, **config.webapp, pages=config.web_pages)
         if self._args.repl:
             from nodepool.process.repl import ReplServer
 

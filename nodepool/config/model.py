@@ -57,6 +57,9 @@ class Label(ConfigValue):
         self.pools: list[Any] = []
 
 
+WEB_PAGES = ("loopback", "everywhere", "off")
+
+
 def integer(data: dict[str, Any], key: str, default: object, where: tuple[PathItem, ...] = ()) -> Any:
     """An int option; digits in quotes are accepted with a warning, anything else is a ConfigError."""
     value = data.get(key)
@@ -189,6 +192,8 @@ class Config(ConfigValue):
         self.build_min_free: int = 256
         self.max_hold_age: float = math.inf
         self.webapp: dict[str, Any] = {"port": 8005, "listen_address": "0.0.0.0"}
+        #: Who may see the pages and /api/v1; not among the arguments that 11.0.0 knows.
+        self.web_pages = "loopback"
         self.tenant_resource_limits: dict[str, dict[str, float]] = {}
         self.config_mtimes: dict[str, int] = {}
         #: Files that drivers have read (clouds.yaml), as ``config_mtimes``; None for one that does not exist.
@@ -236,6 +241,11 @@ class Config(ConfigValue):
         given = webapp_cfg or {}
         if not isinstance(given, dict):
             raise ConfigError("webapp: expected a dictionary", where=("webapp",))
+        pages = given.get("pages", self.web_pages)
+        # YAML takes a bare off for false.
+        self.web_pages = "off" if pages is False else pages
+        if self.web_pages not in WEB_PAGES:
+            raise ConfigError(f"webapp: pages: expected {', '.join(WEB_PAGES)}, not {pages!r}", where=("webapp", "pages"))
         self.webapp = {
             "port": integer(given, "port", 8005, ("webapp",)),
             "listen_address": given.get("listen_address", "0.0.0.0"),

@@ -73,7 +73,7 @@ def top_level_schema() -> dict[Any, Any]:
     }
     tenant = {v.Required("tenant-name"): str, "max-cores": int, "max-ram": int, "max-servers": int, str: int}
     return {
-        "webapp": {"port": int, "listen_address": str},
+        "webapp": {"port": int, "listen_address": str, "pages": v.Any("loopback", "everywhere", "off", False)},
         "elements-dir": str,
         "images-dir": str,
         "build-log-dir": str,

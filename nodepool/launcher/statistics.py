@@ -54,7 +54,7 @@ class StatsWorker(threading.Thread):
         self._history = history
         self._event = threading.Event()
         self._stopping = False
-        self._elected = False
+        self.elected = False
         self._step_down = threading.Event()
         self._election: Any = None
         self._election_thread: threading.Thread | None = None
@@ -76,7 +76,7 @@ class StatsWorker(threading.Thread):
 
     def session_lost(self) -> None:
         """The election was held in that session."""
-        self._elected = False
+        self.elected = False
         self._step_down.set()
 
     def join(self, timeout: float | None = None) -> None:
@@ -114,7 +114,7 @@ class StatsWorker(threading.Thread):
                 self.state.stopped.wait(left)
         if self.state.zk is not None and self.state.zk.connected:
             try:
-                self._history.flush(self.state.zk.kazoo_client, self._elected, at_once=True)
+                self._history.flush(self.state.zk.kazoo_client, self.elected, at_once=True)
             except KazooException as error:
                 self.log.debug("The last events are not written: %r", error)
 
@@ -132,7 +132,7 @@ class StatsWorker(threading.Thread):
             self._errors.pop(what, None)
 
     def _write_history(self) -> None:
-        self._history.flush(self.state.zk.kazoo_client, self._elected)
+        self._history.flush(self.state.zk.kazoo_client, self.elected)
 
     # -- election
 
@@ -152,12 +152,12 @@ class StatsWorker(threading.Thread):
     def _won(self) -> None:
         self.log.info("Won the election for statistics")
         self._step_down.clear()
-        self._elected = True
+        self.elected = True
         self._sent.clear()
         self.wake()
         if not self._stopping:
             self._step_down.wait()
-        self._elected = False
+        self.elected = False
 
     # -- reports
 
@@ -168,7 +168,7 @@ class StatsWorker(threading.Thread):
             self._sent.clear()
         values: dict[str, float] = {}
         self._limits(values)
-        if self._elected and self.state.zk.synced:
+        if self.elected and self.state.zk.synced:
             self._cluster(values)
         self.state.statsd.keep("launcher", values)
         pipeline = self.state.statsd.pipeline()

@@ -74,7 +74,7 @@ PROVIDER_IMAGE_COLUMNS = {"image": "Image Name", "build_id": "Build ID", "upload
 PROVIDER_NODE_COLUMNS = {"id": "ID", "server_id": "Server ID"}
 
 
-def _port(port: object) -> Any:
+def port_of(port: object) -> Any:
     """Container drivers keep credentials in the port: anything but a number is hidden."""
     if isinstance(port, bool):
         return REDACTED
@@ -101,7 +101,7 @@ def _node_row(node: Any, now: float) -> dict[str, Any]:
         "private_ipv4": node.private_ipv4,
         "AZ": node.az,
         "username": node.username,
-        "connection_port": _port(node.connection_port),
+        "connection_port": port_of(node.connection_port),
         "launcher": node.launcher,
         "allocated_to": node.allocated_to,
         "hold_job": node.hold_job,
@@ -224,6 +224,7 @@ __all__ = [
     "label_list",
     "node_list",
     "output",
+    "port_of",
     "problem_list",
     "provider_images",
     "provider_nodes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,13 +79,21 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03}"
 
 
-def explain(zk: Any, kind: str, name: str, history: HistoryReader, clock: Clock = time.time) -> Explanation:
-    """:raises Unknown: there is no such thing, and no history of it.
+def explain(
+    zk: Any, kind: str, name: str, history: HistoryReader, recent: Sequence[Event] = (), clock: Clock = time.time
+) -> Explanation:
+    """
+    :param recent: events of this process, of which some are not written yet.
+    :raises Unknown: there is no such thing, and no history of it.
     :raises KazooException: ZooKeeper cannot be reached.
     """
     found = _EXPLAIN[kind](zk, name, clock)
     if kind in ("request", "node"):
         found.history = history.read(zk.kazoo_client, kind, name)
+        # What the mirror shows is written by one launcher, with its own times: each is shown once.
+        newest = found.history[-1]["time"] if found.history else 0.0
+        found.history += [event for event in recent if event.get(kind) == name and event["time"] > newest]
+        found.history.sort(key=lambda event: event["time"])
     if not found.answer:
         if not found.history:
             raise Unknown(f"{kind} {name} is not known")

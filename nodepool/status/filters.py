@@ -24,7 +24,7 @@ def _has(value: Any, wanted: frozenset[str]) -> bool:
     if isinstance(value, list):
         return any(str(item) in wanted for item in value)
     text = "" if value is None else str(value)
-    return text in wanted or (text.isdecimal() and text.lstrip("0") in wanted)
+    return text in wanted or (text.isdecimal() and len(text) < 20 and str(int(text)) in wanted)
 
 
 def matching(results: Results, wanted: Wanted) -> Results:

@@ -36,8 +36,11 @@ def fitted(
     cut: dict[str, int] = {}
     while (over := excess()) > 0:
         key = max(sizes, key=lambda key: sizes[key])
-        if sizes[key] <= NARROWEST:
+        if sizes[key] > NARROWEST:
+            second = max([NARROWEST, *(size for other, size in sizes.items() if other != key)])
+            sizes[key] = cut[key] = max(NARROWEST, sizes[key] - over, min(second, sizes[key] - 1))
+        elif len(sizes) > 2:
+            sizes.popitem()
+        else:
             break
-        second = max([NARROWEST, *(size for other, size in sizes.items() if other != key)])
-        sizes[key] = cut[key] = max(NARROWEST, sizes[key] - over, min(second, sizes[key] - 1))
     return {key: title for key, title in columns.items() if key in sizes}, cut

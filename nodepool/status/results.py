@@ -76,7 +76,7 @@ def _cell(key: str, value: Any, now: float, units: bool = True) -> Any:
         return f"{value[: WIDEST[key] - 3]}..."
     if key in BYTES and units:
         return format_bytes(value) + ("/s" if key == "rate" else "")
-    return json.dumps(value, default=_plain) if isinstance(value, dict) else str(value)
+    return json.dumps(value, default=plain) if isinstance(value, dict) else str(value)
 
 
 def _selected(results: Results, fields: Iterable[str] | None) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _csv(results: Results, now: float) -> str:
     return stream.getvalue().rstrip("\n")
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
     """Values of records that are no JSON (none are expected) as text."""
     if isinstance(value, (datetime.datetime, set, frozenset, bytes)):
         return str(value)
@@ -141,11 +141,11 @@ def output(
     if fmt in ("pretty", "table"):
         return _encodable(_table(results, fields, clock(), width))
     if fmt == "json":
-        return json.dumps(results.rows, default=_plain)
+        return json.dumps(results.rows, default=plain)
     if fmt == "yaml":
         import yaml
 
-        rows = json.loads(json.dumps(results.rows, default=_plain))
+        rows = json.loads(json.dumps(results.rows, default=plain))
         rows = [{key: row[key] for key in results.columns} for row in rows]
         return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True).rstrip("\n")
     if fmt == "csv":

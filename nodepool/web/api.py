@@ -13,8 +13,11 @@ from kazoo.exceptions import KazooException
 from nodepool import status
 from nodepool.exceptions import ZKException
 from nodepool.metrics.prometheus import Exposition
+from nodepool.web import access
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response, StartResponse, format_date, negotiate, send
+from nodepool.web.streams import Streams
+from nodepool.web.v1 import EVENTS, PAGES, Api
 from nodepool.zk.zookeeper import ZooKeeper
 
 log = logging.getLogger("nodepool.WebApp")
@@ -60,29 +63,42 @@ LISTINGS = {
 class Application:
     """Answers GET, and every other method alike, from the launcher's picture of the cluster."""
 
-    def __init__(self, nodepool: Any, cache: ResponseCache, exposition: Exposition, max_age: float) -> None:
+    def __init__(
+        self, nodepool: Any, cache: ResponseCache, exposition: Exposition, max_age: float, pages: str, streams: Streams
+    ) -> None:
         self._nodepool = nodepool
         self._cache = cache
         self._exposition = exposition
         self._max_age = max_age
+        self._pages = pages
+        self._api = Api(nodepool)
+        self._streams = streams
 
     def __call__(self, environ: Mapping[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         head = environ.get("REQUEST_METHOD") == "HEAD"
         return send(self._answer(environ), head, start_response)
 
     def _answer(self, environ: Mapping[str, Any]) -> Response:
+        own = Api.serves(str(environ.get("PATH_INFO", "")))
         try:
-            return self._dispatch(Request.fromEnviron(environ))
+            request = Request.fromEnviron(environ)
+            if not own:
+                return self._dispatch(request, environ)
+            if request.path == EVENTS:
+                # Who gets them does not come here (StreamChannel); who cannot is told why.
+                self._streams.check(environ)
+                raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Try again")
+            return self._api.answer(request, self._pages, environ)
         except HttpError as error:
-            return _failure(error.status, error.text)
+            return _failure(error.status, error.text, not own)
         except (KazooException, ZKException) as error:
             log.warning("Cannot answer %s: %s: %s", environ.get("PATH_INFO"), type(error).__name__, error)
-            return _failure(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper cannot be reached")
+            return _failure(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper cannot be reached", not own)
         except Exception:
             log.exception("Cannot answer %s", environ.get("PATH_INFO"))
-            return _failure(http.HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error, see the log")
+            return _failure(http.HTTPStatus.INTERNAL_SERVER_ERROR, "Internal error, see the log", not own)
 
-    def _dispatch(self, request: Request) -> Response:
+    def _dispatch(self, request: Request, environ: Mapping[str, Any]) -> Response:
         listing = LISTINGS.get(request.path)
         if listing is not None:
             return self._list(request, listing)
@@ -90,6 +106,13 @@ class Application:
             return self._ready()
         if request.path == "/metrics":
             return Response(self._exposition.render(), self._exposition.content_type, headers=NO_STORE)
+        if request.path == "/" and negotiate(request.accept, (TEXT, JSON, HTML)) == HTML:
+            try:
+                access.check(self._pages, environ)
+            except HttpError as error:
+                log.debug("No way to the pages: %s", error)
+            else:
+                return Response(b"", status=http.HTTPStatus.FOUND, headers=(("Location", PAGES), *NO_STORE), cors=False)
         there = ", ".join(sorted([*LISTINGS, "/ready", "/metrics"]))
         raise HttpError(http.HTTPStatus.NOT_FOUND, f"Not found; there are {there}")
 
@@ -147,5 +170,5 @@ def _fields(request: Request, listing: Listing) -> tuple[str, ...] | None:
     return tuple(key for key in listing.columns if key in wanted)
 
 
-def _failure(code: http.HTTPStatus, text: str) -> Response:
-    return Response(text.encode("utf-8", "replace"), status=code, headers=NO_STORE)
+def _failure(code: http.HTTPStatus, text: str, cors: bool = True) -> Response:
+    return Response(text.encode("utf-8", "replace"), status=code, headers=NO_STORE, cors=cors)

@@ -33,12 +33,16 @@ class Response:
     content_type: str = "text/plain; charset=UTF-8"
     status: http.HTTPStatus = http.HTTPStatus.OK
     headers: tuple[tuple[str, str], ...] = ()
+    #: Whether pages of other sites may read it.
+    cors: bool = True
 
 
 @dataclass(frozen=True)
 class Request:
     path: str
+    #: The first value of each parameter, and all of them.
     parameters: Mapping[str, str]
+    lists: Mapping[str, list[str]]
     accept: str | None
     if_modified_since: float | None
     head: bool
@@ -49,17 +53,19 @@ class Request:
         :raises HttpError: a parameter cannot be understood (400).
         """
         path = environ.get("PATH_INFO", "").encode("latin-1", "replace").decode("utf-8", "replace")
+        lists = parse_parameters(environ.get("QUERY_STRING", ""))
         return cls(
             path=path,
-            parameters=parse_parameters(environ.get("QUERY_STRING", "")),
+            parameters={name: values[0] for name, values in lists.items()},
+            lists=lists,
             accept=environ.get("HTTP_ACCEPT"),
             if_modified_since=parse_date(environ.get("HTTP_IF_MODIFIED_SINCE")),
             head=environ.get("REQUEST_METHOD") == "HEAD",
         )
 
 
-def parse_parameters(query: str) -> dict[str, str]:
-    """The first value of each parameter.
+def parse_parameters(query: str) -> dict[str, list[str]]:
+    """The values of each parameter.
 
     :raises HttpError: not UTF-8, too many or too long (400).
     """
@@ -67,11 +73,11 @@ def parse_parameters(query: str) -> dict[str, str]:
         pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
     except ValueError as error:
         raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Bad query: {error}") from None
-    result: dict[str, str] = {}
+    result: dict[str, list[str]] = {}
     for name, value in pairs:
         if len(value) > MAX_PARAMETER_LENGTH:
             raise HttpError(http.HTTPStatus.BAD_REQUEST, f"Parameter is longer than {MAX_PARAMETER_LENGTH} characters")
-        result.setdefault(name, value)
+        result.setdefault(name, []).append(value)
     return result
 
 
@@ -136,10 +142,10 @@ def send(response: Response, head: bool, start_response: StartResponse) -> Itera
     headers = [
         ("Content-Type", response.content_type),
         ("Content-Length", str(len(response.body))),
-        ("Access-Control-Allow-Origin", "*"),
+        *([("Access-Control-Allow-Origin", "*")] if response.cors else []),
         *response.headers,
     ]
     if response.status == http.HTTPStatus.NOT_MODIFIED:
-        headers = headers[2:]
+        headers = [each for each in headers if each[0] not in ("Content-Type", "Content-Length")]
     start_response(f"{response.status.value} {response.status.phrase}", headers)
     return [] if head or response.status == http.HTTPStatus.NOT_MODIFIED else [response.body]

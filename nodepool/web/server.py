@@ -14,11 +14,13 @@ from waitress.task import ThreadedTaskDispatcher
 
 from nodepool import metrics
 from nodepool.metrics.prometheus import Exposition
+from nodepool.web.access import LOOPBACK
 from nodepool.web.api import Application
 from nodepool.web.cache import ResponseCache
+from nodepool.web.streams import StreamChannel, Streams
 
 THREADS = 4
-CONNECTION_LIMIT = 200
+CONNECTION_LIMIT = 500
 IDLE_TIMEOUT = 30
 STOP_TIMEOUT = 5.0
 
@@ -54,7 +56,15 @@ class WebApp(threading.Thread):
     The socket listens once this is constructed; ``OSError`` when it cannot.
     """
 
-    def __init__(self, nodepool: object, port: int = 8005, listen_address: str = "0.0.0.0", cache_expiry: float = 1) -> None:
+    def __init__(
+        self,
+        nodepool: object,
+        port: int = 8005,
+        listen_address: str = "0.0.0.0",
+        cache_expiry: float = 1,
+        *,
+        pages: str = LOOPBACK,
+    ) -> None:
         super().__init__(name="Thread-WebApp", daemon=True)
         self.nodepool = nodepool
         self.port = port
@@ -67,8 +77,9 @@ class WebApp(threading.Thread):
         listening = _listen(listen_address, port)
         dispatcher = _Dispatcher()
         dispatcher.set_thread_count(THREADS)
-        self.server = waitress.server.create_server(
-            Application(nodepool, self.cache, exposition, cache_expiry),
+        self.streams = Streams(getattr(nodepool, "feed", None), pages)
+        self.server: Any = waitress.server.create_server(
+            Application(nodepool, self.cache, exposition, cache_expiry, pages, self.streams),
             map=self._map,
             _dispatcher=dispatcher,
             sockets=[listening],
@@ -78,8 +89,10 @@ class WebApp(threading.Thread):
             max_request_body_size=65536,
             ident=None,
         )
+        self.server.channel_class, self.server.streams = StreamChannel, self.streams
 
     def run(self) -> None:
+        self.streams.start()
         log.debug("Web server listens on %s port %s", *self.server.socket.getsockname()[:2])
         while not self._stopping.is_set():
             wasyncore.loop(timeout=60, use_poll=True, map=self._map, count=1)
@@ -89,6 +102,7 @@ class WebApp(threading.Thread):
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self.streams.stop(STOP_TIMEOUT)
         if self.is_alive():
             self.server.pull_trigger()
             self.join(STOP_TIMEOUT)

@@ -10,7 +10,7 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nodepool.base.problems import one_line
@@ -149,7 +149,7 @@ class Feed:
             self._add("component-changed", {"kind": kind, "component": name, "state": "gone" if gone else "registered"})
 
 
-def matches(event: Event, filters: dict[str, Iterable[str]]) -> bool:
+def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:
     """Whether it has, for each of these fields, one of the values; a field that is a list needs one of them in it."""
     for name, wanted in filters.items():
         value = event.get(name)

@@ -32,7 +32,7 @@ def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
 
     content = config(provider("fake-one", labels=["a"], pool={"max-servers": 7}), provider("fake-two", labels=["unused"]))
     first = bench.start(content, name="one.yaml")
-    wait_for(lambda: first.statistics._elected)
+    wait_for(lambda: first.statistics.elected)
     second = bench.start(content, name="two.yaml")
     request_id, _nodes = bench.fulfilled("a")
     for state in Node.VALID_STATES:
@@ -43,11 +43,11 @@ def test_node_gauges(bench: LauncherBench, statsd: StatsdReceiver) -> None:
         statsd.wait(f"{name}.ready", "1|g")
     assert statsd.last("nodepool.provider.fake-one.max_servers") == "7|g"
     assert statsd.last("nodepool.provider.fake-two.max_servers") is None
-    assert not second.statistics._elected
+    assert not second.statistics.elected
     bench.zuul.accept(request_id)
     statsd.wait("nodepool.nodes.in-use", "1|g")
     bench.stop(first)
-    wait_for(lambda: second.statistics._elected, what="the other one reports")
+    wait_for(lambda: second.statistics.elected, what="the other one reports")
 
 
 @pytest.mark.spec("LAU-20: launch results by provider, zone and requestor")

@@ -1,0 +1,394 @@
+// The pages of Nodepool. Everything that comes from the cluster is set as text, never as markup.
+
+const API = "/api/v1";
+const PAGES = [
+  ["", "Overview"], ["nodes", "Nodes"], ["requests", "Requests"], ["labels", "Labels"], ["images", "Images"], ["builds", "Builds"],
+  ["uploads", "Uploads"], ["providers", "Providers"], ["pools", "Pools"], ["daemons", "Launchers and builders"],
+  ["problems", "Problems"], ["events", "Events"], ["config", "Configuration"],
+];
+const KINDS = ["request", "label", "node", "image", "provider"];
+// Column of a table -> the kind of thing that it names.
+const LINKS = {
+  nodes: { id: "node", labels: "label", provider: "provider", request: "request" },
+  requests: { id: "request", labels: "label", nodes: "node" },
+  labels: { label: "label" }, images: { image: "image" }, builds: { image: "image" }, uploads: { image: "image", provider: "provider" },
+  providers: { provider: "provider" }, pools: { provider: "provider", labels: "label" },
+  problems: { provider: "provider", label: "label" },
+};
+// What in the cluster, when it changes, changes a page.
+const CONCERNS = {
+  nodes: ["node"], requests: ["request", "node"], labels: ["node", "request", "component"], images: ["image"], builds: ["image"],
+  uploads: ["image"], pools: ["component", "node"], daemons: ["component"], events: [], config: [],
+};
+const TIMES = new Set(["since", "created", "age", "build_request_age", "next_try"]);
+const LINES = 100;
+const MOST_EVENTS = 500;
+
+const main = document.getElementById("main");
+let stop = () => {};
+let stale = () => {};
+
+function el(name, attributes, ...children) {
+  const made = document.createElementNS(SVG.has(name) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", name);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (value === true) made.setAttribute(key, "");
+    else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, value);
+  }
+  fill(made, ...children);
+  return made;
+}
+const SVG = new Set(["svg", "rect", "path", "line", "title"]);
+
+function fill(place, ...children) {
+  place.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+}
+
+function age(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor(whole / 60) % 60} min`;
+  return `${Math.floor(whole / 86400)} d ${Math.floor(whole / 3600) % 24} h`;
+}
+
+function moment(seconds) {
+  return new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
+}
+
+function since(seconds) {
+  const made = el("time", { datetime: new Date(seconds * 1000).toISOString(), title: moment(seconds), "data-since": seconds });
+  made.textContent = age(Date.now() / 1000 - seconds);
+  return made;
+}
+
+function tick() {
+  for (const each of main.querySelectorAll("[data-since]")) each.textContent = age(Date.now() / 1000 - each.dataset.since);
+}
+
+async function ask(path) {
+  const answer = await fetch(`${API}/${path}`, { headers: { Accept: "application/json" } });
+  if (!answer.ok) throw new Error(`${answer.status}: ${(await answer.text()).slice(0, 300)}`);
+  return answer.json();
+}
+
+function link(kind, name) {
+  return el("a", { href: `/ui/${kind}/${encodeURIComponent(name)}` }, String(name));
+}
+
+function state(text) {
+  return el("span", { class: `state ${/^[a-z-]+$/.test(text) ? text : ""}` }, String(text));
+}
+
+function joined(parts) {
+  return parts.flatMap((part, index) => (index ? [", ", part] : [part]));
+}
+
+function counts(value) {
+  return Object.entries(value).map(([name, count]) => `${count} ${name}`).join(", ") || "none";
+}
+
+function cell(table, key, value) {
+  if (value === null || value === undefined || value === "") return [""];
+  const kind = (LINKS[table] || {})[key];
+  if (kind) return joined([value].flat().map((one) => link(kind, one)));
+  if (TIMES.has(key) && typeof value === "number") return [since(value)];
+  if (key === "state") return [state(String(value))];
+  if (Array.isArray(value)) return [value.join(", ")];
+  if (typeof value === "object") return [Object.values(value).every((each) => typeof each === "number") ? counts(value) : JSON.stringify(value)];
+  if (typeof value === "boolean") return [value ? "yes" : "no"];
+  return [String(value)];
+}
+
+function fail(error) {
+  fill(main,el("h1", {}, "Not available"), el("p", { class: "bad", role: "alert" }, error.message));
+}
+
+// -- tables
+
+async function tablePage(name, title) {
+  const given = new URLSearchParams(location.search);
+  const body = el("tbody", {}), head = el("tr", {}), caption = el("caption", {});
+  const search = el("input", { type: "search", id: "q", value: given.get("q") || "", autocomplete: "off" });
+  const chosen = el("span", { class: "tools" });
+  const before = el("button", { type: "button", onclick: () => turn(-LINES) }, "Previous");
+  const after = el("button", { type: "button", onclick: () => turn(LINES) }, "Next");
+  const json = el("a", {}, "JSON"), csv = el("a", {}, "CSV");
+  let columns = null;
+
+  function address(more) {
+    const query = new URLSearchParams(given);
+    for (const [key, value] of Object.entries(more)) query.set(key, value);
+    return `${name}?${query}`;
+  }
+  function changed() {
+    history.replaceState(null, "", given.size ? `?${given}` : location.pathname);
+    return load().catch(fail);
+  }
+  function turn(by) {
+    given.set("offset", Math.max(0, Number(given.get("offset") || 0) + by));
+    changed();
+  }
+  function sortBy(key) {
+    given.set("sort", given.get("sort") === key ? `-${key}` : key);
+    given.delete("offset");
+    changed();
+  }
+  function header() {
+    const sort = given.get("sort") || "";
+    head.replaceChildren(...columns.map(({ key, title: text }) => el("th", {
+      scope: "col", "aria-sort": sort === key ? "ascending" : sort === `-${key}` ? "descending" : null,
+    }, el("button", { type: "button", onclick: () => { sortBy(key); } }, text, sort === key ? " \u25b2" : sort === `-${key}` ? " \u25bc" : ""))));
+  }
+  async function load() {
+    const found = await ask(address({ limit: LINES }));
+    columns = found.columns;
+    const focused = document.activeElement?.closest("th")?.cellIndex;
+    header();
+    if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
+    body.replaceChildren(...found.rows.map((row) => el("tr", {}, columns.map(({ key }) =>
+      el("td", { class: typeof row[key] === "number" && !TIMES.has(key) ? "number" : null }, cell(name, key, row[key]))))));
+    if (!found.rows.length) body.append(el("tr", {}, el("td", { colspan: columns.length, class: "dim" }, "none")));
+    const offset = Number(given.get("offset") || 0);
+    caption.textContent = found.total > LINES ? `${offset + 1} to ${offset + found.rows.length} of ${found.total}` : `${found.total}`;
+    before.disabled = offset === 0;
+    after.disabled = offset + found.rows.length >= found.total;
+    const filters = [...given].filter(([key]) => !["q", "sort", "offset"].includes(key));
+    chosen.replaceChildren(...filters.map(([key, value]) => el("button", {
+      type: "button", onclick: () => { given.delete(key, value); changed(); },
+    }, `${key}: ${value} \u00d7`)));
+    json.href = `${API}/${address({ limit: 20000 })}`;
+    csv.href = `${API}/${address({ limit: 20000, format: "csv" })}`;
+  }
+  let typed;
+  search.addEventListener("input", () => {
+    clearTimeout(typed);
+    typed = setTimeout(() => {
+      if (search.value) given.set("q", search.value); else given.delete("q");
+      given.delete("offset");
+      changed();
+    }, 250);
+  });
+  stop = () => clearTimeout(typed);
+  await load();
+  fill(main,
+    el("h1", {}, title),
+    el("div", { class: "tools" }, el("label", { for: "q" }, "Find "), search, chosen, before, after, json, csv),
+    el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title }, el("table", {}, caption, el("thead", {}, head), body)),
+  );
+  return load;
+}
+
+// -- overview
+
+function number(title, value, detail, href) {
+  return el("div", { class: "card" }, el("h2", {}, href ? el("a", { href }, title) : title),
+    el("div", { class: "big" }, String(value)), el("div", { class: "dim" }, detail));
+}
+
+function meter(text, used, limit) {
+  return el("div", {}, el("span", {}, `${text}: ${used} of ${limit}`), el("meter", {
+    min: 0, max: Math.max(limit, 1e-9), value: Math.min(used, limit), high: limit * 0.9, "aria-label": `${text}: ${used} of ${limit}`,
+  }));
+}
+
+function chart(title, rows, draw, legend) {
+  const peak = Math.max(1e-9, ...rows.map(draw.peak));
+  const made = el("svg", { class: "chart", viewBox: "0 0 480 120", preserveAspectRatio: "none", role: "img", "aria-label": `${title}; ${legend}` });
+  made.append(el("line", { class: "axis", x1: 0, x2: 480, y1: 119, y2: 119 }), ...draw.shapes(rows, peak));
+  return el("div", { class: "card" }, el("h3", {}, title), made,
+    el("p", { class: "dim" }, `${legend}; highest ${peak < 1e-6 ? 0 : Math.round(peak * 100) / 100}; the last four hours`),
+    el("details", {}, el("summary", {}, "As a table"), el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
+      el("table", {}, el("thead", {}, el("tr", {}, ["From", ...draw.keys].map((key) => el("th", { scope: "col" }, key)))),
+        el("tbody", {}, rows.filter((row) => draw.keys.some((key) => row[key])).map((row) => el("tr", {},
+          el("th", { scope: "row" }, moment(row.time)), draw.keys.map((key) => el("td", { class: "number" }, String(row[key] ?? ""))))))))));
+}
+
+function bars(...keys) {
+  return {
+    keys,
+    peak: (row) => keys.reduce((sum, key) => sum + row[key], 0),
+    shapes: (rows, peak) => rows.flatMap((row, index) => {
+      let top = 119;
+      return keys.map((key) => {
+        const height = 115 * row[key] / peak;
+        top -= height;
+        return el("rect", { class: key, x: 10 * index + 1, y: top, width: 8, height });
+      });
+    }),
+  };
+}
+
+function curves(...keys) {
+  return {
+    keys,
+    peak: (row) => Math.max(...keys.map((key) => row[key] || 0)),
+    shapes: (rows, peak) => keys.map((key) => {
+      let pen = "M";
+      const steps = rows.map((row, index) => {
+        if (row[key] === null) { pen = "M"; return ""; }
+        const step = `${pen}${10 * index + 5} ${119 - 115 * row[key] / peak}`;
+        // A point by itself is seen, too.
+        const dot = pen === "M" ? "h5" : "";
+        pen = "L";
+        return step + dot;
+      });
+      return el("path", { class: key, d: steps.join(" ") });
+    }),
+  };
+}
+
+function smallTable(title, columns, rows, table) {
+  return el("section", {}, el("h2", {}, title), rows.length ? el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
+    el("table", {}, el("thead", {}, el("tr", {}, Object.values(columns).map((text) => el("th", { scope: "col" }, text)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, Object.keys(columns).map((key) => el("td", {}, cell(table, key, row[key])))))))) :
+    el("p", { class: "dim" }, "none"));
+}
+
+function providerCard(row) {
+  return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider)),
+    el("p", {}, `${row.launcher ? `launcher ${row.launcher}` : "no launcher"}; nodes: ${row.nodes}`),
+    Object.entries(row.limit).map(([resource, limit]) => meter(resource, row.used[resource] || 0, limit)),
+    row.problems ? el("p", { class: "bad" }, el("a", { href: `/ui/problems?provider=${encodeURIComponent(row.provider)}` }, `${row.problems} problems`)) : null);
+}
+
+async function overview() {
+  const place = el("div", {});
+  fill(main,el("h1", {}, "Overview"), place);
+  async function load() {
+    const found = await ask("overview");
+    const total = (value) => Object.values(value).reduce((sum, each) => sum + each, 0);
+    const open = (found.requests.requested || 0) + (found.requests.pending || 0);
+    const last = found.chart.slice(-12), ready = last.reduce((sum, row) => sum + row.ready, 0), failed = last.reduce((sum, row) => sum + row.failed, 0);
+    const opened = [...place.querySelectorAll("details")].map((each) => each.open);
+    fill(place,
+      el("div", { class: "cards" },
+        number("Nodes", total(found.nodes), counts(found.nodes), "/ui/nodes"),
+        number("Requests waiting", open, counts(found.requests), "/ui/requests?state=requested,pending"),
+        number("Launches that succeeded", ready + failed ? `${Math.round(100 * ready / (ready + failed))} %` : "-", `${ready} of ${ready + failed} in the last hour`),
+        number("Problems", found.problems.length, found.problems.length ? "see the list" : "none known", "/ui/problems")),
+      smallTable("Waiting", { labels: "Labels", count: "Requests", state: "State", since: "For", reason: "Because" }, found.waiting, "pools"),
+      el("h2", {}, "Providers"),
+      found.providers.length ? el("div", { class: "cards" }, found.providers.map(providerCard)) : el("p", { class: "dim" }, "none"),
+      el("h2", {}, "Of late"),
+      el("div", { class: "cards" },
+        chart("Launches", found.chart, bars("ready", "failed"), "ready below, failed on top"),
+        chart("Seconds", found.chart, curves("launch", "wait"), "median launch solid, median wait of requests dashed")),
+      smallTable("Problems", { provider: "Provider", label: "Label", problem: "Problem" }, found.problems, "problems"),
+      smallTable("Launchers and builders", { kind: "Kind", host: "Host", state: "State", version: "Version", running: "Running", config: "Configuration" }, found.daemons, "daemons"));
+    place.querySelectorAll("details").forEach((each, index) => { each.open = opened[index] || false; });
+  }
+  await load();
+  return load;
+}
+
+// -- one thing, events, configuration
+
+async function explain(kind, name) {
+  const place = el("div", {});
+  async function load() {
+    const found = await ask(`explain/${kind}/${encodeURIComponent(name)}`);
+    fill(place,
+      el("p", { class: "answer" }, found.answer),
+      el("dl", {}, Object.entries(found.facts).map(([title, value]) => [el("dt", {}, title), el("dd", {}, value)])),
+      found.candidates.length ? el("h2", {}, "What may serve it, and what stops it") : null,
+      found.candidates.length ? el("ul", {}, found.candidates.map((each) => el("li", {}, el("strong", {}, each.name), `: ${each.verdict}`,
+        each.age === null ? null : ` (for ${age(each.age)})`, each.help ? el("div", { class: "dim" }, `Would help: ${each.help}`) : null))) : null,
+      found.problems.length ? el("h2", {}, "Problems") : null,
+      found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, each))) : null,
+      el("h2", {}, "History"),
+      found.history.length ? el("ol", { class: "history" }, found.history.map((event) =>
+        el("li", {}, el("time", { datetime: new Date(event.time * 1000).toISOString() }, moment(event.time)), event.text))) :
+        el("p", { class: "dim" }, kind === "request" || kind === "node" ? "nothing in the last day" : "kept for requests and nodes only"),
+      el("p", {}, el("a", { href: `${API}/explain/${kind}/${encodeURIComponent(name)}` }, "JSON")));
+  }
+  await load();
+  fill(main,el("h1", {}, `${kind} ${name}`), place);
+  return load;
+}
+
+async function eventsPage() {
+  const list = el("ol", { class: "history", "aria-label": "Events", "aria-live": "off" });
+  const types = Object.keys((await ask("")).event_types);
+  fill(main,el("h1", {}, "Events"), el("p", { class: "dim" }, "From now on, as they happen; the newest is first."), list);
+  const source = new EventSource(`${API}/events?since=0`);
+  for (const type of types) {
+    source.addEventListener(type, (message) => {
+      const event = JSON.parse(message.data);
+      const { number: _number, time, type: kind, noted: _noted, ...fields } = event;
+      const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
+      list.prepend(el("li", {}, el("time", {}, moment(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
+        ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? value.join(", ") : value}`).join("; ")}`));
+      while (list.children.length > MOST_EVENTS) list.lastChild.remove();
+    });
+  }
+  stop = () => source.close();
+  return async () => {};
+}
+
+async function configPage() {
+  const found = await ask("config");
+  fill(main,el("h1", {}, "Configuration"), el("p", {}, `Of the launcher that serves this page, from ${found.file}. Secrets are left out.`),
+    found.error ? el("p", { class: "bad", role: "alert" }, `Since ${moment(found.stale_since)} the file cannot be used: ${found.error}`) : null,
+    el("pre", { tabindex: "0" }, JSON.stringify(found, null, 2)));
+  return async () => {};
+}
+
+// -- which page, and when it is shown anew
+
+function menu(current) {
+  document.getElementById("nav").replaceChildren(...PAGES.map(([path, title]) =>
+    el("li", {}, el("a", { href: `/ui/${path}`, "aria-current": path === current ? "page" : null }, title))));
+}
+
+async function show() {
+  stop();
+  stop = stale = () => {};
+  const [page, ...rest] = location.pathname.replace(/^\/ui\/?/, "").split("/");
+  const name = rest.join("/") && decodeURIComponent(rest.join("/"));
+  const title = (PAGES.find(([path]) => path === page) || [])[1];
+  menu(page);
+  document.title = `${name ? `${page} ${name}` : title || page} - Nodepool`;
+  try {
+    let load;
+    if (KINDS.includes(page) && name) load = await explain(page, name);
+    else if (name) throw new Error("404: there is no such page");
+    else if (page === "") load = await overview();
+    else if (page === "events") load = await eventsPage();
+    else if (page === "config") load = await configPage();
+    else if (title) load = await tablePage(page, title);
+    else throw new Error("404: there is no such page");
+    const concerns = CONCERNS[page];
+    stale = (changes) => { if (!concerns || concerns.some((each) => changes[each])) load().catch(fail); };
+  } catch (error) {
+    fail(error);
+  }
+}
+
+let live = null;
+function follow() {
+  live?.close();
+  live = null;
+  const sign = document.getElementById("live");
+  if (document.hidden) return;
+  live = new EventSource(`${API}/events?digest=1`);
+  live.addEventListener("open", () => { sign.textContent = "live"; });
+  live.addEventListener("error", () => { sign.textContent = "not connected, trying again"; });
+  live.addEventListener("changed", (message) => stale(JSON.parse(message.data)));
+}
+
+document.addEventListener("click", (event) => {
+  const anchor = event.target.closest?.("a[href^='/ui/']");
+  if (!anchor || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  event.preventDefault();
+  history.pushState(null, "", anchor.getAttribute("href"));
+  show().then(() => main.focus());
+});
+window.addEventListener("popstate", show);
+document.addEventListener("visibilitychange", () => {
+  follow();
+  if (!document.hidden) stale({ node: 1, request: 1, image: 1, component: 1 });
+});
+setInterval(tick, 5000);
+show();
+follow();

@@ -1,0 +1,261 @@
+"""``/api/v1/events``: server-sent events to many clients at once, without a thread for each.
+
+An ordinary request occupies one of the server's few threads until it is answered. The connection of a stream is set aside after
+its head was sent; one thread writes to all of them what has happened.
+"""
+
+from __future__ import annotations
+
+import functools
+import http
+import json
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from waitress.channel import ClientDisconnected, HTTPChannel
+from waitress.task import WSGITask
+
+from nodepool.web import access
+from nodepool.web.http import HttpError, Request
+from nodepool.web.v1 import EVENTS
+from nodepool.zk.mirror.feed import TYPES, Event, Feed, matches
+
+MOST_STREAMS = 300
+HEARTBEAT = 15.0
+"""Seconds after which something is sent in any case: it finds out who has gone, and keeps the connection open."""
+DIGEST = 2.0
+"""Seconds between two messages to a page, which only wants to know what to ask for again."""
+BEAT = ": \n\n"
+SLOW = 1 << 18
+"""Bytes that may wait for a client; who is slower is cut off, and comes back."""
+MOST_WAITING, TOGETHER = 20000, 500
+"""Events that wait to be sent, and that are sent at once, at most."""
+_HEAD = (
+    "HTTP/1.1 200 OK",
+    "Content-Type: text/event-stream; charset=UTF-8",
+    "Cache-Control: no-store",
+    "Connection: close",
+    "X-Accel-Buffering: no",
+)
+_NOT_FILTERS = frozenset({"digest", "since"})
+
+log = logging.getLogger("nodepool.WebApp")
+
+
+class Stream:
+    """One client.
+
+    :param digest: it gets how many events of each kind there were, and not the events.
+    """
+
+    def __init__(self, channel: HTTPChannel, digest: bool, filters: Mapping[str, list[str]]) -> None:
+        self.channel = channel
+        self.digest = digest
+        self.filters = dict(filters)
+
+    def send(self, text: str) -> bool:
+        """False: the client is gone, or too slow."""
+        channel = self.channel
+        if not channel.connected or channel.total_outbufs_len > SLOW:
+            channel.will_close = True
+            channel.server.pull_trigger()
+            return False
+        try:
+            channel.write_soon(text.encode())
+        except (ClientDisconnected, OSError):
+            return False
+        return True
+
+    def wants(self, event: Event) -> bool:
+        return matches(event, self.filters)
+
+
+class Streams:
+    """All streams of one server, and the thread that feeds them."""
+
+    def __init__(self, feed: Feed | None, pages: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._feed = feed
+        self._pages = pages
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._streams: list[Stream] = []
+        self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        #: Events that came faster than they could be sent.
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._run, name="Thread-WebApp-events", daemon=True)
+
+    def start(self) -> None:
+        if self._feed is not None:
+            self._feed.subscribe(self._heard)
+            self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        if self._feed is not None:
+            self._feed.unsubscribe(self._heard)
+        self._arrived.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    # -- a new one, on a thread of the server
+
+    def check(self, environ: Mapping[str, Any]) -> tuple[bool, dict[str, list[str]], int | None]:
+        """Whether a digest is wanted, the filters, and the last event that the client has.
+
+        :raises HttpError: what is asked for cannot be had.
+        """
+        access.check(self._pages, environ)
+        if self._feed is None:
+            raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; events are the launcher's")
+        request = Request.fromEnviron(environ)
+        filters = {
+            key: [one for value in values for one in value.split(",")]
+            for key, values in request.lists.items()
+            if key not in _NOT_FILTERS
+        }
+        if unknown := set(filters.get("type", ())) - TYPES.keys():
+            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"There is no type {', '.join(sorted(unknown))[:80]}; see /api/v1")
+        last = environ.get("HTTP_LAST_EVENT_ID") or request.parameters.get("since")
+        if last is not None and not (last.isascii() and last.isdecimal() and len(last) < 16):
+            raise HttpError(http.HTTPStatus.BAD_REQUEST, "since and Last-Event-ID are the number of an event")
+        if len(self._streams) >= MOST_STREAMS:
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_STREAMS} clients follow events already")
+        return "digest" in request.parameters, filters, int(last) if last is not None else None
+
+    def open(self, environ: Mapping[str, Any], channel: HTTPChannel) -> None:
+        """Answer with the head of a stream and what was missed.
+
+        :raises HttpError: it cannot be had; nothing was sent.
+        """
+        digest, filters, last = self.check(environ)
+        assert self._feed is not None
+        stream = Stream(channel, digest, filters)
+        with self._lock:
+            missed, complete = self._feed.since(last) if last is not None and not digest else ([], True)
+            head = [*_HEAD, *(f"{key}: {value}" for key, value in access.HEADERS)]
+            text = "\r\n".join(head) + "\r\n\r\nretry: 3000\n\n"
+            if not complete:
+                text += ": some events before these are not kept any more\n\n"
+            text += "".join(_message(event) for event in missed if stream.wants(event))
+            if stream.send(text):
+                self._streams.append(stream)
+
+    # -- the thread
+
+    def _heard(self, event: Event) -> None:
+        if self._arrived.qsize() < MOST_WAITING:
+            self._arrived.put(event)
+        else:
+            self._left_out += 1
+
+    def _run(self) -> None:
+        counted: Counter[str] = Counter()
+        told = beat = self._monotonic()
+        while True:
+            now = self._monotonic()
+            due = min(beat + HEARTBEAT, told + DIGEST if counted else now + HEARTBEAT)
+            events = self._next(max(0.01, due - now))
+            if events is None:
+                return
+            if events:
+                counted.update(map(_subject, events))
+                self._send(functools.partial(_news, [(event, _message(event)) for event in events]))
+            now = self._monotonic()
+            if counted and now >= told + DIGEST:
+                text = f"event: changed\ndata: {json.dumps(counted)}\n\n"
+                counted, told, beat = Counter(), now, now
+                self._send(functools.partial(_digest, text))
+            elif now >= beat + HEARTBEAT:
+                beat = now
+                self._send(lambda stream: BEAT)
+
+    def _next(self, seconds: float) -> list[Event] | None:
+        """What has arrived, at the latest after so many seconds; None at the end."""
+        events: list[Event] = []
+        try:
+            event = self._arrived.get(timeout=seconds)
+            while event is not None:
+                events.append(event)
+                if len(events) >= TOGETHER:
+                    return events
+                event = self._arrived.get_nowait()
+        except queue.Empty:
+            return events
+        return None
+
+    def _send(self, text_for: Callable[[Stream], str]) -> None:
+        with self._lock:
+            streams = list(self._streams)
+        gone = []
+        for stream in streams:
+            try:
+                text = text_for(stream)
+                if (text and not stream.send(text)) or not stream.channel.connected:
+                    gone.append(stream)
+            except Exception:  # it concerns this client only
+                log.exception("A client that follows events is left:")
+                gone.append(stream)
+        if gone:
+            with self._lock:
+                self._streams = [stream for stream in self._streams if stream not in gone]
+
+
+def _news(events: list[tuple[Event, str]], stream: Stream) -> str:
+    return "" if stream.digest else "".join(text for event, text in events if stream.wants(event))
+
+
+def _digest(text: str, stream: Stream) -> str:
+    return text if stream.digest else BEAT
+
+
+def _subject(event: Event) -> str:
+    subject = str(event["type"]).partition("-")[0]
+    return "node" if subject == "launch" else subject
+
+
+def _message(event: Event) -> str:
+    return f"id: {event['number']}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+class StreamChannel(HTTPChannel):
+    """A connection that may become a stream."""
+
+    streaming = False
+    requests: list[Any]
+
+    def service(self) -> None:
+        request = self.requests[0]
+        if request.error or request.path != EVENTS:
+            super().service()
+            return
+        environ = WSGITask(self, request).get_environment()
+        try:
+            self.server.streams.open(environ, self)
+        except HttpError:
+            super().service()  # the application says the same
+            return
+        except Exception:
+            log.exception("Cannot begin to send events:")
+            self.will_close = True
+        # Nothing more is read from this client, but that it goes is noticed.
+        self.streaming = True
+        with self.requests_lock:
+            for each in self.requests:
+                each.close()
+            self.requests = []
+        self.server.pull_trigger()
+
+    def handle_write(self) -> None:
+        # waitress takes a connection without requests for its own: it would write beside our thread.
+        with self.outbuf_lock:
+            super().handle_write()
+
+    def received(self, data: bytes) -> bool:
+        return False if self.streaming else bool(super().received(data))

@@ -1,0 +1,257 @@
+"""``/api/v1`` and the pages on ``/ui/``: beside the paths of release 11.0.0 (doc/operation/web.rst)."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import http
+import importlib.resources
+import io
+import json
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nodepool.status.explain import KINDS, Unknown, explain
+from nodepool.status.filters import test_of
+from nodepool.status.results import plain
+from nodepool.version import get_version_string
+from nodepool.web import access
+from nodepool.web.cache import ResponseCache
+from nodepool.web.http import HttpError, Request, Response
+from nodepool.web.tables import TABLES, Rows
+from nodepool.zk.history import HistoryReader
+from nodepool.zk.mirror.feed import TYPES
+
+API, PAGES, STATIC = "/api/v1/", "/ui/", "/ui/static/"
+EVENTS = "/api/v1/events"
+LIMIT, MOST = 500, 20000
+"""Rows of an answer, unless asked for otherwise, and at most."""
+ROWS_AGE = 1.0
+"""Seconds for which rows are good."""
+FILES = {"app.css": "text/css; charset=UTF-8", "app.js": "text/javascript; charset=UTF-8", "icon.svg": "image/svg+xml"}
+_NOT_FILTERS = frozenset({"format", "limit", "offset", "sort", "q"})
+_SECRET = re.compile(r"pass|secret|token|credential|user-?data|custom-data|auth|(^|-)key$", re.IGNORECASE)
+REDACTED = "(redacted)"
+
+
+class Api:
+    """Answers for one launcher; every answer is of the whole cluster."""
+
+    def __init__(self, nodepool: Any, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._nodepool = nodepool
+        self._history = HistoryReader()
+        self._rows = ResponseCache(ROWS_AGE, monotonic=monotonic)
+        self._kept: dict[str, tuple[float, Rows]] = {}
+        self._monotonic = monotonic
+
+    @staticmethod
+    def serves(path: str) -> bool:
+        return path.startswith((API, PAGES)) or path in ("/api/v1", "/ui")
+
+    def answer(self, request: Request, pages: str, environ: Mapping[str, Any]) -> Response:
+        """:raises HttpError: anything but 200 and 304."""
+        access.check(pages, environ)
+        if request.path.startswith(STATIC):
+            response = self._static(request.path.removeprefix(STATIC))
+        elif request.path == "/ui" or request.path.startswith(PAGES):
+            response = _file("index.html", "text/html; charset=UTF-8")
+        else:
+            response = self._api(request)
+        tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
+        headers = (*access.HEADERS, ("ETag", tag), ("Cache-Control", "no-cache"))
+        if environ.get("HTTP_IF_NONE_MATCH") == tag:
+            return Response(b"", response.content_type, http.HTTPStatus.NOT_MODIFIED, headers, cors=False)
+        return Response(response.body, response.content_type, headers=(*headers, *response.headers), cors=False)
+
+    @staticmethod
+    def _static(name: str) -> Response:
+        if name not in FILES:
+            raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found")
+        return _file(name, FILES[name])
+
+    # -- /api/v1
+
+    def _api(self, request: Request) -> Response:
+        zk = self._nodepool.getZK()
+        if zk is None or not getattr(zk, "synced", True):
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper's content is being read, try again")
+        parts = [urllib.parse.unquote(part) for part in request.path.removeprefix("/api/v1").strip("/").split("/")]
+        if parts == [""]:
+            return _json(
+                {"version": get_version_string(), "tables": sorted(TABLES), "event_types": TYPES, "explain": list(KINDS)}
+            )
+        if len(parts) == 1 and parts[0] in TABLES:
+            return self._table(parts[0], request)
+        if parts == ["overview"]:
+            return _json(self._overview())
+        if parts == ["config"]:
+            return _json(self._config())
+        if len(parts) == 3 and parts[0] == "explain":
+            return self._explain(parts[1], parts[2])
+        raise HttpError(http.HTTPStatus.NOT_FOUND, "Not found; /api/v1 lists what there is")
+
+    def _table(self, name: str, request: Request) -> Response:
+        table, given = TABLES[name], request.parameters
+        rows = self._read(name)
+        known = set(rows[0]) if rows else None
+        wanted: dict[str, list[str]] = {}
+        for key, values in request.lists.items():
+            if key in _NOT_FILTERS:
+                continue
+            if known is not None and key not in known:
+                raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} has no {key}; there are {', '.join(sorted(known))}")
+            wanted[key] = [value for one in values for value in one.split(",")]
+        test, text = test_of(wanted), (given.get("q") or "").lower()
+        found = [row for row in rows if test(row) and (not text or _mentions(row, text))]
+        sort = given.get("sort") or ""
+        if sort:
+            key = sort.lstrip("-")
+            if known is not None and key not in known:
+                raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} has no {key} to sort by")
+            found = sorted(found, key=lambda row: _order(row.get(key)), reverse=sort.startswith("-"))
+        offset, limit = _number(given, "offset", 0, 10**9), _number(given, "limit", LIMIT, MOST)
+        part = found[offset : offset + limit]
+        form = given.get("format") or "json"
+        if form == "csv":
+            return _csv(part, list(known or table.columns), name)
+        if form != "json":
+            raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format is json or csv, not {form[:40]}")
+        columns = [{"key": key, "title": title} for key, title in table.columns.items()]
+        return _json({"columns": columns, "rows": part, "total": len(found)})
+
+    def _read(self, name: str) -> Rows:
+        """The rows, made once a second for all who ask."""
+
+        def make() -> bytes:
+            self._kept[name] = (self._monotonic(), sorted(TABLES[name].read(self._nodepool), key=_first))
+            return b""
+
+        try:
+            self._rows.get(name, make)
+        except TimeoutError:
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being made for another client, try again") from None
+        return self._kept[name][1]
+
+    def _overview(self) -> dict[str, Any]:
+        nodes: dict[str, int] = {}
+        for row in self._read("nodes"):
+            nodes[str(row["state"])] = nodes.get(str(row["state"]), 0) + 1
+        requests: dict[str, int] = {}
+        for row in self._read("requests"):
+            requests[str(row["state"])] = requests.get(str(row["state"]), 0) + 1
+        trends = getattr(self._nodepool, "trends", None)
+        return {
+            "nodes": nodes,
+            "requests": requests,
+            "providers": self._read("providers"),
+            "pools": self._read("pools"),
+            "waiting": self._read("waiting"),
+            "problems": self._read("problems"),
+            "daemons": self._read("daemons"),
+            "chart": trends.chart() if trends is not None else [],
+        }
+
+    def _config(self) -> dict[str, Any]:
+        """Of this launcher, as loaded; what may be a secret is left out."""
+        config, state = self._nodepool.config, self._nodepool.config_state
+        if config is None:
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "There is no configuration in force yet")
+        return {
+            "file": self._nodepool.configfile,
+            "error": state.error,
+            "stale_since": state.stale_since,
+            "labels": {name: {"min-ready": label.min_ready} for name, label in sorted(config.labels.items())},
+            "providers": {name: redacted(provider.provider) for name, provider in sorted(config.providers.items())},
+            "not_running": {name: {**config.provider_failures, **config.provider_errors}.get(name, "not running")
+                            for name in config.providers_not_running},
+            "tenant-resource-limits": config.tenant_resource_limits,
+        }  # fmt: skip
+
+    def _explain(self, kind: str, name: str) -> Response:
+        if kind not in KINDS:
+            raise HttpError(http.HTTPStatus.NOT_FOUND, f"There is no kind {kind[:40]}; there are {', '.join(KINDS)}")
+        zk = self._nodepool.getZK()
+        feed = getattr(self._nodepool, "feed", None)
+        try:
+            found = explain(zk, kind, name, self._history, feed.since(0)[0] if feed is not None else ())
+        except Unknown as error:
+            raise HttpError(http.HTTPStatus.NOT_FOUND, str(error)) from None
+        return _json(found.record())
+
+
+def redacted(value: Any, secret: bool = False) -> Any:
+    """The value with everything left out whose name may be that of a secret."""
+    if isinstance(value, dict):
+        return {str(key): redacted(item, secret or bool(_SECRET.search(str(key)))) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redacted(item, secret) for item in value]
+    return REDACTED if secret and value not in (None, True, False) else value
+
+
+def _file(name: str, content_type: str) -> Response:
+    body = importlib.resources.files("nodepool.web").joinpath("static", name).read_bytes()
+    return Response(body, content_type)
+
+
+def _json(content: Any) -> Response:
+    try:
+        text = json.dumps(content, default=plain, allow_nan=False)
+    except ValueError:  # infinity and the like are no JSON, and no browser takes them
+        text = json.dumps(_finite(content), default=plain)
+    return Response(text.encode(), "application/json")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if abs(value) < 1e300 else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _csv(rows: Rows, keys: list[str], name: str) -> Response:
+    stream = io.StringIO()
+    writer = csv.writer(stream)
+    writer.writerow(keys)
+    for row in rows:
+        writer.writerow([_harmless(row.get(key)) for key in keys])
+    headers = (("Content-Disposition", f'attachment; filename="{name}.csv"'),)
+    return Response(stream.getvalue().encode("utf-8", "backslashreplace"), "text/csv; charset=UTF-8", headers=headers)
+
+
+def _harmless(value: Any) -> Any:
+    """As a spreadsheet takes it for text, not for a formula."""
+    if isinstance(value, list):
+        value = ",".join(map(str, value))
+    if isinstance(value, dict):
+        value = json.dumps(value, default=plain)
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _mentions(row: Mapping[str, Any], text: str) -> bool:
+    return any(text in str(value).lower() for value in row.values() if value is not None)
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    """Numbers before texts, nothing at last."""
+    if value is None:
+        return (2, "")
+    return (0, value) if isinstance(value, (int, float)) else (1, str(value))
+
+
+def _first(row: Mapping[str, Any]) -> str:
+    return str(next(iter(row.values()), ""))
+
+
+def _number(given: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = given.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise HttpError(http.HTTPStatus.BAD_REQUEST, f"{name} is a whole number, not {text[:40]}")
+    return min(int(text), most)

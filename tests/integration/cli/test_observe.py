@@ -1,0 +1,113 @@
+"""``nodepool status``, ``explain``, ``events``, filters and tables that fit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nodepool.cmd import nodepoolcmd
+from nodepool.cmd.commands.context import CommandError
+from tests.conftest import wait_for
+from tests.support.launcher import LauncherBench, config, provider
+
+
+class Shell:
+    def __init__(self, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.path, self.capsys = path, capsys
+
+    def __call__(self, *arguments: str) -> str:
+        self.capsys.readouterr()
+        assert nodepoolcmd.main(["-c", self.path, *arguments]) == 0
+        return self.capsys.readouterr().out
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments))
+
+
+@pytest.fixture
+def shell(bench: LauncherBench, capsys: pytest.CaptureFixture[str]) -> Shell:
+    bench.quota(instances=2)
+    given = config(provider(labels=["fake-label", "other-label"]))
+    bench.start(given)
+    return Shell(bench.config(given), capsys)
+
+
+@pytest.mark.spec("issue: explain request: candidates, the one reason that stops each, how old, what would help, place in line")
+def test_explain_a_waiting_request(shell: Shell, bench: LauncherBench) -> None:
+    bench.fulfilled("fake-label")
+    bench.fulfilled("fake-label")
+    first, second = bench.submit("fake-label"), bench.submit("fake-label")
+    wait_for(lambda: "instances: 1 needed, 0 of 2 left" in shell("explain", "request", first), 30, "the reason is told")
+    found = shell.json("explain", "request", first, "--json")
+    (candidate,) = [each for each in found["candidates"] if each["help"]]
+    assert candidate["name"].startswith("fake-provider-main on ") and "raise" in candidate["help"] and candidate["age"] >= 0
+    assert found["facts"]["place in line"] == "1"
+    assert shell.json("explain", "request", second, "--json")["facts"]["place in line"] == "2"
+    waiting = shell.json("status", "--json")["waiting_requests"]
+    assert {i for group in waiting for i in group["ids"]} == {first, second}
+    # What the pages show is of the same words.
+    assert candidate["verdict"] in shell("status")
+
+
+@pytest.mark.spec("issue: explain request: failed ones tell why; other kinds; what is unknown is an error")
+def test_explain_others(shell: Shell, bench: LauncherBench) -> None:
+    request_id = bench.submit("nosuch")
+    bench.wait_request(request_id, "failed")
+    assert "nosuch" in shell("explain", "request", request_id).splitlines()[0]
+    served, (node,) = bench.fulfilled("other-label")
+    text = shell("explain", "node", node.id.lstrip("0") or "0")
+    assert text.startswith(f"node {node.id}: given to a request") and f"request: {served}" in text
+    assert "1 ready" in shell("explain", "label", "other-label")
+    assert shell("explain", "provider", "fake-provider").startswith("provider fake-provider: runs")
+    bench.store_image("some-image", "fake-provider")
+    assert "1 uploads can be used" in shell("explain", "image", "some-image")
+    for kind in ("request", "label", "node", "image", "provider"):
+        with pytest.raises(CommandError, match=f"{kind} nosuch-thing is not known"):
+            shell("explain", kind, "nosuch-thing")
+
+
+@pytest.mark.spec("issue: history: asked, accepted, create call, boot, scan, handed over, used, deleted; also when it is gone")
+def test_history(shell: Shell, bench: LauncherBench) -> None:
+    request_id, (node,) = bench.fulfilled("fake-label")
+    bench.use_up(request_id)
+    pool = bench.pools[0]
+    wait_for(lambda: pool.statistics.elected, what="elected")
+    wait_for(lambda: any(e["type"] == "node-removed" for e in pool.feed.since(0)[0]), what="the last event")
+    pool.history.flush(pool.zk.kazoo_client, True, at_once=True)
+    found = shell.json("explain", "node", node.id, "--json")
+    assert found["answer"] == "gone"
+    told = [(event["type"], event.get("state") or event.get("step", "")[:9]) for event in found["history"]]
+    for each in (("node-created", "init"), ("node-changed", "building"), ("node-step", "attempt 1"), ("node-step", "the machi"),
+                 ("node-changed", "ready"), ("node-changed", "in-use"), ("node-changed", "used"), ("node-changed", "deleting"),
+                 ("node-removed", "")):  # fmt: skip
+        assert each in told, told
+    times = [event["time"] for event in found["history"]]
+    assert times == sorted(times)
+    asked = shell.json("explain", "request", request_id, "--json")["history"]
+    assert [event["type"] for event in asked if event["type"].startswith("request")] == [
+        "request-submitted", "request-changed", "request-changed", "request-removed",
+    ]  # fmt: skip
+    lines = [json.loads(line) for line in shell("events", "--json", "--node", node.id, "--type", "node-changed").splitlines()]
+    assert [line["state"] for line in lines] == ["building", "ready", "in-use", "used", "deleting"]
+
+
+@pytest.mark.spec("issue: lists have filters and fit a terminal; piped output as in 11.0.0")
+def test_filters_and_width(shell: Shell, bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.fulfilled("fake-label")
+    _, (other,) = bench.fulfilled("other-label")
+    assert [row["id"] for row in shell.json("list", "--label", "other-label", "--format", "json")] == [other.id]
+    assert shell.json("list", "--state", "used", "--format", "json") == []
+    assert len(shell.json("list", "--state", "used", "--state", "ready", "--provider", "fake-provider", "--format", "json")) == 2
+    (request,) = shell.json("request-list", "--label", "other-label", "--format", "json")
+    assert request["node_types"] == ["other-label"]
+    piped = shell("list").splitlines()
+    assert [cell.strip() for cell in piped[1].strip("|").split("|")] == [
+        "ID", "Provider", "Label", "Server ID", "Public IPv4", "IPv6", "State", "Age", "Locked",
+    ]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for arguments in (["list"], ["request-list"], ["status"]):
+        assert max(map(len, shell(*arguments).splitlines())) <= 60, arguments
+    assert "Server ID" in shell("list", "-o", "wide")

@@ -1,0 +1,179 @@
+"""``/api/v1``, its events and who may have them."""
+
+from __future__ import annotations
+
+import csv
+import http.client
+import io
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from nodepool.web.server import WebApp
+from tests.conftest import wait_for
+from tests.integration.web.conftest import HOSTILE, Site
+
+
+def ask(site: Site, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def get(site: Site, path: str) -> Any:
+    status, _headers, body = ask(site, path)
+    assert status == 200, body
+    return json.loads(body)
+
+
+@pytest.mark.spec("issue: each table as JSON and CSV, filtered, sorted, in parts")
+def test_tables(site: Site) -> None:
+    served, _ = site.bench.fulfilled("fake-label")
+    site.bench.fulfilled(HOSTILE)
+    about = get(site, "/api/v1")
+    for name in about["tables"]:
+        found = get(site, f"/api/v1/{name}")
+        assert {"columns", "rows", "total"} == set(found)
+        for row in found["rows"]:
+            assert {each["key"] for each in found["columns"]} <= set(row), name
+    wait_for(lambda: get(site, "/api/v1/nodes")["total"] == 2, what="two nodes")
+    (row,) = get(site, f"/api/v1/nodes?request={served}")["rows"]
+    assert (row["labels"], row["state"], row["port"]) == (["fake-label"], "ready", 22)
+    assert get(site, f"/api/v1/nodes?id={row['id'].lstrip('0') or '0'}&state=ready,used")["total"] == 1
+    assert [r["id"] for r in get(site, "/api/v1/nodes?sort=-id")["rows"]] == ["0000000001", "0000000000"]
+    assert [r["id"] for r in get(site, "/api/v1/nodes?sort=id&limit=1&offset=1")["rows"]] == ["0000000001"]
+    status, headers, body = ask(site, "/api/v1/nodes?format=csv&q=img")
+    rows = list(csv.DictReader(io.StringIO(body.decode())))
+    assert status == 200 and headers["content-type"].startswith("text/csv") and [r["labels"] for r in rows] == [HOSTILE]
+
+
+@pytest.mark.spec("issue: malformed parameters, wrong methods, path traversal: clear 4xx")
+@pytest.mark.parametrize(
+    "path, status",
+    [
+        ("/api/v1/nodes?nosuch=1", 400), ("/api/v1/nodes?sort=nosuch", 400), ("/api/v1/nodes?limit=-1", 400),
+        ("/api/v1/nodes?limit=%D9%A3", 400), ("/api/v1/nodes?format=xml", 400), ("/api/v1/nodes?q=" + "x" * 2000, 400),
+        ("/api/v1/nodes?q=%ff", 400), ("/api/v1/nosuch", 404), ("/api/v1/explain/node/nosuch", 404),
+        ("/api/v1/explain/node/..%2F..%2Fzookeeper", 404), ("/api/v1/explain/__class__/x", 404), ("/api/v1/explain/node", 404),
+        ("/ui/static/../v1.py", 404), ("/ui/static/%2e%2e/v1.py", 404), ("/ui/static//etc/passwd", 404), ("/ui/static/", 404),
+        ("/api/v1/events?since=x", 400), ("/api/v1/events?type=nosuch", 400),
+    ],
+)  # fmt: skip
+def test_refused(site: Site, path: str, status: int) -> None:
+    site.bench.fulfilled("fake-label")
+    found, headers, body = ask(site, path)
+    assert found == status, body
+    assert b"Traceback" not in body and "access-control-allow-origin" not in headers
+
+
+@pytest.mark.spec("issue: the new pages are on loopback unless the configuration says otherwise; the seven paths stay open")
+def test_who_may(site: Site) -> None:
+    for path in ("/ui/", "/api/v1/nodes", "/api/v1/events"):
+        assert ask(site, path, Host="evil.example")[0] == 403
+        assert ask(site, path, "POST")[0] == 405
+        assert ask(site, path, "DELETE")[0] == 405
+    assert ask(site, "/", Host="evil.example", Accept="text/html")[0] == 404
+    assert ask(site, "/node-list", Host="evil.example")[0] == 200
+    status, headers, _body = ask(site, "/ui/nodes")
+    policy = headers["content-security-policy"]
+    assert status == 200 and "unsafe" not in policy and "script-src 'self'" in policy
+    tag = headers["etag"]
+    assert ask(site, "/ui/", If_None_Match=tag)[0] == 304
+    for pages, expected in (("everywhere", 200), ("off", 404)):
+        other = WebApp(site.pool, port=0, listen_address="127.0.0.1", pages=pages)
+        other.start()
+        try:
+            there = Site(site.bench, site.pool, other)
+            assert ask(there, "/ui/", Host="evil.example")[0] == expected
+            assert ask(there, "/node-list")[0] == 200
+        finally:
+            other.stop()
+
+
+@pytest.mark.spec("issue: the configuration as loaded, secrets redacted")
+def test_config(site: Site) -> None:
+    found = get(site, "/api/v1/config")
+    assert found["providers"]["fake-provider"]["cloud"] == "fake"
+    assert found["error"] is None and found["labels"]["fake-label"] == {"min-ready": 0}
+
+
+class Client:
+    """Follows events on a plain socket."""
+
+    def __init__(self, site: Site, query: str = "", head: str = "") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", site.port), timeout=30)
+        self.socket.sendall(f"GET /api/v1/events{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}\r\n".encode())
+        self.text = ""
+        self._thread = threading.Thread(target=self._read, name="client", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            while data := self.socket.recv(65536):
+                self.text = (self.text + data.decode())[-100_000:]
+        except OSError:
+            return
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line[6:]) for line in self.text.split("\n") if line.startswith("data: ")]
+
+    def wait(self, text: str) -> None:
+        wait_for(lambda: text in self.text, 30, f"{text} among {self.text[-500:]}")
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self._thread.join(10)
+
+
+@pytest.mark.spec("issue: event feed: server-sent, typed, filterable; what was missed comes again")
+def test_events(site: Site) -> None:
+    every, mine, page = Client(site), Client(site, "?type=request-changed&labels=fake-label"), Client(site, "?digest")
+    for client in (every, mine, page):
+        client.wait("retry:")
+    served, _ = site.bench.fulfilled("fake-label")
+    site.bench.fulfilled(HOSTILE)
+    every.wait('"state": "fulfilled"')
+    wait_for(lambda: len(mine.events()) == 2, what="pending and fulfilled")
+    assert [(event["request"], event["state"]) for event in mine.events()] == [(served, "pending"), (served, "fulfilled")]
+    page.wait("event: changed")
+    kinds = {event["type"] for event in every.events()}
+    assert {"request-submitted", "request-changed", "node-created", "node-changed", "node-step"} <= kinds
+    last = mine.events()[0]["number"]
+    again = Client(site, "?type=request-changed&request=" + served, f"Last-Event-ID: {last}\r\n")
+    wait_for(lambda: [event["state"] for event in again.events()] == ["fulfilled"], what="what was missed")
+    for client in (every, mine, page, again):
+        client.close()
+    site.bench.submit("fake-label")
+    wait_for(lambda: len(site.app.streams) == 0, 30, "they are forgotten")
+
+
+@pytest.mark.spec("issue: slow and many clients: the launcher's work and other clients are unaffected")
+def test_slow_clients(site: Site) -> None:
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", site.port))
+    slow.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    quick = [Client(site) for _ in range(3)]
+    wait_for(lambda: len(site.app.streams) == 4, 30, "all follow")
+    # Until what the kernel keeps for it is full, too; the others follow.
+    for portion in range(500):
+        for _ in range(20):
+            site.pool.feed.note("node-step", node=f"portion-{portion}.", step="y" * 1000)
+        quick[0].wait(f"portion-{portion}.")
+        if len(site.app.streams) == 3:
+            break
+    wait_for(lambda: len(site.app.streams) == 3, 30, "the slow one is cut off")
+    site.bench.fulfilled("fake-label")
+    for client in quick:
+        client.wait('"state": "fulfilled"')
+        client.close()
+    assert ask(site, "/ready")[0] == 200
+    slow.close()

@@ -1,0 +1,97 @@
+"""The pages in a real browser over a real launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.integration.web.conftest import HOSTILE, Site
+from tests.support.browser import browser
+
+PATHS = ("", "nodes", "requests", "labels", "images", "builds", "uploads", "providers", "pools", "daemons", "problems", "events",
+         "config")  # fmt: skip
+
+
+def busy(site: Site) -> tuple[str, str]:
+    """Ids of a fulfilled request and of one that waits for quota."""
+    served, _nodes = site.bench.fulfilled("fake-label", requestor=HOSTILE)
+    site.bench.fulfilled(HOSTILE)
+    waiting = site.bench.submit("fake-label", "fake-label")
+    wait_for(lambda: any(waiting in group["ids"] for group in site.pool.reporter.compose()["waiting"]), what="it waits")
+    wait_for(lambda: any(waiting in group["ids"] for r in site.pool.zk.readReports() for group in r["waiting"]), what="published")
+    return served, waiting
+
+
+@pytest.mark.spec("issue: reasons on pages, deep links, live; no script of hostile names runs; nothing from other hosts")
+def test_pages(site: Site) -> None:
+    served, waiting = busy(site)
+    with browser(site.address) as seen:
+        seen.open("/")
+        assert seen.page.url.endswith("/ui/")
+        seen.sees("Requests waiting")
+        seen.sees("instances: 1 needed, 0 of 2 left")
+        seen.page.get_by_role("link", name="Requests", exact=True).click()
+        seen.page.get_by_role("link", name=waiting).click()
+        seen.sees("place in line")
+        assert seen.page.url.endswith(f"/ui/request/{waiting}")
+        seen.sees("fake-provider-main")
+        seen.open(f"/ui/request/{served}")
+        seen.sees("fulfilled (was pending)")
+        seen.open("/ui/nodes?state=ready")
+        assert seen.page.locator("tbody tr").count() == 2
+        seen.sees(HOSTILE)
+        (node_id, *_rest) = site.bench.zuul.accept(served)
+        site.bench.zuul.give_back(node_id)
+        # Nobody has touched the page.
+        wait_for(lambda: seen.page.get_by_text(node_id).count() == 0, 30, "it is live")
+        seen.open(f"/ui/node/{node_id}")
+        seen.sees("created in fake-provider-main")
+        seen.sees("launch: attempt 1")
+
+
+@pytest.mark.spec("issue: each page: light and dark, phone and desk; axe finds nothing serious; no errors")
+@pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 375)])
+def test_accessible(site: Site, scheme: str, width: int) -> None:
+    served, waiting = busy(site)
+    with browser(site.address, color_scheme=scheme, viewport={"width": width, "height": 800}) as seen:
+        for path in (*PATHS, f"request/{waiting}", f"request/{served}", "label/fake-label", "provider/fake-provider"):
+            seen.open(f"/ui/{path}")
+            seen.page.wait_for_load_state("domcontentloaded")
+            assert seen.accessible() == [], path
+            assert seen.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), f"/ui/{path} is too wide"
+
+
+@pytest.mark.spec("issue: keyboard")
+def test_keyboard(site: Site) -> None:
+    busy(site)
+    with browser(site.address) as seen:
+        seen.open("/ui/nodes")
+        seen.page.keyboard.press("Tab")
+        seen.page.keyboard.press("Enter")
+        assert seen.page.evaluate("document.activeElement.id") == "main"
+        header = seen.page.get_by_role("button", name="State")
+        header.focus()
+        seen.page.keyboard.press("Enter")
+        seen.page.locator("th[aria-sort=ascending]").wait_for()
+        assert "sort=state" in seen.page.url
+        # The focus stays where it was.
+        wait_for(lambda: "State" in str(seen.page.evaluate("document.activeElement.textContent")), what="the focus")
+        seen.page.keyboard.press("Enter")
+        seen.page.locator("th[aria-sort=descending]").wait_for()
+
+
+@pytest.mark.spec("issue: find, filters and what is unknown")
+def test_find_and_unknown(site: Site) -> None:
+    busy(site)
+    with browser(site.address) as seen:
+        seen.open("/ui/nodes")
+        seen.page.get_by_label("Find").fill("no such thing")
+        seen.page.locator("tbody").get_by_text("none", exact=True).wait_for()
+        assert "q=no+such+thing" in seen.page.url
+        seen.open("/ui/node/0000009999")
+        seen.sees("node 0000009999 is not known")
+        seen.open("/ui/nowhere")
+        seen.sees("there is no such page")
+        # What the server refuses is an error in the console of the browser, and nothing else is.
+        assert all("404" in each for each in seen.errors)
+        seen.errors.clear()
