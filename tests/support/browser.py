@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,12 +17,9 @@ SECONDS = 30.0
 SERIOUS = ("serious", "critical")
 
 
-def executable() -> str:
-    """Debian calls it chromium, Ubuntu's package of that name may be another thing."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    raise AssertionError("no Chromium: apt-get install chromium")
+def executable() -> str | None:
+    """The system's; None: the one that Playwright has installed (tools/run-tests)."""
+    return shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Browser:
@@ -70,7 +68,8 @@ def browser(address: str, **options: Any) -> Iterator[Browser]:
             chromium.close()
 
 
-def screenshots(folder: pathlib.Path) -> Callable[[Browser, str], None]:
-    """For the manual."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return lambda each, name: each.page.screenshot(path=str(folder / f"{name}.png"))
+def shoot(seen: Browser, name: str) -> None:
+    """For the manual, when NODEPOOL_SCREENSHOTS names the folder (doc/images)."""
+    folder = os.environ.get("NODEPOOL_SCREENSHOTS")
+    if folder:
+        seen.page.screenshot(path=str(pathlib.Path(folder, f"{name}.png")))

@@ -374,7 +374,8 @@ Log in to a node (its port is in: np list --detail):
 
   ssh -i {self.slivers.key} -p PORT {self.slivers.username}@127.0.0.1
 
-For a browser or curl: http://127.0.0.1:{self.web_port}/node-list, /request-list, /waiting-list, /ready, /metrics
+For a browser: http://127.0.0.1:{self.web_port}/ui/    what goes on, what waits and why
+For curl: http://127.0.0.1:{self.web_port}/api/v1, /node-list, /request-list, /ready, /metrics
 
 Ctrl-C stops everything.""")
         with contextlib.suppress(KeyboardInterrupt), self.condition:

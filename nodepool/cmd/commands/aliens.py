@@ -11,7 +11,6 @@ from typing import Any
 from nodepool import status
 from nodepool.cmd.commands.context import Context, Subparsers, add_listing
 from nodepool.config.model import ProviderConfig
-from nodepool.driver.toolkit.cloud_images import get_field, is_snapshot, listing_of, properties_of
 from nodepool.exceptions import TimeoutException
 from nodepool.process.program import describe
 from nodepool.zk.records import READY
@@ -62,6 +61,9 @@ class _Listing(threading.Thread):
 
 
 def alien_image_list(context: Context) -> None:
+    # Drivers take long to load, and no other command needs them.
+    from nodepool.driver.toolkit.cloud_images import get_field, is_snapshot, properties_of
+
     wanted = context.args.provider
     zk = context.zk
     if wanted:
@@ -88,15 +90,15 @@ def alien_image_list(context: Context) -> None:
         images = set(getattr(configs[name], "diskimages", None) or ())
         known = {u.external_id for u in uploads if u.provider_name == name and u.image_name in images}
         rows += [
-            {"provider": name, "name": _name(image), "image_id": get_field(image, "id")}
+            {
+                "provider": name,
+                "name": get_field(image, "name") or get_field(properties_of(image), "Name"),
+                "image_id": get_field(image, "id"),
+            }
             for image in listed
             if get_field(properties_of(image), BUILD_PROPERTY) and get_field(image, "id") not in known and not is_snapshot(image)
         ]  # fmt: skip
     context.show(status.Results(rows, status.ALIEN_COLUMNS))
-
-
-def _name(image: Any) -> Any:
-    return get_field(image, "name") or get_field(properties_of(image), "Name")
 
 
 def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
@@ -105,6 +107,7 @@ def _provider_images(zk: ZooKeeper, config: ProviderConfig) -> Iterable[Any]:
     :raises TypeError: the driver has no way to list images.
     """
     from nodepool.driver import lifecycle
+    from nodepool.driver.toolkit.cloud_images import listing_of
 
     manager = lifecycle.get_provider(config)
     manager.start(zk)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
-from tests.support.browser import browser
+from tests.support.browser import browser, shoot
 
 PATHS = ("", "nodes", "requests", "labels", "images", "builds", "uploads", "providers", "pools", "daemons", "problems", "events",
          "config")  # fmt: skip
@@ -30,11 +30,13 @@ def test_pages(site: Site) -> None:
         assert seen.page.url.endswith("/ui/")
         seen.sees("Requests waiting")
         seen.sees("instances: 1 needed, 0 of 2 left")
+        shoot(seen, "overview")
         seen.page.get_by_role("link", name="Requests", exact=True).click()
         seen.page.get_by_role("link", name=waiting).click()
         seen.sees("place in line")
         assert seen.page.url.endswith(f"/ui/request/{waiting}")
         seen.sees("fake-provider-main")
+        shoot(seen, "request")
         seen.open(f"/ui/request/{served}")
         seen.sees("fulfilled (was pending)")
         seen.open("/ui/nodes?state=ready")

@@ -12,7 +12,7 @@ from nodepool.launcher.statistics import QUEUE_WARNING, WARNING_INTERVAL, StatsW
 
 @pytest.mark.spec("LAU-21.155: threshold 1024, once per 60 s per queue")
 def test_long_queues_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, cast(Any, None))
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, cast(Any, None), cast(Any, None))
 
     def warnings(queues: dict[str, int], now: float) -> list[str]:
         caplog.clear()
@@ -33,7 +33,8 @@ def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
 
     providers = {name: provider(name, *limits) for name, limits in {"a": (1, 2), "b": ("20", 1), "c": (3,)}.items()}
     settings = SimpleNamespace(providers=providers, tenant_resource_limits={"t": {"cores": 4}})
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, config=settings)), cast(Any, None), lambda: None, cast(Any, None))
+    nothing: Any = None
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, config=settings)), nothing, lambda: None, nothing, nothing)
     for _ in range(2):
         values: dict[str, float] = {}
         worker._limits(values)
@@ -50,10 +51,10 @@ def test_limits_of_a_broken_provider(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_part_that_raises_keeps_back_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, cast(Any, None))
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, cast(Any, None), cast(Any, None))
     for error in ("one", "one", "two"):
         worker._safely("reporting", lambda error=error: [][len(error)])  # type: ignore[misc]
     assert len(caplog.records) == 1
-    worker._safely("reporting", lambda: None, cast(Any, None))
+    worker._safely("reporting", lambda: None)
     worker._safely("reporting", lambda: [][3])
     assert len(caplog.records) == 2

@@ -1,0 +1,63 @@
+"""What launches and requests took of late."""
+
+from __future__ import annotations
+
+from nodepool.launcher.trends import BUCKET, BUCKETS, Trends
+from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import Node, NodeRequest
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+
+def node(state: str, created: object = 10.0, at: float = 14.0) -> Node:
+    made = Node("1")
+    made.state = state
+    made.type, made.created_time, made.state_time = ["a"], created, at  # type: ignore[assignment]
+    return made
+
+
+def request(state: str, requestor: str = "zuul") -> NodeRequest:
+    made = NodeRequest("100-1")
+    made.state = state
+    made.node_types, made.created_time, made.state_time, made.requestor = ["a", "a"], 10.0, 12.0, requestor
+    return made
+
+
+def test_launches_and_waits() -> None:
+    clock = Clock()
+    trends = Trends(clock)
+    trends.node_changed("1", node("building"), node("ready"))
+    trends.node_changed("2", node("building"), node("failed"))
+    trends.node_changed("3", node("ready"), node("in-use"))
+    trends.node_changed("4", None, node("ready"))
+    trends.request_changed("r", request("pending"), request("fulfilled"))
+    trends.request_changed("r", request("pending", MIN_READY), request("fulfilled", MIN_READY))
+    assert trends.labels() == {"a": {"launch": 4.0, "wait": 2.0}}
+    last = trends.chart()[-1]
+    assert (last["ready"], last["failed"], last["launch"], last["wait"]) == (1, 1, 4.0, 2.0)
+    clock.now += 60
+    trends.request_changed("r", request("pending"), request("fulfilled"))
+    assert trends.labels()["a"]["a_minute"] == 2.0
+
+
+def test_clocks_that_are_wrong() -> None:
+    trends = Trends(Clock())
+    for created in (20.0, None, "x", -1e12, float("nan")):
+        trends.node_changed("1", node("building", created), node("ready", created))
+    assert trends.labels() == {} and trends.chart()[-1]["ready"] == 5
+
+
+def test_old_buckets_go() -> None:
+    clock = Clock()
+    trends = Trends(clock)
+    trends.node_changed("1", node("building"), node("ready"))
+    clock.now += BUCKET * BUCKETS
+    chart = trends.chart()
+    assert len(chart) == BUCKETS and not any(row["ready"] for row in chart)

@@ -1,0 +1,60 @@
+"""Who may see the pages, and what is left out of the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nodepool.config.model import WEB_PAGES, Config
+from nodepool.exceptions import ConfigurationError
+from nodepool.web import access
+from nodepool.web.http import HttpError
+from nodepool.web.v1 import REDACTED, redacted
+
+
+@pytest.mark.parametrize(
+    "address, host, allowed",
+    [
+        ("127.0.0.1", "localhost:8005", True), ("127.9.9.9", "127.0.0.1:8005", True), ("::1", "[::1]:8005", True),
+        ("::ffff:127.0.0.1", "LOCALHOST", True), ("::1", "[::1]", True), ("127.0.0.1", "", True),
+        ("10.0.0.1", "localhost", False), ("::ffff:10.0.0.1", "localhost", False), ("", "localhost", False),
+        ("127.0.0.1", "evil.example", False), ("127.0.0.1", "localhost.evil.example", False),
+        ("127.0.0.1", "evil.example:8005", False),
+    ],
+)  # fmt: skip
+def test_loopback(address: str, host: str, allowed: bool) -> None:
+    environ = {"REQUEST_METHOD": "GET", "REMOTE_ADDR": address, "HTTP_HOST": host}
+    if allowed:
+        access.check("loopback", environ)
+    else:
+        with pytest.raises(HttpError, match="this machine only"):
+            access.check("loopback", environ)
+    access.check("everywhere", environ)
+    with pytest.raises(HttpError, match="switched off"):
+        access.check("off", environ)
+
+
+def test_option() -> None:
+    config = Config()
+    for value in WEB_PAGES:
+        config.setWebApp({"pages": value})
+        assert config.web_pages == value
+    config.setWebApp({"pages": False})  # a bare off, in YAML
+    assert config.web_pages == "off"
+    config.setWebApp(None)
+    assert Config().web_pages == "loopback"
+    with pytest.raises(ConfigurationError, match="loopback, everywhere, off"):
+        config.setWebApp({"pages": "all"})
+
+
+def test_redacted() -> None:
+    given: dict[str, Any] = {
+        "name": "p", "cloud": "c", "password": "s1", "api-key": "s2", "nested": [{"client-secret": {"value": "s3"}, "az": "a"}],
+        "userdata": "s4", "auth": {"user": "s5"}, "token": ["s6"], "shared-credentials-file": "s7", "custom-data": "s8",
+        "ssh-keys": "public", "key-name": "zuul",
+    }  # fmt: skip
+    found = redacted(given)
+    assert not any(f"s{number}" in str(found) for number in range(1, 9))
+    assert found["password"] == REDACTED and found["nested"][0]["az"] == "a"
+    assert (found["key-name"], found["ssh-keys"], found["cloud"]) == ("zuul", "public", "c")

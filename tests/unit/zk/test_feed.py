@@ -1,0 +1,208 @@
+"""Events, how they are told, and how they are written."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nodepool.zk.history import MOST_WAITING, HistoryReader, HistoryWriter
+from nodepool.zk.mirror.feed import KEPT, TYPES, Event, Feed, describe, matches
+from nodepool.zk.records import Node, NodeRequest
+
+
+def node(state: str, request: str | None = None) -> Node:
+    made = Node("0000000001")
+    made.state, made.provider, made.pool, made.type, made.allocated_to = state, "p", "main", ["a", "b"], request
+    return made
+
+
+def request(state: str, *declined_by: str) -> NodeRequest:
+    made = NodeRequest("100-0000000001")
+    made.state, made.node_types, made.requestor, made.declined_by = state, ["a"], "zuul", list(declined_by)
+    return made
+
+
+class Zk:
+    def __init__(self) -> None:
+        self.node_tree, self.request_tree, self.image_tree, self.component_tree = (
+            SimpleNamespace(listeners=[]) for _ in range(4)
+        )
+
+
+@pytest.fixture
+def zk() -> Zk:
+    return Zk()
+
+
+@pytest.fixture
+def feed(zk: Zk) -> Feed:
+    made = Feed(clock=lambda: 1000.0)
+    made.attach(zk)
+    return made
+
+
+def test_what_is_there_at_first_is_no_news(zk: Zk, feed: Feed) -> None:
+    zk.node_tree.listeners[0]("0000000001", None, node("ready"))
+    assert feed.since(0) == ([], True)
+
+
+def test_events_of_a_node_and_a_request(zk: Zk, feed: Feed) -> None:
+    feed.begin()
+    heard: list[Event] = []
+    feed.subscribe(heard.append)
+    changed, asked = zk.node_tree.listeners[0], zk.request_tree.listeners[0]
+    asked("100-0000000001", None, request("requested"))
+    changed("0000000001", None, node("building", "100-0000000001"))
+    changed("0000000001", node("building", "r"), node("ready", "r"))
+    changed("0000000001", node("ready", "r"), node("ready"))
+    asked("100-0000000001", request("requested"), request("requested", "l1"))
+    asked("100-0000000001", request("requested", "l1"), request("failed", "l1"))
+    asked("100-0000000001", request("failed"), None)
+    changed("0000000001", node("deleting"), None)
+    zk.image_tree.listeners[0]("debian")
+    zk.component_tree.listeners[0]("/nodepool/components/pool/host0001", True)
+    feed.note("launch-failed", node="0000000001", attempt=1, reason="no\nroom")
+    assert [event["type"] for event in heard] == [
+        "request-submitted", "node-created", "node-changed", "node-allocated", "request-declined", "request-changed",
+        "request-removed", "node-removed", "image-changed", "component-changed", "launch-failed",
+    ]  # fmt: skip
+    assert {event["type"] for event in heard} <= TYPES.keys()
+    assert [event["number"] for event in heard] == list(range(1, 12))
+    for event in heard:
+        text = describe(event)
+        assert "\n" not in text and "None" not in text, text
+    assert describe(heard[3]) == "node 0000000001: taken from request r"
+    assert describe(heard[10]) == "node 0000000001: launch attempt 1 failed: no room"
+
+
+def test_an_unchanged_record_is_no_event(zk: Zk, feed: Feed) -> None:
+    feed.begin()
+    zk.node_tree.listeners[0]("0000000001", node("ready"), node("ready"))
+    assert feed.number == 0
+
+
+def test_what_is_not_kept_any_more(feed: Feed) -> None:
+    for _ in range(KEPT + 10):
+        feed.note("node-step", node="1")
+    found, complete = feed.since(5)
+    assert len(found) == KEPT and not complete
+    assert feed.since(KEPT) == (found[-10:], True)
+
+
+def test_a_listener_that_raises_harms_no_other(feed: Feed, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Event] = []
+
+    def bad(event: Event) -> None:
+        raise ValueError
+
+    feed.subscribe(bad)
+    feed.subscribe(heard.append)
+    feed.note("node-step")
+    assert len(heard) == 1 and "A listener failed" in caplog.text
+    feed.unsubscribe(heard.append)
+    feed.note("node-step")
+    assert len(heard) == 1
+
+
+def test_matches() -> None:
+    event = {"type": "node-changed", "labels": ["a", "b"], "node": "1"}
+    assert matches(event, {}) and matches(event, {"labels": ["b", "c"], "node": ["1"]})
+    assert not matches(event, {"labels": ["c"]}) and not matches(event, {"request": ["1"]})
+
+
+class Kazoo:
+    """Writes and reads in memory."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, bytes] = {}
+
+    def _now(self, value: Any) -> Any:
+        return SimpleNamespace(get=lambda timeout: value)
+
+    def create_async(self, path: str, data: bytes, **options: Any) -> Any:
+        name = f"{len(self.written):010}"
+        self.written[name] = data
+        return self._now(path + name)
+
+    def get_children_async(self, path: str) -> Any:
+        return self._now(list(self.written))
+
+    def get_async(self, path: str) -> Any:
+        return self._now((self.written[path.rpartition("/")[2]], None))
+
+    def exists_async(self, path: str) -> Any:
+        return self._now(SimpleNamespace(ctime=2e15))
+
+
+def test_history_is_written_together(zk: Zk, feed: Feed) -> None:
+    now = [0.0]
+    kazoo: Any = Kazoo()
+    writer = HistoryWriter(feed, lambda: now[0])
+    feed.begin()
+    zk.node_tree.listeners[0]("0000000001", None, node("building"))
+    feed.note("node-step", node="0000000001", step="x")
+    zk.image_tree.listeners[0]("debian")
+    writer.flush(kazoo, True)
+    assert kazoo.written == {}  # not yet
+    now[0] = 31.0
+    writer.flush(kazoo, True)
+    writer.flush(kazoo, True)
+    assert len(kazoo.written) == 1
+    found = HistoryReader().read(kazoo, "node", "0000000001")
+    assert [event["type"] for event in found] == ["node-created", "node-step"]
+    assert all("number" not in event and "noted" not in event for event in found)
+
+
+def test_each_writes_its_own_and_one_writes_what_all_see(zk: Zk, feed: Feed) -> None:
+    kazoo: Any = Kazoo()
+    writer = HistoryWriter(feed)
+    feed.begin()
+    zk.node_tree.listeners[0]("0000000001", None, node("building"))
+    feed.note("node-step", node="0000000001", step="x")
+    writer.flush(kazoo, False, at_once=True)
+    assert [event["type"] for event in HistoryReader().read_all(kazoo)] == ["node-step"]
+    zk.node_tree.listeners[0]("0000000001", node("building"), None)
+    writer.flush(kazoo, False, at_once=True)
+    assert len(kazoo.written) == 1  # nothing of its own: no write
+
+
+def test_without_zookeeper_memory_is_bounded(feed: Feed) -> None:
+    writer = HistoryWriter(feed)
+    for _ in range(MOST_WAITING + 10):
+        feed.note("node-step")
+    kazoo: Any = Kazoo()
+    writer.flush(kazoo, True)
+    assert 0 < len(HistoryReader().read_all(kazoo)) <= MOST_WAITING
+
+
+@pytest.mark.parametrize("data", [b"", b"x", zlib.compress(b"[]\n5\n{}\n{\n"), zlib.compress(b'{"type": 5, "time": "x"}')])
+def test_damaged_history(data: bytes) -> None:
+    kazoo: Any = Kazoo()
+    kazoo.written["0000000000"] = data
+    assert HistoryReader().read_all(kazoo) == []
+
+
+def test_history_holds_little_per_node(zk: Zk, feed: Feed) -> None:
+    kazoo: Any = Kazoo()
+    writer = HistoryWriter(feed)
+    feed.begin()
+    changed, asked = zk.node_tree.listeners[0], zk.request_tree.listeners[0]
+    for number in range(100):
+        request_id, node_id = f"200-{number:010}", f"{number:010}"
+        asked(request_id, None, request("requested"))
+        for before, after in (("requested", "pending"), ("pending", "fulfilled")):
+            asked(request_id, request(before), request(after))
+        states = ["building", "ready", "in-use", "used", "deleting"]
+        changed(node_id, None, node("building", request_id))
+        for step in range(3):
+            feed.note("node-step", node=node_id, request=request_id, provider="p", pool="main", step=f"step {step}")
+        for before, after in itertools.pairwise(states):
+            changed(node_id, node(before, request_id), node(after, request_id))
+        changed(node_id, node("deleting"), None)
+        asked(request_id, request("fulfilled"), None)
+    writer.flush(kazoo, True, at_once=True)
+    assert sum(map(len, kazoo.written.values())) / 100 < 1000

@@ -1,0 +1,75 @@
+"""Reports of launchers: what comes from ZooKeeper is checked where it enters."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodepool.zk import reports
+from nodepool.zk.records import RecordError
+
+GOOD: dict[str, Any] = {
+    "hostname": "nl01", "config": {}, "details": [], "providers": {"p": {}}, "not_running": {}, "labels": {}, "lately": {},
+    "tenants": {},
+    "waiting": [{"labels": ["a"], "state": "requested", "since": 5.0, "count": 1, "ids": ["1-2"],
+                 "reasons": [{"code": "busy", "pool": "", "text": "busy"}]}],
+}  # fmt: skip
+
+
+def test_round_trip() -> None:
+    assert reports.parse(reports.serialize(GOOD)) == GOOD
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", zlib.compress(b""), zlib.compress(b"[]"), zlib.compress(b"{"), None])
+def test_damaged(data: bytes | None) -> None:
+    with pytest.raises(RecordError):
+        reports.parse(data)
+
+
+@pytest.mark.parametrize("key", sorted(GOOD))
+def test_a_key_of_another_kind(key: str) -> None:
+    for value in (None, 5):
+        with pytest.raises(RecordError, match=key):
+            reports.parse(zlib.compress(json.dumps({**GOOD, key: value}).encode()))
+
+
+def test_a_bomb() -> None:
+    """What unpacks to very much is not unpacked."""
+    with pytest.raises(RecordError):
+        reports.parse(zlib.compress(b'{"hostname": "' + b"x" * (64 << 20)))
+
+
+def test_too_large() -> None:
+    import random
+
+    text = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=1 << 20))
+    with pytest.raises(ValueError, match="are allowed"):
+        reports.serialize({**GOOD, "details": [text]})
+
+
+WILD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["labels", "since", "ids", "reasons", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(WILD, max_size=4), st.dictionaries(st.text(max_size=3), WILD, max_size=3))
+def test_wild_content(waiting: list[Any], named: dict[str, Any]) -> None:
+    """It is refused, or has the shape that readers rely on."""
+    try:
+        found = reports.parse(zlib.compress(json.dumps({**GOOD, "waiting": waiting, "labels": named, "lately": named}).encode()))
+    except RecordError:
+        return
+    for group in found["waiting"]:
+        assert all(isinstance(one, str) for one in [*group["labels"], *group["ids"]])
+        assert isinstance(group["since"], (int, float)) and isinstance(group["count"], int)
+        assert all(set(reason) == {"code", "pool", "text"} for reason in group["reasons"])
+    assert all(isinstance(entry, dict) for entry in [*found["labels"].values(), *found["lately"].values()])
