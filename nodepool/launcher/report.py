@@ -144,11 +144,14 @@ class Reporter:
     def _waiting(self) -> list[dict[str, Any]]:
         """Requests that wait for the same reason together, in the order of the first of each."""
         groups: dict[tuple[tuple[str, ...], str, str], dict[str, Any]] = {}
+        #: Thousands of requests share one value.
+        texts: dict[int, str] = {}
         ids = 0
         now = self._state.clock.time()
         since = {}
-        for request_id, labels, state, reasons in self._explain():
-            key = (labels, state, repr(reasons))
+        explained = self._explain()
+        for request_id, labels, state, reasons in explained:
+            key = (labels, state, texts.get(id(reasons)) or texts.setdefault(id(reasons), repr(reasons)))
             group = groups.get(key)
             if group is None:
                 if len(groups) >= MOST_GROUPS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +22,46 @@ POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", 
                 "nodes": "Nodes", "max_servers": "Max Servers", "priority": "Priority"}  # fmt: skip
 WAITING_COLUMNS = {"labels": "Labels", "count": "Requests", "state": "State", "since": "For", "reason": "Waits Because"}
 Clock = Callable[[], float]
+
+
+class Once:
+    """A facade that reads the lists at most once: for who shows them from several sides."""
+
+    def __init__(self, zk: Any) -> None:
+        self._zk = zk
+        self._read: dict[str, Any] = {}
+
+    def _once(self, name: str) -> Any:
+        if name not in self._read:
+            self._read[name] = getattr(self._zk, name)()
+        return self._read[name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._zk, name)
+
+    def readNodes(self, with_contenders: bool = False) -> Any:
+        """Without their locks where there is no mirror: nothing that reads them twice shows these."""
+        if "nodes" not in self._read:
+            self._read["nodes"] = self._zk.readNodes(with_contenders=False)
+        return self._read["nodes"]
+
+    def readRequests(self) -> Any:
+        return self._once("readRequests")
+
+    def readReports(self) -> Any:
+        return self._once("readReports")
+
+    def readProgress(self) -> Any:
+        return self._once("readProgress")
+
+    def getLaunchers(self) -> Any:
+        return self._once("getLaunchers")
+
+    def getBuilders(self) -> Any:
+        return self._once("getBuilders")
+
+    def getRegisteredPools(self) -> Any:
+        return self._once("getRegisteredPools")
 
 
 def daemons(zk: Any, clock: Clock = time.time) -> Results:
@@ -51,9 +91,9 @@ def daemons(zk: Any, clock: Clock = time.time) -> Results:
 
 
 def _by_provider(zk: Any) -> dict[str, Counter[str]]:
-    counts: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for node in zk.readNodes(with_contenders=False):
-        counts.setdefault(str(node.provider), Counter())[str(node.state)] += 1
+        counts[str(node.provider)][str(node.state)] += 1
     return counts
 
 
@@ -99,9 +139,7 @@ def _numbers(value: Any) -> dict[str, float]:
 
 
 def pools(zk: Any) -> Results:
-    counts: Counter[tuple[str, str]] = Counter()
-    for node in zk.readNodes(with_contenders=False):
-        counts[str(node.provider), str(node.pool)] += 1
+    counts = Counter((node.provider, node.pool) for node in zk.readNodes(with_contenders=False))
     limits = {
         (name, pool): (entry.get("max_servers") if isinstance(entry, dict) else None)
         for report in zk.readReports()
@@ -115,7 +153,7 @@ def pools(zk: Any) -> Results:
             "launcher": pool.content.get("hostname"),
             "labels": sorted(pool.labels),
             "paused": pool.paused,
-            "nodes": counts[str(pool.provider_name), str(pool.name)],
+            "nodes": counts[pool.provider_name, pool.name],
             "max_servers": limits.get((str(pool.provider_name), str(pool.name))),
             "priority": pool.priority,
         }
@@ -143,10 +181,15 @@ def waiting(zk: Any, clock: Clock = time.time) -> Results:
     return Results(rows, WAITING_COLUMNS)
 
 
+def states(zk: Any) -> Counter[str]:
+    """Of the requests."""
+    return Counter(str(request.state) for request in zk.readRequests())
+
+
 def summary(zk: Any) -> str:
     """Nodes and requests in one line each."""
     nodes = Counter(str(node.state) for node in zk.readNodes(with_contenders=False))
-    requests = Counter(str(request.state) for request in zk.readRequests())
+    requests = states(zk)
     return f"Nodes: {_total(nodes)}\nRequests: {_total(requests)}"
 
 

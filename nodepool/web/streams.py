@@ -28,8 +28,8 @@ from nodepool.zk.mirror.feed import TYPES, Event, Feed, matches
 MOST_STREAMS = 300
 HEARTBEAT = 15.0
 """Seconds after which something is sent in any case: it finds out who has gone, and keeps the connection open."""
-DIGEST = 2.0
-"""Seconds between two messages to a page, which only wants to know what to ask for again."""
+DIGEST = 4.0
+"""Seconds between two messages to a page, which only wants to know what to ask for again; the first comes at once."""
 BEAT = ": \n\n"
 SLOW = 1 << 18
 """Bytes that may wait for a client; who is slower is cut off, and comes back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,9 @@ from nodepool.status.results import to_int_or_none
 from nodepool.zk.records import READY
 
 Rows = list[dict[str, Any]]
+#: What a request waits for: texts and codes.
+Waits = tuple[tuple[str, ...], tuple[str, ...]]
+NOTHING: Waits = ((), ())
 
 
 @dataclass(frozen=True)
@@ -23,76 +26,100 @@ class Table:
     columns: Mapping[str, str]
 
 
-def nodes(nodepool: Any) -> Rows:
-    """``since`` and ``created`` are UNIX seconds; ports are hidden as in ``/node-list``."""
-    return [
-        {
-            "id": node.id,
-            "labels": list(node.type),
-            "state": node.state,
-            "since": node.state_time,
-            "created": node.created_time,
-            "provider": node.provider,
-            "pool": node.pool,
-            "request": node.allocated_to,
-            "locked": bool(node.lock_contenders),
-            "server": node.external_id,
-            "address": node.interface_ip or node.public_ipv4 or node.private_ipv4 or node.public_ipv6,
-            "port": status.port_of(node.connection_port),
-            "username": node.username,
-            "az": node.az,
-            "hostname": node.hostname,
-            "launcher": node.launcher,
-            "tenant": node.tenant_name,
-            "hold_job": node.hold_job,
-            "comment": node.comment,
-        }
-        for node in nodepool.getZK().readNodes(with_contenders=True)
-    ]
+class NodeRows:
+    """Rows of nodes; a row is made again only when its record is another one: records are never changed in place."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
+
+    def read(self, nodepool: Any) -> Rows:
+        """``since`` and ``created`` are UNIX seconds; ports are hidden as in ``/node-list``."""
+        kept: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
+        for node in nodepool.getZK().readNodes(with_contenders=True):
+            locked, known = bool(node.lock_contenders), self._kept.get(node.id)
+            row = known[2] if known is not None and known[0] is node and known[1] is locked else _node_row(node, locked)
+            kept[node.id] = (node, locked, row)
+        self._kept = kept
+        return [row for _node, _locked, row in kept.values()]
 
 
-def requests(nodepool: Any) -> Rows:
-    zk = nodepool.getZK()
-    waits: dict[str, tuple[list[str], list[str]]] = {}
-    for report in zk.readReports():
-        for group in report["waiting"]:
-            texts = [f"{one['pool']}: {one['text']}" if one["pool"] else one["text"] for one in group["reasons"]]
-            codes = [one["code"] for one in group["reasons"]]
-            for request_id in group["ids"]:
-                known = waits.setdefault(request_id, ([], []))
-                known[0].extend(texts)
-                known[1].extend(codes)
-    found = zk.readRequests()
-    declines = zk.readDeclines(found)
-    rows = []
-    for request in found:
-        texts, codes = waits.get(request.id, ([], []))
-        rows.append(
-            {
-                "id": request.id,
-                "state": request.state,
-                "labels": list(request.node_types),
-                "since": request.state_time,
-                "created": request.created_time if isinstance(request.created_time, (int, float)) else None,
-                "requestor": request.requestor,
-                "tenant": request.tenant_name,
-                "provider": request.provider,
-                "relative_priority": request.relative_priority,
-                "nodes": list(request.nodes),
-                "reason": "; ".join(dict.fromkeys([*texts, *declines.get(request.id, [])])) or None,
-                "codes": sorted(set(codes)),
-                "event_id": request.event_id,
-            }
-        )
-    return rows
+def _node_row(node: Any, locked: bool) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "labels": list(node.type),
+        "state": node.state,
+        "since": node.state_time,
+        "created": node.created_time,
+        "provider": node.provider,
+        "pool": node.pool,
+        "request": node.allocated_to,
+        "locked": locked,
+        "server": node.external_id,
+        "address": node.interface_ip or node.public_ipv4 or node.private_ipv4 or node.public_ipv6,
+        "port": status.port_of(node.connection_port),
+        "username": node.username,
+        "az": node.az,
+        "hostname": node.hostname,
+        "launcher": node.launcher,
+        "tenant": node.tenant_name,
+        "hold_job": node.hold_job,
+        "comment": node.comment,
+    }
+
+
+class RequestRows:
+    """Rows of requests, kept as those of nodes are."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Any, Waits, list[str], dict[str, Any]]] = {}
+
+    def read(self, nodepool: Any) -> Rows:
+        zk = nodepool.getZK()
+        waits: dict[str, Waits] = {}
+        for report in zk.readReports():
+            for group in report["waiting"]:
+                texts = tuple(f"{one['pool']}: {one['text']}" if one["pool"] else one["text"] for one in group["reasons"])
+                codes = tuple(one["code"] for one in group["reasons"])
+                for request_id in group["ids"]:
+                    known = waits.get(request_id)
+                    waits[request_id] = (texts, codes) if known is None else (known[0] + texts, known[1] + codes)
+        found = zk.readRequests()
+        declines = zk.readDeclines(found)
+        kept: dict[str, tuple[Any, Waits, list[str], dict[str, Any]]] = {}
+        for request in found:
+            waits_for, declined = waits.get(request.id, NOTHING), declines.get(request.id, [])
+            known_row = self._kept.get(request.id)
+            if known_row is None or known_row[0] is not request or known_row[1:3] != (waits_for, declined):
+                known_row = (request, waits_for, declined, _request_row(request, waits_for, declined))
+            kept[request.id] = known_row
+        self._kept = kept
+        return [entry[3] for entry in kept.values()]
+
+
+def _request_row(request: Any, waits: Waits, declined: list[str]) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "state": request.state,
+        "labels": list(request.node_types),
+        "since": request.state_time,
+        "created": request.created_time if isinstance(request.created_time, (int, float)) else None,
+        "requestor": request.requestor,
+        "tenant": request.tenant_name,
+        "provider": request.provider,
+        "relative_priority": request.relative_priority,
+        "nodes": list(request.nodes),
+        "reason": "; ".join(dict.fromkeys([*waits[0], *declined])) or None,
+        "codes": sorted(set(waits[1])),
+        "event_id": request.event_id,
+    }
 
 
 def labels(nodepool: Any) -> Rows:
     zk = nodepool.getZK()
-    states: dict[str, Counter[str]] = {}
+    states: dict[str, Counter[str]] = defaultdict(Counter)
     for node in zk.readNodes(with_contenders=False):
         for label in node.type:
-            states.setdefault(label, Counter())[str(node.state)] += 1
+            states[label][str(node.state)] += 1
     waiting: Counter[str] = Counter()
     for request in cluster.open_requests(zk.readRequests()):
         waiting.update(set(request.node_types))
@@ -149,11 +176,11 @@ def _of_zk(read: Callable[[Any], status.Results]) -> Callable[[Any], Rows]:
 
 
 TABLES = {
-    "nodes": Table(nodes, {
+    "nodes": Table(lambda nodepool: NodeRows().read(nodepool), {
         "id": "Node", "labels": "Labels", "state": "State", "since": "Age", "provider": "Provider", "pool": "Pool",
         "request": "Request", "locked": "Locked", "address": "Address", "comment": "Comment",
     }),
-    "requests": Table(requests, {
+    "requests": Table(lambda nodepool: RequestRows().read(nodepool), {
         "id": "Request", "state": "State", "labels": "Labels", "since": "Age", "requestor": "Requestor", "nodes": "Nodes",
         "reason": "Waits or declined because",
     }),

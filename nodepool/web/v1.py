@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import http
 import importlib.resources
@@ -11,9 +12,11 @@ import json
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+from nodepool.status import cluster
 from nodepool.status.explain import KINDS, Unknown, explain
 from nodepool.status.filters import test_of
 from nodepool.status.results import plain
@@ -21,12 +24,13 @@ from nodepool.version import get_version_string
 from nodepool.web import access
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response
-from nodepool.web.tables import TABLES, Rows
+from nodepool.web.tables import TABLES, NodeRows, RequestRows, Rows
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES
 
 API, PAGES, STATIC = "/api/v1/", "/ui/", "/ui/static/"
 EVENTS = "/api/v1/events"
+JSON = "application/json"
 LIMIT, MOST = 500, 20000
 """Rows of an answer, unless asked for otherwise, and at most."""
 ROWS_AGE = 1.0
@@ -44,8 +48,11 @@ class Api:
         self._nodepool = nodepool
         self._history = HistoryReader()
         self._rows = ResponseCache(ROWS_AGE, monotonic=monotonic)
-        self._kept: dict[str, tuple[float, Rows]] = {}
-        self._monotonic = monotonic
+        self._kept: dict[str, Rows] = {}
+        self._answers = ResponseCache(ROWS_AGE, monotonic=monotonic)
+        #: Those of which there are thousands keep what they have made.
+        self._readers = {"nodes": NodeRows().read, "requests": RequestRows().read}
+        self._source = _Source(nodepool, monotonic)
 
     @staticmethod
     def serves(path: str) -> bool:
@@ -59,7 +66,7 @@ class Api:
         elif request.path == "/ui" or request.path.startswith(PAGES):
             response = _file("index.html", "text/html; charset=UTF-8")
         else:
-            response = self._api(request)
+            response = self._shared(request)
         tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
         headers = (*access.HEADERS, ("ETag", tag), ("Cache-Control", "no-cache"))
         if environ.get("HTTP_IF_NONE_MATCH") == tag:
@@ -73,6 +80,28 @@ class Api:
         return _file(name, FILES[name])
 
     # -- /api/v1
+
+    def _shared(self, request: Request) -> Response:
+        """Many pages ask for the same when they are told of a change: it is made once a second for all of them."""
+        made: list[Response] = []
+
+        def make() -> bytes:
+            made.append(self._api(request))
+            return made[0].body
+
+        key = (request.path, tuple((name, tuple(values)) for name, values in sorted(request.lists.items())))
+        body = self._answer(self._answers, key, make)
+        if made:
+            return made[0]
+        name = request.path.rsplit("/", 1)[1]
+        return Response(body, *_csv_head(name)) if request.parameters.get("format") == "csv" else Response(body, JSON)
+
+    @staticmethod
+    def _answer(cache: ResponseCache, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        try:
+            return cache.get(key, make).body
+        except TimeoutError:
+            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being made for another client, try again") from None
 
     def _api(self, request: Request) -> Response:
         zk = self._nodepool.getZK()
@@ -126,22 +155,15 @@ class Api:
         """The rows, made once a second for all who ask."""
 
         def make() -> bytes:
-            self._kept[name] = (self._monotonic(), sorted(TABLES[name].read(self._nodepool), key=_first))
+            rows = self._readers.get(name, TABLES[name].read)(self._source)
+            self._kept[name] = rows if name in self._readers else sorted(rows, key=_first)
             return b""
 
-        try:
-            self._rows.get(name, make)
-        except TimeoutError:
-            raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "Being made for another client, try again") from None
-        return self._kept[name][1]
+        self._answer(self._rows, name, make)
+        return self._kept[name]
 
     def _overview(self) -> dict[str, Any]:
-        nodes: dict[str, int] = {}
-        for row in self._read("nodes"):
-            nodes[str(row["state"])] = nodes.get(str(row["state"]), 0) + 1
-        requests: dict[str, int] = {}
-        for row in self._read("requests"):
-            requests[str(row["state"])] = requests.get(str(row["state"]), 0) + 1
+        nodes, requests = Counter(str(row["state"]) for row in self._read("nodes")), cluster.states(self._source.getZK())
         trends = getattr(self._nodepool, "trends", None)
         return {
             "nodes": nodes,
@@ -182,6 +204,21 @@ class Api:
         return _json(found.record())
 
 
+class _Source:
+    """The NodePool as tables know it; what one of them has read the others need not read in that second."""
+
+    def __init__(self, nodepool: Any, monotonic: Callable[[], float]) -> None:
+        self._nodepool = nodepool
+        self._monotonic = monotonic
+        self._once: tuple[float, Any, cluster.Once] | None = None
+
+    def getZK(self) -> Any:
+        zk, now, known = self._nodepool.getZK(), self._monotonic(), self._once
+        if known is None or known[1] is not zk or now - known[0] >= ROWS_AGE:
+            known = self._once = (now, zk, cluster.Once(zk))
+        return known[2]
+
+
 def redacted(value: Any, secret: bool = False) -> Any:
     """The value with everything left out whose name may be that of a secret."""
     if isinstance(value, dict):
@@ -191,6 +228,7 @@ def redacted(value: Any, secret: bool = False) -> Any:
     return REDACTED if secret and value not in (None, True, False) else value
 
 
+@functools.cache
 def _file(name: str, content_type: str) -> Response:
     body = importlib.resources.files("nodepool.web").joinpath("static", name).read_bytes()
     return Response(body, content_type)
@@ -201,7 +239,7 @@ def _json(content: Any) -> Response:
         text = json.dumps(content, default=plain, allow_nan=False)
     except ValueError:  # infinity and the like are no JSON, and no browser takes them
         text = json.dumps(_finite(content), default=plain)
-    return Response(text.encode(), "application/json")
+    return Response(text.encode(), JSON)
 
 
 def _finite(value: Any) -> Any:
@@ -220,8 +258,12 @@ def _csv(rows: Rows, keys: list[str], name: str) -> Response:
     writer.writerow(keys)
     for row in rows:
         writer.writerow([_harmless(row.get(key)) for key in keys])
-    headers = (("Content-Disposition", f'attachment; filename="{name}.csv"'),)
-    return Response(stream.getvalue().encode("utf-8", "backslashreplace"), "text/csv; charset=UTF-8", headers=headers)
+    content_type, code, headers = _csv_head(name)
+    return Response(stream.getvalue().encode("utf-8", "backslashreplace"), content_type, code, headers)
+
+
+def _csv_head(name: str) -> tuple[str, http.HTTPStatus, tuple[tuple[str, str], ...]]:
+    return "text/csv; charset=UTF-8", http.HTTPStatus.OK, (("Content-Disposition", f'attachment; filename="{name}.csv"'),)
 
 
 def _harmless(value: Any) -> Any:

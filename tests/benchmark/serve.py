@@ -25,6 +25,10 @@ def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     pool.start()
+    if port := os.environ.get("NODEPOOL_BENCHMARK_WEB"):
+        from nodepool.webapp import WebApp
+
+        WebApp(pool, int(port), "127.0.0.1").start()
     while not stop.wait(3600):
         pass
     os._exit(0)

@@ -66,7 +66,7 @@ def watch(context: Context, function: Callable[[Context], Any]) -> int:
 
 
 def show_status(context: Context) -> None:
-    zk = context.zk
+    zk: Any = cluster.Once(context.zk)
     tables = {
         "Launchers and builders": cluster.daemons(zk),
         "Providers": cluster.providers(zk),

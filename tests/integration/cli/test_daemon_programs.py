@@ -28,7 +28,8 @@ class NodePool:
         if not os.path.exists(self.args[1]):
             raise ConfigurationError(f"no such file: {self.args[1]}")
         return types.SimpleNamespace(
-            webapp={"port": int(os.environ["WEB_PORT"]), "listen_address": "127.0.0.1"}, zookeeper_servers="localhost:1",
+            webapp={"port": int(os.environ["WEB_PORT"]), "listen_address": "127.0.0.1"}, web_pages="loopback",
+            zookeeper_servers="localhost:1",
             zookeeper_timeout=10, zookeeper_tls_cert=None, zookeeper_tls_key=None, zookeeper_tls_ca=None, zookeeper_insecure=True)
     def getZK(self):
         return None
