@@ -51,6 +51,9 @@ class Once:
     def readReports(self) -> Any:
         return self._once("readReports")
 
+    def readImages(self) -> Any:
+        return self._once("readImages")
+
     def readProgress(self) -> Any:
         return self._once("readProgress")
 

@@ -1,10 +1,11 @@
-"""``config-validate`` and ``config-schema`` (CFG-12): neither ZooKeeper nor a cloud is asked."""
+"""``config-validate`` and ``config-schema`` (CFG-12): neither ZooKeeper nor a cloud is asked; and ``plan``."""
 
 from __future__ import annotations
 
 import json
 
-from nodepool.cmd.commands.context import Context, Subparsers, add_command
+from nodepool.cmd.commands.context import Context, Subparsers, add_command, add_listing
+from nodepool.process.program import load_config
 
 
 def register(subparsers: Subparsers) -> None:
@@ -12,6 +13,9 @@ def register(subparsers: Subparsers) -> None:
     # Not "strict": the default would undo the option of the same name before the subcommand.
     parser.add_argument("--strict", action="store_true", dest="strict_warnings", help="warnings are errors, too")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="(default: %(default)s, to the log)")
+    parser = add_listing(subparsers, "plan", plan_change, "what a changed configuration would do to what is there now")
+    # Before the subcommand stands the configuration in force, by which ZooKeeper is found.
+    parser.add_argument("-c", "--new", dest="new", metavar="FILE", required=True, help="the changed configuration")
     add_command(subparsers, "config-schema", config_schema, "print the JSON schema of the configuration file, for editors")
 
 
@@ -26,6 +30,24 @@ def config_validate(context: Context) -> int:
     validator.check()
     print(json.dumps(validator.report(), indent=1))
     return 0 if validator.good else 1
+
+
+def plan_change(context: Context) -> int:
+    """Status 1: the file is not good."""
+    from nodepool.cmd.config_validator import ConfigValidator
+    from nodepool.status import cluster
+    from nodepool.status.plan import plan
+
+    args = context.args
+    validator = ConfigValidator(args.new, args.secure)
+    if validator.validate():
+        return 1
+    found = plan(cluster.Once(context.zk), context.config, load_config(args.new, args.secure))
+    if not found.rows and args.format == "table":
+        print("nothing would change")
+    else:
+        context.show(found)
+    return 0
 
 
 def config_schema(context: Context) -> None:
