@@ -5,6 +5,7 @@ Recording is cheap (a dictionary entry, a queue entry) and never fails or waits.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import datetime
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 
 from nodepool.metrics.statsd_sender import StatsdSender
 
@@ -37,13 +39,25 @@ def _milliseconds(delta: float | datetime.timedelta) -> float:
     return delta.total_seconds() * 1000.0 if isinstance(delta, datetime.timedelta) else delta
 
 
+BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+"""Seconds: upper ends of the classes that durations are counted in; from a ready node that is handed out to an image build."""
+
+
+class Timer(NamedTuple):
+    """Durations of one series: how many, their sum in milliseconds, and how many in each class (the last: above all)."""
+
+    number: int
+    total: float
+    classes: tuple[int, ...]
+
+
 @dataclass
 class Snapshot:
-    """Values at one moment; a timer is (number, sum in milliseconds)."""
+    """Values at one moment."""
 
     gauges: dict[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
-    timers: dict[str, tuple[int, float]] = field(default_factory=dict)
+    timers: dict[str, Timer] = field(default_factory=dict)
 
 
 class Metrics:
@@ -53,7 +67,8 @@ class Metrics:
         self._lock = threading.Lock()
         self._gauges: dict[str, float] = {}
         self._counters: dict[str, float] = collections.defaultdict(float)
-        self._timers: dict[str, list[float]] = {}
+        #: Sum in milliseconds, and number in each class.
+        self._timers: dict[str, tuple[list[float], list[int]]] = {}
         self._groups: dict[str, frozenset[str]] = {}
         self._sender: StatsdSender | None = None
         self.setAddress(address)
@@ -96,9 +111,9 @@ class Metrics:
         with self._lock:
             timer = self._timers.get(stat)
             if timer is None:
-                timer = self._timers[stat] = [0, 0.0]
-            timer[0] += 1
-            timer[1] += delta
+                timer = self._timers[stat] = ([0.0], [0] * (len(BUCKETS) + 1))
+            timer[0][0] += delta
+            timer[1][bisect.bisect_left(BUCKETS, delta / 1000)] += 1
         if self._sender:
             self._sender.put(stat, delta, "ms")
 
@@ -129,7 +144,7 @@ class Metrics:
             return Snapshot(
                 dict(self._gauges),
                 dict(self._counters),
-                {name: (int(timer[0]), timer[1]) for name, timer in self._timers.items()},
+                {name: Timer(sum(classes), total[0], tuple(classes)) for name, (total, classes) in self._timers.items()},
             )
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from nodepool.metrics.client import BUCKETS, Timer
 from nodepool.metrics.series import Definition, Series
 
 if TYPE_CHECKING:
@@ -28,9 +30,9 @@ class NodepoolCollector:
         yield from self._families(metrics_core.GaugeMetricFamily, "", snapshot.gauges)
         yield from self._families(metrics_core.CounterMetricFamily, "", snapshot.counters)
         yield from self._families(
-            metrics_core.SummaryMetricFamily,
+            metrics_core.HistogramMetricFamily,
             "_duration_seconds",
-            {stat: (count, total / 1000) for stat, (count, total) in snapshot.timers.items()},
+            {stat: _histogram(timer) for stat, timer in snapshot.timers.items()},
         )
         dropped = metrics_core.CounterMetricFamily(
             "nodepool_statsd_dropped", "Values not sent to statsd because the queue was full"
@@ -53,6 +55,12 @@ class NodepoolCollector:
                 families[name] = factory(name + suffix, series.definition.help, labels=series.definition.labels)
             families[name].add_metric([text for _, text in labels], *(value if isinstance(value, tuple) else (value,)))
         yield from families.values()
+
+
+def _histogram(timer: Timer) -> tuple[list[tuple[str, int]], float]:
+    """Numbers up to each upper end, and the sum in seconds."""
+    ends = [*map(str, BUCKETS), "+Inf"]
+    return list(zip(ends, itertools.accumulate(timer.classes), strict=True)), timer.total / 1000
 
 
 def _foreign(stat: str) -> Series:

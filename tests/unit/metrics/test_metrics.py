@@ -236,6 +236,8 @@ def test_launches_of_zones_and_dots():
             assert values[(f"{family}_total", key)] == 1
             assert values[(f"{family}_duration_seconds_count", key)] == 1
             assert values[(f"{family}_duration_seconds_sum", key)] == 2.5
+            assert values[(f"{family}_duration_seconds_bucket", tuple(sorted([*key, ("le", "2.5")])))] == 1
+            assert values[(f"{family}_duration_seconds_bucket", tuple(sorted([*key, ("le", "1.0")])))] == 0
 
 
 def test_drivers_of_others_record_any_name():
