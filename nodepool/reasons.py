@@ -88,6 +88,7 @@ HELP: dict[Code, str] = {
     Code.PROVIDER_NOT_RUNNING: "see `nodepool problem-list` and the launcher's log for why the provider did not start",
     Code.NOT_RUNNING: "see `nodepool problem-list` and the launcher's log for why the provider did not start",
     Code.OTHERS_DECLINE: "see whether a launcher is registered that does not work (`nodepool status`)",
+    Code.POOL_PAUSED: "another request comes first there; `nodepool status` tells what that one lacks",
     Code.PAUSED: f"raise the limit that it names, {_FORGOTTEN}",
     Code.ERROR: "report it: the launcher's log has the trace",
 }

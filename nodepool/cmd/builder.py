@@ -71,7 +71,7 @@ class BuilderService:
             from nodepool.web.server import WebApp
 
             address, port = self._args.webapp
-            self._webapp = WebApp(self._builder, port, address)
+            self._webapp = WebApp(self._builder, port, address, pages="off")
             self._webapp.start()
         if self._args.repl:
             from nodepool.process.repl import ReplServer

@@ -23,6 +23,8 @@ def test_of(wanted: Wanted) -> Callable[[Mapping[str, Any]], bool]:
 def _has(value: Any, wanted: frozenset[str]) -> bool:
     if isinstance(value, list):
         return any(str(item) in wanted for item in value)
+    if isinstance(value, bool):
+        return str(value).lower() in wanted
     text = "" if value is None else str(value)
     return text in wanted or (text.isdecimal() and len(text) < 20 and str(int(text)) in wanted)
 

@@ -11,7 +11,6 @@ import io
 import json
 import re
 import time
-import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -107,7 +106,8 @@ class Api:
         zk = self._nodepool.getZK()
         if zk is None or not getattr(zk, "synced", True):
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "ZooKeeper's content is being read, try again")
-        parts = [urllib.parse.unquote(part) for part in request.path.removeprefix("/api/v1").strip("/").split("/")]
+        # The path is decoded already; only names have slashes in them.
+        parts = request.path.removeprefix("/api/v1").strip("/").split("/", 2)
         if parts == [""]:
             return _json(
                 {"version": get_version_string(), "tables": sorted(TABLES), "event_types": TYPES, "explain": list(KINDS)}
@@ -125,7 +125,7 @@ class Api:
     def _table(self, name: str, request: Request) -> Response:
         table, given = TABLES[name], request.parameters
         rows = self._read(name)
-        known = set(rows[0]) if rows else None
+        known = list(rows[0]) if rows else None
         wanted: dict[str, list[str]] = {}
         for key, values in request.lists.items():
             if key in _NOT_FILTERS:
@@ -145,7 +145,7 @@ class Api:
         part = found[offset : offset + limit]
         form = given.get("format") or "json"
         if form == "csv":
-            return _csv(part, list(known or table.columns), name)
+            return _csv(part, known or list(table.columns), name)
         if form != "json":
             raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format is json or csv, not {form[:40]}")
         columns = [{"key": key, "title": title} for key, title in table.columns.items()]
@@ -170,7 +170,7 @@ class Api:
             "requests": requests,
             "providers": self._read("providers"),
             "pools": self._read("pools"),
-            "waiting": self._read("waiting"),
+            "waiting": [{**row, "ids": row["ids"][:1]} for row in self._read("waiting")],
             "problems": self._read("problems"),
             "daemons": self._read("daemons"),
             "chart": trends.chart() if trends is not None else [],

@@ -41,7 +41,7 @@ def test_explain_a_waiting_request(shell: Shell, bench: LauncherBench) -> None:
     first, second = bench.submit("fake-label"), bench.submit("fake-label")
     wait_for(lambda: "instances: 1 needed, 0 of 2 left" in shell("explain", "request", first), 30, "the reason is told")
     found = shell.json("explain", "request", first, "--json")
-    (candidate,) = [each for each in found["candidates"] if each["help"]]
+    (candidate,) = [each for each in found["candidates"] if "needed" in each["verdict"]]
     assert candidate["name"].startswith("fake-provider-main on ") and "raise" in candidate["help"] and candidate["age"] >= 0
     assert found["facts"]["place in line"] == "1"
     assert shell.json("explain", "request", second, "--json")["facts"]["place in line"] == "2"

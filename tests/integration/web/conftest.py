@@ -10,7 +10,7 @@ import pytest
 from nodepool.web.server import WebApp
 from tests.support.launcher import LauncherBench, config, provider
 
-HOSTILE = "<img src=x onerror=alert(1)>"
+HOSTILE = "<img src=x onerror=alert(1)>/%41"
 
 
 class Site:

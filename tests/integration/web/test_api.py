@@ -8,6 +8,7 @@ import io
 import json
 import socket
 import threading
+import urllib.parse
 from typing import Any
 
 import pytest
@@ -49,7 +50,10 @@ def test_tables(site: Site) -> None:
     assert get(site, f"/api/v1/nodes?id={row['id'].lstrip('0') or '0'}&state=ready,used")["total"] == 1
     assert [r["id"] for r in get(site, "/api/v1/nodes?sort=-id")["rows"]] == ["0000000001", "0000000000"]
     assert [r["id"] for r in get(site, "/api/v1/nodes?sort=id&limit=1&offset=1")["rows"]] == ["0000000001"]
+    assert get(site, "/api/v1/nodes?locked=false")["total"] == 2
+    assert get(site, f"/api/v1/explain/label/{urllib.parse.quote(HOSTILE, safe='')}")["name"] == HOSTILE
     status, headers, body = ask(site, "/api/v1/nodes?format=csv&q=img")
+    assert body.decode().splitlines()[0].startswith("id,labels,state,since,created,")
     rows = list(csv.DictReader(io.StringIO(body.decode())))
     assert status == 200 and headers["content-type"].startswith("text/csv") and [r["labels"] for r in rows] == [HOSTILE]
 
