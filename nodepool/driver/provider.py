@@ -141,6 +141,13 @@ class Provider(ProviderNotifications):
         """Delete an image whose upload has not come to an end: nothing that the upload itself gave it may hold it."""
         self.deleteImage(name, id)
 
+    def describeHosts(self) -> list[dict[str, Any]]:
+        """Of a provider with hosts of its own, for people: ``name``, ``usable``, ``problem``, ``used`` and ``limits``.
+
+        The last two are amounts by resource. Never waits. Not in 11.0.0.
+        """
+        return []
+
     def removeUnfinishedUpload(self, name: str, since: float) -> None:
         """Remove what an upload begun at *since* (Unix seconds) has left, other than images; few clouds have such parts."""
         return

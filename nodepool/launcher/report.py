@@ -22,8 +22,8 @@ from nodepool.zk import reports
 
 INTERVAL = 2.0
 """Seconds between two reports, at least."""
-MOST_GROUPS, MOST_IDS = 500, 5000
-"""Of waiting requests in one report."""
+MOST_GROUPS, MOST_IDS, MOST_HOSTS = 500, 5000, 1000
+"""Of waiting requests, and of one provider, in a report."""
 
 Waiting = list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]
 
@@ -125,6 +125,8 @@ class Reporter:
                 found["used"] = _amounts(self._state.zk.node_tree.usage(provider.name))
             if manager is not None and manager.cloud_calls is not None:
                 found["calls"] = manager.cloud_calls.describe()
+            if manager is not None:
+                found["hosts"] = manager.describeHosts()[:MOST_HOSTS]
             found["launching"] = sum(worker.active_launches() for worker in self._state.getPoolWorkers(provider.name))
         except FOREIGN as error:  # of a driver: it concerns this provider only
             found["error"] = one_line(repr(error))

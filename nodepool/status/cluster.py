@@ -20,6 +20,8 @@ PROVIDER_COLUMNS = {
 }  # fmt: skip
 POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", "labels": "Labels", "paused": "Full",
                 "nodes": "Nodes", "max_servers": "Max Servers", "priority": "Priority"}  # fmt: skip
+HOST_COLUMNS = {"host": "Host", "provider": "Provider", "launcher": "Launcher", "state": "State", "used": "Used",
+                "problem": "Problem"}  # fmt: skip
 WAITING_COLUMNS = {"labels": "Labels", "count": "Requests", "state": "State", "since": "For", "reason": "Waits Because"}
 Clock = Callable[[], float]
 
@@ -163,6 +165,28 @@ def pools(zk: Any) -> Results:
         for pool in zk.getRegisteredPools()
     ]
     return Results(sorted(rows, key=lambda row: (row["provider"], row["pool"])), POOL_COLUMNS)
+
+
+def hosts(zk: Any) -> Results:
+    """Of providers with hosts of their own (node managers)."""
+    rows = [
+        {
+            "host": str(host.get("name")),
+            "provider": name,
+            "launcher": report["hostname"],
+            "state": "usable" if host.get("usable") else "not usable",
+            "used": ", ".join(
+                f"{key} {_numbers(host.get('used')).get(key, 0):g}/{limit:g}"
+                for key, limit in sorted(_numbers(host.get("limits")).items())
+            ) or None,
+            "problem": host.get("problem"),
+        }
+        for report in zk.readReports()
+        for name, provider in report["providers"].items()
+        for host in (provider.get("hosts") if isinstance(provider.get("hosts"), list) else ())
+        if isinstance(host, dict)
+    ]  # fmt: skip
+    return Results(sorted(rows, key=lambda row: (row["provider"], row["host"])), HOST_COLUMNS)
 
 
 def waiting(zk: Any, clock: Clock = time.time) -> Results:

@@ -189,6 +189,9 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     # -- looking
 
+    def describeHosts(self) -> list[dict[str, Any]]:
+        return [host.describe() for host in self.hosts.all()]
+
     def _lists(self, timeout: float) -> list[tuple[ManagedHost, list[dict[str, Any]] | None]]:
         """Slivers of each host, all asked at once; None: the host has not answered within so many seconds."""
         deadline = time.monotonic() + timeout

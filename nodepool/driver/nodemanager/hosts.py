@@ -294,6 +294,17 @@ class ManagedHost:
             found["slivers"] - given["slivers"],
         )
 
+    def describe(self) -> dict[str, Any]:
+        """For people; what it last said."""
+        found = self._capacity
+        row: dict[str, Any] = {"name": self.name, "usable": self.usable, "problem": self.problem or None}
+        if found is not None:
+            # The processor is counted in thousandths of all cores.
+            scales = {"cpu": ("cores", self.cores / 1000), "memory": ("ram", 1), "disk": ("disk", 1), "slivers": ("slivers", 1)}
+            for key, amounts in (("used", found["allocated"]), ("limits", found)):
+                row[key] = {title: amounts[name] * scale for name, (title, scale) in scales.items()}
+        return row
+
     def list_slivers(self) -> Future[list[dict[str, Any]]]:
         """All of the host, at most a second old; who asks at the same time shares the answer."""
         with self._lock:

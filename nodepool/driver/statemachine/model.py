@@ -200,6 +200,10 @@ class Adapter:
         """Delete an image whose upload has not come to an end. Not in 11.0.0."""
         self.deleteImage(external_id)
 
+    def describeHosts(self) -> list[dict[str, Any]]:
+        """See :meth:`nodepool.driver.provider.Provider.describeHosts`. Not in 11.0.0."""
+        return []
+
     def removeUnfinishedUpload(self, image_name: str, since: float) -> None:
         """Remove what an upload begun at *since* (Unix seconds) has left, other than images. Not in 11.0.0."""
 

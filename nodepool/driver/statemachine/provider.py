@@ -275,5 +275,8 @@ class StateMachineProvider(Provider, QuotaSupport):
     def discardImage(self, name: str, id: ExternalId) -> None:
         self.adapter.discardImage(external_id=id)
 
+    def describeHosts(self) -> list[dict[str, Any]]:
+        return self.adapter.describeHosts()
+
     def removeUnfinishedUpload(self, name: str, since: float) -> None:
         self.adapter.removeUnfinishedUpload(name, since)

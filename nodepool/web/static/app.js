@@ -3,7 +3,7 @@
 const API = "/api/v1";
 const PAGES = [
   ["", "Overview"], ["nodes", "Nodes"], ["requests", "Requests"], ["labels", "Labels"], ["images", "Images"], ["builds", "Builds"],
-  ["uploads", "Uploads"], ["providers", "Providers"], ["pools", "Pools"], ["daemons", "Launchers and builders"],
+  ["uploads", "Uploads"], ["providers", "Providers"], ["pools", "Pools"], ["hosts", "Hosts"], ["daemons", "Launchers and builders"],
   ["problems", "Problems"], ["events", "Events"], ["config", "Configuration"],
 ];
 const KINDS = ["request", "label", "node", "image", "provider"];
@@ -13,7 +13,7 @@ const LINKS = {
   requests: { id: "request", labels: "label", nodes: "node" },
   labels: { label: "label" }, images: { image: "image" }, builds: { image: "image" }, uploads: { image: "image", provider: "provider" },
   providers: { provider: "provider" }, pools: { provider: "provider", labels: "label" },
-  problems: { provider: "provider", label: "label" },
+  problems: { provider: "provider", label: "label" }, hosts: { provider: "provider" },
 };
 // What in the cluster, when it changes, changes a page.
 const CONCERNS = {

@@ -8,8 +8,10 @@ from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
 from tests.support.browser import browser, shoot
 
-PATHS = ("", "nodes", "requests", "labels", "images", "builds", "uploads", "providers", "pools", "daemons", "problems", "events",
-         "config")  # fmt: skip
+PATHS = (
+    "", "nodes", "requests", "labels", "images", "builds", "uploads", "providers", "pools", "hosts", "daemons", "problems",
+    "events", "config",
+)  # fmt: skip
 
 
 def busy(site: Site) -> tuple[str, str]:

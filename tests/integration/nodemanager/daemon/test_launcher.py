@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.status import cluster
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
@@ -69,7 +70,7 @@ def log_in(nm: NmDaemon, node: dict[str, Any], tmp_path: pathlib.Path) -> str:
 
 @pytest.mark.spec("NM-C.9.9: Launcher end to end with a Zuul client")
 def test_from_request_to_login_and_back(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
-    bench.start(config(nm))
+    pool = bench.start(config(nm))
     request = bench.zuul.submit("small", "small")
     wait_for(lambda: bench.zuul.request(request)["state"] in ("fulfilled", "failed"), 30)
     nodes = [bench.zuul.node(i) for i in bench.zuul.accept(request)]
@@ -78,6 +79,14 @@ def test_from_request_to_login_and_back(bench: LauncherBench, nm: NmDaemon, tmp_
         assert node["username"] == "root" and node["connection_port"] >= nm.first_port and node["slot"]
         assert node["resources"]["ram"] == 128 and node["resources"]["instances"] == 1
         assert log_in(nm, node, tmp_path).startswith("np")
+
+    def hosts() -> list[dict[str, Any]]:
+        return cluster.hosts(pool.zk).rows
+
+    # What the pages show of hosts.
+    wait_for(lambda: [row for row in hosts() if "slivers 2/" in (row["used"] or "")], 30, "the slivers are counted")
+    (host,) = hosts()
+    assert (host["host"], host["provider"], host["state"], host["problem"]) == ("h0", "metal", "usable", None)
     assert len({log_in(nm, node, tmp_path) for node in nodes}) == 2
     metadata = {s["name"]: s["metadata"] for s in nm.client.call("ListSlivers")}
     assert all(m["nodepool_provider_name"] == "metal" for m in metadata.values()) and len(metadata) == 2
@@ -133,9 +142,11 @@ def test_host_that_is_down(bench: LauncherBench, nm: NmDaemon) -> None:
     """Requests are served by the others; nothing of the living host is taken for leaked or gone."""
     settings = config(nm)
     settings["providers"][0]["hosts"].append({"name": "dead", "url": "unix:/does/not/exist"})
-    bench.start(settings)
+    pool = bench.start(settings)
     request = bench.zuul.submit("small")
     wait_for(lambda: bench.zuul.request(request)["state"] == "fulfilled", 30)
+    told = wait_for(lambda: {row["host"]: row for row in cluster.hosts(pool.zk).rows}, 30, "what is told of hosts")
+    assert told["dead"]["state"] == "not usable" and "does/not/exist" in told["dead"]["problem"]
     nodes = bench.zuul.accept(request)
     bench.zuul.give_back(*nodes)
     wait_for(lambda: nm.client.call("ListSlivers") == [], 30)
