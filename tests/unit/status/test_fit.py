@@ -1,0 +1,37 @@
+"""Tables: the quick way draws what the library draws, and what does not fit is left out or cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import prettytable
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodepool.status.results import Results, output
+
+CELLS = st.text(max_size=8) | st.integers() | st.none() | st.booleans() | st.lists(st.text(max_size=3), max_size=2)
+
+
+@given(st.lists(st.fixed_dictionaries({"id": CELLS, "pool": CELLS}), max_size=5))
+def test_as_the_library_draws(rows: list[dict[str, Any]]) -> None:
+    found = output(Results(rows, {"id": "ID", "pool": "Pool"}), "table")
+    table = prettytable.PrettyTable(["ID", "Pool"])
+    table.align = "l"
+    for row in rows:
+        cells = [row["id"], row["pool"]]
+        table.add_row(["" if each is None else ",".join(each) if isinstance(each, list) else str(each) for each in cells])
+    assert found == str(table).encode("utf-8", "backslashreplace").decode()
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+def test_fits(width: int) -> None:
+    columns = {"id": "ID", "provider": "Provider", "label": "Label", "server_id": "Server ID", "state": "State"}
+    rows = [{"id": "0000000001", "provider": "p" * 30, "label": ["l" * 20, "m" * 30], "server_id": "s" * 40, "state": "ready"}]
+    lines = output(Results(rows, columns), "table", width=width).splitlines()
+    # Two columns stay in any case.
+    assert max(map(len, lines)) <= max(width, 1 + 2 * 15)
+    assert "0000000001" in lines[3]
+    if width == 200:
+        assert lines == output(Results(rows, columns), "table").splitlines()
