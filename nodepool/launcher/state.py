@@ -13,6 +13,10 @@ from nodepool.base.clock import SYSTEM, Clock
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.pools import helpers
 from nodepool.launcher.requests.declines import Declines
+from nodepool.launcher.trends import seconds_between
+from nodepool.metrics.launches import normalize_statsd_name
+from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import NodeRequest
 
 
 class NodeClaims:
@@ -77,6 +81,17 @@ class LauncherState:
 
     def handler_started(self, handler: Any) -> None:
         self.handlers[handler.request.id] = handler
+
+    def request_fulfilled(self, request: NodeRequest) -> None:
+        """Record how long it has waited."""
+        took = None if request.requestor == MIN_READY else seconds_between(request.created_time, self.clock.time())
+        if took is None:
+            return
+        for label in set(request.node_types):
+            self.statsd.timing(metrics.LABEL_REQUEST_WAIT(label), took * 1000)
+        if request.tenant_name:
+            self.statsd.timing(metrics.TENANT_REQUEST_WAIT(normalize_statsd_name(request.tenant_name)), took * 1000)
+        self.statsd.timing(metrics.REQUEST_WAIT(hostnames.short()), took * 1000)
 
     def handler_finished(self, handler: Any) -> None:
         request_id = handler.request.id

@@ -49,7 +49,7 @@ class Trends:
             bucket = self._bucket()
             if new.state == READY:
                 bucket.ready += 1
-                took = _between(new.created_time, new.state_time)
+                took = seconds_between(new.created_time, new.state_time)
                 if took is not None:
                     _note(bucket.launches, took)
                     for label in new.type:
@@ -62,7 +62,7 @@ class Trends:
             return
         with self._lock:
             now = self._clock.time()
-            took = _between(new.created_time, new.state_time)
+            took = seconds_between(new.created_time, new.state_time)
             for label in set(new.node_types):
                 self._served.setdefault(label, collections.deque(maxlen=LATEST)).append(now)
                 if took is not None:
@@ -109,7 +109,7 @@ class Trends:
             return rows
 
 
-def _between(begin: object, end: object) -> float | None:
+def seconds_between(begin: object, end: object) -> float | None:
     """None when a clock was wrong, or a record has no times."""
     if not isinstance(begin, (int, float)) or not isinstance(end, (int, float)) or not 0 <= end - begin < 1e9:
         return None

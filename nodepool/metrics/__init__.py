@@ -34,6 +34,17 @@ REQUESTOR_LAUNCHES = Definition(
     "nodepool.launch.requestor.{requestor}.{result}", "nodepool_requestor_launches", "Launch attempts by requestor and result"
 )
 
+# How long requests waited until they were fulfilled: timers, by the launcher that has fulfilled them; not those for min-ready.
+REQUEST_WAIT = Definition(
+    "nodepool.launcher.{host}.request_wait", "nodepool_request_wait", "Requests fulfilled, from when they were made"
+)
+LABEL_REQUEST_WAIT = Definition(
+    "nodepool.label.{label}.request_wait", "nodepool_label_request_wait", "The same by label; a request counts once for each"
+)
+TENANT_REQUEST_WAIT = Definition(
+    "nodepool.tenant.{tenant}.request_wait", "nodepool_tenant_request_wait", "The same by tenant, of those that have one"
+)
+
 # Each launcher.
 MAX_SERVERS = Definition(
     "nodepool.provider.{provider}.max_servers", "nodepool_provider_max_servers", "Limit of servers over the provider's pools"

@@ -184,6 +184,8 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)
         self.nodepool.handler_finished(handler)
+        if outcome.how is How.FULFILLED:
+            self.nodepool.request_fulfilled(handler.request)
         request_id, reason = handler.request.id, outcome.wait_for
         if outcome.how is How.WITHDRAWN:
             self.assignment.release(

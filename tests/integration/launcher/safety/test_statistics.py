@@ -57,3 +57,15 @@ def test_launch_results(bench: LauncherBench, statsd: StatsdReceiver) -> None:
     for name in ("ready", "provider.fake-provider.ready", "provider.fake-provider.az1.ready", "requestor.a_b_c.ready"):
         statsd.wait(f"nodepool.launch.{name}", "1|c")
         assert any(line.startswith(f"nodepool.launch.{name}:") and line.endswith("|ms") for line in statsd.lines), name
+
+
+@pytest.mark.spec("issue: time from request to fulfilment per label and tenant; statsd and Prometheus from one definition")
+def test_wait_of_requests(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(labels=["wait-a", "wait-b"]), labels={"wait-b": {"min-ready": 1}}))
+    bench.fulfilled("wait-a", "wait-a", tenant_name="wait.1")
+    names = ["nodepool.label.wait-a.request_wait", "nodepool.tenant.wait_1.request_wait"]
+    wait_for(lambda: set(names) <= set(pool.statsd.snapshot().timers), what="the timers")
+    timers = pool.statsd.snapshot().timers
+    assert [timers[name].number for name in names] == [1, 1] and all(0 < timers[name].total < 60_000 for name in names)
+    bench.wait_nodes(1, state="ready", allocated_to=None)
+    assert "nodepool.label.wait-b.request_wait" not in pool.statsd.snapshot().timers
