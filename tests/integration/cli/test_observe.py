@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import pathlib
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -111,3 +115,26 @@ def test_filters_and_width(shell: Shell, bench: LauncherBench, monkeypatch: pyte
     for arguments in (["list"], ["request-list"], ["status"]):
         assert max(map(len, shell(*arguments).splitlines())) <= 60, arguments
     assert "Server ID" in shell("list", "-o", "wide")
+
+
+@pytest.mark.spec("issue: events --follow --json, list --watch and top: from ZooKeeper, until interrupted")
+@pytest.mark.parametrize("arguments", [["events", "--follow", "--json"], ["list", "--watch", "--format", "json"], ["top"]])
+def test_following(shell: Shell, bench: LauncherBench, arguments: list[str], tmp_path: pathlib.Path) -> None:
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "nodepool.cmd.nodepoolcmd", "-c", shell.path, *arguments],
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+        )
+    try:
+        # Until it has begun to follow, and then until what came later is told.
+        wait_for(lambda: bench.ready_node("fake-provider", "main", "fake-label") and output.read_text(), 30, "the first word")
+        node = bench.ready_node("fake-provider", "main", "other-label")
+        told = node.id if arguments[0] != "top" else f"{len(bench.nodes())} ready"
+        wait_for(lambda: told in output.read_text(), 30, "what has changed")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.wait()
