@@ -22,6 +22,7 @@ POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", 
                 "nodes": "Nodes", "max_servers": "Max Servers", "priority": "Priority"}  # fmt: skip
 HOST_COLUMNS = {"host": "Host", "provider": "Provider", "launcher": "Launcher", "state": "State", "used": "Used",
                 "problem": "Problem"}  # fmt: skip
+TENANT_COLUMNS = {"tenant": "Tenant", "launcher": "Launcher", "limits": "Used of Limits"}
 WAITING_COLUMNS = {"labels": "Labels", "count": "Requests", "state": "State", "since": "For", "reason": "Waits Because"}
 Clock = Callable[[], float]
 
@@ -128,7 +129,7 @@ def _provider_row(name: str, launcher: Any, entry: dict[str, Any], counts: Count
         "driver": entry.get("driver"),
         "nodes": ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none",
         "states": dict(counts),
-        "limits": ", ".join(f"{key} {used.get(key, 0):g}/{limit:g}" for key, limit in sorted(limits.items())) or None,
+        "limits": _use(used, limits),
         "used": used,
         "limit": limits,
         "launching": entry.get("launching") if isinstance(entry.get("launching"), int) else None,
@@ -175,10 +176,7 @@ def hosts(zk: Any) -> Results:
             "provider": name,
             "launcher": report["hostname"],
             "state": "usable" if host.get("usable") else "not usable",
-            "used": ", ".join(
-                f"{key} {_numbers(host.get('used')).get(key, 0):g}/{limit:g}"
-                for key, limit in sorted(_numbers(host.get("limits")).items())
-            ) or None,
+            "used": _use(host.get("used"), host.get("limits")),
             "problem": host.get("problem"),
         }
         for report in zk.readReports()
@@ -187,6 +185,28 @@ def hosts(zk: Any) -> Results:
         if isinstance(host, dict)
     ]  # fmt: skip
     return Results(sorted(rows, key=lambda row: (row["provider"], row["host"])), HOST_COLUMNS)
+
+
+def tenants(zk: Any) -> Results:
+    """Limits of tenants, and what their nodes use of them, as each launcher has them."""
+    rows = [
+        {
+            "tenant": str(tenant),
+            "launcher": report["hostname"],
+            "limits": _use(entry.get("used"), entry.get("limits")),
+            "used": _numbers(entry.get("used")),
+            "limit": _numbers(entry.get("limits")),
+        }
+        for report in zk.readReports()
+        for tenant, entry in report["tenants"].items()
+        if isinstance(entry, dict)
+    ]
+    return Results(sorted(rows, key=lambda row: (row["tenant"], row["launcher"])), TENANT_COLUMNS)
+
+
+def _use(used: Any, limits: Any) -> str | None:
+    found = _numbers(used)
+    return ", ".join(f"{key} {found.get(key, 0):g}/{limit:g}" for key, limit in sorted(_numbers(limits).items())) or None
 
 
 def waiting(zk: Any, clock: Clock = time.time) -> Results:

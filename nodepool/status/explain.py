@@ -336,6 +336,9 @@ def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
         running = True
         entry = report["providers"][name]
         found.facts.append((host, f"driver {entry.get('driver')}, {entry.get('launching', 0)} launches under way"))
+        calls = entry.get("calls")
+        if isinstance(calls, dict) and isinstance(calls.get("paces"), dict):
+            found.facts.append(("pace of calls", ", ".join(f"{lane} {pace}" for lane, pace in sorted(calls["paces"].items()))))
         limits, used = entry.get("limits") or {}, entry.get("used") or {}
         for resource, limit in sorted(limits.items()):
             found.facts.append((f"limit of {resource}", f"{used.get(resource, 0):g} of {limit:g} used by our nodes"))

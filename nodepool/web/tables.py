@@ -197,6 +197,7 @@ TABLES = {
     "providers": Table(_of_zk(cluster.providers), cluster.PROVIDER_COLUMNS),
     "pools": Table(_of_zk(cluster.pools), cluster.POOL_COLUMNS),
     "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS),
+    "tenants": Table(_of_zk(cluster.tenants), cluster.TENANT_COLUMNS),
     "daemons": Table(_of_zk(cluster.daemons), cluster.DAEMON_COLUMNS),
     "waiting": Table(_of_zk(cluster.waiting), cluster.WAITING_COLUMNS),
     "problems": Table(_of_zk(status.problem_list), status.PROBLEM_COLUMNS),

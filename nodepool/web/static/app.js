@@ -3,7 +3,7 @@
 const API = "/api/v1";
 const PAGES = [
   ["", "Overview"], ["nodes", "Nodes"], ["requests", "Requests"], ["labels", "Labels"], ["images", "Images"], ["builds", "Builds"],
-  ["uploads", "Uploads"], ["providers", "Providers"], ["pools", "Pools"], ["hosts", "Hosts"], ["daemons", "Launchers and builders"],
+  ["uploads", "Uploads"], ["providers", "Providers"], ["pools", "Pools"], ["hosts", "Hosts"], ["tenants", "Tenants"], ["daemons", "Launchers and builders"],
   ["problems", "Problems"], ["events", "Events"], ["config", "Configuration"],
 ];
 const KINDS = ["request", "label", "node", "image", "provider"];

@@ -64,7 +64,8 @@ def test_explain_others(shell: Shell, bench: LauncherBench) -> None:
     text = shell("explain", "node", node.id.lstrip("0") or "0")
     assert text.startswith(f"node {node.id}: given to a request") and f"request: {served}" in text
     assert "1 ready" in shell("explain", "label", "other-label")
-    assert shell("explain", "provider", "fake-provider").startswith("provider fake-provider: runs")
+    text = shell("explain", "provider", "fake-provider")
+    assert text.startswith("provider fake-provider: runs") and "pace of calls: " in text
     bench.store_image("some-image", "fake-provider")
     assert "1 uploads can be used" in shell("explain", "image", "some-image")
     for kind in ("request", "label", "node", "image", "provider"):
@@ -75,8 +76,12 @@ def test_explain_others(shell: Shell, bench: LauncherBench) -> None:
 @pytest.mark.spec("issue: history: asked, accepted, create call, boot, scan, handed over, used, deleted; also when it is gone")
 def test_history(shell: Shell, bench: LauncherBench) -> None:
     request_id, (node,) = bench.fulfilled("fake-label")
-    bench.use_up(request_id)
     pool = bench.pools[0]
+    bench.zuul.accept(request_id)
+    # What is written twice before it is read is seen once.
+    wait_for(lambda: any(e.get("state") == "in-use" for e in pool.feed.since(0)[0]), what="it is seen in use")
+    bench.zuul.give_back(node.id)
+    bench.wait_gone(node.id)
     wait_for(lambda: pool.statistics.elected, what="elected")
     wait_for(lambda: any(e["type"] == "node-removed" for e in pool.feed.since(0)[0]), what="the last event")
     pool.history.flush(pool.zk.kazoo_client, True, at_once=True)

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from nodepool.status import cluster
 from nodepool.web.server import WebApp
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
+from tests.support.launcher import LauncherBench, config, provider
 
 
 def ask(site: Site, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -181,3 +183,13 @@ def test_slow_clients(site: Site) -> None:
         client.close()
     assert ask(site, "/ready")[0] == 200
     slow.close()
+
+
+@pytest.mark.spec("issue: tenant limits against use")
+def test_tenants(bench: LauncherBench) -> None:
+    limits = {"tenant-resource-limits": [{"tenant-name": "t1", "max-servers": 3, "max-cores": 10}]}
+    pool = bench.start(config(provider(), **limits))
+    bench.fulfilled("fake-label", tenant_name="t1")
+    wait_for(lambda: [row["used"].get("instances") for row in cluster.tenants(pool.zk).rows] == [1], 30, "it is counted")
+    (row,) = cluster.tenants(pool.zk).rows
+    assert row["tenant"] == "t1" and "instances 1/3" in row["limits"] and "/10" in row["limits"]

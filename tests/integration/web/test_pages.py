@@ -9,8 +9,8 @@ from tests.integration.web.conftest import HOSTILE, Site
 from tests.support.browser import browser, shoot
 
 PATHS = (
-    "", "nodes", "requests", "labels", "images", "builds", "uploads", "providers", "pools", "hosts", "daemons", "problems",
-    "events", "config",
+    "", "nodes", "requests", "labels", "images", "builds", "uploads", "providers", "pools", "hosts", "tenants", "daemons",
+    "problems", "events", "config",
 )  # fmt: skip
 
 
