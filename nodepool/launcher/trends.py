@@ -11,7 +11,7 @@ from typing import Any
 
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import ABORTED, BUILDING, FAILED, FULFILLED, READY, Node, NodeRequest
+from nodepool.zk.records import ABORTED, BUILDING, FAILED, FULFILLED, LARGEST, READY, Node, NodeRequest
 
 BUCKET = 300.0
 """Seconds of one point of the charts."""
@@ -111,9 +111,10 @@ class Trends:
 
 def seconds_between(begin: object, end: object) -> float | None:
     """None when a clock was wrong, or a record has no times."""
-    if not isinstance(begin, (int, float)) or not isinstance(end, (int, float)) or not 0 <= end - begin < 1e9:
+    if not isinstance(begin, (int, float)) or not isinstance(end, (int, float)):
         return None
-    return float(end - begin)
+    # Compared first: a number of a record may be too large to be subtracted.
+    return float(end - begin) if abs(begin) < LARGEST and abs(end) < LARGEST and 0 <= end - begin < 1e9 else None
 
 
 def _note(durations: list[float], took: float) -> None:

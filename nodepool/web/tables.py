@@ -10,7 +10,7 @@ from typing import Any
 from nodepool import status
 from nodepool.status import cluster
 from nodepool.status.results import to_int_or_none
-from nodepool.zk.records import READY
+from nodepool.zk.records import LARGEST, READY
 
 Rows = list[dict[str, Any]]
 #: What a request waits for: texts and codes.
@@ -24,6 +24,11 @@ class Table:
 
     read: Callable[[Any], Rows]
     columns: Mapping[str, str]
+
+
+def _number(value: object) -> float | None:
+    """Of a record, which may have anything there."""
+    return value if isinstance(value, (int, float)) and abs(value) < LARGEST else None
 
 
 class NodeRows:
@@ -49,7 +54,7 @@ def _node_row(node: Any, locked: bool) -> dict[str, Any]:
         "labels": list(node.type),
         "state": node.state,
         "since": node.state_time,
-        "created": node.created_time,
+        "created": _number(node.created_time),
         "provider": node.provider,
         "pool": node.pool,
         "request": node.allocated_to,
@@ -102,7 +107,7 @@ def _request_row(request: Any, waits: Waits, declined: list[str]) -> dict[str, A
         "state": request.state,
         "labels": list(request.node_types),
         "since": request.state_time,
-        "created": request.created_time if isinstance(request.created_time, (int, float)) else None,
+        "created": _number(request.created_time),
         "requestor": request.requestor,
         "tenant": request.tenant_name,
         "provider": request.provider,

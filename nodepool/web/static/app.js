@@ -53,10 +53,13 @@ function age(seconds) {
 }
 
 function moment(seconds) {
+  if (!(Math.abs(seconds) < 8e12)) return String(seconds);
   return new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
 }
 
 function since(seconds) {
+  // No date that a browser knows: a record may have any number.
+  if (Math.abs(seconds) > 8e12) return String(seconds);
   const made = el("time", { datetime: new Date(seconds * 1000).toISOString(), title: moment(seconds), "data-since": seconds });
   made.textContent = age(Date.now() / 1000 - seconds);
   return made;

@@ -99,3 +99,16 @@ def test_find_and_unknown(site: Site) -> None:
         # What the server refuses is an error in the console of the browser, and nothing else is.
         assert all("404" in each for each in seen.errors)
         seen.errors.clear()
+
+
+@pytest.mark.spec("issue: hostile records: a page shows what it can")
+def test_wild_times(site: Site) -> None:
+    site.bench.ready_node("fake-provider", "main", "fake-label", created_time=10**400, comment="kept")
+    site.bench.submit("fake-label", created_time=10**400)
+    with browser(site.address) as seen:
+        seen.open("/ui/nodes")
+        seen.sees("kept")
+        seen.open("/ui/requests")
+        seen.sees("fake-label")
+        seen.open("/ui/")
+        seen.sees("Requests waiting")
