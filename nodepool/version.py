@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 #: As in setup.cfg.
 FALLBACK = "12.0.0"
 
@@ -12,6 +10,8 @@ class VersionInfo:
     """What outside code imports as ``version_info``."""
 
     def version_string(self) -> str:
+        import importlib.metadata  # takes a hundredth of a second, which most commands have no need of
+
         try:
             return importlib.metadata.version("nodepool")
         except importlib.metadata.PackageNotFoundError:

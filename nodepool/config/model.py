@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import voluptuous as v
 
+from nodepool.base import optional
 from nodepool.base.hosts import TLS_REQUIRED
 from nodepool.config.diskimages import DiskImage, build_disk_images
 from nodepool.config.drivers import drivers
@@ -384,11 +385,18 @@ def get_provider_config(provider: dict[str, Any]) -> ProviderConfig:
     """The driver's not yet loaded object for *provider*; fills in ``driver``.
 
     A provider whose name starts with ``fake`` always gets the driver ``fake``.
+
+    :raises DriverLoadError: the driver cannot be loaded, or lacks a package; the text says how to install it.
     """
     asked = provider.setdefault("driver", "openstack")
     if str(provider.get("name", "")).startswith("fake"):
         if asked not in ("fake", "openstack"):
             log.warning("Provider %s gets the driver fake, not %s, because of its name", provider["name"], asked)
         provider["driver"] = "fake"
-    config: ProviderConfig = drivers().get(provider["driver"]).getProviderConfig(provider)
+    driver = drivers().get(provider["driver"])
+    if type(driver).__module__.startswith("nodepool.driver."):
+        absent = optional.missing(optional.OF_DRIVER.get(provider["driver"], ()))
+        if absent is not None:
+            raise DriverLoadError(f"driver {provider['driver']} needs {absent}")
+    config: ProviderConfig = driver.getProviderConfig(provider)
     return config

@@ -9,6 +9,7 @@ from typing import Any
 
 import requests
 
+from nodepool.base import optional
 from nodepool.cloud.http import HttpRefused, NoAccess, NoAnswer, send
 
 LOGIN, MANAGEMENT = "https://login.microsoftonline.com", "https://management.azure.com/"
@@ -124,9 +125,7 @@ class Login:
         try:
             import azure.core.exceptions
         except ImportError:
-            raise NoAccess(
-                f"auth of type {auth['type']} needs the package azure-identity; install nodepool with the extra 'azure'"
-            ) from None
+            raise NoAccess(f"auth of type {auth['type']} needs {optional.missing(['azure.core', 'azure.identity'])}") from None
         try:
             if self._library is None:
                 self._library = self._credential(auth, login)

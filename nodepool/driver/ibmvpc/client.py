@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from nodepool.base import optional
 from nodepool.cloud.http import HttpRefused, NoAccess, NoAnswer, new_session, send
 
 VERSION = "2025-06-03"
@@ -47,7 +48,7 @@ def authenticator(settings: Settings, service: str = "VPC") -> Any:
     try:
         from ibm_cloud_sdk_core import authenticators as kinds
     except ImportError:
-        raise NoAccess("the package ibm-cloud-sdk-core is missing; install nodepool with the extra 'ibmvpc'") from None
+        raise NoAccess(f"it needs {optional.missing(['ibm_cloud_sdk_core'])}") from None
     values = settings.values()
 
     def value(name: str) -> str | None:

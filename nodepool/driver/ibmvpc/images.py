@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nodepool import exceptions
+from nodepool.base import optional
 from nodepool.cloud import ErrorKind
 from nodepool.cloud.http import HttpRefused, NoAccess
 from nodepool.driver.ibmvpc import names
@@ -63,7 +64,7 @@ class IBMVPCImages:
                     import ibm_boto3
                     from ibm_botocore.client import Config
                 except ImportError:
-                    raise NoAccess("the package ibm-cos-sdk is missing; install nodepool with the extra 'ibmvpc'") from None
+                    raise NoAccess(f"images need {optional.missing(['ibm_boto3'])}") from None
                 values = self.adapter.client.settings.values()
                 address = values.get("VPC_AUTH_URL")
                 self._storage = ibm_boto3.client(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nodepool.base import optional
 from nodepool.nodemanager.records.records import SLIVER, RecordError, parse_record
 from nodepool.nodemanager.sources import safe_xml
 
@@ -23,9 +22,6 @@ MAX_SIZE = 1 << 20
 MAX_ID = 256
 #: Seconds that a ticket may be valid.
 MAX_LIFETIME = 366 * 86400
-#: What to install for a module; as the extra ``nodemanager`` in setup.cfg.
-_PACKAGES = {"jwt": "'PyJWT[crypto]>=2.10'", "cryptography": "'cryptography>=42'", "signxml": "'signxml>=4.0'",
-             "lxml": "'lxml>=5.0'"}  # fmt: skip
 #: Seconds by which clocks may differ.
 _LEEWAY = 30
 
@@ -40,20 +36,8 @@ UseOnce = Callable[[str, float], bool]
 def missing(options: Mapping[str, Any]) -> str | None:
     """What this machine lacks for tickets with these options; None: nothing."""
     wanted = {"keys": ("jwt", "cryptography"), "xml-keys": ("signxml", "lxml", "cryptography")}
-    absent = sorted(
-        {
-            name
-            for option, names in wanted.items()
-            if options.get(option)
-            for name in names
-            if importlib.util.find_spec(name) is None
-        }
-    )
-    if not absent:
-        return None
-    # Not the extra of this package, whose name in the package index is that of other releases.
-    packages = " ".join(_PACKAGES[name] for name in absent)
-    return f"tickets need {', '.join(absent)}, not installed here: {sys.executable} -m pip install {packages}"
+    absent = optional.missing({name for option, names in wanted.items() if options.get(option) for name in names})
+    return None if absent is None else f"tickets need {absent}"
 
 
 def _check_records(slivers: object) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nodepool.base import optional
 from nodepool.driver.kubernetes.api.errors import NoAccess
 
 
@@ -68,7 +69,7 @@ class KubeconfigAccess:
             from kubernetes.config.config_exception import ConfigException
             from kubernetes.config.incluster_config import load_incluster_config
         except ImportError as error:
-            raise NoAccess(f"{error}: install the Python package kubernetes (extra 'kubernetes' of this one)") from error
+            raise NoAccess(f"it needs {optional.missing(['kubernetes']) or error}") from error
         configuration = Configuration()
         try:
             kube_config.load_kube_config(  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -37,8 +38,8 @@ def test_document_type() -> None:
 
 @pytest.mark.spec("issue 10, F12: a missing extra refuses the start with a clear text")
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    real = tickets.importlib.util.find_spec
-    monkeypatch.setattr(tickets.importlib.util, "find_spec", lambda name: None if name in ("jwt", "signxml") else real(name))
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jwt", "signxml") else real(name))
     assert tickets.missing({}) is None
     text = tickets.missing({"keys": ["k"], "xml-keys": ["x"]})
     assert text == (

@@ -1,0 +1,84 @@
+"""Python packages that only some installations need (the extras of setup.cfg), and the command that installs a missing one."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+
+#: Module -> what brings it.
+DISTRIBUTIONS = {
+    "azure.core": "azure-core",
+    "azure.identity": "azure-identity",
+    "boto3": "boto3",
+    "botocore": "botocore",
+    "cryptography": "cryptography",
+    "diskimage_builder": "diskimage-builder",
+    "google.auth": "google-auth",
+    "googleapiclient": "google-api-python-client",
+    "httplib2": "httplib2",
+    "ibm_boto3": "ibm-cos-sdk",
+    "ibm_cloud_sdk_core": "ibm-cloud-sdk-core",
+    "jwt": "PyJWT",
+    "keystoneauth1": "keystoneauth1",
+    "kubernetes": "kubernetes",
+    "lxml": "lxml",
+    "openstack": "openstacksdk",
+    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "requests": "requests",
+    "signxml": "signxml",
+    "urllib3": "urllib3",
+}
+
+_OPENSTACK = ("openstack", "keystoneauth1")
+_KUBERNETES = ("kubernetes", "urllib3")
+#: Built-in driver -> modules without which it cannot work.
+OF_DRIVER = {
+    "aws": ("boto3", "botocore"),
+    "azure": ("requests",),
+    "fake": _OPENSTACK,
+    "gce": ("googleapiclient", "google.auth", "httplib2", "requests"),
+    "ibmvpc": ("ibm_cloud_sdk_core", "requests"),
+    "kubernetes": _KUBERNETES,
+    "openshift": _KUBERNETES,
+    "openshiftpods": _KUBERNETES,
+    "openstack": _OPENSTACK,
+}
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # of a package above it
+        return False
+    except ValueError:  # imported without a description, as a test or a frozen program may
+        return sys.modules.get(module) is not None
+
+
+def _requirements() -> dict[str, str]:
+    """Distribution, in lower case -> which one, as pip takes it; empty when this package itself is not installed."""
+    import importlib.metadata  # not at each start
+
+    try:
+        lines = importlib.metadata.requires("nodepool") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found = [line.partition(";")[0].strip() for line in lines]
+    return {re.split(r"[^\w.-]", line)[0].lower(): line for line in found}
+
+
+def missing(modules: Iterable[str]) -> str | None:
+    """Which of the modules are not installed, with the command that installs them; None: all are there.
+
+    The command has no name of an extra: in the package index, this package's own name is that of other releases.
+    """
+    absent = sorted(name for name in modules if not _is_there(name))
+    if not absent:
+        return None
+    known = _requirements()
+    wanted = {known.get(DISTRIBUTIONS[name].lower(), DISTRIBUTIONS[name]) for name in absent}
+    command = " ".join(shlex.quote(part) for part in sorted(wanted))
+    return f"{', '.join(absent)}, not installed here: {sys.executable} -m pip install {command}"
