@@ -23,6 +23,13 @@ def one_line(text: object) -> str:
     return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """For a terminal, which obeys control characters: they are shown escaped, but for ends of lines."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 @dataclass(frozen=True)
 class Problem:
     """Of a provider or one of its labels, or of the launcher as a whole."""

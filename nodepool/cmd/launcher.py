@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from nodepool.metrics import tracing
 from nodepool.process.program import arguments
 from nodepool.process.service import make_daemon_parser, run_daemon, session_file
 
@@ -55,6 +56,7 @@ class LauncherService:
             from nodepool.process.repl import ReplServer
 
             self._repl = ReplServer(self._pool)
+        tracing.start()
         self._pool.start()
         if self._webapp:
             self._webapp.start()
@@ -68,6 +70,7 @@ class LauncherService:
                     part.stop()
                 except Exception:
                     log.exception("Error while stopping %s", type(part).__name__)
+        tracing.stop()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

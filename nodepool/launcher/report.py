@@ -19,6 +19,7 @@ from nodepool.launcher.trends import Trends
 from nodepool.reasons import Reason
 from nodepool.version import get_version_string
 from nodepool.zk import reports
+from nodepool.zk.history import HistoryReader
 
 INTERVAL = 2.0
 """Seconds between two reports, at least."""
@@ -55,6 +56,13 @@ class Reporter:
         self._due = -math.inf
         #: Since when (UNIX seconds) requests for these labels wait for this reason.
         self._since: dict[tuple[tuple[str, ...], str, str], float] = {}
+
+    def recall(self) -> None:
+        """Begin the charts and medians with what the history has.
+
+        :raises KazooException: ZooKeeper cannot be reached.
+        """
+        self._trends.recall(HistoryReader().read_all(self._state.zk.kazoo_client))
 
     # -- publishing; one thread
 

@@ -82,16 +82,30 @@ class LauncherState:
     def handler_started(self, handler: Any) -> None:
         self.handlers[handler.request.id] = handler
 
-    def request_fulfilled(self, request: NodeRequest) -> None:
-        """Record how long it has waited."""
-        took = None if request.requestor == MIN_READY else seconds_between(request.created_time, self.clock.time())
+    def request_fulfilled(self, request: NodeRequest, accepted: float | None = None, trace: str | None = None) -> None:
+        """Record how long it has waited.
+
+        :param accepted: UNIX seconds.
+        :param trace: id of the trace that shows it.
+        """
+        now = self.clock.time()
+        took = None if request.requestor == MIN_READY else seconds_between(request.created_time, now)
         if took is None:
             return
-        for label in set(request.node_types):
-            self.statsd.timing(metrics.LABEL_REQUEST_WAIT(label), took * 1000)
+        for step, seconds in (
+            ("accept", seconds_between(request.created_time, accepted)),
+            ("serve", seconds_between(accepted, now)),
+        ):
+            if seconds is not None:
+                self.statsd.timing(metrics.REQUEST_STEP(hostnames.short(), step), seconds * 1000)
+        series = [metrics.LABEL_REQUEST_WAIT(label) for label in set(request.node_types)]
         if request.tenant_name:
-            self.statsd.timing(metrics.TENANT_REQUEST_WAIT(normalize_statsd_name(request.tenant_name)), took * 1000)
-        self.statsd.timing(metrics.REQUEST_WAIT(hostnames.short()), took * 1000)
+            series.append(metrics.TENANT_REQUEST_WAIT(normalize_statsd_name(request.tenant_name)))
+        series.append(metrics.REQUEST_WAIT(hostnames.short()))
+        for each in series:
+            self.statsd.timing(each, took * 1000)
+            if trace is not None:
+                self.statsd.exemplar(each, took * 1000, trace)
 
     def handler_finished(self, handler: Any) -> None:
         request_id = handler.request.id

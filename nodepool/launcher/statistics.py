@@ -29,6 +29,8 @@ STATES = sorted(Node.VALID_STATES)
 #: Seconds between two reports at least, and between two complete ones at most.
 INTERVAL, COMPLETE_INTERVAL = 1.0, 60.0
 INTERNAL_INTERVAL = 10.0
+#: Seconds after the start until the history is read for charts.
+RECALL_AFTER = 5.0
 #: A longer queue is warned about, once in so many seconds.
 QUEUE_WARNING, WARNING_INTERVAL = 1024, 60.0
 
@@ -70,7 +72,6 @@ class StatsWorker(threading.Thread):
     def stop(self) -> None:
         self._stopping = True
         self._event.set()
-        self._step_down.set()
         if self._election is not None:
             self._election.cancel()
 
@@ -89,6 +90,8 @@ class StatsWorker(threading.Thread):
         if self.state.statsd is None:
             return
         internals_at = 0.0
+        # Not at once: a launcher that starts has better things to do.
+        recall_at = self.state.clock.monotonic() + RECALL_AFTER
         while not self._stopping:
             now = self.state.clock.monotonic()
             try:
@@ -101,6 +104,9 @@ class StatsWorker(threading.Thread):
                         internals_at = now + INTERNAL_INTERVAL
                         self._safely("reporting internals", self._internals)
                     self._safely("reporting", self._report)
+                    if now >= recall_at:
+                        recall_at = math.inf
+                        self._safely("reading history", self._reporter.recall)
             except KazooException as error:
                 self.log.warning("Cannot send cluster statistics: %r", error)
             # At most once a second; nothing changes without an event except the internals.
@@ -117,6 +123,8 @@ class StatsWorker(threading.Thread):
                 self._history.flush(self.state.zk.kazoo_client, self.elected, at_once=True)
             except KazooException as error:
                 self.log.debug("The last events are not written: %r", error)
+        # Not before: the next one that is elected has not seen all of these events.
+        self._step_down.set()
 
     def _safely(self, what: str, function: Callable[[], Any]) -> None:
         """What raises in one part keeps back nothing else; it is told once, not each second."""
@@ -236,7 +244,18 @@ class StatsWorker(threading.Thread):
         for code in Code:
             pipeline.gauge(metrics.REQUESTS_WAITING_FOR(host, code.word), waiting[code])
         pipeline.send()
+        self._ask_mirror_lag(host)
         self.warn_about_queues(queues, self.state.clock.monotonic())
+
+    def _ask_mirror_lag(self, host: str) -> None:
+        """Answers and the events of watches come in one order: this one is as late as they are. Nobody waits for it."""
+        clock, statsd = self.state.clock, self.state.statsd
+        began = clock.monotonic()
+
+        def answered(_answer: object) -> None:
+            statsd.timing(metrics.MIRROR_LAG(host), (clock.monotonic() - began) * 1000)
+
+        self.state.zk.kazoo_client.exists_async("/nodepool").rawlink(answered)
 
     def warn_about_queues(self, queues: dict[str, int], now: float) -> None:
         """A queue that grows tells that we do not keep up: say so, at most once a minute for each."""

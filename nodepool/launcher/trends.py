@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import statistics
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,8 @@ class Trends:
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: collections.OrderedDict[int, _Bucket] = collections.OrderedDict()
+        self._begun = clock.time()
+        self._buckets: dict[int, _Bucket] = {}
         self._launches: dict[str, collections.deque[float]] = {}
         self._waits: dict[str, collections.deque[float]] = {}
         #: Label -> when (UNIX seconds) requests for it were fulfilled.
@@ -70,12 +71,43 @@ class Trends:
             if took is not None:
                 _note(self._bucket().waits, took)
 
-    def _bucket(self) -> _Bucket:
-        number = int(self._clock.time() // BUCKET)
+    def recall(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Fill in what was before this process, from the history.
+
+        :param events: by time; as others have written them.
+        """
+        begins: dict[str, tuple[float, list[str]]] = {}
+        launches: dict[str, list[float]] = {}
+        waits: dict[str, list[float]] = {}
+        with self._lock:
+            oldest = self._begun - BUCKET * BUCKETS
+            for event in events:
+                when, kind = event["time"], event["type"]
+                name = event.get("node") if kind.startswith("node-") else event.get("request")
+                if not isinstance(name, str) or not isinstance(when, (int, float)) or not oldest < when < self._begun:
+                    continue
+                if kind in ("node-created", "request-submitted") and event.get("requestor") != MIN_READY:
+                    labels = event.get("labels")
+                    begins[name] = (when, [str(each) for each in labels] if isinstance(labels, list) else [])
+                elif kind == "node-changed" and event.get("before") == BUILDING:
+                    bucket = self._bucket(when)
+                    if event.get("state") == READY:
+                        bucket.ready += 1
+                        _ended(begins, name, when, bucket.launches, launches)
+                    elif event.get("state") in (FAILED, ABORTED):
+                        bucket.failed += 1
+                elif kind == "request-changed" and event.get("state") == FULFILLED:
+                    _ended(begins, name, when, self._bucket(when).waits, waits)
+            for kept, recalled in ((self._launches, launches), (self._waits, waits)):
+                for label, durations in recalled.items():
+                    kept[label] = collections.deque([*durations, *kept.get(label, ())], maxlen=LATEST)
+
+    def _bucket(self, when: float | None = None) -> _Bucket:
+        number = int((self._clock.time() if when is None else when) // BUCKET)
         if number not in self._buckets:
             self._buckets[number] = _Bucket()
             while len(self._buckets) > BUCKETS:
-                self._buckets.popitem(last=False)
+                del self._buckets[min(self._buckets)]
         return self._buckets[number]
 
     def labels(self) -> dict[str, dict[str, Any]]:
@@ -120,6 +152,17 @@ def seconds_between(begin: object, end: object) -> float | None:
 def _note(durations: list[float], took: float) -> None:
     if len(durations) < MOST:
         durations.append(took)
+
+
+def _ended(
+    begins: dict[str, tuple[float, list[str]]], name: str, when: float, durations: list[float], by_label: dict[str, list[float]]
+) -> None:
+    begin, labels = begins.pop(name, (None, []))
+    took = seconds_between(begin, when)
+    if took is not None:
+        _note(durations, took)
+        for label in set(labels):
+            by_label.setdefault(label, []).append(took)
 
 
 def _median(durations: Iterable[float] | None) -> float | None:

@@ -45,6 +45,17 @@ TENANT_REQUEST_WAIT = Definition(
     "nodepool.tenant.{tenant}.request_wait", "nodepool_tenant_request_wait", "The same by tenant, of those that have one"
 )
 
+REQUEST_STEP = Definition(
+    "nodepool.launcher.{host}.request_step.{step}",
+    "nodepool_request_step",
+    "Parts of that: accept, until a pool took the request; serve, until it was fulfilled",
+)
+LAUNCH_STEP = Definition(
+    "nodepool.provider.{provider}.launch_step.{step}",
+    "nodepool_provider_launch_step",
+    "Parts of a launch: create, until the machine runs; scan, until its host keys are known",
+)
+
 # Each launcher.
 MAX_SERVERS = Definition(
     "nodepool.provider.{provider}.max_servers", "nodepool_provider_max_servers", "Limit of servers over the provider's pools"
@@ -66,6 +77,11 @@ LAUNCHER_CONFIG_STALE = Definition(
 )
 ZOOKEEPER_QUEUE = Definition(
     "nodepool.launcher.{host}.zk.{queue}", "nodepool_zookeeper_queue", "Length of a queue between ZooKeeper and this launcher"
+)
+MIRROR_LAG = Definition(
+    "nodepool.launcher.{host}.zk.mirror_lag",
+    "nodepool_zookeeper_mirror_lag",
+    "How far the mirror is behind ZooKeeper: what an answer takes that comes on the way of its events, asked for now and then",
 )
 REQUESTS_WAITING = Definition(
     "nodepool.launcher.{host}.requests_waiting",
@@ -115,6 +131,9 @@ BUILD_PHASE = Definition(
     "nodepool.builder.{host}.image.{image}.build.phase",
     "nodepool_builder_build_phase",
     "Phase of the running build, 0 when none runs",
+)
+BUILD_PHASE_TIME = Definition(
+    "nodepool.dib_image_build.{image}.phase.{phase}", "nodepool_image_build_phase", "Phases of builds of the image"
 )
 BUILD_ELAPSED = Definition(
     "nodepool.builder.{host}.image.{image}.build.elapsed",

@@ -43,12 +43,22 @@ BUCKETS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 """Seconds: upper ends of the classes that durations are counted in; from a ready node that is handed out to an image build."""
 
 
+class Example(NamedTuple):
+    """A trace of one duration: its id, the seconds that it took, and when (UNIX seconds)."""
+
+    trace_id: str
+    seconds: float
+    when: float
+
+
 class Timer(NamedTuple):
     """Durations of one series: how many, their sum in milliseconds, and how many in each class (the last: above all)."""
 
     number: int
     total: float
     classes: tuple[int, ...]
+    #: Of some classes, by their index.
+    examples: Mapping[int, Example] = {}
 
 
 @dataclass
@@ -69,6 +79,7 @@ class Metrics:
         self._counters: dict[str, float] = collections.defaultdict(float)
         #: Sum in milliseconds, and number in each class.
         self._timers: dict[str, tuple[list[float], list[int]]] = {}
+        self._exemplars: dict[str, dict[int, Example]] = {}
         self._groups: dict[str, frozenset[str]] = {}
         self._sender: StatsdSender | None = None
         self.setAddress(address)
@@ -117,6 +128,13 @@ class Metrics:
         if self._sender:
             self._sender.put(stat, delta, "ms")
 
+    def exemplar(self, stat: str, milliseconds: float, trace_id: str) -> None:
+        """Name a trace that shows such a duration, which was recorded by :meth:`timing`; the latest in each class is kept."""
+        with self._lock:
+            self._exemplars.setdefault(stat, {})[bisect.bisect_left(BUCKETS, milliseconds / 1000)] = Example(
+                trace_id, milliseconds / 1000, time.time()
+            )
+
     @contextlib.contextmanager
     def timer(self, stat: str, rate: float = 1, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
         start = clock()
@@ -144,7 +162,10 @@ class Metrics:
             return Snapshot(
                 dict(self._gauges),
                 dict(self._counters),
-                {name: Timer(sum(classes), total[0], tuple(classes)) for name, (total, classes) in self._timers.items()},
+                {
+                    name: Timer(sum(classes), total[0], tuple(classes), dict(self._exemplars.get(name, ())))
+                    for name, (total, classes) in self._timers.items()
+                },
             )
 
     @property

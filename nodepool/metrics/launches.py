@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nodepool import metrics
+from nodepool.metrics import tracing
 
 if TYPE_CHECKING:
     import datetime
@@ -44,16 +45,21 @@ class StatsReporter:
 
     def __init__(self, statsd_client: StatsClient | None) -> None:
         self._statsd = statsd_client
+        #: UNIX seconds, and what began then; only kept when there are traces.
+        self.trace_steps: list[tuple[float, str]] = []
 
     def recordLaunchStats(self, subkey: str, dt: float) -> None:
         """Count a finished launch attempt; ``subkey`` is its result, ``dt`` its duration in ms."""
+        provider = self.provider_config.name
+        request = getattr(self.handler, "request", None)
+        tracer = tracing.current()
+        trace = tracer.launch_ended(request, self.node, provider, subkey, dt / 1000, self.trace_steps) if tracer else None
+        self.trace_steps = []
         if self._statsd is None:
             return
-        provider = self.provider_config.name
         keys = [metrics.LAUNCHES(subkey), metrics.PROVIDER_LAUNCHES(provider, subkey)]
         if self.node.az:
             keys.append(metrics.ZONE_LAUNCHES(provider, self.node.az, subkey))
-        request = getattr(self.handler, "request", None)
         requestor = request.requestor if request is not None else None
         if requestor:
             keys.append(metrics.REQUESTOR_LAUNCHES(normalize_statsd_name(requestor), subkey))
@@ -62,3 +68,6 @@ class StatsReporter:
             pipeline.timing(key, dt)
             pipeline.incr(key)
         pipeline.send()
+        if trace and isinstance(self._statsd, metrics.Metrics):
+            for key in keys[:2]:
+                self._statsd.exemplar(key, dt, trace)

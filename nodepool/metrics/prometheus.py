@@ -57,10 +57,15 @@ class NodepoolCollector:
         yield from families.values()
 
 
-def _histogram(timer: Timer) -> tuple[list[tuple[str, int]], float]:
-    """Numbers up to each upper end, and the sum in seconds."""
+def _histogram(timer: Timer) -> tuple[list[list[Any]], float]:
+    """Numbers up to each upper end, some with an exemplar, and the sum in seconds."""
+    from prometheus_client.samples import Exemplar
+
     ends = [*map(str, BUCKETS), "+Inf"]
-    return list(zip(ends, itertools.accumulate(timer.classes), strict=True)), timer.total / 1000
+    classes: list[list[Any]] = [[end, n] for end, n in zip(ends, itertools.accumulate(timer.classes), strict=True)]
+    for index, example in timer.examples.items():
+        classes[index].append(Exemplar({"trace_id": example.trace_id}, example.seconds, example.when))
+    return classes, timer.total / 1000
 
 
 def _foreign(stat: str) -> Series:
@@ -77,12 +82,20 @@ class Exposition:
         self._metrics = metrics
         self._registry: Any = None
 
-    def render(self) -> bytes:
+    def render(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The text and its type: OpenMetrics, which alone has exemplars, for who accepts it, else the older form.
+
+        :param accept: header of the request.
+        """
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+        from prometheus_client.openmetrics import exposition
 
         if self._registry is None:
             registry = CollectorRegistry()
             ProcessCollector(registry=registry)
             registry.register(NodepoolCollector(self._metrics))
             self._registry = registry
-        return generate_latest(self._registry)
+        if "application/openmetrics-text" in (accept or ""):
+            text = exposition.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return text, exposition.CONTENT_TYPE_LATEST
+        return generate_latest(self._registry), self.content_type

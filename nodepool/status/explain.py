@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.base.offers import why_not_offered
-from nodepool.base.problems import image_problems
+from nodepool.base.problems import image_problems, printable
 from nodepool.reasons import HELP, Code
 from nodepool.status.results import format_age
 from nodepool.zk import declines
@@ -47,6 +47,8 @@ class Explanation:
     candidates: list[Candidate] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     history: list[Event] = field(default_factory=list)
+    #: Those of the last half minute may not be written yet.
+    history_is_late: bool = False
 
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -71,8 +73,15 @@ class Explanation:
         lines += [f"  problem: {problem}" for problem in self.problems]
         if self.history:
             lines.append("  history:")
-            lines += [f"    {_moment(event['time'])}  {describe(event)}" for event in self.history]
-        return "\n".join(lines)
+            for event in self.history:
+                lines.append(f"    {_moment(event['time'])}  {describe(event)}")
+                lines += [f"      | {line}" for line in str(event.get("tail", "")).splitlines()]
+        if self.history_is_late:
+            lines.append("  (the last half minute may not be in the history yet; the pages of a launcher have it)")
+        return printable("\n".join(lines))
+
+
+LATE = "; one that went within the last half minute may not be in the history yet"
 
 
 def _moment(seconds: float) -> str:
@@ -96,7 +105,7 @@ def explain(
         found.history.sort(key=lambda event: event["time"])
     if not found.answer:
         if not found.history:
-            raise Unknown(f"{kind} {name} is not known")
+            raise Unknown(f"{kind} {name} is not known" + LATE * (kind in ("request", "node")))
         found.answer = "gone"
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import prettytable
 
+from nodepool.base.problems import printable
 from nodepool.status.fit import fitted
 
 FORMATS = ("table", "json", "yaml", "csv")
@@ -108,7 +109,7 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
     table = _Table(list(columns.values()))
     table.align = "l"
     for row in results.rows:
-        table.add_row([_cut(_cell(key, row[key], now), cut.get(key)) for key in columns])
+        table.add_row([printable(str(_cut(_cell(key, row[key], now), cut.get(key)))) for key in columns])
     return str(table)
 
 

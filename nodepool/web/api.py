@@ -105,7 +105,7 @@ class Application:
         if request.path == "/ready":
             return self._ready()
         if request.path == "/metrics":
-            return Response(self._exposition.render(), self._exposition.content_type, headers=NO_STORE)
+            return Response(*self._exposition.render(request.accept), headers=NO_STORE)
         if request.path == "/" and negotiate(request.accept, (TEXT, JSON, HTML)) == HTML:
             try:
                 access.check(self._pages, environ)

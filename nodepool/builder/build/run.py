@@ -15,6 +15,7 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
 
 from nodepool import metrics
+from nodepool.base import optional
 from nodepool.builder.build import command
 from nodepool.builder.build.diagnosis import Diagnosis
 from nodepool.builder.build.phases import PhaseTracker
@@ -60,6 +61,7 @@ class BuildRun:
         log_dir = config.build_log_dir or LOG_DIRECTORY
         self._log_dir = log_dir
         self._tracker = PhaseTracker()
+        self._phase_since = time.monotonic()
         self._diagnosis = Diagnosis()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._process: BuildProcess | None = None
@@ -211,6 +213,8 @@ class BuildRun:
                 self._close_to_others(directory)
         self._tail.append(text)
         progress = self.progress
+        if changed:
+            self._phase_ended(progress.phase)
         progress.phase = self._tracker.phase
         progress.last_line = self._tracker.last_line
         if changed:
@@ -218,6 +222,11 @@ class BuildRun:
             self._publish()
         else:
             self._state.publisher.detail(("build", self.build_id), self._write_progress)
+
+    def _phase_ended(self, phase: str | None) -> None:
+        now = time.monotonic()
+        self._state.statsd.timing(metrics.BUILD_PHASE_TIME(self.image, phase), (now - self._phase_since) * 1000)
+        self._phase_since = now
 
     def _judge(self, ending: ProcessResult) -> str | None:
         """Why the build failed; None when it did not."""
@@ -294,6 +303,7 @@ class BuildRun:
         progress.duration = progress.ended - (progress.started or progress.ended)
         progress.state = READY if reason is None else FAILED
         progress.reason = reason
+        self._phase_ended(progress.phase)
         if reason is None:
             progress.phase = "done"
             progress.sizes = image_files.sizes(self._config.images_dir, self._base)
@@ -347,7 +357,8 @@ def _start_remedy(error: OSError, program: str) -> str:
     if isinstance(error, FileNotFoundError) and os.path.exists(program):
         return "the interpreter named in its first line is missing"
     if isinstance(error, FileNotFoundError):
-        return "install diskimage-builder on this host or correct dib-cmd"
+        absent = optional.missing(["diskimage_builder"])
+        return f"install diskimage-builder on this host{f' ({absent})' if absent else ''} or correct dib-cmd"
     if isinstance(error, PermissionError):
         return "make it executable for the user of the builder or correct dib-cmd"
     return "correct dib-cmd"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nodepool import status
+from nodepool.base.problems import printable
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
 from nodepool.status import cluster
 from nodepool.status.explain import KINDS, Unknown, explain
@@ -92,6 +93,7 @@ def explain_it(context: Context) -> None:
         found = explain(context.zk, context.args.kind, name, HistoryReader())
     except Unknown as error:
         raise CommandError(str(error)) from None
+    found.history_is_late = context.args.kind in ("request", "node")
     print(json.dumps(found.record()) if context.args.json else found.text())
 
 
@@ -108,7 +110,7 @@ def show_events(context: Context) -> None:
     def show(event: Event) -> None:
         if matches(event, wanted):
             moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
-            print(json.dumps(event) if args.json else f"{moment}  {describe(event)}", flush=True)
+            print(json.dumps(event) if args.json else printable(f"{moment}  {describe(event)}"), flush=True)
 
     if not args.follow:
         for event in HistoryReader().read_all(context.zk.kazoo_client):

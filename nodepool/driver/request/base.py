@@ -68,6 +68,8 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self._later: set[Event] = set()
         #: What the pool is told when the request has been given up.
         self._outcome = Outcome(How.DECLINED)
+        #: UNIX seconds.
+        self.accepted_time: float | None = None
         self._conflicts = 0
         self._lock_directory_exists = False
         self._lock_directories: dict[str, bool] = {}  # of ready nodes: whether they exist, as ZooKeeper has told us

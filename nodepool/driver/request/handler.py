@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections import Counter
 from typing import Any
 
@@ -254,6 +255,8 @@ class NodeRequestHandler(RequestEnds):
             self._refused(step, error)
             return
         self._conflicts = 0
+        if self.accepted_time is None:
+            self.accepted_time = time.time()
         read_results(step, results, self.request)
         for label, node in step.reused:
             node.lock = step.handle(node, results, paths.node_lock(node.id or ""))

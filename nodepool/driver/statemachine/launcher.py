@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future
 from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
-from nodepool import exceptions
+from nodepool import exceptions, metrics
 from nodepool.base.backoff import Backoff
 from nodepool.base.problems import one_line
 from nodepool.cloud import CallsStopped
@@ -16,6 +17,7 @@ from nodepool.driver.statemachine.loop import PollInterval, follow_future
 from nodepool.driver.statemachine.model import Instance
 from nodepool.driver.statemachine.stage import Serving, Stage
 from nodepool.logconfig import Log, get_annotated_logger
+from nodepool.metrics import tracing
 from nodepool.metrics.launches import StatsReporter
 from nodepool.nodescan import NodescanRequest
 from nodepool.zk import zookeeper as zk
@@ -24,6 +26,8 @@ from nodepool.zk.writer import TransactionFailed, Txn
 
 #: Copied from the instance to the node when the instance has them.
 IMAGE_OVERRIDES = ("username", "python_path", "shell_type", "connection_port", "connection_type", "host_keys")
+CONSOLE_LINES, CONSOLE_LENGTH = 50, 4000
+"""How much of the end of a console goes to the history of its node: lines, characters."""
 DELETE_LIMIT = 600.0
 """Seconds after which an orphan that cannot be deleted is left to the search for leaks."""
 DELETE_BACKOFF = Backoff(0.1, 10.0)
@@ -80,6 +84,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._lost = False
         self._delete_failures = 0
         self._orphan_since = 0.0
+        self._runs_since = self.start_time
         #: Why the machine does not get on, as it was told.
         self._trouble: str | None = None
 
@@ -246,6 +251,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._followed = follow_future(machine, self._followed, self.wake)
         if machine.complete and instance is not None:
             self._note("node-step", step="the machine runs, its host keys are asked for")
+            self._step_ended("create", self.start_time)
             self._created(instance)
             return 0.0 if self.nodescan_request.complete else bound
         self._tell_trouble(getattr(machine, "trouble", None))
@@ -269,6 +275,7 @@ class StateMachineNodeLauncher(StatsReporter):
     def _created(self, instance: Instance) -> None:
         """The machine is up: take over its data, then scan its keys."""
         self.stage = Stage.SCANNING
+        self._runs_since = self.manager.clock.monotonic()
         self._copy(instance)
         label = self.label
         boot_timeout = getattr(self.provider_config, "boot_timeout", None) or 60
@@ -306,13 +313,21 @@ class StateMachineNodeLauncher(StatsReporter):
         keys = self.nodescan_request.result()
         if keys:
             self.node.host_keys = keys
+        self._step_ended("scan", self._runs_since)
         self.log.info("Node %s is ready", self.node.id)
         self.manager.label_problems.clear(self.node.type[0], "launch")
         self.manager.refusals.succeeded(self.node.type[0])
         self._end(zk.READY, "ready", save=True)
 
+    def _step_ended(self, step: str, began: float) -> None:
+        if self._statsd is not None:
+            took = self.manager.clock.monotonic() - began
+            self._statsd.timing(metrics.LAUNCH_STEP(self.provider_config.name, step), took * 1000)
+
     def _note(self, kind: str, **fields: object) -> None:
         """Into the node's history; benches may have a facade without."""
+        if tracing.current() is not None:
+            self.trace_steps.append((time.time(), str(fields.get("step") or fields.get("reason") or kind)))
         feed = getattr(self.zk, "feed", None)
         if feed is not None:
             node = self.node
@@ -391,8 +406,11 @@ class StateMachineNodeLauncher(StatsReporter):
         except Exception:
             self.log.exception("Unable to get the console log of %s:", external_id)
             return
-        for line in (console or "").splitlines():
+        lines = (console or "").splitlines()
+        for line in lines:
             self.log.info("Console log from hostname np%s: %s", self.node.id, line)
+        if lines:
+            self._note("console-log", tail="\n".join(one_line(line) for line in lines[-CONSOLE_LINES:])[-CONSOLE_LENGTH:])
 
     def _delete_machine(self, external_id: object) -> Any:
         machine = self.manager.adapter.getDeleteStateMachine(external_id, self.log)

@@ -25,6 +25,7 @@ from nodepool.launcher.pools.room import BACKLOG, PoolRoom
 from nodepool.launcher.requests import moves
 from nodepool.launcher.requests.tenants import tenant_shortage
 from nodepool.launcher.state import LauncherState
+from nodepool.metrics import tracing
 from nodepool.reasons import Code, Reason, because
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.records import REQUESTED, NodeRequest
@@ -184,8 +185,11 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.request_handlers.remove(handler)
         self.paused_handlers.discard(handler)
         self.nodepool.handler_finished(handler)
+        tracer, trace = tracing.current(), None
+        if tracer is not None:
+            trace = tracer.request_ended(handler.request, outcome.how.name.lower(), self.provider_name, self.pool_name)
         if outcome.how is How.FULFILLED:
-            self.nodepool.request_fulfilled(handler.request)
+            self.nodepool.request_fulfilled(handler.request, handler.accepted_time, trace)
         request_id, reason = handler.request.id, outcome.wait_for
         if outcome.how is How.WITHDRAWN:
             self.assignment.release(

@@ -301,7 +301,8 @@ async function explain(kind, name) {
       found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, each))) : null,
       el("h2", {}, "History"),
       found.history.length ? el("ol", { class: "history" }, found.history.map((event) =>
-        el("li", {}, el("time", { datetime: new Date(event.time * 1000).toISOString() }, moment(event.time)), event.text))) :
+        el("li", {}, el("time", { datetime: new Date(event.time * 1000).toISOString() }, moment(event.time)), event.text,
+          event.tail ? el("pre", { tabindex: "0" }, event.tail) : null))) :
         el("p", { class: "dim" }, kind === "request" || kind === "node" ? "nothing in the last day" : "kept for requests and nodes only"),
       el("p", {}, el("a", { href: `${API}/explain/${kind}/${encodeURIComponent(name)}` }, "JSON")));
   }

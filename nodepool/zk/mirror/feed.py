@@ -30,6 +30,7 @@ TYPES = {
     "node-removed": "it is gone",
     "node-step": "a launcher tells how far its launch is",
     "launch-failed": "an attempt to make the node failed",
+    "console-log": "what the console of a machine said last that did not answer",
     "image-changed": "builds, uploads or the pause of an image",
     "component-changed": "a launcher, builder or pool registered itself or went",
 }
@@ -177,9 +178,11 @@ def describe(event: Event) -> str:
         "node-removed": f"removed (was {event.get('before')})",
         "node-step": f"launch: {event.get('step')}",
         "launch-failed": f"launch attempt {event.get('attempt', '')} failed: {event.get('reason')}",
+        "console-log": "the console of the machine said last",
         "image-changed": "changed",
         "component-changed": str(event.get("state")),
     }
     if kind in ("node-changed", "request-changed") and event.get("nodes"):
         texts[kind] += f", nodes {', '.join(event['nodes'])}"
-    return one_line(f"{event.get('kind') or ('node' if subject == 'launch' else subject)} {name}: {texts.get(kind, what)}")
+    whose = "node" if subject in ("launch", "console") else subject
+    return one_line(f"{event.get('kind') or whose} {name}: {texts.get(kind, what)}")

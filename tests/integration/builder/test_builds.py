@@ -241,6 +241,8 @@ def test_formats_without_provider(builders: BuilderBench, statsd: StatsdReceiver
     statsd.wait(f"{name}.tar.size", f"{size}|g")
     assert statsd.last(f"{name}.status.last_build") is not None
     assert statsd.last(f"{name}.status.duration") is not None
+    phases = {line.partition(":")[0].rpartition(".")[2] for line in statsd.lines if line.startswith(f"{name}.phase.")}
+    assert {"starting", "root", "install"} <= phases
 
 
 @pytest.mark.spec("BLD-21: Default cloud -> formats qcow2; vhd cloud -> vhd; size gauges per format")

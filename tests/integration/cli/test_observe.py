@@ -73,6 +73,22 @@ def test_explain_others(shell: Shell, bench: LauncherBench) -> None:
             shell("explain", kind, "nosuch-thing")
 
 
+@pytest.mark.spec("issue: success rate, launch and waiting time over the last hours: also those before a restart of the launcher")
+def test_charts_after_a_restart(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.launcher.statistics.RECALL_AFTER", 0.0)
+    pool = bench.start(config(provider()))
+    wait_for(lambda: pool.statistics.elected, what="elected")
+    bench.fulfilled("fake-label")
+    wait_for(lambda: sum(row["ready"] for row in pool.trends.chart()) == 1, what="the launch in the chart")
+    wait_for(lambda: any(e.get("state") == "fulfilled" for e in pool.feed.since(0)[0]), what="the end of the request")
+    bench.stop(pool)
+    after = bench.start(config(provider()))
+    wait_for(lambda: sum(row["ready"] for row in after.trends.chart()) == 1, what="the launch in the chart")
+    (row,) = [row for row in after.trends.chart() if row["ready"]]
+    assert row["launch"] > 0 and row["wait"] > 0
+    assert after.trends.labels()["fake-label"]["launch"] > 0
+
+
 @pytest.mark.spec("issue: history: asked, accepted, create call, boot, scan, handed over, used, deleted; also when it is gone")
 def test_history(shell: Shell, bench: LauncherBench) -> None:
     request_id, (node,) = bench.fulfilled("fake-label")

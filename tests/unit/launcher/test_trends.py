@@ -61,3 +61,27 @@ def test_old_buckets_go() -> None:
     clock.now += BUCKET * BUCKETS
     chart = trends.chart()
     assert len(chart) == BUCKETS and not any(row["ready"] for row in chart)
+
+
+def test_history_before_this_process() -> None:
+    """Charts go on after a restart; what the mirror has told since counts once."""
+    clock = Clock()
+    then = clock.now - 2 * BUCKET
+    trends = Trends(clock)
+    trends.node_changed("9", node("building"), node("ready"))
+    created = {"type": "node-created", "node": "1", "labels": ["a"], "time": then}
+    ready = {"type": "node-changed", "node": "1", "before": "building", "state": "ready", "time": then + 8}
+    asked = {"type": "request-submitted", "request": "r", "labels": ["a"], "requestor": "zuul", "time": then}
+    done = {"type": "request-changed", "request": "r", "state": "fulfilled", "time": then + 10}
+    failed = {"type": "node-changed", "node": "2", "before": "building", "state": "failed", "time": then + 9}
+    own = {**ready, "node": "9", "time": clock.now + 1}
+    old = {**ready, "time": then - BUCKET * BUCKETS}
+    strange = [
+        {"type": "node-changed", "node": ["x"], "time": then}, {"type": "node-created", "node": "7", "labels": 7, "time": then},
+        {**ready, "time": float("nan")}, {**ready, "node": None}, {"type": "x", "time": then}, {**done, "request": "unknown"},
+    ]  # fmt: skip
+    trends.recall([old, created, asked, ready, failed, done, own, *strange])
+    before = {row["time"]: row for row in trends.chart()}[int(then // BUCKET * BUCKET)]
+    assert (before["ready"], before["failed"], before["launch"], before["wait"]) == (1, 1, 8, 10)
+    assert trends.chart()[-1]["ready"] == 1
+    assert trends.labels()["a"] == {"launch": 6.0, "wait": 10}

@@ -39,7 +39,7 @@ def receive(server, count):
 
 
 def scrape(client):
-    text = prometheus.Exposition(client).render().decode()
+    text = prometheus.Exposition(client).render()[0].decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodepool.base.problems import printable
 from nodepool.status.results import Results, output
 
 CELLS = st.text(max_size=8) | st.integers() | st.none() | st.booleans() | st.lists(st.text(max_size=3), max_size=2)
@@ -21,7 +22,10 @@ def test_as_the_library_draws(rows: list[dict[str, Any]]) -> None:
     table.align = "l"
     for row in rows:
         cells = [row["id"], row["pool"]]
-        table.add_row(["" if each is None else ",".join(each) if isinstance(each, list) else str(each) for each in cells])
+        texts = ["" if each is None else ",".join(each) if isinstance(each, list) else str(each) for each in cells]
+        table.add_row([printable(text) for text in texts])
+    # What a terminal would obey is shown escaped.
+    assert not [c for c in found if c != "\n" and not c.isprintable()]
     assert found == str(table).encode("utf-8", "backslashreplace").decode()
 
 

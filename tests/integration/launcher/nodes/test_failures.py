@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from nodepool.nodescan import NodescanRequest
+from nodepool.status.explain import explain
+from nodepool.zk.history import HistoryReader
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, expire_session, provider
 
@@ -97,9 +99,9 @@ def test_keyscan_failures_with_console(
     fail_scans(monkeypatch, 100)
     monkeypatch.setattr(
         "nodepool.driver.fake.adapter.FakeOpenStackCloud._get_server_console",
-        staticmethod(lambda name_or_id: "first line\nsecond line\n"),
+        staticmethod(lambda name_or_id: "first line\n\x1b[31msecond line\n"),
     )
-    bench.start(config(provider(label={"console-log": True})))
+    pool = bench.start(config(provider(label={"console-log": True})))
     with caplog.at_level(logging.INFO, "nodepool"):
         bench.wait_request(bench.submit("fake-label"), "failed")
         bench.wait_nodes(0)
@@ -109,6 +111,11 @@ def test_keyscan_failures_with_console(
     assert not [r for r in caplog.records if r.exc_info and "Launch" in r.name], "a failed scan needs no traceback"
     statsd.wait("nodepool.launch.error.keyscan", "1|c")
     assert not bench.servers("fake-provider")
+    # The node's history has it too, for the page and the command; a terminal is not given what it would obey.
+    consoles = [event for event in pool.zk.feed.since(0)[0] if event["type"] == "console-log"]
+    assert [event["tail"] for event in consoles] == ["first line\n\x1b[31msecond line"] * 3
+    text = explain(pool.zk, "node", consoles[0]["node"], HistoryReader(), pool.zk.feed.since(0)[0]).text()
+    assert "the console of the machine said last\n      | first line\n      | \\x1b[31msecond line\n" in text
 
 
 def fail_scans(monkeypatch: pytest.MonkeyPatch, times: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from nodepool.base import hostnames
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
@@ -61,11 +62,26 @@ def test_launch_results(bench: LauncherBench, statsd: StatsdReceiver) -> None:
 
 @pytest.mark.spec("issue: time from request to fulfilment per label and tenant; statsd and Prometheus from one definition")
 def test_wait_of_requests(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider(labels=["wait-a", "wait-b"]), labels={"wait-b": {"min-ready": 1}}))
+    pool = bench.start(config(provider("wait-cloud", labels=["wait-a", "wait-b"]), labels={"wait-b": {"min-ready": 1}}))
+    host = hostnames.short()
+    # Of this process, so those of other tests are among them.
+    before = pool.statsd.snapshot().timers
     bench.fulfilled("wait-a", "wait-a", tenant_name="wait.1")
     names = ["nodepool.label.wait-a.request_wait", "nodepool.tenant.wait_1.request_wait"]
     wait_for(lambda: set(names) <= set(pool.statsd.snapshot().timers), what="the timers")
     timers = pool.statsd.snapshot().timers
-    assert [timers[name].number for name in names] == [1, 1] and all(0 < timers[name].total < 60_000 for name in names)
+
+    def added(name: str) -> tuple[int, float]:
+        number, total = (before[name].number, before[name].total) if name in before else (0, 0.0)
+        return timers[name].number - number, timers[name].total - total
+
+    # Its parts, and those of its launches (and of the node that is kept ready).
+    parts = [f"nodepool.launcher.{host}.request_step.{step}" for step in ("accept", "serve")]
+    steps = [f"nodepool.provider.wait-cloud.launch_step.{step}" for step in ("create", "scan")]
+    for name, numbers in [*((name, {1}) for name in (*names, *parts)), *((name, {2, 3}) for name in steps)]:
+        number, total = added(name)
+        assert number in numbers and 0 <= total < 60_000 * number, (name, number, total)
+    assert added(names[0])[1] == pytest.approx(added(parts[0])[1] + added(parts[1])[1], abs=0.01)
+    wait_for(lambda: f"nodepool.launcher.{host}.zk.mirror_lag" in pool.statsd.snapshot().timers, what="lag of the mirror")
     bench.wait_nodes(1, state="ready", allocated_to=None)
     assert "nodepool.label.wait-b.request_wait" not in pool.statsd.snapshot().timers

@@ -1,0 +1,215 @@
+"""Traces by OpenTelemetry (extra ``tracing``): a span for each request that this launcher serves, below it one for each launch.
+
+Zuul puts the place of its own span into ``requestor_data``; ours are its children. The environment decides, by the names that
+OpenTelemetry has for it: nothing is sent without ``OTEL_EXPORTER_OTLP_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from nodepool.base import optional
+from nodepool.base.problems import one_line
+from nodepool.version import get_version_string
+
+VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+SERVICE = "nodepool-launcher"
+CLOSE_LIMIT = 2.0
+"""Seconds for what is still to be sent at the end."""
+LONGEST = 30 * 24 * 3600.0
+"""Seconds: a request that says it is older has no time that could be believed."""
+
+log = logging.getLogger("nodepool.Tracing")
+
+
+def _harmless(method: Callable[..., str | None]) -> Callable[..., str | None]:
+    """What fails here, with whatever a record holds, concerns that trace only."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> str | None:
+        try:
+            return method(*args, **options)
+        except Exception:
+            log.exception("No trace of it:")
+            return None
+
+    return call
+
+
+class Tracer:
+    """Makes the spans; sending them is the business of a thread of the library, which drops what it cannot send."""
+
+    def __init__(self, processor: Any, clock: Callable[[], float] = time.time, env: Mapping[str, str] = os.environ) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: Of requests that are being dealt with.
+        self._spans: dict[str, Any] = {}
+        names = {"service.version": get_version_string()}
+        if not env.get("OTEL_SERVICE_NAME"):
+            names["service.name"] = SERVICE
+        self._provider = TracerProvider(resource=Resource.create(names))
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("nodepool", get_version_string())
+
+    # -- what has happened
+
+    @_harmless
+    def launch_ended(
+        self, request: Any, node: Any, provider: str, result: str, seconds: float, steps: Iterable[tuple[float, str]] = ()
+    ) -> str | None:
+        """An attempt to make a node, or all of them, has come to an end.
+
+        :param request: the NodeRequest for which it was; None: for none.
+        :param steps: UNIX seconds, and what began then.
+        :returns: the trace's id, when it is recorded.
+        """
+        from opentelemetry import trace
+
+        now = self._clock()
+        context = None if request is None else trace.set_span_in_context(self._span(request))
+        attributes = {"nodepool.node": node.id, "nodepool.provider": provider, "nodepool.label": ",".join(node.type),
+                      "nodepool.result": result, "nodepool.az": node.az, "nodepool.external_id": node.external_id}  # fmt: skip
+        span = self._tracer.start_span(
+            "launch", context, attributes=_known(attributes), start_time=_nanoseconds(now - max(0.0, seconds))
+        )
+        for when, text in steps:
+            span.add_event(text, timestamp=_nanoseconds(when))
+        _end(span, result, result == "ready", now)
+        return _trace_id(span)
+
+    @_harmless
+    def request_ended(self, request: Any, result: str, provider: str, pool: str) -> str | None:
+        """This launcher has nothing to do with it any more; one that was only looked at has no span.
+
+        :returns: the trace's id, when it is recorded.
+        """
+        with self._lock:
+            known = request.id in self._spans
+        if not known and result != "fulfilled":
+            return None
+        span = self._span(request)
+        with self._lock:
+            self._spans.pop(request.id, None)
+        span.set_attributes(_known({"nodepool.provider": provider, "nodepool.pool": pool, "nodepool.result": result,
+                                    "nodepool.nodes": ",".join(map(str, request.nodes))}))  # fmt: skip
+        _end(span, result, result in ("fulfilled", "returned", "removed"), self._clock())
+        return _trace_id(span)
+
+    def _span(self, request: Any) -> Any:
+        with self._lock:
+            span = self._spans.get(request.id)
+            if span is None:
+                now = self._clock()
+                created = request.created_time
+                believed = isinstance(created, (int, float)) and now - LONGEST < created <= now
+                attributes = {"nodepool.request": request.id, "nodepool.labels": ",".join(map(str, request.node_types)),
+                              "nodepool.requestor": request.requestor, "nodepool.tenant": request.tenant_name,
+                              "nodepool.event_id": request.event_id}  # fmt: skip
+                span = self._spans[request.id] = self._tracer.start_span(
+                    "request",
+                    parent_context(request.requestor_data),
+                    attributes=_known(attributes),
+                    start_time=_nanoseconds(created if believed else now),
+                )
+            return span
+
+    def close(self) -> None:
+        """Send what waits, and end the thread, within the deadline: the library has none for a server that is silent."""
+        ending = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
+        ending.start()
+        ending.join(CLOSE_LIMIT)
+
+
+def parent_context(data: object) -> Any:
+    """The span that Zuul has named in ``requestor_data``, as a context; None for none, or what is none."""
+    from opentelemetry import trace
+
+    info = data.get("span_info") if isinstance(data, Mapping) else None
+    if not isinstance(info, Mapping):
+        return None
+    trace_id, span_id = _identifier(info.get("trace_id"), 128), _identifier(info.get("span_id"), 64)
+    if not trace_id or not span_id:
+        return None
+    there = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED))
+    return trace.set_span_in_context(trace.NonRecordingSpan(there))
+
+
+def _identifier(value: object, bits: int) -> int | None:
+    """A number, or its hexadecimal form; None: neither, or too large."""
+    if isinstance(value, str):
+        try:
+            value = int(value[: bits // 4 + 1], 16)
+        except ValueError:
+            return None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << bits else None
+
+
+def _known(attributes: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(value) for name, value in attributes.items() if value not in (None, "")}
+
+
+def _nanoseconds(when: float) -> int:
+    return int(when * 1e9)
+
+
+def _end(span: Any, result: str, good: bool, now: float) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    if not good:
+        span.set_status(Status(StatusCode.ERROR, result))
+    span.end(_nanoseconds(now))
+
+
+def _trace_id(span: Any) -> str | None:
+    context = span.get_span_context()
+    return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
+
+
+_current: Tracer | None = None
+
+
+def start(env: Mapping[str, str] = os.environ) -> None:
+    """Begin, when the environment asks for it; why it cannot be is logged, and nothing else suffers."""
+    global _current
+    wanted = next((name for name in VARIABLES if env.get(name)), None)
+    if wanted is None or _current is not None:
+        return
+    absent = optional.missing(("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
+    if absent is not None:
+        log.error("No traces are sent, although %s is set: that needs %s", wanted, absent)
+        return
+    if env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", env.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")) != "http/protobuf":
+        log.warning("Traces are sent as http/protobuf; this release has no other protocol of OpenTelemetry")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        _current = Tracer(BatchSpanProcessor(OTLPSpanExporter()), env=env)
+    except Exception as error:  # of a variable that the library does not understand
+        log.error("No traces are sent: %s", one_line(error))
+        return
+    log.info("Traces are sent to %s", env[wanted])
+
+
+def current() -> Tracer | None:
+    """None: no traces are wanted."""
+    return _current
+
+
+def stop() -> None:
+    global _current
+    tracer, _current = _current, None
+    if tracer is not None:
+        try:
+            tracer.close()
+        except Exception:
+            log.exception("The last traces were not sent:")
