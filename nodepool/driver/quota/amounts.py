@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def _exact(value: Any) -> Any:
+    """Parts of cores, as decimals have them: 1.9 less eighteen times 0.1 is 0.1, into which a node of 0.1 fits."""
+    return round(value, 6) if isinstance(value, float) else value
+
+
 class QuotaInformation:
     """Resources by name; ``ram`` is in MiB. Names not given have the value ``default`` (``math.inf``: no limit)."""
 
@@ -42,7 +47,7 @@ class QuotaInformation:
     def add(self, other: QuotaInformation) -> None:
         mine, theirs = self.quota["compute"], other.quota["compute"]
         for name, value in theirs.items():
-            mine[name] = mine.get(name, self.default) + value
+            mine[name] = _exact(mine.get(name, self.default) + value)
         if other.default:
             for name in mine:
                 if name not in theirs:
@@ -53,7 +58,7 @@ class QuotaInformation:
         for name, value in theirs.items():
             have = mine.get(name, self.default)
             # infinite minus infinite would be "not a number", which compares as nothing sensible and is not JSON
-            mine[name] = have if have == math.inf else have - value
+            mine[name] = have if have == math.inf else _exact(have - value)
         if other.default:
             for name, have in mine.items():
                 if name not in theirs and have != math.inf:

@@ -104,3 +104,18 @@ def test_adding_and_subtracting_the_same_changes_nothing(mine: dict[str, int], t
     quota.subtract(info(theirs))
     left = quota.get_resources()
     assert {name: value for name, value in left.items() if value} == {n: v for n, v in mine.items() if v}
+
+
+def test_parts_of_cores() -> None:
+    """What fits in decimals fits: 19 times 0.1 into 1.9."""
+    left, used = QuotaInformation(cores=1.9), QuotaInformation()
+    for _ in range(19):
+        used.add(QuotaInformation(cores=0.1))
+        left.subtract(QuotaInformation(cores=0.1))
+        assert left.non_negative()
+    assert (used.quota["compute"]["cores"], left.quota["compute"]["cores"]) == (1.9, 0.0)
+    left.subtract(QuotaInformation(cores=0.1))
+    assert not left.non_negative()
+    left = QuotaInformation(cores=math.inf)
+    left.subtract(QuotaInformation(cores=0.1))
+    assert left.quota["compute"]["cores"] == math.inf
