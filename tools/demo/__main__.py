@@ -120,6 +120,7 @@ class Demo:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         self.processes.append(("nodepool-launcher", process))
         self._watch("nodepool-launcher", process, "launcher.log")
@@ -366,6 +367,8 @@ It is running; try these in another terminal:
   np request accept ID --detach   take the node over, as Zuul does
   np request return ID            give it back
   np request-list                 all requests
+  np request create host --count 30    more than this machine has room for: some wait, and
+  np explain request ID           tells why, what would help, and the place in line; so does the request's page
   tail -f {self.work}/launcher.log
 
   {pathlib.Path(sys.executable).with_name("nodepool-nm")} --url {self.slivers.url} top    slivers, live

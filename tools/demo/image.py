@@ -131,6 +131,7 @@ class ImageDemo:
                     stderr=log,
                     stdin=subprocess.DEVNULL,
                     env=environment,
+                    start_new_session=True,
                 )
             if waiting.wait(BUILD_TIMEOUT + 60):
                 raise SystemExit(f"the image was not built; see {self.work}/build-logs and {self.work}/builder.log")

@@ -97,6 +97,7 @@ class SliverDemo:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a signal for all of us, such as Ctrl-C, must not end it before its slivers are removed
             )
 
     def _wait_ready(self) -> dict[str, Any]:
@@ -211,23 +212,32 @@ class SliverDemo:
         )
         self.limits = {"memory_hog_killed": refused, "process_limit_held": held, "others_alive": alive}
 
+    def _delete_slivers(self) -> bool:
+        try:
+            names = [s["name"] for s in self.client.call("ListSlivers")]
+            for name in names:
+                self.client.call("DeleteSliver", name)
+            for name in names:
+                self.client.call("WaitSliver", name, "gone", 20, timeout=30)
+        except (RpcError, RpcFault):
+            return False
+        return True
+
     def stop(self) -> list[str]:
         """Remove all slivers and end; what is left behind."""
         if self.process is None:
             return []
         left: list[str] = []
-        if self.process.poll() is not None:
-            # It knows best what belongs to its slivers: mounts, loop devices, cgroups, interfaces.
-            self._launch()
-            with contextlib.suppress(SystemExit):
-                self._wait_ready()
+        if self.process.poll() is not None or not self._delete_slivers():
+            # It knows best what belongs to its slivers: mounts, loop devices, cgroups, interfaces. Was it just ending?
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+            if self.process.poll() is not None:
+                self._launch()
+                with contextlib.suppress(SystemExit):
+                    self._wait_ready()
+            self._delete_slivers()
         if self.process.poll() is None:
-            with contextlib.suppress(RpcError, RpcFault):
-                names = [s["name"] for s in self.client.call("ListSlivers")]
-                for name in names:
-                    self.client.call("DeleteSliver", name)
-                for name in names:
-                    self.client.call("WaitSliver", name, "gone", 20, timeout=30)
             self.process.terminate()
             try:
                 self.process.wait(15)

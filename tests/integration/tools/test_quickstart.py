@@ -42,6 +42,7 @@ class Kept:
                 stdout=stream,
                 stderr=stream,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
 
     @property
@@ -115,4 +116,15 @@ def test_users_18_slivers_of_a_killed_node_manager_are_removed(kept: Kept) -> No
     kept.kill("nodemanager")
     assert kept.process.wait(90) == 1
     assert "nodepool-nodemanager was killed by signal 9" in kept.text
+    assert "Left behind" not in kept.text and kept.left() == []
+
+
+def test_a_signal_for_all_of_it(kept: Kept) -> None:
+    """As Ctrl-C at a terminal, and what ``timeout`` sends: the node manager may not end before its slivers are removed."""
+    kept.wait_running()
+    kept.nodepool("request", "create", *["host"] * 12, "--wait", "60")
+    assert kept.left(), "there are slivers with mounts"
+    os.killpg(kept.process.pid, signal.SIGINT)
+    kept.process.wait(90)
+    assert "All stopped; nothing left behind" in kept.text, kept.text
     assert "Left behind" not in kept.text and kept.left() == []
