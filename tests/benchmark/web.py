@@ -34,6 +34,7 @@ PATHS = (
     "/api/v1/requests?limit=100&state=requested", "/api/v1/labels?limit=100", "/api/v1/providers", "/api/v1/waiting",
     "/api/v1/explain/label/small", "/node-list?node_id=0000000001", "/ready",
 )  # fmt: skip
+PROGRAMS = ("nodepool", "nodepool-launcher", "nodepool-builder", "nodepool-nodemanager", "nodepool-nm")
 
 
 def get(port: int, path: str) -> float:
@@ -151,6 +152,13 @@ def command(python: str, bench: Bench, *arguments: str) -> float:
     return time.monotonic() - began
 
 
+def start(program: str) -> float:
+    """Seconds of one of our programs that only tells how it is used."""
+    began = time.monotonic()
+    subprocess.run([pathlib.Path(sys.executable).with_name(program), "--help"], capture_output=True, check=True, timeout=60)
+    return time.monotonic() - began
+
+
 def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float]:
     pools = [{"name": "main", "labels": ["small"]}, {"name": "full", "labels": ["stuck"], "max-servers": 1}]
     bench.environment["NODEPOOL_BENCHMARK_WEB"] = str(port)
@@ -161,7 +169,9 @@ def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, floa
     zuul.create_nodes(args.nodes)
     zuul.submit_many([["stuck"]] * args.waiting)
     time.sleep(8)
-    found = {"list: s": min(command(sys.executable, bench, "list") for _ in range(3))}
+    found = {f"{program} --help: s": min(start(program) for _ in range(5)) for program in PROGRAMS}
+    found["image-list (there are none): s"] = min(command(sys.executable, bench, "image-list") for _ in range(5))
+    found["list: s"] = min(command(sys.executable, bench, "list") for _ in range(3))
     if args.other:
         # What this release alone has for labels would be refused there.
         found["list, other: s"] = command(args.other, bench, "list")

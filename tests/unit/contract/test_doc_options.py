@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from nodepool.config import loadConfig
+from nodepool.config.drivers import BUILTIN_NAMES
 from tests import FIXTURES, REPOSITORY
 
 CONFIGURATIONS = FIXTURES / "config"
@@ -104,4 +105,10 @@ def test_manual_is_built(tmp_path: pathlib.Path) -> None:
                            capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
     assert (built.returncode, built.stderr) == (0, "")
     assert "scheduler-hints" in (tmp_path / "openstack.html").read_text()
+    # The reference of all: of each driver, and of the metrics.
+    text = (tmp_path / "reference.html").read_text()
+    assert [name for name in BUILTIN_NAMES if f"Providers with driver {name}<" not in text] == []
+    for each in ("pools.labels.cloud-image", "tenant-resource-limits.tenant-name", "pools.nodes.host-key-checking",
+                 "nodepool_label_request_wait", "nodepool.provider.{provider}.max_servers"):  # fmt: skip
+        assert each in text
     assert "alternatives" in (tmp_path / "aws.html").read_text()

@@ -1,0 +1,435 @@
+"""What is installed elsewhere than in a clone: wheel, manual pages, completion, units, manifests, deb, container images."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import importlib
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from nodepool.base import optional
+from nodepool.nodemanager.backends import podman
+from tests import REPOSITORY
+from tests.conftest import Chroot, load_tool, wait_for
+
+ETC = REPOSITORY / "etc"
+MINUTES = 60
+PROGRAMS = load_tool("package").PROGRAMS
+
+
+def run(*command: str | pathlib.Path, **options: Any) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10 * MINUTES, **options)
+    assert done.returncode == 0, (command, done.stdout[-3000:], done.stderr[-3000:])
+    return done.stdout
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Each with the words that lead to it."""
+    yield "", parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                for words, each in parsers(child):
+                    yield f"{name} {words}".strip(), each
+
+
+# -- in the repository
+
+
+@pytest.mark.spec("issue: manual pages and shell completion for all commands")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_pages(program: str, tmp_path: pathlib.Path) -> None:
+    """They have each command and option of the program (tools/package pages makes them anew), and each shell takes them."""
+    page = (ETC / "man" / f"{program}.1").read_text().replace("\\-", "-")
+    bash = ETC / "completion" / "bash" / program
+    zsh = ETC / "completion" / "zsh" / f"_{program}"
+    missing = []
+    for words, parser in parsers(importlib.import_module(PROGRAMS[program]).create_parser()):
+        wanted = {option for action in parser._actions if action.dest != "help" for option in action.option_strings}
+        wanted |= set(words.split())
+        for text, where in ((page, "page"), (bash.read_text(), "bash"), (zsh.read_text(), "zsh")):
+            missing += [(where, words, each) for each in wanted if each not in text]
+    # shtab takes it for the same as "request list", of which it is another name.
+    assert [each for each in missing if each != ("zsh", "request-list", "request-list")] == []
+    assert f"{program} \\- " in (ETC / "man" / f"{program}.1").read_text().splitlines()[2].replace(
+        program.replace("-", "\\-"), program
+    )
+    run("bash", "-n", bash)
+    if shutil.which("man"):
+        environment = {**os.environ, "LC_ALL": "C.UTF-8", "MANWIDTH": "80", "MANROFFSEQ": ""}
+        shown = subprocess.run(
+            ["man", "--warnings", "-l", str(ETC / "man" / f"{program}.1")],
+            capture_output=True, text=True, check=True, env=environment, timeout=60,
+        )  # fmt: skip
+        assert shown.stderr == ""
+        assert "SEE ALSO" in shown.stdout
+
+
+def test_completion() -> None:
+    """As bash does it."""
+    script = f"""
+source {ETC}/completion/bash/nodepool
+COMP_WORDS=(nodepool dib-im) COMP_CWORD=1
+_shtab_nodepool 2> /dev/null || true
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    assert set(run("bash", "-c", script).split()) == {"dib-image-list", "dib-image-delete"}
+
+
+@pytest.mark.spec("issue: systemd units with hardening")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd on this machine")
+def test_units(tmp_path: pathlib.Path) -> None:
+    for unit in (ETC / "systemd").glob("*.service"):
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, ""), unit
+    launcher = str(ETC / "systemd" / "nodepool-launcher.service")
+    # 20: at most 2.0 of 10.0, which systemd calls OK.
+    run("systemd-analyze", "security", "--offline=true", "--threshold=20", launcher)
+
+
+@pytest.mark.spec("issue: logrotate")
+@pytest.mark.skipif(shutil.which("logrotate") is None or os.geteuid() != 0, reason="needs logrotate and root")
+def test_log_rotation(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "log" / "nodepool.log"
+    log.parent.mkdir()
+    log.write_text("a line\n")
+    rules = tmp_path / "rules"
+    text = (ETC / "logrotate" / "nodepool").read_text()
+    rules.write_text(text.replace("/var/log/nodepool", str(log.parent)).replace("su nodepool nodepool", "su root root"))
+    rules.chmod(0o644)
+    run("logrotate", "--force", "--state", tmp_path / "state", rules)
+    assert [path.name for path in log.parent.iterdir()] == ["nodepool.log.1"]
+
+
+@pytest.mark.spec("issue: plain manifests, checked with kubernetes-validate")
+def test_manifests() -> None:
+    import kubernetes_validate
+
+    kinds = []
+    for path in sorted((ETC / "manifests").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            kubernetes_validate.validate(document, "1.30", strict=True)
+            kinds.append(document["kind"])
+            assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "nodepool"
+    assert kinds.count("StatefulSet") == 2 and kinds.count("DaemonSet") == 1
+
+
+def test_manifests_configuration(tmp_path: pathlib.Path) -> None:
+    """The sample in it is a good one, and programs get the options that they have."""
+    documents = [each for path in (ETC / "manifests").glob("*.yaml") for each in yaml.safe_load_all(path.read_text())]
+    data = next(each["data"] for each in documents if each["kind"] == "ConfigMap")
+    (tmp_path / "nodepool.yaml").write_text(data["nodepool.yaml"])
+    run(sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", tmp_path / "nodepool.yaml", "config-validate")
+    for each in documents:
+        if each["kind"] in ("StatefulSet", "DaemonSet"):
+            (container,) = each["spec"]["template"]["spec"]["containers"]
+            program = f"nodepool-{container['name']}"
+            importlib.import_module(PROGRAMS[program]).create_parser().parse_args(container.get("args", []))
+            assert f"AS {container['name']}\n" in (ETC / "container" / "Containerfile").read_text()
+
+
+@pytest.mark.spec("issue: each extra's packages are known to the part that tells what is missing")
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    import configparser
+
+    from nodepool.config import loading
+
+    setup = configparser.ConfigParser()
+    setup.read(REPOSITORY / "setup.cfg")
+    extras = {
+        name: lines for name, lines in setup["options.extras_require"].items() if name not in ("all", "test", "doc", "profile")
+    }
+    known = {re.split(r"[^\w.-]", line)[0].lower() for lines in extras.values() for line in lines.split("\n")} - {"", "#"}
+    assert {name.lower() for name in optional.DISTRIBUTIONS.values()} == known
+    # The core brings them, too; nothing is to be told.
+    core = {re.split(r"[^\w.-]", line)[0].lower() for line in setup["options"]["install_requires"].split()}
+    assert not core & known
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("boto3", "botocore") else real(name))
+    path = tmp_path / "nodepool.yaml"
+    provider = {"name": "cloud", "driver": "aws", "region-name": "us-east-1"}
+    zookeeper = {"zookeeper-servers": [{"host": "localhost"}], "zookeeper-insecure": True}
+    path.write_text(yaml.safe_dump({**zookeeper, "labels": [], "providers": [provider]}))
+    config = loading.loadConfig(str(path))
+    assert config.provider_errors["cloud"] == (
+        "provider cloud is not used: driver aws needs boto3, botocore, not installed here: "
+        f"{sys.executable} -m pip install 'boto3>=1.34' 'botocore>=1.34'"
+    )
+
+
+# -- wheel
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("archives")
+    run(sys.executable, REPOSITORY / "tools" / "package", "wheel", "--dir", folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10 * MINUTES)
+@pytest.mark.spec("issue: wheel and sdist")
+def test_archives(archives: pathlib.Path) -> None:
+    (wheel,) = archives.glob("*.whl")
+    (source,) = archives.glob("*.tar.gz")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"nodepool/py.typed", "nodepool/web/static/app.js", "nodepool/base/optional.py"} <= names
+    shared = {name.partition(".data/data/")[2] for name in names} - {""}
+    for name in (
+        "man/man1/nodepool.1",
+        "bash-completion/completions/nodepool",
+        "nodepool/systemd/nodepool-launcher.service",
+        "nodepool/logrotate/nodepool",
+        "nodepool/nodepool.yaml",
+        "nodepool/prometheus/nodepool-alerts.yaml",
+    ):
+        assert f"share/{name}" in shared
+    assert not [name for name in names if name.startswith(("tests", "doc", "tools")) or "__pycache__" in name]
+    with tarfile.open(source) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"setup.cfg", "README.rst", "tests/conftest.py", "tools/quickstart", "doc/index.rst", "etc/man/nodepool.1"} <= inside
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10 * MINUTES)
+@pytest.mark.spec("issue: without extras only what a launcher needs is installed; a missing one is told with the exact command")
+def test_plain_installation(archives: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
+    python = tmp_path / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    (wheel,) = archives.glob("*.whl")
+    run(python, "-m", "pip", "install", "-q", wheel)
+    there = {each["name"].lower() for each in json.loads(run(python, "-m", "pip", "list", "--format=json"))}
+    assert not there & {"boto3", "openstacksdk", "diskimage-builder", "kubernetes", "requests", "lxml", "opentelemetry-sdk"}
+    assert len(there) <= 24
+    for program in PROGRAMS:
+        assert "12.0.0" in run(python.with_name(program), "--version") or program == "nodepool-nm"
+    config = tmp_path / "nodepool.yaml"
+    azure = {"name": "cloud", "driver": "azure", "zuul-public-key": "ssh-rsa x", "resource-group-location": "x", "location": "x",
+             "resource-group": "x", "auth-path": "/nonexistent", "subnet-id": "x", "network": "x"}  # fmt: skip
+    host, port = zk_chroot.hosts.split("/")[0].rsplit(":", 1)
+    zookeeper = {
+        "zookeeper-servers": [{"host": host, "port": int(port), "chroot": zk_chroot.chroot}],
+        "zookeeper-tls": {"ca": zk_chroot.ca, "cert": zk_chroot.cert, "key": zk_chroot.key},
+    }
+    config.write_text(yaml.safe_dump({**zookeeper, "labels": [], "providers": [azure]}))
+
+    def told(*command: str) -> str:
+        done = subprocess.run(
+            [python.with_name("nodepool"), "-c", config, *command], capture_output=True, text=True, check=False, timeout=60
+        )
+        return done.stdout + done.stderr
+
+    # Each way to work with a configuration tells it; the commands go on with what there is.
+    for command in (["config-validate"], ["list"]):
+        found = re.search(r"driver azure needs requests, not installed here: (.*)", told(*command))
+        assert found, told(*command)
+        assert found[1].strip() == f"{python} -m pip install 'requests>=2.28'"
+    assert "+----+" in told("list")
+    run("sh", "-c", f"{found[1]} -q")
+    assert "not installed here" not in told("config-validate")
+
+
+# -- deb and container, in a system of their own
+
+
+def release() -> str:
+    return platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+
+
+needs_system = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("mmdebstrap") is None or shutil.which("systemd-nspawn") is None,
+    reason="needs root, mmdebstrap and systemd-container",
+)
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
+    """An archive with a small Debian (or Ubuntu), as this machine's release."""
+    path = tmp_path_factory.mktemp("system") / "root.tar"
+    packages = "systemd,systemd-sysv,dbus,adduser,python3,logrotate,ca-certificates,man-db"
+    run("mmdebstrap", "--variant=minbase", f"--include={packages}", release(), path)
+    yield path
+    path.unlink()
+
+
+#: Runs in the system that is installed: each line of its output that begins with "==" names what is shown.
+CHECK = """#!/bin/sh
+exec > /root/result 2>&1
+echo == version; nodepool --version
+echo == start; systemctl start nodepool-launcher; systemctl is-active nodepool-launcher
+echo == user; stat -c %U /proc/$(systemctl show -P MainPID nodepool-launcher)
+for i in $(seq 120); do nodepool list | grep -q ready && break; sleep 1; done
+echo == list; nodepool list
+echo == rotate; logrotate -f /etc/logrotate.d/nodepool; nodepool list > /dev/null
+systemctl restart nodepool-launcher; ls /var/log/nodepool
+echo == page; man -w nodepool
+echo == log; journalctl -u nodepool-launcher --no-pager | grep -iE "denied|not permitted|traceback"
+cat /var/log/nodepool/nodepool.log* | grep -E "ERROR|WARNING|denied|not permitted|Traceback"
+echo == stop; systemctl stop nodepool-launcher; systemctl show -P Result nodepool-launcher
+dpkg --purge nodepool; ls -d /usr/lib/nodepool /etc/logrotate.d/nodepool /usr/bin/nodepool
+echo == end
+systemctl poweroff
+"""
+UNIT = """[Unit]
+After=multi-user.target
+[Service]
+Type=oneshot
+ExecStart=/root/check
+[Install]
+WantedBy=default.target
+"""
+
+
+@needs_system
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.timeout(20 * MINUTES)
+@pytest.mark.spec("issue: deb package; hardened units run in a real systemd")
+def test_deb(system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
+    deb = pathlib.Path(run(sys.executable, REPOSITORY / "tools" / "package", "deb", "--dir", tmp_path).strip())
+    root = tmp_path / "root"
+    root.mkdir()
+    run("tar", "-C", root, "-xf", system)
+    shutil.copy(deb, root / "root" / "nodepool.deb")
+    run("chroot", root, "dpkg", "-i", "/root/nodepool.deb")
+    assert "nodepool" in (root / "etc" / "passwd").read_text()
+    assert not list((root / "etc" / "systemd" / "system").rglob("nodepool*")), "nothing is enabled"
+    for name in ("ca", "cert", "key"):
+        shutil.copy(getattr(zk_chroot, name), root / "etc" / "nodepool" / "tls" / f"{name}.pem")
+        (root / "etc" / "nodepool" / "tls" / f"{name}.pem").chmod(0o644)
+    host, port = zk_chroot.hosts.split("/")[0].rsplit(":", 1)
+    node = {"name": "127.0.0.1", "labels": "metal", "username": "root", "host-key-checking": False, "connection-port": int(port)}
+    config = {
+        "zookeeper-servers": [{"host": host, "port": int(port), "chroot": zk_chroot.chroot}],
+        "zookeeper-tls": {name: f"/etc/nodepool/tls/{name}.pem" for name in ("ca", "cert", "key")},
+        "webapp": {"port": free_port()},
+        "labels": [{"name": "metal", "min-ready": 1}],
+        "providers": [{"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}],
+    }
+    (root / "etc" / "nodepool" / "nodepool.yaml").write_text(yaml.safe_dump(config))
+    (root / "root" / "check").write_text(CHECK)
+    (root / "root" / "check").chmod(0o755)
+    (root / "etc" / "systemd" / "system" / "check.service").write_text(UNIT)
+    run("chroot", root, "systemctl", "enable", "check.service")
+    run(
+        "systemd-nspawn",
+        "--quiet",
+        "--boot",
+        "-D",
+        root,
+        "--register=no",
+        "--keep-unit",
+        "--console=pipe",
+        stdin=subprocess.DEVNULL,
+    )
+    text = (root / "root" / "result").read_text()
+    shown = {part.partition("\n")[0].split(";")[0]: part.partition("\n")[2] for part in text.split("== ")[1:]}
+    assert "12.0.0" in shown["version"], text
+    assert shown["start"] == "active\n", text
+    assert shown["user"].strip() == "nodepool", text
+    assert "| metal |" in shown["list"] and "ready" in shown["list"], text
+    assert "nodepool.log.1" in shown["rotate"] and re.search(r"nodepool\.log$", shown["rotate"], re.MULTILINE), text
+    assert shown["page"].strip() == "/usr/share/man/man1/nodepool.1.gz", text
+    assert shown["log"] == "", text
+    assert shown["stop"].startswith("success\n") and "end" in shown, text
+    for path in ("/usr/lib/nodepool", "/etc/logrotate.d/nodepool", "/usr/bin/nodepool"):
+        assert f"'{path}': No such file" in shown["stop"], text
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@needs_system
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.timeout(20 * MINUTES)
+@pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed")
+@pytest.mark.spec("issue: container image definition for launcher, builder, node manager")
+def test_container_images(system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) -> None:
+    tag = f"localhost/nodepool-test-{os.getpid()}"
+    certificates = "/etc/ssl/certs/ca-certificates.crt"
+    made = [f"{tag}-base"]
+    run("podman", "import", "-q", system, f"{tag}-base")
+    try:
+        for target in ("launcher", "builder", "nodemanager"):
+            # Not from the index of images, which not every machine reaches; nor with an isolation that a container lacks.
+            run("podman", "build", "-q", "--isolation=chroot", "--network=host", "-v", "/etc/ssl/certs:/etc/ssl/certs:ro",
+                "--env",
+                f"PIP_CERT={certificates}", "--unsetenv", "PIP_CERT", "--build-arg", f"BASE={tag}-base", "--build-arg",
+                "EXTRAS=builder,nodemanager", "-f", ETC / "container" / "Containerfile", "--target", target, "--tag",
+                f"{tag}-{target}", REPOSITORY)  # fmt: skip
+            made.append(f"{tag}-{target}")
+            version = run(*podman.command(), "run", "--rm", *LOOSE, f"{tag}-{target}", "--version")
+            assert "12.0.0" in version
+        programs = "disk-image-create --version && debootstrap --version && sudo -n true && qemu-img --version"
+        run(*podman.command(), "run", "--rm", *LOOSE, "--entrypoint", "/bin/sh", f"{tag}-builder", "-c", programs)
+        launcher(f"{tag}-launcher", tmp_path, zk_chroot)
+    finally:
+        subprocess.run(["podman", "rmi", "--force", *reversed(made)], capture_output=True, check=False, timeout=MINUTES)
+
+
+#: Control groups and limits that a container on a machine for tests may not have.
+LOOSE = ("--cgroups=disabled", "--network=host", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
+
+
+def launcher(image: str, folder: pathlib.Path, chroot: Chroot) -> None:
+    """It works with a root that is read-only, without privileges, and ends when told."""
+    tls = folder / "tls"
+    tls.mkdir()
+    for name in ("ca", "cert", "key"):
+        shutil.copy(getattr(chroot, name), tls / f"{name}.pem")
+        (tls / f"{name}.pem").chmod(0o644)
+    host, port = chroot.hosts.split("/")[0].rsplit(":", 1)
+    web = free_port()
+    config = {
+        "zookeeper-servers": [{"host": host, "port": int(port), "chroot": chroot.chroot}],
+        "zookeeper-tls": {name: f"/etc/nodepool/tls/{name}.pem" for name in ("ca", "cert", "key")},
+        "webapp": {"port": web, "listen_address": "127.0.0.1"},
+        "labels": [],
+        "providers": [],
+    }
+    (folder / "nodepool.yaml").write_text(yaml.safe_dump(config))
+    (folder / "nodepool.yaml").chmod(0o644)
+    folder.chmod(0o755)
+    with subprocess.Popen(
+        [*podman.command(), "run", "--rm", *LOOSE, "--read-only", "--cap-drop=all", "-v", f"{folder}:/etc/nodepool:ro", image],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        try:
+            wait_for(lambda: process.poll() is not None or ready(web), 60, "launcher ready")
+            assert process.poll() is None, process.stdout and process.stdout.read()
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
