@@ -62,7 +62,7 @@ def test_launch_results(bench: LauncherBench, statsd: StatsdReceiver) -> None:
 
 @pytest.mark.spec("issue: time from request to fulfilment per label and tenant; statsd and Prometheus from one definition")
 def test_wait_of_requests(bench: LauncherBench) -> None:
-    pool = bench.start(config(provider("wait-cloud", labels=["wait-a", "wait-b"]), labels={"wait-b": {"min-ready": 1}}))
+    pool = bench.start(config(provider("fake-wait", labels=["wait-a", "wait-b"]), labels={"wait-b": {"min-ready": 1}}))
     host = hostnames.short()
     # Of this process, so those of other tests are among them.
     before = pool.statsd.snapshot().timers
@@ -77,7 +77,7 @@ def test_wait_of_requests(bench: LauncherBench) -> None:
 
     # Its parts, and those of its launches (and of the node that is kept ready).
     parts = [f"nodepool.launcher.{host}.request_step.{step}" for step in ("accept", "serve")]
-    steps = [f"nodepool.provider.wait-cloud.launch_step.{step}" for step in ("create", "scan")]
+    steps = [f"nodepool.provider.fake-wait.launch_step.{step}" for step in ("create", "scan")]
     for name, numbers in [*((name, {1}) for name in (*names, *parts)), *((name, {2, 3}) for name in steps)]:
         number, total = added(name)
         assert number in numbers and 0 <= total < 60_000 * number, (name, number, total)
