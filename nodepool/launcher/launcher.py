@@ -221,7 +221,14 @@ class NodePool(threading.Thread):
     def _config_files(self) -> dict[str, Any]:
         """Where the configuration is from, and why the files are not in force, for the report."""
         state = self.config_state
-        return {"file": self.configfile, "secure": self.securefile, "stale_since": state.stale_since, "error": state.error}
+        return {"file": self.configfile, "secure": self.securefile, "stale_since": state.stale_since, "error": state.error,
+                "warnings": state.warnings}  # fmt: skip
+
+    def shown_config(self) -> dict[str, Any] | None:
+        """The configuration in force, without what may be a secret, with its files and what is wrong with them, for the pages."""
+        if self.config is None:
+            return None
+        return {**self.reporter.config(), **self.reporter.config_files(), "not_running": self.reporter.not_running()}
 
     def publish_problems(self) -> None:
         """Tell everybody, in our component record; written only when something has changed."""

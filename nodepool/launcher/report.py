@@ -12,6 +12,7 @@ from kazoo.exceptions import KazooException
 
 from nodepool.base import hostnames
 from nodepool.base.problems import one_line
+from nodepool.config.shown import shown
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.state import LauncherState
@@ -23,7 +24,7 @@ from nodepool.zk.history import HistoryReader
 
 INTERVAL = 2.0
 """Seconds between two reports, at least."""
-MOST_GROUPS, MOST_IDS, MOST_HOSTS = 500, 5000, 1000
+MOST_GROUPS, MOST_IDS, MOST_HOSTS, MOST_WARNINGS = 500, 5000, 1000, 50
 """Of waiting requests, and of one provider, in a report."""
 
 Waiting = list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]
@@ -53,6 +54,8 @@ class Reporter:
         self._config_files = config_files
         self._started = state.clock.time()
         self._published: dict[str, Any] | None = None
+        #: The configuration that was published last, and the session in which it was.
+        self._published_config: tuple[Any, Any] = (None, None)
         self._due = -math.inf
         #: Since when (UNIX seconds) requests for these labels wait for this reason.
         self._since: dict[tuple[tuple[str, ...], str, str], float] = {}
@@ -84,15 +87,32 @@ class Reporter:
         there = reports.path(self._state.identifier).rpartition("/")[2] in zk.report_tree.reports
         if there and content == self._published:
             return
-        reports.write(zk.kazoo_client, self._state.identifier, {**content, "time": self._state.clock.time()})
+        reports.write(zk.kazoo_client, reports.path(self._state.identifier), {**content, "time": self._state.clock.time()})
         self._published = content
 
+    def publish_config(self) -> None:
+        """Write the configuration in force, when it is another one.
+
+        :raises KazooException: ZooKeeper cannot be reached.
+        :raises ValueError: it is too large to be shown by others.
+        """
+        kazoo = self._state.zk.kazoo_client
+        published = (self._state.config, kazoo.client_id)
+        if published == self._published_config or self._state.config is None:
+            return
+        self._published_config = published
+        reports.write(kazoo, self._config_path(), self.config())
+
+    def _config_path(self) -> str:
+        return reports.path(self._state.identifier, reports.CONFIGS)
+
     def withdraw(self) -> None:
-        """At an orderly stop; else it ends with the session."""
+        """At an orderly stop; else they end with the session."""
         zk = self._state.zk
         if self._published is not None and zk is not None and zk.connected:
             try:
-                reports.remove(zk.kazoo_client, self._state.identifier)
+                reports.remove(zk.kazoo_client, reports.path(self._state.identifier))
+                reports.remove(zk.kazoo_client, self._config_path())
             except KazooException as error:
                 self.log.debug("Cannot remove the report now: %r", error)
 
@@ -109,14 +129,28 @@ class Reporter:
             "started": self._started,
             "ready": ready,
             "details": [one_line(line) for line in details[:50]],
-            "config": self._config_files(),
+            "config": self.config_files(),
             "providers": {name: self._provider(provider) for name, provider in sorted(providers.items())},
-            "not_running": {} if config is None else {n: _why(config, n) for n in sorted(config.providers_not_running)},
+            "not_running": self.not_running(),
             "labels": {} if config is None else {name: {"min_ready": label.min_ready} for name, label in config.labels.items()},
             "lately": self._trends.labels(),
             "tenants": self._tenants(),
             "waiting": self._waiting(),
         }
+
+    def config(self) -> dict[str, Any]:
+        """What is in force here, without what may be a secret."""
+        return {"hostname": hostnames.short(), "pid": os.getpid(), **shown(self._state.config)}
+
+    def config_files(self) -> dict[str, Any]:
+        """Where it is from, and what is wrong there."""
+        found = self._config_files()
+        return {**found, "warnings": [one_line(text) for text in found["warnings"][:MOST_WARNINGS]]}
+
+    def not_running(self) -> dict[str, str]:
+        """Provider -> why."""
+        config = self._state.config
+        return {} if config is None else {name: _why(config, name) for name in sorted(config.providers_not_running)}
 
     def _provider(self, provider: Any) -> dict[str, Any]:
         """What is known without asking the cloud."""

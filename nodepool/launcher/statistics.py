@@ -98,6 +98,7 @@ class StatsWorker(threading.Thread):
                 if self.state.zk.connected:
                     self._safely("publishing problems", self._publish_problems)
                     self._safely("publishing the report", self._reporter.publish)
+                    self._safely("publishing the configuration", self._reporter.publish_config)
                     self._safely("writing history", self._write_history)
                     self._safely("standing for election", self._stand_for_election)
                     if now >= internals_at:

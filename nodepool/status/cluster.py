@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nodepool import status
+from nodepool.base.problems import one_line
 from nodepool.status.results import Results, format_age
-from nodepool.zk.records import PENDING, REQUESTED
+from nodepool.zk.records import LARGEST, PENDING, REQUESTED
 
 DAEMON_COLUMNS = {
     "kind": "Kind", "host": "Host", "state": "State", "version": "Version", "running": "Running", "config": "Configuration",
@@ -21,7 +22,7 @@ PROVIDER_COLUMNS = {
 POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", "labels": "Labels", "paused": "Full",
                 "nodes": "Nodes", "max_servers": "Max Servers", "priority": "Priority"}  # fmt: skip
 HOST_COLUMNS = {"host": "Host", "provider": "Provider", "launcher": "Launcher", "state": "State", "used": "Used",
-                "problem": "Problem"}  # fmt: skip
+                "nodes": "Slivers (Nodes)", "problem": "Problem"}  # fmt: skip
 TENANT_COLUMNS = {"tenant": "Tenant", "launcher": "Launcher", "limits": "Used of Limits"}
 WAITING_COLUMNS = {"labels": "Labels", "count": "Requests", "state": "State", "since": "For", "reason": "Waits Because"}
 Clock = Callable[[], float]
@@ -134,7 +135,27 @@ def _provider_row(name: str, launcher: Any, entry: dict[str, Any], counts: Count
         "limit": limits,
         "launching": entry.get("launching") if isinstance(entry.get("launching"), int) else None,
         "calls": entry.get("calls"),
+        **calls_of(entry),
         "problems": problems,
+    }
+
+
+def calls_of(entry: dict[str, Any]) -> dict[str, Any]:
+    """Pace of the calls of a provider's cloud, and the one that failed last (``error_time`` in UNIX seconds); None: not known."""
+    calls = entry.get("calls")
+    paces, error = (calls.get("paces"), calls.get("last_error")) if isinstance(calls, dict) else (None, None)
+    pace = None
+    if isinstance(paces, dict) and paces:
+        texts = {str(lane): str(text) for lane, text in sorted(paces.items())}
+        alike = len(set(texts.values())) == 1
+        pace = next(iter(texts.values())) if alike else ", ".join(f"{lane} {text}" for lane, text in texts.items())
+    if not isinstance(error, dict):
+        return {"pace": pace, "error": None, "error_time": None}
+    when = error.get("time")
+    return {
+        "pace": pace,
+        "error": one_line(f"{error.get('operation')} ({error.get('kind')}): {error.get('message')}"),
+        "error_time": when if isinstance(when, (int, float)) and abs(when) < LARGEST else None,
     }
 
 
@@ -169,7 +190,11 @@ def pools(zk: Any) -> Results:
 
 
 def hosts(zk: Any) -> Results:
-    """Of providers with hosts of their own (node managers)."""
+    """Of providers with hosts of their own (node managers), with the nodes whose slivers are there."""
+    there: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for node in zk.readNodes(with_contenders=False):
+        if isinstance(node.external_id, dict):
+            there[str(node.provider), str(node.external_id.get("host"))].append(str(node.id))
     rows = [
         {
             "host": str(host.get("name")),
@@ -177,6 +202,7 @@ def hosts(zk: Any) -> Results:
             "launcher": report["hostname"],
             "state": "usable" if host.get("usable") else "not usable",
             "used": _use(host.get("used"), host.get("limits")),
+            "nodes": sorted(there[name, str(host.get("name"))]),
             "problem": host.get("problem"),
         }
         for report in zk.readReports()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nodepool.base.offers import why_not_offered
 from nodepool.base.problems import image_problems, printable
 from nodepool.reasons import HELP, Code
+from nodepool.status import cluster
 from nodepool.status.results import format_age
 from nodepool.zk import declines
 from nodepool.zk.history import HistoryReader
@@ -124,17 +126,24 @@ def _problems(zk: Any, **wanted: list[str]) -> list[str]:
 # -- requests
 
 
-def line(zk: Any, request: NodeRequest) -> int | None:
-    """How many open requests that want a label of it come before it."""
-    try:
-        key, labels = request.priority, set(request.node_types)
-        return sum(
-            1
-            for other in zk.readRequests()
-            if other.state in (REQUESTED, PENDING) and labels & set(other.node_types) and other.priority < key
-        )
-    except RecordError:
-        return None
+def places(requests: Iterable[NodeRequest]) -> dict[str, int]:
+    """Id of each open request -> how many that want a label of it come first, and itself."""
+    ordered = []
+    for request in requests:
+        if request.state in (REQUESTED, PENDING):
+            with contextlib.suppress(RecordError):
+                ordered.append((request.priority, frozenset(request.node_types), request.id or ""))
+    ordered.sort(key=lambda entry: entry[0])
+    #: Of the requests so far: how many want exactly these labels, and which such sets have a label.
+    count: Counter[frozenset[str]] = Counter()
+    having: dict[str, set[frozenset[str]]] = {}
+    found = {}
+    for _priority, labels, request_id in ordered:
+        found[request_id] = 1 + sum(count[each] for each in set().union(*(having.get(label, ()) for label in labels)))
+        count[labels] += 1
+        for label in labels:
+            having.setdefault(label, set()).add(labels)
+    return found
 
 
 def groups_of(reports: Iterable[dict[str, Any]], request_id: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -175,10 +184,10 @@ def _request(zk: Any, name: str, clock: Clock) -> Explanation:
 def _open_request(zk: Any, request: NodeRequest, found: Explanation, pools: list[Any], now: float) -> None:
     reports = zk.readReports()
     groups = groups_of(reports, request.id or "")
-    before = line(zk, request)
-    if before is not None:
-        found.facts.append(("place in line", f"{before + 1}"))
-        expected = expected_wait(reports, request.node_types, before + 1)
+    place = places(zk.readRequests()).get(request.id or "")
+    if place is not None:
+        found.facts.append(("place in line", f"{place}"))
+        expected = expected_wait(rates(reports), request.node_types, place)
         if expected is not None:
             found.facts.append(("expected", f"some {format_age(expected)} by what was served of late"))
     told, codes = _reasons(groups, found, now)
@@ -216,19 +225,24 @@ def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explana
     return pools, codes
 
 
-def expected_wait(reports: Iterable[dict[str, Any]], labels: Iterable[str], place: int) -> float | None:
-    """Seconds, from how many requests for the slowest of its labels were served a minute; None: nobody knows."""
-    rates = []
-    for label in set(labels):
-        known = [
-            rate
-            for report in reports
-            if isinstance(rate := report["lately"].get(label, {}).get("a_minute"), (int, float)) and rate > 0
-        ]
-        if not known:
-            return None
-        rates.append(max(known))
-    return 60.0 * place / min(rates) if rates else None
+def rates(reports: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Label -> how many requests for it were served a minute of late, as far as known."""
+    found: dict[str, float] = {}
+    for report in reports:
+        for label, entry in report["lately"].items():
+            rate = entry.get("a_minute")
+            if isinstance(rate, (int, float)) and rate > 0:
+                found[label] = max(rate, found.get(label, 0.0))
+    return found
+
+
+def expected_wait(served: Mapping[str, float], labels: Iterable[str], place: int) -> float | None:
+    """Seconds, by the slowest of its labels; None: nobody knows.
+
+    :param served: what :func:`rates` gives.
+    """
+    slowest = min((served.get(label, 0.0) for label in labels), default=0.0)
+    return 60.0 * place / slowest if slowest > 0 else None
 
 
 # -- the others
@@ -345,9 +359,12 @@ def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
         running = True
         entry = report["providers"][name]
         found.facts.append((host, f"driver {entry.get('driver')}, {entry.get('launching', 0)} launches under way"))
-        calls = entry.get("calls")
-        if isinstance(calls, dict) and isinstance(calls.get("paces"), dict):
-            found.facts.append(("pace of calls", ", ".join(f"{lane} {pace}" for lane, pace in sorted(calls["paces"].items()))))
+        calls = cluster.calls_of(entry)
+        if calls["pace"]:
+            found.facts.append(("pace of calls", calls["pace"]))
+        if calls["error"]:
+            age = format_age(clock() - calls["error_time"]) if calls["error_time"] is not None else "some time"
+            found.facts.append(("last failed call", f"{age} ago, {calls['error']}"))
         limits, used = entry.get("limits") or {}, entry.get("used") or {}
         for resource, limit in sorted(limits.items()):
             found.facts.append((f"limit of {resource}", f"{used.get(resource, 0):g} of {limit:g} used by our nodes"))

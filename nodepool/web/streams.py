@@ -23,7 +23,7 @@ from waitress.task import WSGITask
 from nodepool.web import access
 from nodepool.web.http import HttpError, Request
 from nodepool.web.v1 import EVENTS
-from nodepool.zk.mirror.feed import TYPES, Event, Feed, matches
+from nodepool.zk.mirror.feed import REPORTED, TYPES, Event, Feed, matches
 
 MOST_STREAMS = 300
 HEARTBEAT = 15.0
@@ -91,7 +91,7 @@ class Streams:
 
     def start(self) -> None:
         if self._feed is not None:
-            self._feed.subscribe(self._heard)
+            self._feed.subscribe(self._heard, reports=True)
             self._thread.start()
 
     def stop(self, timeout: float) -> None:
@@ -166,7 +166,7 @@ class Streams:
                 return
             if events:
                 counted.update(map(_subject, events))
-                self._send(functools.partial(_news, [(event, _message(event)) for event in events]))
+                self._send(functools.partial(_news, [(event, _message(event)) for event in events if event is not REPORTED]))
             now = self._monotonic()
             if counted and now >= told + DIGEST:
                 text = f"event: changed\ndata: {json.dumps(counted)}\n\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.status import cluster
+from nodepool.status.explain import expected_wait, places, rates
 from nodepool.status.results import to_int_or_none
 from nodepool.zk.records import LARGEST, READY
 
@@ -16,6 +17,8 @@ Rows = list[dict[str, Any]]
 #: What a request waits for: texts and codes.
 Waits = tuple[tuple[str, ...], tuple[str, ...]]
 NOTHING: Waits = ((), ())
+#: Record, what it waits for, who declined, its row.
+Kept = tuple[Any, Waits, list[str], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Table:
 
     read: Callable[[Any], Rows]
     columns: Mapping[str, str]
+    #: Keys with few values, of which a page lets people choose.
+    choices: tuple[str, ...] = ()
 
 
 def _number(value: object) -> float | None:
@@ -76,7 +81,7 @@ class RequestRows:
     """Rows of requests, kept as those of nodes are."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[Any, Waits, list[str], dict[str, Any]]] = {}
+        self._kept: dict[str, Kept] = {}
 
     def read(self, nodepool: Any) -> Rows:
         zk = nodepool.getZK()
@@ -90,7 +95,7 @@ class RequestRows:
                     waits[request_id] = (texts, codes) if known is None else (known[0] + texts, known[1] + codes)
         found = zk.readRequests()
         declines = zk.readDeclines(found)
-        kept: dict[str, tuple[Any, Waits, list[str], dict[str, Any]]] = {}
+        kept: dict[str, Kept] = {}
         for request in found:
             waits_for, declined = waits.get(request.id, NOTHING), declines.get(request.id, [])
             known_row = self._kept.get(request.id)
@@ -98,7 +103,15 @@ class RequestRows:
                 known_row = (request, waits_for, declined, _request_row(request, waits_for, declined))
             kept[request.id] = known_row
         self._kept = kept
-        return [entry[3] for entry in kept.values()]
+        line, served = places(found), rates(zk.readReports())
+        return [_placed(entry, line.get(request_id), served) for request_id, entry in kept.items()]
+
+
+def _placed(entry: Kept, place: int | None, served: Mapping[str, float]) -> dict[str, Any]:
+    """The row with its place in line, which changes with those of others, and the seconds that it may still wait by that."""
+    request, _waits, _declined, row = entry
+    expected = None if place is None else expected_wait(served, request.node_types, place)
+    return {**row, "place": place, "expected": None if expected is None else round(expected, 1)}
 
 
 def _request_row(request: Any, waits: Waits, declined: list[str]) -> dict[str, Any]:
@@ -184,11 +197,11 @@ TABLES = {
     "nodes": Table(lambda nodepool: NodeRows().read(nodepool), {
         "id": "Node", "labels": "Labels", "state": "State", "since": "Age", "provider": "Provider", "pool": "Pool",
         "request": "Request", "locked": "Locked", "address": "Address", "comment": "Comment",
-    }),
+    }, ("state", "provider", "pool")),
     "requests": Table(lambda nodepool: RequestRows().read(nodepool), {
         "id": "Request", "state": "State", "labels": "Labels", "since": "Age", "requestor": "Requestor", "nodes": "Nodes",
-        "reason": "Waits or declined because",
-    }),
+        "place": "Place in line", "expected": "Expected, s", "reason": "Waits or declined because",
+    }, ("state", "requestor", "tenant")),
     "labels": Table(labels, {
         "label": "Label", "min_ready": "Min ready", "ready": "Ready", "waiting": "Requests waiting", "launch": "Launch, s",
         "wait": "Wait, s", "pools": "Pools", "problems": "Problems",
@@ -197,9 +210,13 @@ TABLES = {
         "image": "Image", "paused": "Paused", "build_request": "Build request", "builds": "Builds", "uploads": "Uploads",
         "problem": "Problem",
     }),
-    "builds": Table(_of_zk(lambda zk: status.dib_image_list(zk, detail=True)), status.BUILD_DETAIL_COLUMNS),
-    "uploads": Table(_of_zk(lambda zk: status.image_list(zk, detail=True)), status.UPLOAD_DETAIL_COLUMNS),
-    "providers": Table(_of_zk(cluster.providers), cluster.PROVIDER_COLUMNS),
+    "builds": Table(_of_zk(lambda zk: status.dib_image_list(zk, detail=True)), status.BUILD_DETAIL_COLUMNS, ("state", "image")),
+    "uploads": Table(
+        _of_zk(lambda zk: status.image_list(zk, detail=True)), status.UPLOAD_DETAIL_COLUMNS, ("state", "image", "provider")
+    ),
+    "providers": Table(_of_zk(cluster.providers), {
+        **cluster.PROVIDER_COLUMNS, "pace": "Pace of calls", "error": "Last failed call", "error_time": "It failed",
+    }),
     "pools": Table(_of_zk(cluster.pools), cluster.POOL_COLUMNS),
     "hosts": Table(_of_zk(cluster.hosts), cluster.HOST_COLUMNS),
     "tenants": Table(_of_zk(cluster.tenants), cluster.TENANT_COLUMNS),

@@ -9,7 +9,6 @@ import http
 import importlib.resources
 import io
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -24,20 +23,19 @@ from nodepool.web import access
 from nodepool.web.cache import ResponseCache
 from nodepool.web.http import HttpError, Request, Response
 from nodepool.web.tables import TABLES, NodeRows, RequestRows, Rows
+from nodepool.zk import reports
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES
 
 API, PAGES, STATIC = "/api/v1/", "/ui/", "/ui/static/"
 EVENTS = "/api/v1/events"
 JSON = "application/json"
-LIMIT, MOST = 500, 20000
-"""Rows of an answer, unless asked for otherwise, and at most."""
+LIMIT, MOST, MOST_CHOICES, MOST_LABELS = 500, 20000, 200, 40
+"""Rows of an answer, unless asked for otherwise, and at most; values to choose from; labels of the overview."""
 ROWS_AGE = 1.0
 """Seconds for which rows are good."""
 FILES = {"app.css": "text/css; charset=UTF-8", "app.js": "text/javascript; charset=UTF-8", "icon.svg": "image/svg+xml"}
 _NOT_FILTERS = frozenset({"format", "limit", "offset", "sort", "q"})
-_SECRET = re.compile(r"pass|secret|token|credential|user-?data|custom-data|auth|(^|-)key$", re.IGNORECASE)
-REDACTED = "(redacted)"
 
 
 class Api:
@@ -48,6 +46,7 @@ class Api:
         self._history = HistoryReader()
         self._rows = ResponseCache(ROWS_AGE, monotonic=monotonic)
         self._kept: dict[str, Rows] = {}
+        self._choices: dict[str, dict[str, list[str]]] = {}
         self._answers = ResponseCache(ROWS_AGE, monotonic=monotonic)
         #: Those of which there are thousands keep what they have made.
         self._readers = {"nodes": NodeRows().read, "requests": RequestRows().read}
@@ -149,7 +148,7 @@ class Api:
         if form != "json":
             raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format is json or csv, not {form[:40]}")
         columns = [{"key": key, "title": title} for key, title in table.columns.items()]
-        return _json({"columns": columns, "rows": part, "total": len(found)})
+        return _json({"columns": columns, "rows": part, "total": len(found), "choices": self._choices[name]})
 
     def _read(self, name: str) -> Rows:
         """The rows, made once a second for all who ask."""
@@ -157,6 +156,7 @@ class Api:
         def make() -> bytes:
             rows = self._readers.get(name, TABLES[name].read)(self._source)
             self._kept[name] = rows if name in self._readers else sorted(rows, key=_first)
+            self._choices[name] = {key: _values(rows, key) for key in TABLES[name].choices}
             return b""
 
         self._answer(self._rows, name, make)
@@ -170,6 +170,7 @@ class Api:
             "requests": requests,
             "providers": self._read("providers"),
             "pools": self._read("pools"),
+            "labels": sorted(self._read("labels"), key=_busy, reverse=True)[:MOST_LABELS],
             "waiting": [{**row, "ids": row["ids"][:1]} for row in self._read("waiting")],
             "problems": self._read("problems"),
             "daemons": self._read("daemons"),
@@ -177,20 +178,18 @@ class Api:
         }
 
     def _config(self) -> dict[str, Any]:
-        """Of this launcher, as loaded; what may be a secret is left out."""
-        config, state = self._nodepool.config, self._nodepool.config_state
-        if config is None:
+        """Of each launcher, as loaded, this one first; what may be a secret is left out."""
+        own = self._nodepool.shown_config()
+        if own is None:
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, "There is no configuration in force yet")
-        return {
-            "file": self._nodepool.configfile,
-            "error": state.error,
-            "stale_since": state.stale_since,
-            "labels": {name: {"min-ready": label.min_ready} for name, label in sorted(config.labels.items())},
-            "providers": {name: redacted(provider.provider) for name, provider in sorted(config.providers.items())},
-            "not_running": {name: {**config.provider_failures, **config.provider_errors}.get(name, "not running")
-                            for name in config.providers_not_running},
-            "tenant-resource-limits": config.tenant_resource_limits,
-        }  # fmt: skip
+        zk = self._nodepool.getZK()
+        files = {_launcher(report): {**report["config"], "not_running": report["not_running"]} for report in zk.readReports()}
+        others = [
+            {**content, **files.get(_launcher(content), {})}
+            for content in reports.read_configs(zk.kazoo_client)
+            if _launcher(content) != _launcher(own)
+        ]
+        return {"launchers": [own, *others]}
 
     def _explain(self, kind: str, name: str) -> Response:
         if kind not in KINDS:
@@ -219,13 +218,8 @@ class _Source:
         return known[2]
 
 
-def redacted(value: Any, secret: bool = False) -> Any:
-    """The value with everything left out whose name may be that of a secret."""
-    if isinstance(value, dict):
-        return {str(key): redacted(item, secret or bool(_SECRET.search(str(key)))) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [redacted(item, secret) for item in value]
-    return REDACTED if secret and value not in (None, True, False) else value
+def _launcher(content: Mapping[str, Any]) -> tuple[str, str]:
+    return str(content["hostname"]), str(content.get("pid"))
 
 
 @functools.cache
@@ -275,6 +269,10 @@ def _harmless(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
+def _values(rows: Rows, key: str) -> list[str]:
+    return sorted({str(row[key]) for row in rows} - {"None"})[:MOST_CHOICES]
+
+
 def _mentions(row: Mapping[str, Any], text: str) -> bool:
     return any(text in str(value).lower() for value in row.values() if value is not None)
 
@@ -288,6 +286,10 @@ def _order(value: Any) -> tuple[int, Any]:
 
 def _first(row: Mapping[str, Any]) -> str:
     return str(next(iter(row.values()), ""))
+
+
+def _busy(label: Mapping[str, Any]) -> tuple[int, int]:
+    return label["waiting"], sum(label["states"].values())
 
 
 def _number(given: Mapping[str, str], name: str, default: int, most: int) -> int:

@@ -1,8 +1,9 @@
-"""What each launcher tells of itself and of the requests that it deals with; beside the tree of release 11.0.0.
+"""What each launcher tells of itself, of its configuration, and of the requests that it deals with; beside the tree of 11.0.0.
 
 ``/nodepool/launcher-reports/<host>-<process id>``, percent-quoted: ephemeral, a JSON object, written by its launcher every
 other second at most, and only when something has changed. Commands read them; each launcher mirrors them, so that its pages
-tell of the whole cluster.
+tell of the whole cluster. ``/nodepool/launcher-configs/<host>-<process id>`` is of the same kind: the configuration in force
+without what may be a secret, written when it has changed, and read when somebody looks at it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk.connection.client import ZooKeeperClient
@@ -23,7 +25,7 @@ from nodepool.zk.records import LARGEST as LARGEST_NUMBER
 from nodepool.zk.records import RecordError, parse_object, texts_of
 from nodepool.zk.records.base import BaseModel
 
-ROOT = "/nodepool/launcher-reports"
+ROOT, CONFIGS = "/nodepool/launcher-reports", "/nodepool/launcher-configs"
 TIMEOUT = 30.0
 """Seconds for one answer of the server."""
 LARGEST = 512 << 10
@@ -35,15 +37,34 @@ _SHAPE = {
     "tenants": dict, "waiting": list,
 }  # fmt: skip
 
+#: What every configuration has.
+_CONFIG_SHAPE = {
+    "hostname": str, "labels": dict, "diskimages": dict, "providers": dict, "tenant-resource-limits": dict,
+}  # fmt: skip
+
 log = logging.getLogger("nodepool.zk.reports")
 
 
-def path(identifier: str) -> str:
-    return f"{ROOT}/{quote(identifier, safe='')}"
+def path(identifier: str, root: str = ROOT) -> str:
+    return f"{root}/{quote(identifier, safe='')}"
 
 
 def parse(data: bytes | None) -> dict[str, Any]:
     """:raises RecordError: it is none."""
+    content = _unpack(data, _SHAPE)
+    for key in ("providers", "labels", "lately"):
+        content[key] = {str(name): value for name, value in content[key].items() if isinstance(value, dict)}
+    content["config"] = _files(content["config"])
+    content["waiting"] = [group for each in content["waiting"] if (group := _group(each)) is not None]
+    return content
+
+
+def parse_config(data: bytes | None) -> dict[str, Any]:
+    """:raises RecordError: it is none."""
+    return _unpack(data, _CONFIG_SHAPE)
+
+
+def _unpack(data: bytes | None, shape: Mapping[str, type]) -> dict[str, Any]:
     try:
         # What a hostile record would unpack to is bounded.
         text = zlib.decompressobj().decompress(data or b"", 32 * LARGEST)
@@ -52,13 +73,20 @@ def parse(data: bytes | None) -> dict[str, Any]:
     content = parse_object(text)
     if content is None:
         raise RecordError("the znode is empty")
-    for key, kind in _SHAPE.items():
+    for key, kind in shape.items():
         if not isinstance(content.get(key), kind):
             raise RecordError(f"{key} is missing or no {kind.__name__}")
-    for key in ("providers", "labels", "lately"):
-        content[key] = {str(name): value for name, value in content[key].items() if isinstance(value, dict)}
-    content["waiting"] = [group for each in content["waiting"] if (group := _group(each)) is not None]
     return content
+
+
+def _files(config: dict[str, Any]) -> dict[str, Any]:
+    stale = config.get("stale_since")
+    found = {key: config[key] if isinstance(config.get(key), str) else None for key in ("file", "secure", "error")}
+    return {
+        **found,
+        "stale_since": stale if isinstance(stale, (int, float)) and abs(stale) < LARGEST_NUMBER else None,
+        "warnings": texts_of(config, "warnings"),
+    }
 
 
 def _group(value: Any) -> dict[str, Any] | None:
@@ -87,43 +115,58 @@ def serialize(content: dict[str, Any]) -> bytes:
     return data
 
 
-def write(kazoo: KazooClient, identifier: str, content: dict[str, Any]) -> None:
-    """:raises KazooException: no connection, or no answer in time."""
+def write(kazoo: KazooClient, where: str, content: dict[str, Any]) -> None:
+    """
+    :param where: what :func:`path` gives.
+    :raises KazooException: no connection, or no answer in time.
+    :raises ValueError: it is larger than :data:`LARGEST`.
+    """
     data = serialize(content)
     try:
-        kazoo.set_async(path(identifier), data).get(timeout=TIMEOUT)
+        stat = kazoo.set_async(where, data).get(timeout=TIMEOUT)
+        if stat.ephemeralOwner == kazoo.client_id[0]:
+            return
+        # Of an earlier process with this name and id, or of our last session: it would go with that.
+        kazoo.delete_async(where).get(timeout=TIMEOUT)
     except NoNodeError:
-        try:
-            kazoo.create_async(path(identifier), data, ephemeral=True, makepath=True).get(timeout=TIMEOUT)
-        except NodeExistsError:
-            pass  # of our last session; it is written again when that has ended
+        pass
+    kazoo.create_async(where, data, ephemeral=True, makepath=True).get(timeout=TIMEOUT)
 
 
-def remove(kazoo: KazooClient, identifier: str) -> None:
+def remove(kazoo: KazooClient, where: str) -> None:
     """:raises KazooException: no connection, or no answer in time."""
     try:
-        kazoo.delete_async(path(identifier)).get(timeout=TIMEOUT)
+        kazoo.delete_async(where).get(timeout=TIMEOUT)
     except NoNodeError:
         pass
 
 
 def read(kazoo: KazooClient) -> list[dict[str, Any]]:
-    """All that can be understood, by name; writes nothing.
+    """All reports that can be understood, by name; writes nothing.
 
     :raises KazooException: no connection, or no answer in time.
     """
+    return _read(kazoo, ROOT, parse)
+
+
+def read_configs(kazoo: KazooClient) -> list[dict[str, Any]]:
+    """All configurations, as :func:`read` does."""
+    return _read(kazoo, CONFIGS, parse_config)
+
+
+def _read(kazoo: KazooClient, root: str, understand: Callable[[bytes | None], dict[str, Any]]) -> list[dict[str, Any]]:
     try:
-        names = sorted(kazoo.get_children_async(ROOT).get(timeout=TIMEOUT))
+        names = sorted(kazoo.get_children_async(root).get(timeout=TIMEOUT))
     except NoNodeError:
         return []
     found = []
-    for name, answer in [(name, kazoo.get_async(f"{ROOT}/{name}")) for name in names]:
+    for name, answer in [(name, kazoo.get_async(f"{root}/{name}")) for name in names]:
         try:
-            found.append(parse(answer.get(timeout=TIMEOUT)[0]))
+            found.append(understand(answer.get(timeout=TIMEOUT)[0]))
         except NoNodeError:
             continue
         except RecordError as error:
-            log.warning("Ignoring %s/%s: %s", ROOT, name, error)
+            log.warning("Ignoring %s/%s: %s", root, name, error)
     return found
 
 
@@ -133,6 +176,8 @@ class ReportTree(Tree[Any]):
     def __init__(self, client: ZooKeeperClient) -> None:
         super().__init__(client, ROOT)
         self.reports: dict[str, dict[str, Any]] = {}
+        #: Called when one has come, has changed, or has gone.
+        self.listeners: list[Callable[[], Any]] = []
 
     def wants_data(self, parts: list[str]) -> bool:
         return len(parts) == 1
@@ -147,6 +192,7 @@ class ReportTree(Tree[Any]):
         content = parse(data)
         with self.lock:
             self.reports[parts[0]] = content
+        self.announce(self.listeners)
 
     def store_own(self, parts: list[str], path: str, record: BaseModel, stat: ZnodeStat) -> None:
         raise RecordError("reports are not written through the mirror")
@@ -154,6 +200,7 @@ class ReportTree(Tree[Any]):
     def vanished(self, parts: list[str], path: str) -> None:
         with self.lock:
             self.reports.pop(parts[0], None)
+        self.announce(self.listeners)
 
     def snapshot(self) -> list[dict[str, Any]]:
         with self.lock:

@@ -55,7 +55,7 @@ def watch(context: Context, function: Callable[[Context], Any]) -> int:
     feed = Feed()
     feed.attach(live)
     feed.begin()
-    feed.subscribe(lambda event: changed.set())
+    feed.subscribe(lambda event: changed.set(), reports=True)
     while True:
         changed.clear()
         if sys.stdout.isatty():

@@ -41,8 +41,10 @@ class ConfigFileStatus:
         self._reported: object = None
         #: Texts that were validated last, and the reason to refuse them.
         self._validated: tuple[list[str], str | None] = ([], None)
-        #: What does no harm, not said yet: only when they are taken over.
-        self._warnings: list[str] = []
+        #: What does no harm in the files that are in force.
+        self.warnings: list[str] = []
+        #: The same of those validated last; said, and taken over, with them.
+        self._found_warnings: list[str] | None = None
 
     def load(self) -> Config:
         """The configuration on disk.
@@ -105,16 +107,17 @@ class ConfigFileStatus:
         found = [(main.path, problem) for problem in Validation(main, replaced_keys(secure), by_daemon=True).run()]
         if secure is not None:
             found += [(secure.path, problem) for problem in Validation(secure, by_daemon=True).run_secure()]
-        self._warnings = [problem.format(path) for path, problem in found if not problem.fatal]
+        self._found_warnings = [problem.format(path) for path, problem in found if not problem.fatal]
         fatal = [problem.format(path) for path, problem in found if problem.fatal]
         more = [f"{len(fatal) - SHOWN} more, see nodepool config-validate"] if len(fatal) > SHOWN else []
         return "; ".join([*fatal[:SHOWN], *more]) or None
 
     def good(self) -> None:
         """The file on disk is in force."""
-        warnings, self._warnings = self._warnings, []
-        for text in warnings:
-            self._log.warning("%s", text)
+        if self._found_warnings is not None:
+            self.warnings, self._found_warnings = self._found_warnings, None
+            for text in self.warnings:
+                self._log.warning("%s", text)
         if self.error is not None:
             self._log.info("The configuration is good again")
         self.error = self.stale_since = None

@@ -13,14 +13,14 @@ const LINKS = {
   requests: { id: "request", labels: "label", nodes: "node" },
   labels: { label: "label" }, images: { image: "image" }, builds: { image: "image" }, uploads: { image: "image", provider: "provider" },
   providers: { provider: "provider" }, pools: { provider: "provider", labels: "label" },
-  problems: { provider: "provider", label: "label" }, hosts: { provider: "provider" },
+  problems: { provider: "provider", label: "label" }, hosts: { provider: "provider", nodes: "node" },
 };
 // What in the cluster, when it changes, changes a page.
 const CONCERNS = {
-  nodes: ["node"], requests: ["request", "node"], labels: ["node", "request", "component"], images: ["image"], builds: ["image"],
-  uploads: ["image"], pools: ["component", "node"], daemons: ["component"], events: [], config: [],
+  nodes: ["node"], requests: ["request", "node", "report"], labels: ["node", "request", "component", "report"], images: ["image"], builds: ["image"],
+  uploads: ["image"], pools: ["component", "node", "report"], daemons: ["component", "report"], events: [], config: ["component", "report"],
 };
-const TIMES = new Set(["since", "created", "age", "build_request_age", "next_try"]);
+const TIMES = new Set(["since", "created", "age", "build_request_age", "next_try", "error_time"]);
 const LINES = 100;
 const MOST_EVENTS = 500;
 
@@ -113,7 +113,7 @@ async function tablePage(name, title) {
   const given = new URLSearchParams(location.search);
   const body = el("tbody", {}), head = el("tr", {}), caption = el("caption", {});
   const search = el("input", { type: "search", id: "q", value: given.get("q") || "", autocomplete: "off" });
-  const chosen = el("span", { class: "tools" });
+  const choosers = el("span", { class: "tools" }), chosen = el("span", { class: "tools" });
   const before = el("button", { type: "button", onclick: () => turn(-LINES) }, "Previous");
   const after = el("button", { type: "button", onclick: () => turn(LINES) }, "Next");
   const json = el("a", {}, "JSON"), csv = el("a", {}, "CSV");
@@ -143,9 +143,26 @@ async function tablePage(name, title) {
       scope: "col", "aria-sort": sort === key ? "ascending" : sort === `-${key}` ? "descending" : null,
     }, el("button", { type: "button", onclick: () => { sortBy(key); } }, text, sort === key ? " \u25b2" : sort === `-${key}` ? " \u25bc" : ""))));
   }
+  // A box for each key with few values; one that is being used is left as it is.
+  function choose(choices) {
+    const keys = Object.keys(choices);
+    if (choosers.contains(document.activeElement)) return;
+    choosers.replaceChildren(...keys.map((key) => {
+      const text = columns.find((column) => column.key === key)?.title || key;
+      const values = [...new Set([...choices[key], ...given.getAll(key)])];
+      const box = el("select", { id: `choose-${key}`, onchange: () => {
+        if (box.value) given.set(key, box.value); else given.delete(key);
+        given.delete("offset");
+        changed();
+      } }, el("option", { value: "" }, "all"), values.map((value) => el("option", { value }, value)));
+      box.value = given.get(key) || "";
+      return el("label", {}, `${text} `, box);
+    }));
+  }
   async function load() {
     const found = await ask(address({ limit: LINES }));
     columns = found.columns;
+    choose(found.choices);
     const focused = document.activeElement?.closest("th")?.cellIndex;
     header();
     if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
@@ -156,7 +173,7 @@ async function tablePage(name, title) {
     caption.textContent = found.total > LINES ? `${offset + 1} to ${offset + found.rows.length} of ${found.total}` : `${found.total}`;
     before.disabled = offset === 0;
     after.disabled = offset + found.rows.length >= found.total;
-    const filters = [...given].filter(([key]) => !["q", "sort", "offset"].includes(key));
+    const filters = [...given].filter(([key]) => !["q", "sort", "offset", ...Object.keys(found.choices)].includes(key));
     chosen.replaceChildren(...filters.map(([key, value]) => el("button", {
       type: "button", onclick: () => { given.delete(key, value); changed(); },
     }, `${key}: ${value} \u00d7`)));
@@ -176,7 +193,7 @@ async function tablePage(name, title) {
   await load();
   fill(main,
     el("h1", {}, title),
-    el("div", { class: "tools" }, el("label", { for: "q" }, "Find "), search, chosen, before, after, json, csv),
+    el("div", { class: "tools" }, el("label", { for: "q" }, "Find "), search, choosers, chosen, before, after, json, csv),
     el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title }, el("table", {}, caption, el("thead", {}, head), body)),
   );
   return load;
@@ -190,7 +207,8 @@ function number(title, value, detail, href) {
 }
 
 function meter(text, used, limit) {
-  return el("div", {}, el("span", {}, `${text}: ${used} of ${limit}`), el("meter", {
+  const free = Math.max(0, Math.round((limit - used) * 1000) / 1000);
+  return el("div", {}, el("span", {}, `${text}: ${used} of ${limit}, ${free} free`), el("meter", {
     min: 0, max: Math.max(limit, 1e-9), value: Math.min(used, limit), high: limit * 0.9, "aria-label": `${text}: ${used} of ${limit}`,
   }));
 }
@@ -255,6 +273,34 @@ function providerCard(row) {
     row.problems ? el("p", { class: "bad" }, el("a", { href: `/ui/problems?provider=${encodeURIComponent(row.provider)}` }, `${row.problems} problems`)) : null);
 }
 
+function poolCard(row) {
+  const nodes = typeof row.max_servers === "number" ? meter("nodes", row.nodes, row.max_servers) : el("p", {}, `${row.nodes} nodes, no limit of the pool`);
+  return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider), ` ${row.pool}`),
+    el("p", {}, `launcher ${row.launcher}; ${row.paused ? "a request waits for its quota" : "takes requests"}`), nodes);
+}
+
+// The longest bar is that of the label with the most nodes; what a piece stands for is said in the text.
+function labelRow(row, longest) {
+  const bar = el("svg", { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": `${row.label}: ${counts(row.states)}` });
+  let x = 0;
+  for (const [state, count] of Object.entries(row.states)) {
+    const width = 100 * count / longest;
+    bar.append(el("rect", { class: /^[a-z-]+$/.test(state) ? state : null, x, y: 0, width, height: 10 }));
+    x += width;
+  }
+  const wanted = row.min_ready ? `; ${row.min_ready} kept ready` : "";
+  return el("tr", {}, el("th", { scope: "row" }, link("label", row.label)), el("td", {}, bar),
+    el("td", {}, `${counts(row.states)}${wanted}`), el("td", { class: "number" }, String(row.waiting)));
+}
+
+function labelBars(rows) {
+  if (!rows.length) return el("p", { class: "dim" }, "none");
+  const longest = Math.max(1, ...rows.map((row) => Object.values(row.states).reduce((sum, each) => sum + each, 0)));
+  return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Labels" }, el("table", { class: "bars" },
+    el("thead", {}, el("tr", {}, ["Label", "Nodes", "", "Waiting"].map((text) => (text ? el("th", { scope: "col" }, text) : el("td", {}))))),
+    el("tbody", {}, rows.map((row) => labelRow(row, longest)))));
+}
+
 async function overview() {
   const place = el("div", {});
   fill(main,el("h1", {}, "Overview"), place);
@@ -273,6 +319,10 @@ async function overview() {
       smallTable("Waiting", { labels: "Labels", count: "Requests", state: "State", since: "For", reason: "Because" }, found.waiting, "pools"),
       el("h2", {}, "Providers"),
       found.providers.length ? el("div", { class: "cards" }, found.providers.map(providerCard)) : el("p", { class: "dim" }, "none"),
+      el("h2", {}, "Pools"),
+      found.pools.length ? el("div", { class: "cards" }, found.pools.map(poolCard)) : el("p", { class: "dim" }, "none"),
+      el("h2", {}, el("a", { href: "/ui/labels" }, "Labels")),
+      labelBars(found.labels),
       el("h2", {}, "Of late"),
       el("div", { class: "cards" },
         chart("Launches", found.chart, bars("ready", "failed"), "ready below, failed on top"),
@@ -330,12 +380,24 @@ async function eventsPage() {
   return async () => {};
 }
 
+function loaded(config) {
+  const { hostname, pid, file, secure, error, stale_since: stale, warnings, not_running: left, ...inForce } = config;
+  const files = [file, secure].filter((each) => each).join(" and ");
+  return el("section", {}, el("h2", {}, `Launcher ${hostname}`), el("p", { class: "dim" }, files ? `From ${files}, process ${pid}.` : `Process ${pid}.`),
+    error ? el("p", { class: "bad", role: "alert" }, stale === null ? error : `Since ${moment(stale)} the file cannot be used: ${error}`) : null,
+    (warnings || []).map((text) => el("p", {}, `Warning: ${text}`)),
+    Object.entries(left || {}).map(([name, why]) => el("p", { class: "bad" }, `Provider ${name} does not run: ${why}`)),
+    el("details", { open: true }, el("summary", {}, "In force"), el("pre", { tabindex: "0" }, JSON.stringify(inForce, null, 2))));
+}
+
 async function configPage() {
-  const found = await ask("config");
-  fill(main,el("h1", {}, "Configuration"), el("p", {}, `Of the launcher that serves this page, from ${found.file}. Secrets are left out.`),
-    found.error ? el("p", { class: "bad", role: "alert" }, `Since ${moment(found.stale_since)} the file cannot be used: ${found.error}`) : null,
-    el("pre", { tabindex: "0" }, JSON.stringify(found, null, 2)));
-  return async () => {};
+  const place = el("div", {});
+  async function load() {
+    fill(place, (await ask("config")).launchers.map(loaded));
+  }
+  await load();
+  fill(main, el("h1", {}, "Configuration"), el("p", {}, "As the launchers have it in force. What may be a secret is left out."), place);
+  return load;
 }
 
 // -- which page, and when it is shown anew
@@ -391,7 +453,7 @@ document.addEventListener("click", (event) => {
 window.addEventListener("popstate", show);
 document.addEventListener("visibilitychange", () => {
   follow();
-  if (!document.hidden) stale({ node: 1, request: 1, image: 1, component: 1 });
+  if (!document.hidden) stale({ node: 1, request: 1, image: 1, component: 1, report: 1 });
 });
 setInterval(tick, 5000);
 show();

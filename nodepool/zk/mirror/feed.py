@@ -38,6 +38,10 @@ KEPT = 5000
 """Events in memory."""
 
 
+REPORTED: Event = {"number": 0, "time": 0.0, "type": "report-changed"}
+"""No event that is kept or shown: what is made of the reports has to be read again."""
+
+
 class Feed:
     """The events of one process; listeners are called on the thread that brings the event, and must not wait."""
 
@@ -49,6 +53,8 @@ class Feed:
         self._events: collections.deque[Event] = collections.deque(maxlen=KEPT)
         self._number = 0
         self._listeners: list[Listener] = []
+        #: Those who are also told of reports.
+        self._with_reports: list[Listener] = []
         #: What the mirror shows at first is no news.
         self._begun = False
 
@@ -58,6 +64,7 @@ class Feed:
         zk.request_tree.listeners.append(self._request_changed)
         zk.image_tree.listeners.append(self._image_changed)
         zk.component_tree.listeners.append(self._component_changed)
+        zk.report_tree.listeners.append(self._report_changed)
 
     def begin(self) -> None:
         """The mirror is complete: from now on changes are events."""
@@ -65,14 +72,20 @@ class Feed:
 
     # -- for those who watch
 
-    def subscribe(self, listener: Listener) -> None:
+    def subscribe(self, listener: Listener, reports: bool = False) -> None:
+        """
+        :param reports: it is also told, by :data:`REPORTED`, that a launcher tells anew what it has and why requests wait.
+        """
         with self._lock:
             self._listeners.append(listener)
+            if reports:
+                self._with_reports.append(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
         with self._lock:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
+            for listeners in (self._listeners, self._with_reports):
+                if listener in listeners:
+                    listeners.remove(listener)
 
     @property
     def number(self) -> int:
@@ -98,11 +111,14 @@ class Feed:
             event.update((name, value) for name, value in fields.items() if value not in (None, "", []))
             self._events.append(event)
             listeners = list(self._listeners)
+        self._tell(listeners, event)
+
+    def _tell(self, listeners: Iterable[Listener], event: Event) -> None:
         for listener in listeners:
             try:
                 listener(event)
             except Exception:  # it concerns that listener only
-                self.log.exception("A listener failed with event %s:", kind)
+                self.log.exception("A listener failed with event %s:", event["type"])
 
     def _node_changed(self, node_id: str, old: Node | None, new: Node | None) -> None:
         if not self._begun:
@@ -148,6 +164,12 @@ class Feed:
         if self._begun:
             kind, _, name = path.rpartition("/components/")[2].partition("/")
             self._add("component-changed", {"kind": kind, "component": name, "state": "gone" if gone else "registered"})
+
+    def _report_changed(self) -> None:
+        if self._begun:
+            with self._lock:
+                listeners = list(self._with_reports)
+            self._tell(listeners, REPORTED)
 
 
 def matches(event: Event, filters: Mapping[str, Iterable[str]]) -> bool:

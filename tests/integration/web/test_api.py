@@ -12,12 +12,14 @@ import urllib.parse
 from typing import Any
 
 import pytest
+from kazoo.exceptions import NoNodeError
 
 from nodepool.status import cluster
 from nodepool.web.server import WebApp
+from nodepool.zk import reports
 from tests.conftest import wait_for
 from tests.integration.web.conftest import HOSTILE, Site
-from tests.support.launcher import LauncherBench, config, provider
+from tests.support.launcher import LauncherBench, config, expire_session, provider
 
 
 def ask(site: Site, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -43,7 +45,7 @@ def test_tables(site: Site) -> None:
     about = get(site, "/api/v1")
     for name in about["tables"]:
         found = get(site, f"/api/v1/{name}")
-        assert {"columns", "rows", "total"} == set(found)
+        assert {"columns", "rows", "total", "choices"} == set(found)
         for row in found["rows"]:
             assert {each["key"] for each in found["columns"]} <= set(row), name
     wait_for(lambda: get(site, "/api/v1/nodes")["total"] == 2, what="two nodes")
@@ -105,9 +107,58 @@ def test_who_may(site: Site) -> None:
 
 @pytest.mark.spec("issue: the configuration as loaded, secrets redacted")
 def test_config(site: Site) -> None:
-    found = get(site, "/api/v1/config")
+    (found,) = get(site, "/api/v1/config")["launchers"]
     assert found["providers"]["fake-provider"]["cloud"] == "fake"
     assert found["error"] is None and found["labels"]["fake-label"] == {"min-ready": 0}
+    (warning,) = found["warnings"]
+    assert warning.startswith(f"{found['file']}:") and "must not contain '/'" in warning
+
+
+@pytest.mark.spec("issue: every page works from any launcher for the whole cluster: the configuration, too")
+def test_config_of_others(site: Site) -> None:
+    """A launcher's configuration is published, without secrets, renewed when it changes or its session does, and goes with it."""
+    kazoo, own = site.pool.zk.kazoo_client, site.pool.state.identifier
+    (published,) = wait_for(lambda: reports.read_configs(kazoo), what="it is published")
+    assert published["providers"]["fake-provider"]["cloud"] == "fake"
+    other = {**published, "hostname": "nl02", "providers": {HOSTILE: {"driver": "aws"}}}
+    reports.write(kazoo, reports.path("nl02-1", reports.CONFIGS), other)
+    kazoo.create(reports.path("damaged", reports.CONFIGS), b"x")
+    first, second = get(site, "/api/v1/config")["launchers"]
+    assert first["hostname"] == published["hostname"] and second["hostname"] == "nl02"
+    assert second["providers"] == {HOSTILE: {"driver": "aws"}} and "error" not in second
+    expire_session(site.pool)
+    wait_for(lambda: any(own in name for name in kazoo_names(site)), 30, "it is there again in the new session")
+    site.bench.stop(site.pool)
+    assert not [name for name in kazoo_names(site) if own in name]
+
+
+def kazoo_names(site: Site) -> list[str]:
+    try:
+        return list(site.bench.zuul.client.get_children(reports.CONFIGS))
+    except NoNodeError:
+        return []
+
+
+@pytest.mark.spec("issue: requests: place in line, expected wait; tables: what can be chosen")
+def test_places_and_choices(site: Site) -> None:
+    site.bench.fulfilled("fake-label")
+    site.bench.fulfilled("fake-label", requestor="people")
+    waiting = [site.bench.submit("fake-label") for _ in range(3)]
+
+    def rows() -> Any:
+        found = get(site, "/api/v1/requests?sort=place")
+        return found if [row["id"] for row in found["rows"] if row["expected"]] == waiting else None
+
+    found = wait_for(rows, 30, "they wait, and their launcher tells how many it has served")
+    assert [row["place"] for row in found["rows"]] == [1, 2, 3, None, None]
+    first, second = found["rows"][:2]
+    assert second["expected"] == pytest.approx(2 * first["expected"], abs=0.2)
+    assert found["choices"]["state"] == ["fulfilled", "requested"] or "pending" in found["choices"]["state"]
+    assert "people" in found["choices"]["requestor"] and found["choices"]["tenant"] == []
+    overview = get(site, "/api/v1/overview")
+    assert (overview["labels"][0]["label"], overview["labels"][0]["waiting"]) == ("fake-label", 3)
+    (row,) = get(site, "/api/v1/providers")["rows"]
+    assert row["pace"] and row["error"] is None
 
 
 class Client:

@@ -101,6 +101,41 @@ def test_find_and_unknown(site: Site) -> None:
         seen.errors.clear()
 
 
+@pytest.mark.spec("issue: nodes: filter; capacity, use and free per pool and label as bars; configuration as loaded")
+def test_choose_bars_and_configuration(site: Site) -> None:
+    served, waiting = busy(site)
+    with browser(site.address) as seen:
+        seen.open("/ui/requests")
+        assert seen.page.locator("tbody tr").count() == 3
+        seen.page.get_by_label("State").select_option("fulfilled")
+        wait_for(lambda: seen.page.locator("tbody tr").count() == 2, what="two are fulfilled")
+        assert "state=fulfilled" in seen.page.url and seen.page.get_by_text(served).count() == 1
+        seen.page.get_by_label("Requestor").select_option(HOSTILE)
+        wait_for(lambda: seen.page.locator("tbody tr").count() == 1, what="one of them is of that requestor")
+        seen.page.get_by_label("State").select_option("all")
+        seen.page.get_by_label("Requestor").select_option("all")
+        seen.sees(waiting)
+        seen.open("/ui/")
+        seen.sees("instances: 2 of 2, 0 free")
+        seen.sees("2 nodes, no limit of the pool")
+        bar = seen.page.get_by_role("img", name="fake-label: 1 ready")
+        assert bar.locator("rect.ready").count() == 1
+        seen.open("/ui/config")
+        seen.sees("must not contain '/'")
+        seen.sees('"fake-provider"')
+
+
+@pytest.mark.spec("issue: requests with the reason each one waits, live")
+def test_reason_comes_by_itself(site: Site) -> None:
+    """The launcher tells why a request waits some time after it has come; nothing else happens then."""
+    site.bench.fulfilled("fake-label")
+    site.bench.fulfilled("fake-label")
+    with browser(site.address) as seen:
+        seen.open("/ui/requests?state=requested,pending")
+        site.bench.submit("fake-label")
+        seen.sees("instances: 1 needed, 0 of 2 left")
+
+
 @pytest.mark.spec("issue: hostile records: a page shows what it can")
 def test_wild_times(site: Site) -> None:
     site.bench.ready_node("fake-provider", "main", "fake-label", created_time=10**400, comment="kept")

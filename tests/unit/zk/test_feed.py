@@ -28,8 +28,8 @@ def request(state: str, *declined_by: str) -> NodeRequest:
 
 class Zk:
     def __init__(self) -> None:
-        self.node_tree, self.request_tree, self.image_tree, self.component_tree = (
-            SimpleNamespace(listeners=[]) for _ in range(4)
+        self.node_tree, self.request_tree, self.image_tree, self.component_tree, self.report_tree = (
+            SimpleNamespace(listeners=[]) for _ in range(5)
         )
 
 
@@ -48,6 +48,23 @@ def feed(zk: Zk) -> Feed:
 def test_what_is_there_at_first_is_no_news(zk: Zk, feed: Feed) -> None:
     zk.node_tree.listeners[0]("0000000001", None, node("ready"))
     assert feed.since(0) == ([], True)
+
+
+def test_reports_are_told_to_who_asks(zk: Zk, feed: Feed) -> None:
+    heard: list[Event] = []
+    others: list[Event] = []
+    feed.subscribe(heard.append, reports=True)
+    feed.subscribe(others.append)
+    zk.report_tree.listeners[0]()
+    feed.begin()
+    zk.report_tree.listeners[0]()
+    zk.image_tree.listeners[0]("debian")
+    assert [event["type"] for event in heard] == ["report-changed", "image-changed"]
+    assert [event["type"] for event in others] == ["image-changed"]
+    assert [event["type"] for event in feed.since(0)[0]] == ["image-changed"], "nobody keeps it"
+    feed.unsubscribe(heard.append)
+    zk.report_tree.listeners[0]()
+    assert len(heard) == 2
 
 
 def test_events_of_a_node_and_a_request(zk: Zk, feed: Feed) -> None:

@@ -14,7 +14,9 @@ from nodepool.zk import reports
 from nodepool.zk.records import RecordError
 
 GOOD: dict[str, Any] = {
-    "hostname": "nl01", "config": {}, "details": [], "providers": {"p": {}}, "not_running": {}, "labels": {}, "lately": {},
+    "hostname": "nl01", "details": [],
+    "config": {"file": "f", "secure": None, "error": None, "stale_since": 5.0, "warnings": ["w"]},
+    "providers": {"p": {}}, "not_running": {}, "labels": {}, "lately": {},
     "tenants": {},
     "waiting": [{"labels": ["a"], "state": "requested", "since": 5.0, "count": 1, "ids": ["1-2"],
                  "reasons": [{"code": "busy", "pool": "", "text": "busy"}]}],
@@ -36,6 +38,27 @@ def test_a_key_of_another_kind(key: str) -> None:
     for value in (None, 5):
         with pytest.raises(RecordError, match=key):
             reports.parse(zlib.compress(json.dumps({**GOOD, key: value}).encode()))
+
+
+@pytest.mark.parametrize("given", [{"stale_since": "x"}, {"error": 5}, {"file": ["x"]}, {"stale_since": 1e300}])
+def test_strange_files_of_a_configuration(given: dict[str, Any]) -> None:
+    """Pages show what can be shown."""
+    found = reports.parse(zlib.compress(json.dumps({**GOOD, "config": given}).encode()))["config"]
+    assert found == {"file": None, "secure": None, "error": None, "stale_since": None, "warnings": []}
+
+
+CONFIG: dict[str, Any] = {
+    "hostname": "nl01", "labels": {}, "diskimages": {}, "providers": {"p": {"driver": "aws"}}, "tenant-resource-limits": {},
+}  # fmt: skip
+
+
+def test_configurations() -> None:
+    assert reports.parse_config(reports.serialize(CONFIG)) == CONFIG
+    for key in CONFIG:
+        with pytest.raises(RecordError, match=key):
+            reports.parse_config(zlib.compress(json.dumps({**CONFIG, key: 5}).encode()))
+    with pytest.raises(RecordError):
+        reports.parse_config(b"x")
 
 
 def test_a_bomb() -> None:

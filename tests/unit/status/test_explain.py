@@ -1,0 +1,69 @@
+"""Places in line, expected waits, and what is shown of a cloud's calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodepool.status.cluster import calls_of
+from nodepool.status.explain import expected_wait, places, rates
+from nodepool.zk.records import NodeRequest
+
+LABELS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3)
+
+
+def request(number: int, labels: list[str], priority: int = 100, state: str = "requested", relative: int = 0) -> NodeRequest:
+    made = NodeRequest(f"{priority}-{number:010}")
+    made.state, made.node_types, made.relative_priority = state, labels, relative
+    return made
+
+
+@given(st.lists(st.tuples(LABELS, st.sampled_from((100, 200)), st.sampled_from(("requested", "pending", "fulfilled")),
+                          st.integers(0, 2)), max_size=12))  # fmt: skip
+def test_places(given: list[tuple[list[str], int, str, int]]) -> None:
+    """As many come before it as want one of its labels and are served first."""
+    requests = [request(number, *entry) for number, entry in enumerate(given)]
+    waiting = [each for each in requests if each.state != "fulfilled"]
+    expected = {
+        each.id: 1
+        + sum(1 for other in waiting if set(other.node_types) & set(each.node_types) and other.priority < each.priority)
+        for each in waiting
+    }
+    assert places(requests) == expected
+
+
+def test_a_request_with_a_strange_name_has_no_place() -> None:
+    strange = request(1, ["a"])
+    strange.id = "nonsense"
+    assert places([strange, request(2, ["a"])]) == {"100-0000000002": 1}
+
+
+def test_expected_wait() -> None:
+    """By the slowest label; by the launcher that has served most; unknown when nobody knows it of one of them."""
+    served = rates([{"lately": {"a": {"a_minute": 2.0}, "b": {"a_minute": 30}}},
+                    {"lately": {"a": {"a_minute": 6.0}, "c": {"a_minute": "x"}, "d": {"a_minute": 0}}}])  # fmt: skip
+    assert served == {"a": 6.0, "b": 30}
+    assert expected_wait(served, ["a"], 3) == 30.0
+    assert expected_wait(served, ["b", "a"], 1) == 10.0
+    assert expected_wait(served, ["a", "c"], 1) is None
+    assert expected_wait(served, [], 1) is None
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({}, (None, None, None)), ({"calls": None}, (None, None, None)), ({"calls": {"paces": [], "last_error": 5}}, (None, None, None)),
+        ({"calls": {"paces": {"read": "2/s", "write": "2/s"}}}, ("2/s", None, None)),
+        ({"calls": {"paces": {"read": "2/s", "write": "0.5/s of 2/s (throttled)"}}},
+         ("read 2/s, write 0.5/s of 2/s (throttled)", None, None)),
+        ({"calls": {"last_error": {"operation": "create", "kind": "quota", "message": "too\nmany", "time": 5.0}}},
+         (None, "create (quota): too many", 5.0)),
+        ({"calls": {"last_error": {"operation": "create", "kind": "quota", "message": "m", "time": "x"}}},
+         (None, "create (quota): m", None)),
+    ],
+)  # fmt: skip
+def test_calls(given: dict[str, Any], expected: tuple[object, ...]) -> None:
+    assert tuple(calls_of(given).values()) == expected
