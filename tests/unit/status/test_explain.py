@@ -27,12 +27,11 @@ def test_places(given: list[tuple[list[str], int, str, int]]) -> None:
     """As many come before it as want one of its labels and are served first."""
     requests = [request(number, *entry) for number, entry in enumerate(given)]
     waiting = [each for each in requests if each.state != "fulfilled"]
-    expected = {
-        each.id: 1
-        + sum(1 for other in waiting if set(other.node_types) & set(each.node_types) and other.priority < each.priority)
-        for each in waiting
-    }
-    assert places(requests) == expected
+
+    def before(one: NodeRequest) -> int:
+        return sum(1 for other in waiting if set(other.node_types) & set(one.node_types) and other.priority < one.priority)
+
+    assert places(requests) == {each.id: 1 + before(each) for each in waiting}
 
 
 def test_a_request_with_a_strange_name_has_no_place() -> None:
@@ -55,7 +54,9 @@ def test_expected_wait() -> None:
 @pytest.mark.parametrize(
     "given, expected",
     [
-        ({}, (None, None, None)), ({"calls": None}, (None, None, None)), ({"calls": {"paces": [], "last_error": 5}}, (None, None, None)),
+        ({}, (None, None, None)),
+        ({"calls": None}, (None, None, None)),
+        ({"calls": {"paces": [], "last_error": 5}}, (None, None, None)),
         ({"calls": {"paces": {"read": "2/s", "write": "2/s"}}}, ("2/s", None, None)),
         ({"calls": {"paces": {"read": "2/s", "write": "0.5/s of 2/s (throttled)"}}},
          ("read 2/s, write 0.5/s of 2/s (throttled)", None, None)),

@@ -87,6 +87,7 @@ def test_from_request_to_login_and_back(bench: LauncherBench, nm: NmDaemon, tmp_
     wait_for(lambda: [row for row in hosts() if "slivers 2/" in (row["used"] or "")], 30, "the slivers are counted")
     (host,) = hosts()
     assert (host["host"], host["provider"], host["state"], host["problem"]) == ("h0", "metal", "usable", None)
+    assert host["nodes"] == sorted(bench.zuul.locks)
     assert len({log_in(nm, node, tmp_path) for node in nodes}) == 2
     metadata = {s["name"]: s["metadata"] for s in nm.client.call("ListSlivers")}
     assert all(m["nodepool_provider_name"] == "metal" for m in metadata.values()) and len(metadata) == 2
