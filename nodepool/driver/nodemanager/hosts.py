@@ -299,10 +299,11 @@ class ManagedHost:
         found = self._capacity
         row: dict[str, Any] = {"name": self.name, "usable": self.usable, "problem": self.problem or None}
         if found is not None:
-            # The processor is counted in thousandths of all cores.
-            scales = {"cpu": ("cores", self.cores / 1000), "memory": ("ram", 1), "disk": ("disk", 1), "slivers": ("slivers", 1)}
+            # As the limits of providers have it: MiB of ram, GiB of disk. The processor is counted in thousandths of all cores.
+            scales = {"cpu": ("cores", self.cores / 1000), "memory": ("ram", 1), "disk": ("disk", 1 / (1 << 20)),
+                      "slivers": ("slivers", 1)}  # fmt: skip
             for key, amounts in (("used", found["allocated"]), ("limits", found)):
-                row[key] = {title: amounts[name] * scale for name, (title, scale) in scales.items()}
+                row[key] = {title: round(amounts[name] * scale, 3) for name, (title, scale) in scales.items()}
         return row
 
     def list_slivers(self) -> Future[list[dict[str, Any]]]:

@@ -6,10 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-
-def _exact(value: Any) -> Any:
-    """Parts of cores, as decimals have them: 1.9 less eighteen times 0.1 is 0.1, into which a node of 0.1 fits."""
-    return round(value, 6) if isinstance(value, float) else value
+from nodepool.base.amounts import exact
 
 
 class QuotaInformation:
@@ -47,7 +44,7 @@ class QuotaInformation:
     def add(self, other: QuotaInformation) -> None:
         mine, theirs = self.quota["compute"], other.quota["compute"]
         for name, value in theirs.items():
-            mine[name] = _exact(mine.get(name, self.default) + value)
+            mine[name] = exact(mine.get(name, self.default) + value)
         if other.default:
             for name in mine:
                 if name not in theirs:
@@ -58,7 +55,7 @@ class QuotaInformation:
         for name, value in theirs.items():
             have = mine.get(name, self.default)
             # infinite minus infinite would be "not a number", which compares as nothing sensible and is not JSON
-            mine[name] = have if have == math.inf else _exact(have - value)
+            mine[name] = have if have == math.inf else exact(have - value)
         if other.default:
             for name, have in mine.items():
                 if name not in theirs and have != math.inf:

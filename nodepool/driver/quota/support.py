@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from nodepool.base.amounts import exact
 from nodepool.base.clock import SYSTEM, Clock
 from nodepool.config.model import ConfigPool
 from nodepool.driver import utils
@@ -209,7 +210,7 @@ class QuotaSupport:
         compute = used.quota["compute"]
         for source in self._usage_parts(pool):
             for name, amount in source.items():
-                compute[name] = compute.get(name, 0) + amount
+                compute[name] = exact(compute.get(name, 0) + amount)
         return used
 
     def _usage_parts(self, pool: Any = None) -> list[Mapping[str, float]]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from nodepool.base.amounts import exact
 from nodepool.config.model import ConfigPool
 from nodepool.driver.quota.amounts import QuotaInformation
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
@@ -35,13 +36,13 @@ def tenant_shortage(
             used: dict[str, float] = dict(tree.tenant_usage.get(request.tenant_name, ()))
             unmeasured = list(tree.unmeasured_tenant.get(request.tenant_name, {}).items())
         for name, amount in zk.reservations.tenant(request.tenant_name).items():
-            used[name] = used.get(name, 0) + amount
+            used[name] = exact(used.get(name, 0) + amount)
         for (provider, pool_name, label), count in unmeasured:
             for name, amount in _estimate(state, provider, pool_name, label).items():
-                used[name] = used.get(name, 0) + amount * count
+                used[name] = exact(used.get(name, 0) + amount * count)
         for name, need in needed.get_resources().items():
             limit = limits.get(name, math.inf)
-            if limit != math.inf and limit - used.get(name, 0) - need < 0:
+            if limit != math.inf and exact(limit - used.get(name, 0) - need) < 0:
                 return because(Code.TENANT_LIMIT, tenant=request.tenant_name, limit=limit, resource=name, used=used.get(name, 0))
         zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
     return None

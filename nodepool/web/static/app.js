@@ -87,6 +87,13 @@ function joined(parts) {
   return parts.flatMap((part, index) => (index ? [", ", part] : [part]));
 }
 
+// Each once, with how often it is there.
+function repeated(values) {
+  const found = new Map();
+  for (const value of values) found.set(value, (found.get(value) || 0) + 1);
+  return [...found];
+}
+
 function counts(value) {
   return Object.entries(value).map(([name, count]) => `${count} ${name}`).join(", ") || "none";
 }
@@ -94,7 +101,7 @@ function counts(value) {
 function cell(table, key, value) {
   if (value === null || value === undefined || value === "") return [""];
   const kind = (LINKS[table] || {})[key];
-  if (kind) return joined([value].flat().map((one) => link(kind, one)));
+  if (kind) return joined(repeated([value].flat()).map(([one, times]) => (times > 1 ? [link(kind, one), ` \u00d7${times}`] : link(kind, one))));
   if (TIMES.has(key) && typeof value === "number") return [since(value)];
   if (key === "state") return [state(String(value))];
   if (Array.isArray(value)) return [value.join(", ")];
@@ -145,7 +152,7 @@ async function tablePage(name, title) {
   }
   // A box for each key with few values; one that is being used is left as it is.
   function choose(choices) {
-    const keys = Object.keys(choices);
+    const keys = Object.keys(choices).filter((key) => choices[key].length > 1 || given.has(key));
     if (choosers.contains(document.activeElement)) return;
     choosers.replaceChildren(...keys.map((key) => {
       const text = columns.find((column) => column.key === key)?.title || key;
@@ -207,9 +214,10 @@ function number(title, value, detail, href) {
 }
 
 function meter(text, used, limit) {
-  const free = Math.max(0, Math.round((limit - used) * 1000) / 1000);
-  return el("div", {}, el("span", {}, `${text}: ${used} of ${limit}, ${free} free`), el("meter", {
-    min: 0, max: Math.max(limit, 1e-9), value: Math.min(used, limit), high: limit * 0.9, "aria-label": `${text}: ${used} of ${limit}`,
+  const round = (amount) => Math.round(amount * 1000) / 1000;
+  const words = `${text}: ${round(used)} of ${round(limit)}, ${round(Math.max(0, limit - used))} free`;
+  return el("div", {}, el("span", {}, words), el("meter", {
+    min: 0, max: Math.max(limit, 1e-9), value: Math.min(used, limit), high: limit * 0.9, "aria-label": words,
   }));
 }
 

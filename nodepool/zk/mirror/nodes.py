@@ -8,6 +8,7 @@ from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
 
+from nodepool.base.amounts import exact
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.requests import MIN_READY
@@ -207,7 +208,7 @@ class NodeTree(Tree[Node]):
             for name, amount in resources.items():
                 if isinstance(amount, (int, float)) and abs(amount) < LARGEST:
                     for target in targets:
-                        target[name] += sign * amount  # type: ignore[assignment]
+                        target[name] = exact(target[name] + sign * amount)
         elif labels:
             key = (provider, node.pool, labels[0])
             self.unmeasured[key] += sign

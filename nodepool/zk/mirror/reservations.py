@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+from nodepool.base.amounts import exact
+
 
 class Reservations:
     """Sums of promised resources by provider, pool and tenant; thread-safe."""
@@ -30,7 +32,7 @@ class Reservations:
             targets.append(self._tenant[tenant])
         for name, amount in resources.items():
             for target in targets:
-                target[name] += sign * amount  # type: ignore[assignment]
+                target[name] = exact(target[name] + sign * amount)
 
     def reserve(
         self, key: Hashable, provider: str | None, pool: str | None, tenant: str | None, resources: Mapping[str, float]

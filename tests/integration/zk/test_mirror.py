@@ -109,6 +109,20 @@ def test_broken_records_are_set_aside(zk: Any, zk_chroot: Chroot, caplog: pytest
     assert sum("Ignoring" in r.message for r in caplog.records) == 5
 
 
+def test_parts_of_cores_add_up(zk: Any) -> None:
+    """As decimals do: limits are compared with these sums, and people see what is left."""
+    nodes = [make_node(resources={"cores": 0.1}) for _ in range(19)]
+    for node in nodes:
+        zk.storeNode(node)
+    assert zk.node_tree.usage("p") == {"cores": 1.9}
+    for key in range(3):
+        zk.reservations.reserve(key, "p", "main", None, {"cores": 0.1})
+    assert zk.reservations.provider("p") == {"cores": 0.3}
+    for node in nodes:
+        zk.deleteNode(node)
+    wait_for(lambda: zk.node_tree.usage("p") == {"cores": 0}, what="nothing is left of them")
+
+
 def test_counts_follow_states(zk: Any) -> None:
     node = make_node(resources={"cores": 2, "ram": 10}, tenant_name="t")
     zk.storeNode(node)
