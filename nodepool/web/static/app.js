@@ -57,6 +57,13 @@ function moment(seconds) {
   return new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
 }
 
+// With thousandths: what happens to a node is a matter of them.
+function precisely(seconds) {
+  if (!(Math.abs(seconds) < 8e12)) return String(seconds);
+  const parts = { year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 };
+  return new Date(seconds * 1000).toLocaleString(undefined, parts);
+}
+
 function since(seconds) {
   // No date that a browser knows: a record may have any number.
   if (Math.abs(seconds) > 8e12) return String(seconds);
@@ -76,7 +83,8 @@ async function ask(path) {
 }
 
 function link(kind, name) {
-  return el("a", { href: `/ui/${kind}/${encodeURIComponent(name)}` }, String(name));
+  const id = kind === "node" || kind === "request";
+  return el("a", { href: `/ui/${kind}/${encodeURIComponent(name)}`, class: id ? "id" : null }, String(name));
 }
 
 function state(text) {
@@ -88,10 +96,10 @@ function joined(parts) {
 }
 
 // Each once, with how often it is there.
-function repeated(values) {
+function links(kind, names) {
   const found = new Map();
-  for (const value of values) found.set(value, (found.get(value) || 0) + 1);
-  return [...found];
+  for (const name of names) found.set(name, (found.get(name) || 0) + 1);
+  return joined([...found].map(([name, times]) => (times > 1 ? [link(kind, name), ` \u00d7${times}`] : link(kind, name))));
 }
 
 function counts(value) {
@@ -101,13 +109,19 @@ function counts(value) {
 function cell(table, key, value) {
   if (value === null || value === undefined || value === "") return [""];
   const kind = (LINKS[table] || {})[key];
-  if (kind) return joined(repeated([value].flat()).map(([one, times]) => (times > 1 ? [link(kind, one), ` \u00d7${times}`] : link(kind, one))));
+  if (kind) return links(kind, [value].flat());
   if (TIMES.has(key) && typeof value === "number") return [since(value)];
   if (key === "state") return [state(String(value))];
   if (Array.isArray(value)) return [value.join(", ")];
   if (typeof value === "object") return [Object.values(value).every((each) => typeof each === "number") ? counts(value) : JSON.stringify(value)];
   if (typeof value === "boolean") return [value ? "yes" : "no"];
   return [String(value)];
+}
+
+// How a cell looks: a narrow screen scrolls rather than squeezes long texts.
+function shape(key, value) {
+  if (typeof value === "number" && !TIMES.has(key)) return "number";
+  return typeof value === "string" && value.length > 30 ? "long" : null;
 }
 
 function fail(error) {
@@ -174,7 +188,7 @@ async function tablePage(name, title) {
     header();
     if (focused !== undefined) head.cells[focused]?.querySelector("button").focus();
     body.replaceChildren(...found.rows.map((row) => el("tr", {}, columns.map(({ key }) =>
-      el("td", { class: typeof row[key] === "number" && !TIMES.has(key) ? "number" : null }, cell(name, key, row[key]))))));
+      el("td", { class: shape(key, row[key]) }, cell(name, key, row[key]))))));
     if (!found.rows.length) body.append(el("tr", {}, el("td", { colspan: columns.length, class: "dim" }, "none")));
     const offset = Number(given.get("offset") || 0);
     caption.textContent = found.total > LINES ? `${offset + 1} to ${offset + found.rows.length} of ${found.total}` : `${found.total}`;
@@ -270,7 +284,7 @@ function curves(...keys) {
 function smallTable(title, columns, rows, table) {
   return el("section", {}, el("h2", {}, title), rows.length ? el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": title },
     el("table", {}, el("thead", {}, el("tr", {}, Object.values(columns).map((text) => el("th", { scope: "col" }, text)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, Object.keys(columns).map((key) => el("td", {}, cell(table, key, row[key])))))))) :
+      el("tbody", {}, rows.map((row) => el("tr", {}, Object.keys(columns).map((key) => el("td", { class: shape(key, row[key]) }, cell(table, key, row[key])))))))) :
     el("p", { class: "dim" }, "none"));
 }
 
@@ -345,13 +359,23 @@ async function overview() {
 
 // -- one thing, events, configuration
 
+const FACTS = { request: "request", nodes: "node", labels: "label" };
+
+// What names other things leads to them.
+function fact(title, value) {
+  const kind = FACTS[title];
+  // "3 ready" is a number of nodes.
+  if (!kind || (kind === "node" && !/^\d{10}(, \d{10})*$/.test(value))) return value;
+  return links(kind, value.split(", "));
+}
+
 async function explain(kind, name) {
   const place = el("div", {});
   async function load() {
     const found = await ask(`explain/${kind}/${encodeURIComponent(name)}`);
     fill(place,
       el("p", { class: "answer" }, found.answer),
-      el("dl", {}, Object.entries(found.facts).map(([title, value]) => [el("dt", {}, title), el("dd", {}, value)])),
+      el("dl", {}, Object.entries(found.facts).map(([title, value]) => [el("dt", {}, title), el("dd", {}, fact(title, value))])),
       found.candidates.length ? el("h2", {}, "What may serve it, and what stops it") : null,
       found.candidates.length ? el("ul", {}, found.candidates.map((each) => el("li", {}, el("strong", {}, each.name), `: ${each.verdict}`,
         each.age === null ? null : ` (for ${age(each.age)})`, each.help ? el("div", { class: "dim" }, `Would help: ${each.help}`) : null))) : null,
@@ -359,7 +383,7 @@ async function explain(kind, name) {
       found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, each))) : null,
       el("h2", {}, "History"),
       found.history.length ? el("ol", { class: "history" }, found.history.map((event) =>
-        el("li", {}, el("time", { datetime: new Date(event.time * 1000).toISOString() }, moment(event.time)), event.text,
+        el("li", {}, el("time", { datetime: new Date(event.time * 1000).toISOString() }, precisely(event.time)), event.text,
           event.tail ? el("pre", { tabindex: "0" }, event.tail) : null))) :
         el("p", { class: "dim" }, kind === "request" || kind === "node" ? "nothing in the last day" : "kept for requests and nodes only"),
       el("p", {}, el("a", { href: `${API}/explain/${kind}/${encodeURIComponent(name)}` }, "JSON")));
@@ -372,14 +396,14 @@ async function explain(kind, name) {
 async function eventsPage() {
   const list = el("ol", { class: "history", "aria-label": "Events", "aria-live": "off" });
   const types = Object.keys((await ask("")).event_types);
-  fill(main,el("h1", {}, "Events"), el("p", { class: "dim" }, "From now on, as they happen; the newest is first."), list);
+  fill(main,el("h1", {}, "Events"), el("p", { class: "dim" }, "As they happen; the newest is first."), list);
   const source = new EventSource(`${API}/events?since=0`);
   for (const type of types) {
     source.addEventListener(type, (message) => {
       const event = JSON.parse(message.data);
       const { number: _number, time, type: kind, noted: _noted, ...fields } = event;
       const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
-      list.prepend(el("li", {}, el("time", {}, moment(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
+      list.prepend(el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
         ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? value.join(", ") : value}`).join("; ")}`));
       while (list.children.length > MOST_EVENTS) list.lastChild.remove();
     });
