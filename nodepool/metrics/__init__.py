@@ -33,6 +33,12 @@ ZONE_LAUNCHES = Definition(
 REQUESTOR_LAUNCHES = Definition(
     "nodepool.launch.requestor.{requestor}.{result}", "nodepool_requestor_launches", "Launch attempts by requestor and result"
 )
+LABEL_LAUNCHES = Definition(
+    "nodepool.launch.label.{label}.{result}", "nodepool_label_launches", "Launch attempts by label and result"
+)
+TENANT_LAUNCHES = Definition(
+    "nodepool.launch.tenant.{tenant}.{result}", "nodepool_tenant_launches", "Launch attempts by tenant and result"
+)
 
 # How long requests waited until they were fulfilled: timers, by the launcher that has fulfilled them; not those for min-ready.
 REQUEST_WAIT = Definition(

@@ -63,6 +63,9 @@ class StatsReporter:
         requestor = request.requestor if request is not None else None
         if requestor:
             keys.append(metrics.REQUESTOR_LAUNCHES(normalize_statsd_name(requestor), subkey))
+        keys += [metrics.LABEL_LAUNCHES(label, subkey) for label in self.node.type[:1]]
+        if self.node.tenant_name:
+            keys.append(metrics.TENANT_LAUNCHES(normalize_statsd_name(self.node.tenant_name), subkey))
         pipeline = self._statsd.pipeline()
         for key in keys:
             pipeline.timing(key, dt)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import queue
 import shutil
@@ -58,12 +60,29 @@ def watch(context: Context, function: Callable[[Context], Any]) -> int:
     feed.subscribe(lambda event: changed.set(), reports=True)
     while True:
         changed.clear()
-        if sys.stdout.isatty():
-            print("\033[H\033[2J", end="")
-        function(context)
-        print(time.strftime("%H:%M:%S"), flush=True)
+        _show(lambda: function(context))
         time.sleep(SOONEST)
         changed.wait(QUIET)
+
+
+class _Screen(io.StringIO):
+    """What is written for a terminal, until all of it is there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _show(function: Callable[[], Any]) -> None:
+    """On a terminal in place of what it showed, all at once: it does not flicker."""
+    if not sys.stdout.isatty():
+        function()
+        print(time.strftime("%H:%M:%S"), flush=True)
+        return
+    with contextlib.redirect_stdout(_Screen()) as screen:
+        function()
+        print(time.strftime("%H:%M:%S"))
+    text = screen.getvalue().replace("\n", "\033[K\n")
+    print(f"\033[H{text}\033[J", end="", flush=True)
 
 
 def show_status(context: Context) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pathlib
+import pty
 import signal
 import subprocess
 import sys
+import termios
+import threading
 from typing import Any
 
 import pytest
@@ -159,3 +164,39 @@ def test_following(shell: Shell, bench: LauncherBench, arguments: list[str], tmp
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.spec("issue: nodepool top: live, on a terminal, as wide as that is")
+def test_top_on_a_terminal(shell: Shell, bench: LauncherBench) -> None:
+    bench.ready_node("fake-provider", "main", "fake-label")
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 80))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", shell.path, "top"],
+        stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env={k: v for k, v in os.environ.items() if k != "COLUMNS"},
+    )  # fmt: skip
+    os.close(theirs)
+    read: list[str] = []
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while data := os.read(ours, 65536):
+                read.append(data.decode())
+
+    reader = threading.Thread(target=listen, name="terminal", daemon=True)
+    reader.start()
+    try:
+        wait_for(lambda: "".join(read).count("\x1b[J") == 1, 30, "the first picture")
+        bench.ready_node("fake-provider", "main", "fake-label")
+        wait_for(lambda: "".join(read).count("\x1b[J") > 1, 30, "another one, as something has changed")
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(10)
+        os.close(ours)
+    text = "".join(read)
+    first, second, *_rest = text.split("\x1b[J")
+    assert first.startswith("\x1b[H") and second.startswith("\x1b[H"), "each takes the place of the one before"
+    assert "Nodes: 1 (1 ready)" in first and "Nodes: 2 (2 ready)" in second and "Launchers and builders" in second
+    lines = first.removeprefix("\x1b[H").replace("\x1b[K", "").splitlines()
+    assert max(map(len, lines)) <= 80, lines

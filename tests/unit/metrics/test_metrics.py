@@ -221,6 +221,8 @@ def test_launches_of_zones_and_dots():
             metrics.PROVIDER_LAUNCHES("rack.west", result),
             metrics.ZONE_LAUNCHES("rack.west", "az.1", result),
             metrics.REQUESTOR_LAUNCHES("NodePool_min-ready", result),
+            metrics.LABEL_LAUNCHES("a.label", result),
+            metrics.TENANT_LAUNCHES("tenant", result),
         ):
             client.incr(series)
             client.timing(series, 2500)
@@ -231,6 +233,8 @@ def test_launches_of_zones_and_dots():
             ("nodepool_provider_launches", {"provider": "rack.west"}),
             ("nodepool_zone_launches", {"provider": "rack.west", "az": "az.1"}),
             ("nodepool_requestor_launches", {"requestor": "NodePool_min-ready"}),
+            ("nodepool_label_launches", {"label": "a.label"}),
+            ("nodepool_tenant_launches", {"tenant": "tenant"}),
         ]:
             key = tuple(sorted({**labels, "result": result}.items()))
             assert values[(f"{family}_total", key)] == 1

@@ -9,22 +9,24 @@ from nodepool.metrics import launches
 
 
 class Reporter(launches.StatsReporter):
-    def __init__(self, client, az=None, requestor=None):
+    def __init__(self, client, az=None, requestor=None, tenant=None):
         super().__init__(client)
         self.provider_config = SimpleNamespace(name="rack.west")
-        self.node = SimpleNamespace(az=az)
+        self.node = SimpleNamespace(az=az, type=["small", "other"], tenant_name=tenant)
         self.handler = SimpleNamespace(request=SimpleNamespace(requestor=requestor))
 
 
 @pytest.mark.spec("CLI-7.2: launches, each name as timer and counter")
 def test_launch_statistics():
     client = metrics.Metrics()
-    Reporter(client, az="az1", requestor="NodePool:min-ready").recordLaunchStats("error.quota", 12.5)
+    Reporter(client, az="az1", requestor="NodePool:min-ready", tenant="t.1").recordLaunchStats("error.quota", 12.5)
     names = {
         "nodepool.launch.error.quota",
         "nodepool.launch.provider.rack.west.error.quota",
         "nodepool.launch.provider.rack.west.az1.error.quota",
         "nodepool.launch.requestor.NodePool_min-ready.error.quota",
+        "nodepool.launch.label.small.error.quota",
+        "nodepool.launch.tenant.t_1.error.quota",
     }
     snapshot = client.snapshot()
     assert snapshot.counters == dict.fromkeys(names, 1)
@@ -34,7 +36,8 @@ def test_launch_statistics():
 def test_without_zone_and_requestor():
     client = metrics.Metrics()
     Reporter(client).recordLaunchStats("ready", 1)
-    assert set(client.snapshot().counters) == {"nodepool.launch.ready", "nodepool.launch.provider.rack.west.ready"}
+    names = {"nodepool.launch.ready", "nodepool.launch.provider.rack.west.ready", "nodepool.launch.label.small.ready"}
+    assert set(client.snapshot().counters) == names
 
 
 def test_without_client():

@@ -81,6 +81,8 @@ def test_wait_of_requests(bench: LauncherBench) -> None:
     for name, numbers in [*((name, {1}) for name in (*names, *parts)), *((name, {2, 3}) for name in steps)]:
         number, total = added(name)
         assert number in numbers and 0 <= total < 60_000 * number, (name, number, total)
+    launches = [f"nodepool.launch.{kind}.ready" for kind in ("label.wait-a", "tenant.wait_1")]
+    assert [added(name)[0] for name in launches] == [2, 2]
     assert added(names[0])[1] == pytest.approx(added(parts[0])[1] + added(parts[1])[1], abs=0.01)
     wait_for(lambda: f"nodepool.launcher.{host}.zk.mirror_lag" in pool.statsd.snapshot().timers, what="lag of the mirror")
     bench.wait_nodes(1, state="ready", allocated_to=None)
