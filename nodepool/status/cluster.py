@@ -10,6 +10,7 @@ from typing import Any
 from nodepool import status
 from nodepool.base.problems import one_line
 from nodepool.status.results import Results, format_age
+from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
 from nodepool.zk.records import LARGEST, PENDING, REQUESTED
 
 DAEMON_COLUMNS = {
@@ -48,6 +49,14 @@ class Once:
         if "nodes" not in self._read:
             self._read["nodes"] = self._zk.readNodes(with_contenders=False)
         return self._read["nodes"]
+
+    def countNodes(self) -> NodeCounts:
+        """Without a mirror of those that are read anyway."""
+        if "counts" not in self._read:
+            tree = self._zk.node_tree
+            self._read["counts"] = self._zk.countNodes() if tree is not None else count_nodes(self.readNodes())
+        counts: NodeCounts = self._read["counts"]
+        return counts
 
     def readRequests(self) -> Any:
         return self._once("readRequests")
@@ -97,16 +106,9 @@ def daemons(zk: Any, clock: Clock = time.time) -> Results:
     return Results(rows, DAEMON_COLUMNS)
 
 
-def _by_provider(zk: Any) -> dict[str, Counter[str]]:
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for node in zk.readNodes(with_contenders=False):
-        counts[str(node.provider)][str(node.state)] += 1
-    return counts
-
-
 def providers(zk: Any) -> Results:
     """One row for each provider and launcher; providers that only nodes tell of have no launcher."""
-    counts, problems = _by_provider(zk), Counter(str(row["provider"]) for row in status.problem_list(zk).rows)
+    counts, problems = zk.countNodes().providers, Counter(str(row["provider"]) for row in status.problem_list(zk).rows)
     rows: list[dict[str, Any]] = []
     for report in zk.readReports():
         for name, entry in sorted(report["providers"].items()):
@@ -166,7 +168,7 @@ def _numbers(value: Any) -> dict[str, float]:
 
 
 def pools(zk: Any) -> Results:
-    counts = Counter((node.provider, node.pool) for node in zk.readNodes(with_contenders=False))
+    counts = zk.countNodes().pools
     limits = {
         (name, pool): (entry.get("max_servers") if isinstance(entry, dict) else None)
         for report in zk.readReports()
@@ -191,25 +193,29 @@ def pools(zk: Any) -> Results:
 
 def hosts(zk: Any) -> Results:
     """Of providers with hosts of their own (node managers), with the nodes whose slivers are there."""
+    told = [
+        (report["hostname"], name, host)
+        for report in zk.readReports()
+        for name, provider in report["providers"].items()
+        for host in (provider.get("hosts") if isinstance(provider.get("hosts"), list) else ())
+        if isinstance(host, dict)
+    ]
     there: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for node in zk.readNodes(with_contenders=False):
+    for node in zk.readNodes(with_contenders=False) if told else ():
         if isinstance(node.external_id, dict):
             there[str(node.provider), str(node.external_id.get("host"))].append(str(node.id))
     rows = [
         {
             "host": str(host.get("name")),
             "provider": name,
-            "launcher": report["hostname"],
+            "launcher": launcher,
             "state": "usable" if host.get("usable") else "not usable",
             "used": _use(host.get("used"), host.get("limits")),
             "nodes": sorted(there[name, str(host.get("name"))]),
             "problem": host.get("problem"),
         }
-        for report in zk.readReports()
-        for name, provider in report["providers"].items()
-        for host in (provider.get("hosts") if isinstance(provider.get("hosts"), list) else ())
-        if isinstance(host, dict)
-    ]  # fmt: skip
+        for launcher, name, host in told
+    ]
     return Results(sorted(rows, key=lambda row: (row["provider"], row["host"])), HOST_COLUMNS)
 
 
@@ -261,9 +267,7 @@ def states(zk: Any) -> Counter[str]:
 
 def summary(zk: Any) -> str:
     """Nodes and requests in one line each."""
-    nodes = Counter(str(node.state) for node in zk.readNodes(with_contenders=False))
-    requests = states(zk)
-    return f"Nodes: {_total(nodes)}\nRequests: {_total(requests)}"
+    return f"Nodes: {_total(zk.countNodes().states)}\nRequests: {_total(states(zk))}"
 
 
 def _total(counts: Counter[str]) -> str:

@@ -283,15 +283,14 @@ def _node(zk: Any, name: str, clock: Clock) -> Explanation:
     return found
 
 
-def _counts(nodes: Iterable[Any]) -> str:
-    counted = Counter(str(node.state) for node in nodes)
-    return ", ".join(f"{count} {state}" for state, count in sorted(counted.items())) or "none"
+def _counts(states: Counter[str] | None) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted((states or {}).items())) or "none"
 
 
 def _label(zk: Any, name: str, clock: Clock) -> Explanation:
     found = Explanation("label", name)
     reports, pools = zk.readReports(), zk.getRegisteredPools()
-    nodes = [node for node in zk.readNodes(with_contenders=False) if name in node.type]
+    nodes = zk.countNodes().labels.get(name)
     waiting = [r for r in zk.readRequests() if name in r.node_types and r.state in (REQUESTED, PENDING)]
     configured = [report for report in reports if name in report["labels"]]
     offering = [pool for pool in pools if name in pool.labels]
@@ -343,7 +342,7 @@ def _image(zk: Any, name: str, clock: Clock) -> Explanation:
 def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
     found = Explanation("provider", name)
     reports = zk.readReports()
-    nodes = [node for node in zk.readNodes(with_contenders=False) if node.provider == name]
+    nodes = zk.countNodes().providers.get(name)
     pools = [pool for pool in zk.getRegisteredPools() if pool.provider_name == name]
     having = [report for report in reports if name in {**report["providers"], **report["not_running"]}]
     if not (nodes or pools or having):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -134,10 +134,7 @@ def _request_row(request: Any, waits: Waits, declined: list[str]) -> dict[str, A
 
 def labels(nodepool: Any) -> Rows:
     zk = nodepool.getZK()
-    states: dict[str, Counter[str]] = defaultdict(Counter)
-    for node in zk.readNodes(with_contenders=False):
-        for label in node.type:
-            states[label][str(node.state)] += 1
+    states = zk.countNodes().labels
     waiting: Counter[str] = Counter()
     for request in cluster.open_requests(zk.readRequests()):
         waiting.update(set(request.node_types))

@@ -10,7 +10,6 @@ import importlib.resources
 import io
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -163,7 +162,8 @@ class Api:
         return self._kept[name]
 
     def _overview(self) -> dict[str, Any]:
-        nodes, requests = Counter(str(row["state"]) for row in self._read("nodes")), cluster.states(self._source.getZK())
+        zk = self._source.getZK()
+        nodes, requests = zk.countNodes().states, cluster.states(zk)
         trends = getattr(self._nodepool, "trends", None)
         return {
             "nodes": nodes,
@@ -195,7 +195,7 @@ class Api:
         if kind not in KINDS:
             raise HttpError(http.HTTPStatus.NOT_FOUND, f"There is no kind {kind[:40]}; there are {', '.join(KINDS)}")
         zk = self._nodepool.getZK()
-        feed = getattr(self._nodepool, "feed", None)
+        feed = getattr(self._nodepool, "feed", None) if kind in ("request", "node") else None
         try:
             found = explain(zk, kind, name, self._history, feed.since(0)[0] if feed is not None else ())
         except Unknown as error:
@@ -270,7 +270,8 @@ def _harmless(value: Any) -> Any:
 
 
 def _values(rows: Rows, key: str) -> list[str]:
-    return sorted({str(row[key]) for row in rows} - {"None"})[:MOST_CHOICES]
+    values = {row[key] for row in rows}
+    return sorted(str(value) for value in values if value is not None)[:MOST_CHOICES]
 
 
 def _mentions(row: Mapping[str, Any], text: str) -> bool:

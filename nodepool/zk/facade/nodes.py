@@ -13,6 +13,7 @@ from nodepool.exceptions import ZKException, ZKLockException
 from nodepool.zk import locks, paths
 from nodepool.zk.facade.base import FacadeBase
 from nodepool.zk.locks import LockHandle
+from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
 from nodepool.zk.records import DELETED, DELETING, READY, Node, parse_object
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -84,6 +85,12 @@ class NodeMethods(FacadeBase):
             for path, names, _stat in self._children_many(locked):
                 locked[path].lock_contenders = {n for n in names if paths.contender_number(n) is not None}
         return nodes
+
+    def countNodes(self) -> NodeCounts:
+        """How many there are, by what they are; from the mirror at once, else by reading all; writes nothing."""
+        if self.node_tree is not None and self.node_tree.synced.is_set():
+            return self.node_tree.counts()
+        return count_nodes(self.nodeIterator(cached=False))
 
     def getReadyNodesOfTypes(self, labels: list[str], cached: bool = True) -> dict[str, list[Node]]:
         """Ready, unallocated nodes by label; a node with several labels stands under each."""

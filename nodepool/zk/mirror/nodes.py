@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kazoo.protocol.states import ZnodeStat
@@ -21,6 +22,30 @@ NodeListener = Callable[[str, "Node | None", "Node | None"], Any]
 LockListener = Callable[[str, bool], Any]
 
 PoolKey = tuple[str | None, str | None]
+
+
+@dataclass(frozen=True)
+class NodeCounts:
+    """How many nodes there are: by state; by provider, and by label, and state; by provider and pool."""
+
+    states: Counter[str]
+    providers: dict[str, Counter[str]]
+    labels: dict[str, Counter[str]]
+    pools: Counter[PoolKey]
+
+
+def count_nodes(nodes: Iterable[Node]) -> NodeCounts:
+    """Where there is no mirror."""
+    found = NodeCounts(Counter(), defaultdict(Counter), defaultdict(Counter), Counter())
+    for node in nodes:
+        state = str(node.state)
+        found.states[state] += 1
+        for label in node.type:
+            found.labels[label][state] += 1
+        if node.provider is not None:
+            found.providers[node.provider][state] += 1
+            found.pools[node.provider, node.pool] += 1
+    return found
 
 
 class NodeTree(Tree[Node]):
@@ -46,6 +71,7 @@ class NodeTree(Tree[Node]):
         self.state_count: Counter[str] = Counter()
         self.provider_state_count: dict[str, Counter[str]] = defaultdict(Counter)
         self.label_state_count: dict[str, Counter[str]] = defaultdict(Counter)
+        self.pool_count: Counter[PoolKey] = Counter()
         #: Sums of the stored ``resources``.
         self.provider_usage: dict[str, Counter[str]] = defaultdict(Counter)
         self.pool_usage: dict[PoolKey, Counter[str]] = defaultdict(Counter)
@@ -188,6 +214,7 @@ class NodeTree(Tree[Node]):
         if provider is None:
             return
         self.provider_state_count[provider][state] += sign
+        self.pool_count[provider, node.pool] += sign
         ids = self.by_provider[provider]
         if sign > 0:
             ids.add(node_id)
@@ -245,7 +272,18 @@ class NodeTree(Tree[Node]):
     def snapshot(self) -> list[Node]:
         """All nodes, sorted by id."""
         with self.lock:
-            return [node for _, node in sorted(self.nodes.items())]
+            nodes = self.nodes
+            return [nodes[node_id] for node_id in sorted(nodes)]
+
+    def counts(self) -> NodeCounts:
+        """How many there are, without looking at each."""
+        with self.lock:
+            return NodeCounts(
+                +self.state_count,
+                {name: found for name, count in self.provider_state_count.items() if (found := +count)},
+                {name: found for name, count in self.label_state_count.items() if (found := +count)},
+                +self.pool_count,
+            )
 
     def is_changing(self, node_id: str) -> bool:
         """Whether the record is being written by us or read: what we show is about to be replaced."""

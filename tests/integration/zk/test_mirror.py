@@ -12,6 +12,7 @@ from kazoo.protocol.states import KeeperState
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk_module
+from nodepool.zk.mirror.nodes import count_nodes
 from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
@@ -121,6 +122,18 @@ def test_parts_of_cores_add_up(zk: Any) -> None:
     for node in nodes:
         zk.deleteNode(node)
     wait_for(lambda: zk.node_tree.usage("p") == {"cores": 0}, what="nothing is left of them")
+
+
+def test_counts_with_and_without_a_mirror(zk: Any) -> None:
+    nodes = [make_node(pool="main"), make_node(pool="other", state="building"), make_node(pool="main", state="used")]
+    for node in nodes:
+        zk.storeNode(node)
+    zk.deleteNode(nodes.pop())
+    wait_for(lambda: len(zk.node_tree.nodes) == 2, what="one is gone")
+    found = zk.countNodes()
+    assert found.states == {"ready": 1, "building": 1} and found.pools == {("p", "main"): 1, ("p", "other"): 1}
+    assert found.providers == {"p": found.states} and found.labels == {"label": found.states}
+    assert count_nodes(zk.readNodes()) == found
 
 
 def test_counts_follow_states(zk: Any) -> None:
