@@ -166,7 +166,7 @@ class Streams:
                 return
             if events:
                 counted.update(map(_subject, events))
-                self._send(functools.partial(_news, [(event, _message(event)) for event in events if event is not REPORTED]))
+                self._tell(events)
             now = self._monotonic()
             if counted and now >= told + DIGEST:
                 text = f"event: changed\ndata: {json.dumps(counted)}\n\n"
@@ -190,9 +190,19 @@ class Streams:
             return events
         return None
 
-    def _send(self, text_for: Callable[[Stream], str]) -> None:
+    def _tell(self, events: list[Event]) -> None:
+        """Send them to those who follow events; most clients are pages, which do not."""
         with self._lock:
-            streams = list(self._streams)
+            followers = [stream for stream in self._streams if not stream.digest]
+        if followers:
+            told = [(event, _message(event)) for event in events if event is not REPORTED]
+            self._send(lambda stream: "".join(text for event, text in told if stream.wants(event)), followers)
+
+    def _send(self, text_for: Callable[[Stream], str], streams: list[Stream] | None = None) -> None:
+        """To all, unless it is said to whom."""
+        if streams is None:
+            with self._lock:
+                streams = list(self._streams)
         gone = []
         for stream in streams:
             try:
@@ -205,10 +215,6 @@ class Streams:
         if gone:
             with self._lock:
                 self._streams = [stream for stream in self._streams if stream not in gone]
-
-
-def _news(events: list[tuple[Event, str]], stream: Stream) -> str:
-    return "" if stream.digest else "".join(text for event, text in events if stream.wants(event))
 
 
 def _digest(text: str, stream: Stream) -> str:

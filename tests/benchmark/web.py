@@ -178,29 +178,44 @@ def measure(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, floa
     found["status: s"] = min(command(sys.executable, bench, "status") for _ in range(3))
     stream(bench, args.rate, 5)  # warm
     before, begun = bench.server.counters()["update"], history_bytes(bench)
-    latency, cpu = stream(bench, args.rate, args.seconds)
+    stream(bench, args.rate, args.seconds)
     time.sleep(32)
     writes, size = (now - then for now, then in zip(history_bytes(bench), begun, strict=True))
     found["history: bytes per node"] = size / (args.rate * args.seconds)
     found["history: % of all writes"] = 100 * writes / (bench.server.counters()["update"] - before)
-    readers = Readers(port)
-    busy, _cpu = stream(bench, args.rate, args.seconds)
-    readers.stop()
-    times = [each for path in PATHS for each in readers.times[path]]
-    found["pages and API: 95th ms"] = 1000 * percentile(times, 0.95)
+    return {**found, **rounds(bench, port, args)}
+
+
+def rounds(bench: Bench, port: int, args: argparse.Namespace) -> dict[str, float]:
+    """Alone, beside readers, and beside watchers in turn, several times: the speed of the machine changes meanwhile."""
+    alone, read, watched, shares, memory = [], [], [], [], []
+    times: dict[str, list[float]] = {path: [] for path in PATHS}
+    for _ in range(args.rounds):
+        latency, cpu = stream(bench, args.rate, args.seconds)
+        alone.append(latency)
+        readers = Readers(port)
+        read.append(stream(bench, args.rate, args.seconds)[0] / latency)
+        readers.stop()
+        for path in PATHS:
+            times[path] += readers.times[path]
+        before = bench.launcher.memory()
+        watchers = Watchers(port, args.watchers)
+        latency_beside, more = stream(bench, args.rate, args.seconds)
+        memory.append(bench.launcher.memory() - before)
+        watchers.stop()
+        watched.append(latency_beside / latency)
+        shares.append(100 * (more - cpu) / args.seconds)
+        log(f"{watchers.changes} changes told, {watchers.asked} pages asked for, {shares[-1]:.1f} % of a core")
     for path in PATHS:
-        log(f"{path}: {len(readers.times[path])} times, 95th {1000 * percentile(readers.times[path] or [0.0], 0.95):.0f} ms")
-    found[f"{args.rate:g}/s: median ms"] = latency
-    found[f"{args.rate:g}/s beside readers: ratio"] = busy / latency
-    memory = bench.launcher.memory()
-    watchers = Watchers(port, args.watchers)
-    watched, more = stream(bench, args.rate, args.seconds)
-    found[f"{args.watchers} watchers: MB"] = bench.launcher.memory() - memory
-    watchers.stop()
-    log(f"{watchers.changes} changes told, {watchers.asked} pages asked for")
-    found[f"{args.watchers} watchers: % of a core"] = 100 * (more - cpu) / args.seconds
-    found[f"{args.rate:g}/s beside watchers: ratio"] = watched / latency
-    return found
+        log(f"{path}: {len(times[path])} times, 95th {1000 * percentile(times[path] or [0.0], 0.95):.0f} ms")
+    return {
+        "pages and API: 95th ms": 1000 * percentile([each for path in PATHS for each in times[path]], 0.95),
+        f"{args.rate:g}/s: median ms": median(alone),
+        f"{args.rate:g}/s beside readers: ratio": median(read),
+        f"{args.watchers} watchers: MB": max(memory),
+        f"{args.watchers} watchers: % of a core": median(shares),
+        f"{args.rate:g}/s beside watchers: ratio": median(watched),
+    }
 
 
 def main() -> int:
@@ -209,7 +224,8 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--waiting", type=int, default=2000)
     parser.add_argument("--rate", type=float, default=50)
-    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--seconds", type=float, default=12)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--watchers", type=int, default=200)
     args = parser.parse_args()
     work = pathlib.Path(tempfile.mkdtemp(prefix="nodepool-bench-"))
