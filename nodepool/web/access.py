@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import http
 import ipaddress
-import socket
 from collections.abc import Mapping
 from typing import Any
 
+from nodepool.base import hostnames
 from nodepool.config.model import WEB_PAGES
 from nodepool.web.http import HttpError
 
@@ -55,5 +55,5 @@ def _names_us(host: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return name in ("", "localhost", socket.gethostname().lower(), socket.getfqdn().lower())
+        return name in ("", "localhost", hostnames.short().lower()) or name == hostnames.fqdn().lower()
     return True

@@ -23,7 +23,7 @@ class Entry:
 
 
 class ResponseCache:
-    """A bounded mapping of recent bodies; the oldest go first."""
+    """A bounded mapping of recent bodies; the oldest go first, and those that have expired with the next new one."""
 
     def __init__(
         self,
@@ -39,6 +39,11 @@ class ResponseCache:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._making: dict[Hashable, Future[Entry]] = {}
+
+    def _expired(self) -> bool:
+        """Whether the oldest entry is."""
+        oldest = next(iter(self.cache.values()), None)
+        return oldest is not None and oldest.expires_at <= self._monotonic()
 
     def get(self, key: Hashable, make: Callable[[], bytes]) -> Entry:
         """The kept entry, or a new one; equal requests at one time are computed once, without holding up others.
@@ -66,7 +71,8 @@ class ResponseCache:
             del self._making[key]
             self.cache[key] = entry
             self.cache.move_to_end(key)
-            while len(self.cache) > self._max_entries:
+            # What has expired is of no use, and may be large.
+            while len(self.cache) > self._max_entries or self._expired():
                 self.cache.popitem(last=False)
         ours.set_result(entry)
         return entry

@@ -191,7 +191,7 @@ def test_cache_is_bounded_and_knows_only_known_parameters(get, webapp):
     assert len(webapp.cache.cache) == 1
     for number in range(100):
         get(f"/node-list?node_id={number}")
-    assert len(webapp.cache.cache) == 64
+    assert 0 < len(webapp.cache.cache) <= 64
 
 
 def test_cache_expires():
@@ -202,6 +202,11 @@ def test_cache_expires():
     assert cache.get("k", lambda: b"2").body == b"1"
     now[0] = 1.0
     assert cache.get("k", lambda: b"3").body == b"3"
+    cache.get("l", lambda: b"4")
+    assert list(cache.cache) == ["k", "l"]
+    now[0] = 2.0
+    cache.get("m", lambda: b"5")
+    assert list(cache.cache) == ["m"], "what has expired takes no memory"
 
 
 def test_zookeeper_not_reached(get, nodepool):
