@@ -65,7 +65,7 @@ class Reporter:
 
         :raises KazooException: ZooKeeper cannot be reached.
         """
-        self._trends.recall(HistoryReader().read_all(self._state.zk.kazoo_client))
+        self._trends.recall(HistoryReader().read_all(self._state.zk.kazoo_client, self._trends.oldest))
 
     # -- publishing; one thread
 

@@ -71,6 +71,11 @@ class Trends:
             if took is not None:
                 _note(self._bucket().waits, took)
 
+    @property
+    def oldest(self) -> float:
+        """UNIX seconds: what was before this process and is older is not shown."""
+        return self._begun - BUCKET * BUCKETS
+
     def recall(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Fill in what was before this process, from the history.
 
@@ -80,7 +85,7 @@ class Trends:
         launches: dict[str, list[float]] = {}
         waits: dict[str, list[float]] = {}
         with self._lock:
-            oldest = self._begun - BUCKET * BUCKETS
+            oldest = self.oldest
             for event in events:
                 when, kind = event["time"], event["type"]
                 name = event.get("node") if kind.startswith("node-") else event.get("request")

@@ -2,8 +2,9 @@
 
 ``/nodepool/history/<sequence>``: compressed lines of JSON, an event (:mod:`nodepool.zk.mirror.feed`) each, in the order of time.
 The launcher that is elected for statistics writes what the mirror shows, each launcher what only it knows: many events
-in one write, half a minute late at most, and never on the way of a request. What was not written when a launcher is killed
-is lost: nothing depends on it.
+in one write, half a minute late at most, and never on the way of a request. Now and then many writes are made one,
+``/nodepool/history/<first>-<last>``, so that a day is read at once. What was not written when a launcher is killed is
+lost: nothing depends on it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ FLUSH_AFTER, FLUSH_AT = 30.0, 1000
 """Seconds that an event waits, and how many events do: then they are written together."""
 MOST_WAITING = 20000
 """Events that wait for ZooKeeper; older ones are left out."""
-MOST_SEGMENTS, LONGEST = 200, 24 * 3600.0
-"""What is kept: writes, and seconds."""
+LONGEST, MOST_BYTES = 24 * 3600.0, 8 << 20
+"""What is kept: seconds, and bytes in ZooKeeper."""
 LARGEST = 16 << 20
 """Bytes that one write unpacks to, at most."""
-CLEANUP_INTERVAL = 300.0
+MERGE_AT, MERGED, MERGED_BYTES = 200, 100, 512 << 10
+"""There are so many writes until so many of them become one, which has so many bytes at most."""
+TIDY_INTERVAL = 300.0
 
 log = logging.getLogger("nodepool.zk.history")
 
@@ -45,7 +48,7 @@ class HistoryWriter:
         self._monotonic = monotonic
         self._waiting: list[Event] = []
         self._oldest = 0.0
-        self._clean_at = 0.0
+        self._tidy_at = 0.0
         self._feed = feed
         feed.subscribe(self._heard)
 
@@ -60,7 +63,7 @@ class HistoryWriter:
                 del self._waiting[: MOST_WAITING // 2]
 
     def flush(self, kazoo: KazooClient, elected: bool, at_once: bool = False) -> None:
-        """Write what is due, and remove what is old.
+        """Write what is due, and tidy up what is there.
 
         :param elected: whether this launcher also writes what all see.
         :raises KazooException: no connection, or no answer in time; what was due is lost.
@@ -78,32 +81,61 @@ class HistoryWriter:
             lines = "\n".join(json.dumps(stored(event)) for event in events)
             data = zlib.compress(lines.encode())
             kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(timeout=TIMEOUT)
-        if elected and now >= self._clean_at:
-            self._clean_at = now + CLEANUP_INTERVAL
-            remove_old(kazoo)
+        if elected and now >= self._tidy_at:
+            self._tidy_at = now + TIDY_INTERVAL
+            tidy(kazoo)
 
 
 def stored(event: Event) -> Event:
     return {name: value for name, value in event.items() if name not in ("number", "noted")}
 
 
-def remove_old(kazoo: KazooClient, clock: Callable[[], float] = time.time) -> None:
-    """:raises KazooException: no connection, or no answer in time."""
-    names = _names(kazoo)
-    old = names[:-MOST_SEGMENTS]
-    for name in names[-MOST_SEGMENTS:]:
-        try:
-            stat = kazoo.exists_async(f"{ROOT}/{name}").get(timeout=TIMEOUT)
-        except NoNodeError:
+def tidy(kazoo: KazooClient, clock: Callable[[], float] = time.time) -> None:
+    """Remove what is old, or more than is kept, and make one of many writes.
+
+    :raises KazooException: no connection, or no answer in time.
+    """
+    stats = [(name, kazoo.exists_async(f"{ROOT}/{name}")) for name in _names(kazoo)]
+    there = [(name, stat) for name, answer in stats if (stat := answer.get(timeout=TIMEOUT)) is not None]
+    size = sum(stat.dataLength for _name, stat in there)
+    kept = []
+    for name, stat in there:
+        if size <= MOST_BYTES and clock() - stat.ctime / 1000 <= LONGEST:
+            kept.append(name)
             continue
-        if stat is not None and clock() - stat.ctime / 1000 <= LONGEST:
-            break  # those after it are younger
-        old.append(name)
-    for name in old:
+        size -= stat.dataLength
         try:
             kazoo.delete_async(f"{ROOT}/{name}").get(timeout=TIMEOUT)
         except NoNodeError:
             continue
+    single = [name for name in kept if "-" not in name]
+    if len(single) > MERGE_AT:
+        _merge(kazoo, single[:MERGED])
+
+
+def _merge(kazoo: KazooClient, names: list[str]) -> None:
+    """As many of these, oldest first, as fit into one; at once, so that none is there twice or not at all."""
+    taken: list[str] = []
+    texts: list[bytes] = []
+    size = length = 0
+    for name, answer in [(name, kazoo.get_async(f"{ROOT}/{name}")) for name in names]:
+        try:
+            data = answer.get(timeout=TIMEOUT)[0]
+        except NoNodeError:
+            return  # another launcher tidies up
+        text = _unpacked(name, data)
+        if taken and (size + len(data) > MERGED_BYTES or length + len(text) > LARGEST):
+            break
+        taken.append(name)
+        texts += [text] if text else []
+        size, length = size + len(data), length + len(text)
+    transaction = kazoo.transaction()
+    transaction.create(f"{ROOT}/{taken[0]}-{taken[-1]}", zlib.compress(b"\n".join(texts)))
+    for name in taken:
+        transaction.delete(f"{ROOT}/{name}")
+    refused = [result for result in transaction.commit_async().get(timeout=TIMEOUT) if isinstance(result, Exception)]
+    if refused:
+        log.debug("%d writes of the history stay as they are: %r", len(taken), refused[0])
 
 
 def _names(kazoo: KazooClient) -> list[str]:
@@ -118,7 +150,8 @@ class HistoryReader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._segments: dict[str, bytes] = {}
+        #: Name -> UNIX seconds when it was written, and what.
+        self._segments: dict[str, tuple[float, bytes]] = {}
 
     def read(self, kazoo: KazooClient, key: str, name: str) -> list[Event]:
         """Events whose field ``key`` is (or has) ``name``, by time.
@@ -129,36 +162,49 @@ class HistoryReader:
         found = [event for event in self._all(kazoo, wanted) if _has(event, key, name)]
         return sorted(found, key=lambda event: event["time"])
 
-    def read_all(self, kazoo: KazooClient) -> list[Event]:
+    def read_all(self, kazoo: KazooClient, since: float = 0.0) -> list[Event]:
         """All that are kept, by time.
 
+        :param since: UNIX seconds; what was written before is left out.
         :raises KazooException: no connection, or no answer in time.
         """
-        return sorted(self._all(kazoo, b""), key=lambda event: event["time"])
+        return sorted(self._all(kazoo, b"", since), key=lambda event: event["time"])
 
-    def _all(self, kazoo: KazooClient, wanted: bytes) -> Iterator[Event]:
+    def _all(self, kazoo: KazooClient, wanted: bytes, since: float = 0.0) -> Iterator[Event]:
         """Those whose text has ``wanted``."""
-        names = _names(kazoo)
-        with self._lock:
-            kept = {each: self._segments[each] for each in names if each in self._segments}
-        missing = [each for each in names if each not in kept]
-        for each, answer in [(each, kazoo.get_async(f"{ROOT}/{each}")) for each in missing]:
-            try:
-                kept[each] = answer.get(timeout=TIMEOUT)[0]
-            except NoNodeError:
-                continue
-        with self._lock:
-            self._segments = kept
-        for each in names:
-            yield from _events(each, kept.get(each, b""), wanted)
+        kept: dict[str, tuple[float, bytes]] = {}
+        # Again, when some have become one or have gone meanwhile.
+        for _ in range(3):
+            names = _names(kazoo)
+            with self._lock:
+                kept = {each: self._segments[each] for each in names if each in self._segments}
+            missing = [each for each in names if each not in kept]
+            for each, answer in [(each, kazoo.get_async(f"{ROOT}/{each}")) for each in missing]:
+                try:
+                    data, stat = answer.get(timeout=TIMEOUT)
+                except NoNodeError:
+                    continue
+                kept[each] = (stat.ctime / 1000, data)
+            with self._lock:
+                self._segments = kept
+            if len(kept) == len(names):
+                break
+        for each, (written, data) in sorted(kept.items()):
+            if written >= since:
+                yield from _events(each, data, wanted)
+
+
+def _unpacked(name: str, data: bytes) -> bytes:
+    """Nothing, when it is damaged."""
+    try:
+        return zlib.decompressobj().decompress(data, LARGEST)
+    except zlib.error as error:
+        log.warning("Ignoring %s/%s: %s", ROOT, name, error)
+        return b""
 
 
 def _events(name: str, data: bytes, wanted: bytes) -> Iterable[Event]:
-    try:
-        text = zlib.decompressobj().decompress(data, LARGEST)
-    except zlib.error as error:
-        log.warning("Ignoring %s/%s: %s", ROOT, name, error)
-        return
+    text = _unpacked(name, data)
     if wanted not in text:
         return
     for line in text.split(b"\n"):

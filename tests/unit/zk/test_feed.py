@@ -149,10 +149,10 @@ class Kazoo:
         return self._now(list(self.written))
 
     def get_async(self, path: str) -> Any:
-        return self._now((self.written[path.rpartition("/")[2]], None))
+        return self._now((self.written[path.rpartition("/")[2]], SimpleNamespace(ctime=2e15)))
 
     def exists_async(self, path: str) -> Any:
-        return self._now(SimpleNamespace(ctime=2e15))
+        return self._now(SimpleNamespace(ctime=2e15, dataLength=0))
 
 
 def test_history_is_written_together(zk: Zk, feed: Feed) -> None:

@@ -1,0 +1,76 @@
+"""What becomes of the history in ZooKeeper: old parts go, and many writes become one."""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from typing import Any
+
+import pytest
+
+from nodepool.zk import history
+from tests.conftest import Chroot
+
+
+@pytest.fixture
+def kazoo(zk_chroot: Chroot) -> Any:
+    return zk_chroot.connect().client
+
+
+def write(kazoo: Any, *events: dict[str, Any]) -> str:
+    data = zlib.compress("\n".join(map(json.dumps, events)).encode())
+    return str(kazoo.create(f"{history.ROOT}/", data, sequence=True, makepath=True)).rpartition("/")[2]
+
+
+def event(number: int) -> dict[str, Any]:
+    return {"type": "node-step", "time": 1000.0 + number, "node": f"{number:010}", "step": "x"}
+
+
+def test_many_become_one(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost or there twice, not for those who read meanwhile or have read before; damaged parts harm nothing."""
+    monkeypatch.setattr(history, "MERGE_AT", 5)
+    monkeypatch.setattr(history, "MERGED", 4)
+    reader = history.HistoryReader()
+    names = [write(kazoo, event(2 * number), event(2 * number + 1)) for number in range(8)]
+    damaged = str(kazoo.create(f"{history.ROOT}/", b"x", sequence=True)).rpartition("/")[2]
+    expected = [event(number) for number in range(16)]
+    assert reader.read_all(kazoo) == expected
+    history.tidy(kazoo)
+    merged = f"{names[0]}-{names[3]}"
+    assert sorted(kazoo.get_children(history.ROOT)) == [merged, *names[4:], damaged]
+    assert reader.read_all(kazoo) == expected == history.HistoryReader().read_all(kazoo)
+    assert reader.read(kazoo, "node", "0000000003") == [event(3)]
+    history.tidy(kazoo)
+    assert sorted(kazoo.get_children(history.ROOT)) == [merged, *names[4:], damaged], "five may stay"
+    write(kazoo, event(16))
+    history.tidy(kazoo)
+    history.tidy(kazoo)
+    assert reader.read_all(kazoo) == [*expected, event(16)]
+
+
+def test_one_that_is_too_large_is_kept_as_it_is(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MERGE_AT", 1)
+    names = [write(kazoo, event(number)) for number in range(3)]
+    monkeypatch.setattr(history, "MERGED_BYTES", 10)
+    for _ in range(3):
+        history.tidy(kazoo)
+    assert sorted(kazoo.get_children(history.ROOT)) == [f"{names[0]}-{names[0]}", f"{names[1]}-{names[1]}", names[2]]
+    assert history.HistoryReader().read_all(kazoo) == [event(0), event(1), event(2)]
+
+
+def test_old_and_too_much(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [write(kazoo, event(number)) for number in range(4)]
+    size = len(kazoo.get(f"{history.ROOT}/{names[0]}")[0])
+    monkeypatch.setattr(history, "MOST_BYTES", 3 * size + size // 2)
+    history.tidy(kazoo)
+    assert sorted(kazoo.get_children(history.ROOT)) == names[1:]
+    history.tidy(kazoo, clock=lambda: time.time() + history.LONGEST + 60)
+    assert kazoo.get_children(history.ROOT) == []
+
+
+def test_only_of_late(kazoo: Any) -> None:
+    write(kazoo, event(1))
+    reader = history.HistoryReader()
+    assert reader.read_all(kazoo, time.time() - 60) == [event(1)]
+    assert reader.read_all(kazoo, time.time() + 60) == []
