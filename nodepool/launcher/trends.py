@@ -84,6 +84,7 @@ class Trends:
         begins: dict[str, tuple[float, list[str]]] = {}
         launches: dict[str, list[float]] = {}
         waits: dict[str, list[float]] = {}
+        served: dict[str, list[float]] = {}
         with self._lock:
             oldest = self.oldest
             for event in events:
@@ -92,8 +93,7 @@ class Trends:
                 if not isinstance(name, str) or not isinstance(when, (int, float)) or not oldest < when < self._begun:
                     continue
                 if kind in ("node-created", "request-submitted") and event.get("requestor") != MIN_READY:
-                    labels = event.get("labels")
-                    begins[name] = (when, [str(each) for each in labels] if isinstance(labels, list) else [])
+                    begins[name] = (when, _labels(event))
                 elif kind == "node-changed" and event.get("before") == BUILDING:
                     bucket = self._bucket(when)
                     if event.get("state") == READY:
@@ -101,11 +101,13 @@ class Trends:
                         _ended(begins, name, when, bucket.launches, launches)
                     elif event.get("state") in (FAILED, ABORTED):
                         bucket.failed += 1
-                elif kind == "request-changed" and event.get("state") == FULFILLED:
+                elif kind == "request-changed" and event.get("state") == FULFILLED and event.get("requestor") != MIN_READY:
                     _ended(begins, name, when, self._bucket(when).waits, waits)
-            for kept, recalled in ((self._launches, launches), (self._waits, waits)):
-                for label, durations in recalled.items():
-                    kept[label] = collections.deque([*durations, *kept.get(label, ())], maxlen=LATEST)
+                    for label in set(_labels(event)):
+                        served.setdefault(label, []).append(when)
+            for kept, recalled in ((self._launches, launches), (self._waits, waits), (self._served, served)):
+                for label, numbers in recalled.items():
+                    kept[label] = collections.deque([*numbers, *kept.get(label, ())], maxlen=LATEST)
 
     def _bucket(self, when: float | None = None) -> _Bucket:
         number = int((self._clock.time() if when is None else when) // BUCKET)
@@ -157,6 +159,11 @@ def seconds_between(begin: object, end: object) -> float | None:
 def _note(durations: list[float], took: float) -> None:
     if len(durations) < MOST:
         durations.append(took)
+
+
+def _labels(event: Mapping[str, Any]) -> list[str]:
+    labels = event.get("labels")
+    return [str(each) for each in labels] if isinstance(labels, list) else []
 
 
 def _ended(

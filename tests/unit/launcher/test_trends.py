@@ -72,7 +72,8 @@ def test_history_before_this_process() -> None:
     created = {"type": "node-created", "node": "1", "labels": ["a"], "time": then}
     ready = {"type": "node-changed", "node": "1", "before": "building", "state": "ready", "time": then + 8}
     asked = {"type": "request-submitted", "request": "r", "labels": ["a"], "requestor": "zuul", "time": then}
-    done = {"type": "request-changed", "request": "r", "state": "fulfilled", "time": then + 10}
+    done = {"type": "request-changed", "request": "r", "state": "fulfilled", "labels": ["a"], "time": then + 10}
+    again = {**done, "request": "s", "time": then + 20}
     failed = {"type": "node-changed", "node": "2", "before": "building", "state": "failed", "time": then + 9}
     own = {**ready, "node": "9", "time": clock.now + 1}
     old = {**ready, "time": then - BUCKET * BUCKETS}
@@ -80,8 +81,9 @@ def test_history_before_this_process() -> None:
         {"type": "node-changed", "node": ["x"], "time": then}, {"type": "node-created", "node": "7", "labels": 7, "time": then},
         {**ready, "time": float("nan")}, {**ready, "node": None}, {"type": "x", "time": then}, {**done, "request": "unknown"},
     ]  # fmt: skip
-    trends.recall([old, created, asked, ready, failed, done, own, *strange])
+    trends.recall([old, created, asked, ready, failed, done, own, again, *strange])
     before = {row["time"]: row for row in trends.chart()}[int(then // BUCKET * BUCKET)]
     assert (before["ready"], before["failed"], before["launch"], before["wait"]) == (1, 1, 8, 10)
     assert trends.chart()[-1]["ready"] == 1
-    assert trends.labels()["a"] == {"launch": 6.0, "wait": 10}
+    served = round(60 * 3 / (clock.now - then - 10), 3)
+    assert trends.labels()["a"] == {"launch": 6.0, "wait": 10, "a_minute": served}
