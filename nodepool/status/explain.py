@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from nodepool.status.results import format_age
 from nodepool.zk import declines
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import Event, describe
-from nodepool.zk.records import FAILED, FULFILLED, PENDING, REQUESTED, NodeRequest, RecordError
+from nodepool.zk.records import BUILDING, FAILED, FULFILLED, PENDING, REQUESTED, NodeRequest, RecordError
 
 KINDS = ("request", "label", "node", "image", "provider")
 _HELP = {code.word: text for code, text in HELP.items()}
@@ -48,6 +49,8 @@ class Explanation:
     facts: list[tuple[str, str]] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    #: What is shown -> its last lines.
+    logs: dict[str, str] = field(default_factory=dict)
     history: list[Event] = field(default_factory=list)
     #: Those of the last half minute may not be written yet.
     history_is_late: bool = False
@@ -61,6 +64,7 @@ class Explanation:
             "facts": dict(self.facts),
             "candidates": [vars(candidate) for candidate in self.candidates],
             "problems": self.problems,
+            "logs": self.logs,
             "history": [{**event, "text": describe(event)} for event in self.history],
         }
 
@@ -73,6 +77,8 @@ class Explanation:
             if candidate.help:
                 lines.append(f"    would help: {candidate.help}")
         lines += [f"  problem: {problem}" for problem in self.problems]
+        for title, text in self.logs.items():
+            lines += [f"  {title}:", *(f"    | {line}" for line in text.splitlines())]
         if self.history:
             lines.append("  history:")
             for event in self.history:
@@ -332,6 +338,10 @@ def _image(zk: Any, name: str, clock: Clock) -> Explanation:
         age = format_age(now - (build.started or now))
         found.facts.append(("building", f"since {age} on {build.builder}: {build.phase or 'starting'}"))
     found.problems = [problem.text for problem in image_problems(progress, clock) if f"image {name}:" in problem.text]
+    for build in sorted(progress.builds.values(), key=lambda build: -(build.ended or math.inf)):
+        if build.image == name and build.tail and build.state in (BUILDING, FAILED):
+            title = f"end of the log of build {build.build} ({build.state} on {build.builder}, {build.log})"
+            found.logs[title] = "\n".join(build.tail)
     ready = sum(1 for upload in uploads if upload.state == "ready")
     found.answer = "paused; `nodepool image-unpause` ends that" if name in data.paused else (
         "being built" if running else f"{ready} uploads can be used" if ready else "no upload can be used yet"

@@ -381,6 +381,7 @@ async function explain(kind, name) {
         each.age === null ? null : ` (for ${age(each.age)})`, each.help ? el("div", { class: "dim" }, `Would help: ${each.help}`) : null))) : null,
       found.problems.length ? el("h2", {}, "Problems") : null,
       found.problems.length ? el("ul", {}, found.problems.map((each) => el("li", { class: "bad" }, each))) : null,
+      Object.entries(found.logs).map(([title, text]) => [el("h2", {}, title), el("pre", { tabindex: "0" }, text)]),
       el("h2", {}, "History"),
       found.history.length ? el("ol", { class: "history" }, found.history.map((event) =>
         el("li", {}, el("time", { datetime: new Date(event.time * 1000).toISOString() }, precisely(event.time)), event.text,

@@ -9,8 +9,10 @@ import urllib.request
 import pytest
 
 from nodepool import metrics
+from nodepool.status.explain import explain
 from nodepool.web.server import WebApp
 from nodepool.zk import zookeeper as zk_module
+from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.progress import BuildProgress, ProgressStore, UploadFailure, UploadProgress
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import wait_for
@@ -179,6 +181,21 @@ def test_progress_of_uploads(get, zk, other, zk_chroot):
     # A builder that is killed leaves no running upload behind.
     builder.disconnect()
     wait_for(lambda: get("/image-list")[0]["bytes_sent"] is None, what="the end of the upload")
+
+
+@pytest.mark.spec("issue: images: failures with reason and log; the open lists have no log")
+def test_log_of_a_failed_build(get, zk, other, upload):
+    for state, ended, tail in (("failed", 5.0, ["unpacking", "no space <left>\x1b[0m"]), ("building", None, ["going on"])):
+        build = BuildProgress(IMAGE, state[0] * 32, "nb01", state=state, ended=ended, log="/l/x.log", tail=tail)
+        other.progress.write_build(build)
+    wait_for(lambda: len(zk.progress_tree.builds) == 2, what="the mirror")
+    found = get(f"/api/v1/explain/image/{IMAGE}")
+    assert list(found["logs"].values()) == ["going on", "unpacking\nno space <left>"]
+    assert f"build {'f' * 32} (failed on nb01, /l/x.log)" in list(found["logs"])[1]
+    text = explain(zk, "image", IMAGE, HistoryReader()).text()
+    assert "    | no space <left>" in text.splitlines()
+    for path in ("/dib-image-list", "/image-progress", "/api/v1/builds"):
+        assert "no space" not in json.dumps(get(path))
 
 
 def test_the_mirror_costs_nothing_while_nothing_changes(get, zk, other, upload):
