@@ -9,16 +9,20 @@ from typing import Any
 from nodepool.config.model import Config
 
 _SECRET = re.compile(r"pass|secret|token|credential|user-?data|custom-data|env-?vars|auth|(^|-)key$", re.IGNORECASE)
+#: Name and password in an address.
+_USER = re.compile(r"(?<=://)[^/\s@]+@")
 REDACTED = "(redacted)"
 
 
 def redacted(value: Any, secret: bool = False) -> Any:
-    """The value with everything left out whose name may be that of a secret."""
+    """The value with everything left out whose name may be that of a secret, and names and passwords in addresses."""
     if isinstance(value, dict):
         return {str(key): redacted(item, secret or bool(_SECRET.search(str(key)))) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [redacted(item, secret) for item in value]
-    return REDACTED if secret and value not in (None, True, False) else value
+    if secret and value not in (None, True, False):
+        return REDACTED
+    return _USER.sub(f"{REDACTED}@", value) if isinstance(value, str) else value
 
 
 def shown(config: Config) -> dict[str, Any]:
