@@ -22,6 +22,10 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 SERVICE = "nodepool-launcher"
 CLOSE_LIMIT = 2.0
 """Seconds for what is still to be sent at the end."""
+FINAL = ("fulfilled", "removed")
+"""Results after which this launcher does not deal with the request again."""
+MOST = 10_000
+"""Requests whose spans are kept."""
 LONGEST = 30 * 24 * 3600.0
 """Seconds: a request that says it is older has no time that could be believed."""
 
@@ -51,8 +55,9 @@ class Tracer:
 
         self._clock = clock
         self._lock = threading.Lock()
-        #: Of requests that are being dealt with.
+        #: Of requests that are being dealt with, and those that were of late: a launch may end after its request.
         self._spans: dict[str, Any] = {}
+        self._ended: dict[str, Any] = {}
         names = {"service.version": get_version_string()}
         if not env.get("OTEL_SERVICE_NAME"):
             names["service.name"] = SERVICE
@@ -75,7 +80,7 @@ class Tracer:
         from opentelemetry import trace
 
         now = self._clock()
-        context = None if request is None else trace.set_span_in_context(self._span(request))
+        context = None if request is None else trace.set_span_in_context(self._span(request, late=True))
         attributes = {"nodepool.node": node.id, "nodepool.provider": provider, "nodepool.label": ",".join(node.type),
                       "nodepool.result": result, "nodepool.az": node.az, "nodepool.external_id": node.external_id}  # fmt: skip
         span = self._tracer.start_span(
@@ -99,14 +104,17 @@ class Tracer:
         span = self._span(request)
         with self._lock:
             self._spans.pop(request.id, None)
+            if result in FINAL:
+                _keep(self._ended, request.id, span)
         span.set_attributes(_known({"nodepool.provider": provider, "nodepool.pool": pool, "nodepool.result": result,
                                     "nodepool.nodes": ",".join(map(str, request.nodes))}))  # fmt: skip
         _end(span, result, result in ("fulfilled", "returned", "removed"), self._clock())
         return _trace_id(span)
 
-    def _span(self, request: Any) -> Any:
+    def _span(self, request: Any, late: bool = False) -> Any:
+        """:param late: when it has ended for good, that one: there is no other any more."""
         with self._lock:
-            span = self._spans.get(request.id)
+            span = self._spans.get(request.id) or (self._ended.get(request.id) if late else None)
             if span is None:
                 now = self._clock()
                 created = request.created_time
@@ -114,12 +122,13 @@ class Tracer:
                 attributes = {"nodepool.request": request.id, "nodepool.labels": ",".join(map(str, request.node_types)),
                               "nodepool.requestor": request.requestor, "nodepool.tenant": request.tenant_name,
                               "nodepool.event_id": request.event_id}  # fmt: skip
-                span = self._spans[request.id] = self._tracer.start_span(
+                span = self._tracer.start_span(
                     "request",
                     parent_context(request.requestor_data),
                     attributes=_known(attributes),
                     start_time=_nanoseconds(created if believed else now),
                 )
+                _keep(self._spans, request.id, span)
             return span
 
     def close(self) -> None:
@@ -127,6 +136,13 @@ class Tracer:
         ending = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         ending.start()
         ending.join(CLOSE_LIMIT)
+
+
+def _keep(spans: dict[str, Any], request_id: str, span: Any) -> None:
+    """The oldest goes when there are too many."""
+    spans[request_id] = span
+    if len(spans) > MOST:
+        del spans[next(iter(spans))]
 
 
 def parent_context(data: object) -> Any:

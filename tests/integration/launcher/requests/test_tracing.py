@@ -20,6 +20,7 @@ import yaml
 from nodepool.base import optional
 from nodepool.metrics import tracing
 from nodepool.web.server import WebApp
+from nodepool.zk.records import Node, NodeRequest
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
@@ -125,10 +126,37 @@ def test_hexadecimal_parent() -> None:
     assert (found.trace_id, found.span_id) == (TRACE, PARENT)
 
 
+def test_launches_that_end_late(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its request was removed a launch still belongs to it; after it was declined, the next try is a span of its own."""
+    monkeypatch.setattr(tracing, "MOST", 2)
+    tracer = tracing.current()
+    assert tracer is not None
+
+    def ended(request_id: str) -> tuple[NodeRequest, Node]:
+        request, node = NodeRequest(request_id), Node(f"node-{request_id}")
+        request.node_types = node.type = ["a"]
+        tracer.launch_ended(request, node, "p", "error.quota", 1.0)
+        return request, node
+
+    removed, node = ended("removed")
+    tracer.request_ended(removed, "removed", "p", "main")
+    tracer.launch_ended(removed, node, "p", "ready", 1.0)
+    declined, node = ended("declined")
+    tracer.request_ended(declined, "declined", "p", "main")
+    tracer.launch_ended(declined, node, "p", "ready", 1.0)
+    tracer.request_ended(declined, "fulfilled", "p", "main")
+    wait_for(lambda: len(receiver.named("launch")) == 4 and len(receiver.named("request")) == 3, 10, "all spans")
+    (whole,) = receiver.named("request", request="removed")
+    assert [each.parent_span_id for each in receiver.named("launch", node="node-removed")] == [whole.span_id] * 2
+    parents = {each.span_id for each in receiver.named("request", request="declined")}
+    assert {each.parent_span_id for each in receiver.named("launch", node="node-declined")} == parents and len(parents) == 2
+    for number in range(5):
+        ended(f"open-{number}")
+    assert list(tracer._spans) == ["open-3", "open-4"], "what never ends takes no memory"
+
+
 def test_strange_record(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
     """It has no trace, and does no harm."""
-    from nodepool.zk.records import NodeRequest
-
     request = NodeRequest("1")
     request.node_types = None  # type: ignore[assignment]
     tracer = tracing.current()
@@ -181,10 +209,11 @@ def test_exemplars(bench: LauncherBench, receiver: Receiver) -> None:
         bench.fulfilled("fake-label", requestor_data=ZUUL)
         address = f"http://127.0.0.1:{web.server.socket.getsockname()[1]}/metrics"
         text = ask(address, "application/openmetrics-text; version=1.0.0")
-        found = {sample.name: sample.exemplar.labels["trace_id"]
+        # Those of other tests are there, too: the metrics are of this process.
+        found = {(sample.name, sample.exemplar.labels["trace_id"])
                  for family in text_string_to_metric_families(text) for sample in family.samples if sample.exemplar}  # fmt: skip
         for name in ("label_request_wait", "provider_launches"):
-            assert found[f"nodepool_{name}_duration_seconds_bucket"] == f"{TRACE:032x}"
+            assert (f"nodepool_{name}_duration_seconds_bucket", f"{TRACE:032x}") in found
         assert "trace_id" not in ask(address, "text/plain")
         if shutil.which("prometheus"):
             with prometheus(bench.tmp, web.server.socket.getsockname()[1]) as server:
