@@ -208,12 +208,17 @@ def test_exemplars(bench: LauncherBench, receiver: Receiver) -> None:
     try:
         bench.fulfilled("fake-label", requestor_data=ZUUL)
         address = f"http://127.0.0.1:{web.server.socket.getsockname()[1]}/metrics"
-        text = ask(address, "application/openmetrics-text; version=1.0.0")
         # Those of other tests are there, too: the metrics are of this process.
-        found = {(sample.name, sample.exemplar.labels["trace_id"])
-                 for family in text_string_to_metric_families(text) for sample in family.samples if sample.exemplar}  # fmt: skip
-        for name in ("label_request_wait", "provider_launches"):
-            assert (f"nodepool_{name}_duration_seconds_bucket", f"{TRACE:032x}") in found
+        wanted = {
+            (f"nodepool_{name}_duration_seconds_bucket", f"{TRACE:032x}") for name in ("label_request_wait", "provider_launches")
+        }
+
+        def exemplars() -> set[tuple[str, str]]:
+            families = text_string_to_metric_families(ask(address, "application/openmetrics-text; version=1.0.0"))
+            samples = [sample for family in families for sample in family.samples if sample.exemplar]
+            return {(sample.name, sample.exemplar.labels["trace_id"]) for sample in samples}
+
+        wait_for(lambda: wanted <= exemplars(), 10, "exemplars of the request and of its launch")
         assert "trace_id" not in ask(address, "text/plain")
         if shutil.which("prometheus"):
             with prometheus(bench.tmp, web.server.socket.getsockname()[1]) as server:
