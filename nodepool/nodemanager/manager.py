@@ -239,7 +239,7 @@ class NodeManager:
         names = {key.partition("_")[2] for key in changes.changed | changes.deleted if key.startswith("sliver_")}
         names |= {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
         for name in sorted(names):
-            self.slivers.look_at(name)
+            self.slivers.look_at(name, anew=key_of(name) in changes.changed)
         if changes.complete:
             self.slivers.look_at_all()
         if {key for key in changes.changed | changes.deleted if key.startswith("delegate_")}:

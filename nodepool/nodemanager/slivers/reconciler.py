@@ -122,8 +122,13 @@ class Slivers:
 
     # -- looking
 
-    def look_at(self, name: str) -> None:
-        """Bring it to what is wanted, soon."""
+    def look_at(self, name: str, anew: bool = False) -> None:
+        """Bring it to what is wanted, soon.
+
+        :param anew: its record is another one: who waits for it waits for the next try, whatever became of the last one.
+        """
+        if anew and self.status(name).state == FAILED:
+            self._set(name, CREATING)
         self._reconciler.queue.add(name)
 
     def look_at_all(self) -> None:

@@ -180,8 +180,11 @@ async function tablePage(name, title) {
       return el("label", {}, `${text} `, box);
     }));
   }
+  let latest = 0;
   async function load() {
+    const asked = ++latest;
     const found = await ask(address({ limit: LINES }));
+    if (asked !== latest) return; // a later question has been asked meanwhile
     columns = found.columns;
     choose(found.choices);
     const focused = document.activeElement?.closest("th")?.cellIndex;
@@ -464,6 +467,7 @@ async function show() {
   }
 }
 
+const EVERYTHING = { node: 1, request: 1, image: 1, component: 1, report: 1 };
 let live = null;
 function follow() {
   live?.close();
@@ -471,7 +475,8 @@ function follow() {
   const sign = document.getElementById("live");
   if (document.hidden) return;
   live = new EventSource(`${API}/events?digest=1`);
-  live.addEventListener("open", () => { sign.textContent = "live"; });
+  // What has changed before, while nobody told us of it, is asked for.
+  live.addEventListener("open", () => { sign.textContent = "live"; stale(EVERYTHING); });
   live.addEventListener("error", () => { sign.textContent = "not connected, trying again"; });
   live.addEventListener("changed", (message) => stale(JSON.parse(message.data)));
 }
@@ -483,11 +488,9 @@ document.addEventListener("click", (event) => {
   history.pushState(null, "", anchor.getAttribute("href"));
   show().then(() => main.focus());
 });
-window.addEventListener("popstate", show);
-document.addEventListener("visibilitychange", () => {
-  follow();
-  if (!document.hidden) stale({ node: 1, request: 1, image: 1, component: 1, report: 1 });
-});
+// "Skip to content" is no other page: what has the focus there must keep it.
+window.addEventListener("popstate", () => { if (!location.hash) show(); });
+document.addEventListener("visibilitychange", follow);
 setInterval(tick, 5000);
 show();
 follow();
