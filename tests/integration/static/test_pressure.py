@@ -128,7 +128,8 @@ def test_hosts_are_registered_together(bench: DriverBench, monkeypatch: pytest.M
     monkeypatch.setattr(StaticNodeProvider, "_register", noted)
     bench.start(config(8, 24))
     nodes = bench.wait_nodes("a", 24)
-    assert len(turns) == 2 and sum(turns) == 8
+    # One turn, when all came before it had begun.
+    assert len(turns) <= 2 and sum(turns) == 8
     assert {(node.external_id, node.slot) for node in nodes} == {(f"fake-host-{i}", slot) for i in range(8) for slot in range(3)}
 
 
