@@ -100,8 +100,12 @@ class Reporter:
         published = (self._state.config, kazoo.client_id)
         if published == self._published_config or self._state.config is None:
             return
+        try:
+            reports.write(kazoo, self._config_path(), self.config())
+        except ValueError:
+            self._published_config = published  # it becomes no smaller by trying again
+            raise
         self._published_config = published
-        reports.write(kazoo, self._config_path(), self.config())
 
     def _config_path(self) -> str:
         return reports.path(self._state.identifier, reports.CONFIGS)
