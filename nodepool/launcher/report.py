@@ -97,8 +97,10 @@ class Reporter:
         :raises ValueError: it is too large to be shown by others.
         """
         kazoo = self._state.zk.kazoo_client
-        published = (self._state.config, kazoo.client_id)
-        if published == self._published_config or self._state.config is None:
+        config, session = published = (self._state.config, kazoo.client_id)
+        known, in_session = self._published_config
+        # The same object: to compare what is in two of them would take longer, each second.
+        if config is None or (config is known and session == in_session):
             return
         try:
             reports.write(kazoo, self._config_path(), self.config())

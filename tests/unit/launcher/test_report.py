@@ -18,7 +18,7 @@ from nodepool.zk import reports
 def test_publish_config(monkeypatch: pytest.MonkeyPatch) -> None:
     kazoo = SimpleNamespace(client_id=(1, b""))
     state: Any = SimpleNamespace(config=Config(), zk=SimpleNamespace(kazoo_client=kazoo), clock=SYSTEM, identifier="nl01-1")
-    reporter = Reporter(state, Trends(), lambda: [], lambda: (True, []), dict)
+    reporter = Reporter(state, Trends(), list, lambda: (True, []), dict)
     written: list[str] = []
     fails: list[Exception] = [ConnectionLoss()]
 
