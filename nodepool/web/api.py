@@ -64,14 +64,21 @@ class Application:
     """Answers GET, and every other method alike, from the launcher's picture of the cluster."""
 
     def __init__(
-        self, nodepool: Any, cache: ResponseCache, exposition: Exposition, max_age: float, pages: str, streams: Streams
+        self,
+        nodepool: Any,
+        cache: ResponseCache[bytes],
+        exposition: Exposition,
+        max_age: float,
+        pages: str,
+        streams: Streams,
+        api: Api,
     ) -> None:
         self._nodepool = nodepool
         self._cache = cache
         self._exposition = exposition
         self._max_age = max_age
         self._pages = pages
-        self._api = Api(nodepool)
+        self._api = api
         self._streams = streams
 
     def __call__(self, environ: Mapping[str, Any], start_response: StartResponse) -> Iterable[bytes]:

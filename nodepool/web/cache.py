@@ -8,22 +8,29 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 MAX_ENTRIES = 64
 #: Seconds to wait for a body that another thread is making.
 MAKE_TIMEOUT = 2.0
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class Entry:
-    body: bytes
+class Entry(Generic[T]):
+    body: T
     made_at: float
     """UNIX time, whole seconds: the resolution of HTTP dates."""
     expires_at: float
 
 
-class ResponseCache:
-    """A bounded mapping of recent bodies; the oldest go first, and those that have expired with the next new one."""
+class ResponseCache(Generic[T]):
+    """A bounded mapping of recent bodies, or of what they are made of.
+
+    The oldest go first, and those that have expired with the next new one.
+    """
 
     def __init__(
         self,
@@ -32,20 +39,26 @@ class ResponseCache:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cache: collections.OrderedDict[Hashable, Entry] = collections.OrderedDict()
+        self.cache: collections.OrderedDict[Hashable, Entry[T]] = collections.OrderedDict()
         self._expiry = expiry
         self._max_entries = max_entries
         self._clock = clock
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._making: dict[Hashable, Future[Entry]] = {}
+        self._making: dict[Hashable, Future[Entry[T]]] = {}
 
     def _expired(self) -> bool:
         """Whether the oldest entry is."""
         oldest = next(iter(self.cache.values()), None)
         return oldest is not None and oldest.expires_at <= self._monotonic()
 
-    def get(self, key: Hashable, make: Callable[[], bytes]) -> Entry:
+    def renew(self) -> None:
+        """Who asks from now on gets nothing that was made, or begun, before."""
+        with self._lock:
+            self.cache.clear()
+            self._making = {}
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> Entry[T]:
         """The kept entry, or a new one; equal requests at one time are computed once, without holding up others.
 
         :raises TimeoutError: another thread has been making it for longer than :data:`MAKE_TIMEOUT`.
@@ -54,9 +67,10 @@ class ResponseCache:
             entry = self.cache.get(key)
             if entry is not None and self._monotonic() < entry.expires_at:
                 return entry
-            theirs = self._making.get(key)
+            making = self._making
+            theirs = making.get(key)
             if theirs is None:
-                ours = self._making[key] = Future()
+                ours = making[key] = Future()
         if theirs is not None:
             return theirs.result(MAKE_TIMEOUT)
         try:
@@ -64,13 +78,14 @@ class ResponseCache:
             entry = Entry(body, float(int(self._clock())), self._monotonic() + self._expiry)
         except BaseException as error:
             with self._lock:
-                del self._making[key]
+                del making[key]
             ours.set_exception(error)
             raise
         with self._lock:
-            del self._making[key]
-            self.cache[key] = entry
-            self.cache.move_to_end(key)
+            del making[key]
+            if making is self._making:
+                self.cache[key] = entry
+                self.cache.move_to_end(key)
             # What has expired is of no use, and may be large.
             while len(self.cache) > self._max_entries or self._expired():
                 self.cache.popitem(last=False)

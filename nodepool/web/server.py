@@ -18,6 +18,7 @@ from nodepool.web.access import LOOPBACK
 from nodepool.web.api import Application
 from nodepool.web.cache import ResponseCache
 from nodepool.web.streams import StreamChannel, Streams
+from nodepool.web.v1 import Api
 
 THREADS = 4
 CONNECTION_LIMIT = 500
@@ -70,16 +71,17 @@ class WebApp(threading.Thread):
         self.port = port
         self.listen_address = listen_address
         self.cache_expiry = cache_expiry
-        self.cache = ResponseCache(cache_expiry)
+        self.cache: ResponseCache[bytes] = ResponseCache(cache_expiry)
         exposition = Exposition(getattr(nodepool, "metrics", None) or metrics.shared())
         self._map: dict[int, Any] = {}
         self._stopping = threading.Event()
         listening = _listen(listen_address, port)
         dispatcher = _Dispatcher()
         dispatcher.set_thread_count(THREADS)
-        self.streams = Streams(getattr(nodepool, "feed", None), pages)
+        api = Api(nodepool)
+        self.streams = Streams(getattr(nodepool, "feed", None), pages, api.renew)
         self.server: Any = waitress.server.create_server(
-            Application(nodepool, self.cache, exposition, cache_expiry, pages, self.streams),
+            Application(nodepool, self.cache, exposition, cache_expiry, pages, self.streams, api),
             map=self._map,
             _dispatcher=dispatcher,
             sockets=[listening],

@@ -78,8 +78,14 @@ class Stream:
 class Streams:
     """All streams of one server, and the thread that feeds them."""
 
-    def __init__(self, feed: Feed | None, pages: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, feed: Feed | None, pages: str, renew: Callable[[], None], monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        :param renew: what is called before pages are told to ask again: no answer may be from before the change.
+        """
         self._feed = feed
+        self._renew = renew
         self._pages = pages
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -171,6 +177,7 @@ class Streams:
             if counted and now >= told + DIGEST:
                 text = f"event: changed\ndata: {json.dumps(counted)}\n\n"
                 counted, told, beat = Counter(), now, now
+                self._renew()
                 self._send(functools.partial(_digest, text))
             elif now >= beat + HEARTBEAT:
                 beat = now

@@ -11,7 +11,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from nodepool.status import cluster
 from nodepool.status.explain import KINDS, Unknown, explain
@@ -34,6 +34,9 @@ LIMIT, MOST, MOST_CHOICES, MOST_LABELS = 500, 20000, 200, 40
 ROWS_AGE = 1.0
 """Seconds for which rows are good."""
 FILES = {"app.css": "text/css; charset=UTF-8", "app.js": "text/javascript; charset=UTF-8", "icon.svg": "image/svg+xml"}
+#: Key -> values of which a page lets people choose.
+Choices = dict[str, list[str]]
+T = TypeVar("T")
 _NOT_FILTERS = frozenset({"format", "limit", "offset", "sort", "q"})
 
 
@@ -43,10 +46,9 @@ class Api:
     def __init__(self, nodepool: Any, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._nodepool = nodepool
         self._history = HistoryReader()
-        self._rows = ResponseCache(ROWS_AGE, monotonic=monotonic)
-        self._kept: dict[str, Rows] = {}
-        self._choices: dict[str, dict[str, list[str]]] = {}
-        self._answers = ResponseCache(ROWS_AGE, monotonic=monotonic)
+        #: Of each table the rows and the choices.
+        self._rows: ResponseCache[tuple[Rows, Choices]] = ResponseCache(ROWS_AGE, monotonic=monotonic)
+        self._answers: ResponseCache[bytes] = ResponseCache(ROWS_AGE, monotonic=monotonic)
         #: Those of which there are thousands keep what they have made.
         self._readers = {"nodes": NodeRows().read, "requests": RequestRows().read}
         self._source = _Source(nodepool, monotonic)
@@ -78,6 +80,13 @@ class Api:
 
     # -- /api/v1
 
+    def renew(self) -> None:
+        """Who asks from now on is told of nothing that is older."""
+        # The innermost first: what is made of it must not be older, either.
+        self._source.renew()
+        self._rows.renew()
+        self._answers.renew()
+
     def _shared(self, request: Request) -> Response:
         """Many pages ask for the same when they are told of a change: it is made once a second for all of them."""
         made: list[Response] = []
@@ -94,7 +103,7 @@ class Api:
         return Response(body, *_csv_head(name)) if request.parameters.get("format") == "csv" else Response(body, JSON)
 
     @staticmethod
-    def _answer(cache: ResponseCache, key: Hashable, make: Callable[[], bytes]) -> bytes:
+    def _answer(cache: ResponseCache[T], key: Hashable, make: Callable[[], T]) -> T:
         try:
             return cache.get(key, make).body
         except TimeoutError:
@@ -122,7 +131,7 @@ class Api:
 
     def _table(self, name: str, request: Request) -> Response:
         table, given = TABLES[name], request.parameters
-        rows = self._read(name)
+        rows, choices = self._read(name)
         known = list(rows[0]) if rows else None
         wanted: dict[str, list[str]] = {}
         for key, values in request.lists.items():
@@ -147,19 +156,17 @@ class Api:
         if form != "json":
             raise HttpError(http.HTTPStatus.BAD_REQUEST, f"format is json or csv, not {form[:40]}")
         columns = [{"key": key, "title": title} for key, title in table.columns.items()]
-        return _json({"columns": columns, "rows": part, "total": len(found), "choices": self._choices[name]})
+        return _json({"columns": columns, "rows": part, "total": len(found), "choices": choices})
 
-    def _read(self, name: str) -> Rows:
-        """The rows, made once a second for all who ask."""
+    def _read(self, name: str) -> tuple[Rows, Choices]:
+        """The rows, and values to choose from, made once a second for all who ask."""
 
-        def make() -> bytes:
+        def make() -> tuple[Rows, Choices]:
             rows = self._readers.get(name, TABLES[name].read)(self._source)
-            self._kept[name] = rows if name in self._readers else sorted(rows, key=_first)
-            self._choices[name] = {key: _values(rows, key) for key in TABLES[name].choices}
-            return b""
+            choices = {key: _values(rows, key) for key in TABLES[name].choices}
+            return rows if name in self._readers else sorted(rows, key=_first), choices
 
-        self._answer(self._rows, name, make)
-        return self._kept[name]
+        return self._answer(self._rows, name, make)
 
     def _overview(self) -> dict[str, Any]:
         zk = self._source.getZK()
@@ -168,12 +175,12 @@ class Api:
         return {
             "nodes": nodes,
             "requests": requests,
-            "providers": self._read("providers"),
-            "pools": self._read("pools"),
-            "labels": sorted(self._read("labels"), key=_busy, reverse=True)[:MOST_LABELS],
-            "waiting": [{**row, "ids": row["ids"][:1]} for row in self._read("waiting")],
-            "problems": self._read("problems"),
-            "daemons": self._read("daemons"),
+            "providers": self._read("providers")[0],
+            "pools": self._read("pools")[0],
+            "labels": sorted(self._read("labels")[0], key=_busy, reverse=True)[:MOST_LABELS],
+            "waiting": [{**row, "ids": row["ids"][:1]} for row in self._read("waiting")[0]],
+            "problems": self._read("problems")[0],
+            "daemons": self._read("daemons")[0],
             "chart": trends.chart() if trends is not None else [],
         }
 
@@ -216,6 +223,9 @@ class _Source:
         if known is None or known[1] is not zk or now - known[0] >= ROWS_AGE:
             known = self._once = (now, zk, cluster.Once(zk))
         return known[2]
+
+    def renew(self) -> None:
+        self._once = None
 
 
 def _launcher(content: Mapping[str, Any]) -> tuple[str, str]:

@@ -23,6 +23,7 @@ const CONCERNS = {
 const TIMES = new Set(["since", "created", "age", "build_request_age", "next_try", "error_time"]);
 const LINES = 100;
 const MOST_EVENTS = 500;
+const AGAIN = 3000; // milliseconds, as the server tells browsers (retry)
 
 const main = document.getElementById("main");
 let stop = () => {};
@@ -474,10 +475,14 @@ function follow() {
   live = null;
   const sign = document.getElementById("live");
   if (document.hidden) return;
-  live = new EventSource(`${API}/events?digest=1`);
+  const source = live = new EventSource(`${API}/events?digest=1`);
   // What has changed before, while nobody told us of it, is asked for.
   live.addEventListener("open", () => { sign.textContent = "live"; stale(EVERYTHING); });
-  live.addEventListener("error", () => { sign.textContent = "not connected, trying again"; });
+  live.addEventListener("error", () => {
+    sign.textContent = "not connected, trying again";
+    // A browser tries again by itself when the connection breaks, but not after an answer such as 502 of a proxy.
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => { if (live === source) follow(); }, AGAIN);
+  });
   live.addEventListener("changed", (message) => stale(JSON.parse(message.data)));
 }
 

@@ -15,6 +15,7 @@ import pytest
 from kazoo.exceptions import NoNodeError
 
 from nodepool.status import cluster
+from nodepool.web import v1
 from nodepool.web.server import WebApp
 from nodepool.zk import reports
 from tests.conftest import wait_for
@@ -210,6 +211,19 @@ def test_events(site: Site) -> None:
         client.close()
     site.bench.submit("fake-label")
     wait_for(lambda: len(site.app.streams) == 0, 30, "they are forgotten")
+
+
+@pytest.fixture
+def long_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that are shared for a second are shared for an hour."""
+    monkeypatch.setattr(v1, "ROWS_AGE", 3600.0)
+
+
+@pytest.mark.spec("issue: live: whoever was told of a change gets no answer from before it")
+def test_no_old_answer(long_shared: None, site: Site) -> None:
+    assert get(site, "/api/v1/nodes")["total"] == 0
+    site.bench.fulfilled("fake-label")
+    wait_for(lambda: get(site, "/api/v1/nodes?state=ready")["total"] == 1, what="the change was told")
 
 
 @pytest.mark.spec("issue: slow and many clients: the launcher's work and other clients are unaffected")

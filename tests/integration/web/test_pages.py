@@ -53,6 +53,17 @@ def test_pages(site: Site) -> None:
         seen.sees("launch: attempt 1")
 
 
+@pytest.mark.spec("issue: live, also after a proxy has answered for a launcher that was not there")
+def test_follows_again(site: Site) -> None:
+    with browser(site.address) as seen:
+        seen.page.route("**/events?digest=1", lambda route: route.fulfill(status=502, body="bad gateway"), times=1)
+        seen.open("/ui/nodes")
+        seen.sees("not connected, trying again")
+        seen.page.get_by_text("live", exact=True).wait_for()
+        assert [each for each in seen.errors if "502" not in each] == []
+        seen.errors.clear()
+
+
 @pytest.mark.spec("issue: each page: light and dark, phone and desk; axe finds nothing serious; no errors")
 @pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 375)])
 def test_accessible(site: Site, scheme: str, width: int) -> None:

@@ -271,6 +271,20 @@ def test_a_slow_page_holds_up_no_other(monkeypatch):
     assert made[0].body == b"slow" == cache.get("slow", lambda: b"made twice").body
 
 
+def test_renewed():
+    """What was made, or begun to be made, before is given to nobody who asks after."""
+    cache: ResponseCache[str] = ResponseCache(10)
+    inner: list[str] = []
+
+    def begun_before() -> str:
+        cache.renew()
+        inner.append(cache.get("page", lambda: "after").body)
+        return "before"
+
+    assert cache.get("page", begun_before).body == "before", "who asked before the change"
+    assert inner == ["after"] and cache.get("page", lambda: "made twice").body == "after"
+
+
 def test_a_page_that_cannot_be_made_is_tried_anew():
     cache = ResponseCache(10)
     with pytest.raises(ZeroDivisionError):
