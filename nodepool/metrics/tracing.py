@@ -49,10 +49,12 @@ def _harmless(method: Callable[..., str | None]) -> Callable[..., str | None]:
 class Tracer:
     """Makes the spans; sending them is the business of a thread of the library, which drops what it cannot send."""
 
-    def __init__(self, processor: Any, clock: Callable[[], float] = time.time, env: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, exporter: Any, clock: Callable[[], float] = time.time, env: Mapping[str, str] = os.environ) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        self._exporter = exporter
         self._clock = clock
         self._lock = threading.Lock()
         #: Of requests that are being dealt with, and those that were of late: a launch may end after its request.
@@ -62,7 +64,7 @@ class Tracer:
         if not env.get("OTEL_SERVICE_NAME"):
             names["service.name"] = SERVICE
         self._provider = TracerProvider(resource=Resource.create(names))
-        self._provider.add_span_processor(processor)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("nodepool", get_version_string())
 
     # -- what has happened
@@ -136,6 +138,9 @@ class Tracer:
         ending = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         ending.start()
         ending.join(CLOSE_LIMIT)
+        if ending.is_alive():
+            # What is being sent has its own deadline; nothing is tried again, or begun, after it.
+            self._exporter.shutdown()
 
 
 def _keep(spans: dict[str, Any], request_id: str, span: Any) -> None:
@@ -207,9 +212,8 @@ def start(env: Mapping[str, str] = os.environ) -> None:
         log.warning("Traces are sent as http/protobuf; this release has no other protocol of OpenTelemetry")
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        _current = Tracer(BatchSpanProcessor(OTLPSpanExporter()), env=env)
+        _current = Tracer(OTLPSpanExporter(), env=env)
     except Exception as error:  # of a variable that the library does not understand
         log.error("No traces are sent: %s", one_line(error))
         return

@@ -80,6 +80,21 @@ def as_delegate(nm: NmDaemon, method: str, *arguments: Any) -> Any:
     return xmlrpc.client.loads(done.stdout)[0][0]
 
 
+def shares(nm: NmDaemon, wanted: float) -> None:
+    """The second slice gets this part of the processor; on a busy machine not in each of the windows of three seconds."""
+    seen: list[float] = []
+
+    def measured() -> bool:
+        used = burn(nm, ["princeton_sirius", "princeton_eisentest"], 4, 3)
+        seen.append(used["princeton_eisentest"] / sum(used.values()))
+        return seen[-1] == pytest.approx(wanted, abs=0.05)
+
+    try:
+        wait_for(measured, 45, f"part {wanted} of the processor")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; measured: {seen}") from None
+
+
 @pytest.mark.spec("NM-C.9.1: README walk")
 def test_walk(nm: NmDaemon) -> None:
     # Help on both transports.
@@ -97,16 +112,10 @@ def test_walk(nm: NmDaemon) -> None:
     with pytest.raises(xmlrpc.client.Fault, match="Permission denied"):
         as_delegate(nm, "Stop", "princeton_sirius")
     # A loan moves 200 per mille, and the processor with it.
-    before = burn(nm, ["princeton_sirius", "princeton_eisentest"], 4, 3)
+    shares(nm, 0.2)
     nm.client.call("SetLoans", "princeton_sirius", ["princeton_eisentest", "nm_cpu_guaranteed_share", 200])
     wait_for(lambda: nm.client.call("GetEffectiveRSpec", "princeton_eisentest")["nm_cpu_guaranteed_share"] == 300, 10)
-    after = burn(nm, ["princeton_sirius", "princeton_eisentest"], 4, 3)
-
-    def share(used: dict[str, float]) -> float:
-        return used["princeton_eisentest"] / sum(used.values())
-
-    assert share(before) == pytest.approx(0.2, abs=0.05)
-    assert share(after) == pytest.approx(0.6, abs=0.05)
+    shares(nm, 0.6)
     # A broken list changes nothing.
     nm.slices.write_text("<slices><slice")  # type: ignore[attr-defined]
     wait_for(lambda: "slivers stay as they are" in nm.log, 20)
