@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nodepool import status
+from nodepool.cmd.screen import screen
 from nodepool.nodemanager.api.client import Client, RpcFault, Tls
 from nodepool.nodemanager.texts import clean
 from nodepool.process.program import absolute_path, arguments, run_console, seconds, whole_number
@@ -369,15 +370,23 @@ def _bits(bytes_per_second: float) -> str:
 def show_top(client: Client, args: argparse.Namespace) -> None:
     top = Top(client)
     top.rows()
-    while True:
-        time.sleep(min(args.interval, 0.5) if args.once else args.interval)
-        text = status.output(status.Results(top.rows(), TOP_COLUMNS), "table")
-        if args.once or not sys.stdout.isatty():
-            print(text, flush=True)
-        else:
-            print(f"\x1b[H\x1b[2J{client.url}  {time.strftime('%X')}\n{text}", flush=True)
-        if args.once:
-            return
+
+    def draw() -> None:
+        if sys.stdout.isatty():
+            print(client.url)
+        print(status.output(status.Results(top.rows(), TOP_COLUMNS), "table"))
+
+    # The first figures soon.
+    pause = min(args.interval, 0.5)
+    if args.once:
+        time.sleep(pause)
+        draw()
+        return
+    with screen() as show:
+        while True:
+            time.sleep(pause)
+            show(draw)
+            pause = args.interval
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import queue
 import shutil
@@ -17,6 +15,7 @@ from typing import Any
 from nodepool import status
 from nodepool.base.problems import printable
 from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_command
+from nodepool.cmd.screen import screen
 from nodepool.status import cluster
 from nodepool.status.explain import KINDS, Unknown, explain
 from nodepool.zk.history import HistoryReader
@@ -58,31 +57,12 @@ def watch(context: Context, function: Callable[[Context], Any]) -> int:
     feed.attach(live)
     feed.begin()
     feed.subscribe(lambda event: changed.set(), reports=True)
-    while True:
-        changed.clear()
-        _show(lambda: function(context))
-        time.sleep(SOONEST)
-        changed.wait(QUIET)
-
-
-class _Screen(io.StringIO):
-    """What is written for a terminal, until all of it is there."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def _show(function: Callable[[], Any]) -> None:
-    """On a terminal in place of what it showed, all at once: it does not flicker."""
-    if not sys.stdout.isatty():
-        function()
-        print(time.strftime("%H:%M:%S"), flush=True)
-        return
-    with contextlib.redirect_stdout(_Screen()) as screen:
-        function()
-        print(time.strftime("%H:%M:%S"))
-    text = screen.getvalue().replace("\n", "\033[K\n")
-    print(f"\033[H{text}\033[J", end="", flush=True)
+    with screen() as show:
+        while True:
+            changed.clear()
+            show(lambda: function(context))
+            time.sleep(SOONEST)
+            changed.wait(QUIET)
 
 
 def show_status(context: Context) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -167,13 +168,15 @@ def test_following(shell: Shell, bench: LauncherBench, arguments: list[str], tmp
 
 
 @pytest.mark.spec("issue: nodepool top: live, on a terminal, as wide as that is")
-def test_top_on_a_terminal(shell: Shell, bench: LauncherBench) -> None:
+@pytest.mark.parametrize("lines", [40, 6])
+def test_top_on_a_terminal(shell: Shell, bench: LauncherBench, lines: int) -> None:
     bench.ready_node("fake-provider", "main", "fake-label")
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (40, 80))
+    termios.tcsetwinsize(theirs, (lines, 80))
     process = subprocess.Popen(
         [sys.executable, "-m", "nodepool.cmd.nodepoolcmd", "-c", shell.path, "top"],
-        stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env={k: v for k, v in os.environ.items() if k != "COLUMNS"},
+        stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL,
+        env={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"},
     )  # fmt: skip
     os.close(theirs)
     read: list[str] = []
@@ -186,17 +189,21 @@ def test_top_on_a_terminal(shell: Shell, bench: LauncherBench) -> None:
     reader = threading.Thread(target=listen, name="terminal", daemon=True)
     reader.start()
     try:
-        wait_for(lambda: "".join(read).count("\x1b[J") == 1, 30, "the first picture")
+        wait_for(lambda: "Nodes: 1 (1 ready)" in "".join(read), 30, "the first picture")
         bench.ready_node("fake-provider", "main", "fake-label")
-        wait_for(lambda: "".join(read).count("\x1b[J") > 1, 30, "another one, as something has changed")
+        wait_for(lambda: "Nodes: 2 (2 ready)" in "".join(read), 30, "another one, as something has changed")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
     finally:
         process.kill()
         process.wait()
         reader.join(10)
         os.close(ours)
-    text = "".join(read)
-    first, second, *_rest = text.split("\x1b[J")
-    assert first.startswith("\x1b[H") and second.startswith("\x1b[H"), "each takes the place of the one before"
-    assert "Nodes: 1 (1 ready)" in first and "Nodes: 2 (2 ready)" in second and "Launchers and builders" in second
-    lines = first.removeprefix("\x1b[H").replace("\x1b[K", "").splitlines()
-    assert max(map(len, lines)) <= 80, lines
+    whole = "".join(read)
+    (text, after) = whole.partition("\x1b[?1049h")[2].split("\x1b[?1049l")
+    assert "Nodes:" not in after, "the terminal has its content again"
+    first = next(each for each in text.split("\x1b[H") if "Nodes: 1" in each)
+    shown = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", each).rstrip() for each in first.splitlines()]
+    assert len(shown) <= lines and max(map(len, shown)) <= 80, shown
+    assert "Launchers and builders:" in first
+    assert ("more lines)" in text) is (lines == 6), shown
