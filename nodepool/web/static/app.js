@@ -83,6 +83,19 @@ async function ask(path) {
   return answer.json();
 }
 
+// Events until the function that is given back is called. A browser tries again by itself when the connection breaks, but not
+// after an answer such as 502 of a proxy.
+function listen(address, listeners) {
+  let source, timer;
+  function begin() {
+    source = new EventSource(`${API}/${address()}`);
+    for (const [type, listener] of Object.entries(listeners)) source.addEventListener(type, listener);
+    source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) timer = setTimeout(begin, AGAIN); });
+  }
+  begin();
+  return () => { clearTimeout(timer); source.close(); };
+}
+
 function link(kind, name) {
   const id = kind === "node" || kind === "request";
   return el("a", { href: `/ui/${kind}/${encodeURIComponent(name)}`, class: id ? "id" : null }, String(name));
@@ -130,6 +143,13 @@ function fail(error) {
 }
 
 // -- tables
+
+// A button for each filter of the address that has no box: it takes it away.
+function filters(given, others, changed) {
+  return [...given].filter(([key]) => !others.includes(key)).map(([key, value]) => el("button", {
+    type: "button", onclick: () => { given.delete(key, value); changed(); },
+  }, `${key}: ${value} \u00d7`));
+}
 
 async function tablePage(name, title) {
   const given = new URLSearchParams(location.search);
@@ -198,10 +218,7 @@ async function tablePage(name, title) {
     caption.textContent = found.total > LINES ? `${offset + 1} to ${offset + found.rows.length} of ${found.total}` : `${found.total}`;
     before.disabled = offset === 0;
     after.disabled = offset + found.rows.length >= found.total;
-    const filters = [...given].filter(([key]) => !["q", "sort", "offset", ...Object.keys(found.choices)].includes(key));
-    chosen.replaceChildren(...filters.map(([key, value]) => el("button", {
-      type: "button", onclick: () => { given.delete(key, value); changed(); },
-    }, `${key}: ${value} \u00d7`)));
+    chosen.replaceChildren(...filters(given, ["q", "sort", "offset", ...Object.keys(found.choices)], changed));
     json.href = `${API}/${address({ limit: 20000 })}`;
     csv.href = `${API}/${address({ limit: 20000, format: "csv" })}`;
   }
@@ -399,21 +416,40 @@ async function explain(kind, name) {
 }
 
 async function eventsPage() {
+  const given = new URLSearchParams(location.search);
   const list = el("ol", { class: "history", "aria-label": "Events", "aria-live": "off" });
   const types = Object.keys((await ask("")).event_types);
-  fill(main,el("h1", {}, "Events"), el("p", { class: "dim" }, "As they happen; the newest is first."), list);
-  const source = new EventSource(`${API}/events?since=0`);
-  for (const type of types) {
-    source.addEventListener(type, (message) => {
-      const event = JSON.parse(message.data);
-      const { number: _number, time, type: kind, noted: _noted, ...fields } = event;
-      const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
-      list.prepend(el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
-        ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? value.join(", ") : value}`).join("; ")}`));
-      while (list.children.length > MOST_EVENTS) list.lastChild.remove();
-    });
+  const chosen = el("span", { class: "tools" });
+  let last = 0;
+  function add(message) {
+    const event = JSON.parse(message.data);
+    const { number, time, type: kind, noted: _noted, ...fields } = event;
+    last = number;
+    const name = ["node", "request", "image"].find((key) => kind.startsWith(key) && fields[key]);
+    list.prepend(el("li", {}, el("time", {}, precisely(time)), el("strong", {}, kind), " ", name ? link(name, fields[name]) : "",
+      ` ${Object.entries(fields).filter(([key]) => key !== name).map(([key, value]) => `${key}: ${Array.isArray(value) ? value.join(", ") : value}`).join("; ")}`));
+    while (list.children.length > MOST_EVENTS) list.lastChild.remove();
   }
-  stop = () => source.close();
+  function begin() {
+    stop();
+    last = 0;
+    list.replaceChildren();
+    chosen.replaceChildren(...filters(given, ["type"], changed));
+    stop = listen(() => { const query = new URLSearchParams(given); query.set("since", last); return `events?${query}`; },
+      Object.fromEntries(types.map((type) => [type, add])));
+  }
+  function changed() {
+    history.replaceState(null, "", given.size ? `?${given}` : location.pathname);
+    begin();
+  }
+  const box = el("select", { id: "choose-type", onchange: () => {
+    if (box.value) given.set("type", box.value); else given.delete("type");
+    changed();
+  } }, el("option", { value: "" }, "all"), types.map((type) => el("option", { value: type }, type)));
+  box.value = given.get("type") || "";
+  begin();
+  fill(main, el("h1", {}, "Events"), el("p", { class: "dim" }, "As they happen; the newest is first."),
+    el("div", { class: "tools" }, el("label", {}, "Type ", box), chosen), list);
   return async () => {};
 }
 
@@ -469,21 +505,18 @@ async function show() {
 }
 
 const EVERYTHING = { node: 1, request: 1, image: 1, component: 1, report: 1 };
-let live = null;
+let unfollow = () => {};
 function follow() {
-  live?.close();
-  live = null;
+  unfollow();
+  unfollow = () => {};
   const sign = document.getElementById("live");
   if (document.hidden) return;
-  const source = live = new EventSource(`${API}/events?digest=1`);
-  // What has changed before, while nobody told us of it, is asked for.
-  live.addEventListener("open", () => { sign.textContent = "live"; stale(EVERYTHING); });
-  live.addEventListener("error", () => {
-    sign.textContent = "not connected, trying again";
-    // A browser tries again by itself when the connection breaks, but not after an answer such as 502 of a proxy.
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => { if (live === source) follow(); }, AGAIN);
+  unfollow = listen(() => "events?digest=1", {
+    // What has changed before, while nobody told us of it, is asked for.
+    open: () => { sign.textContent = "live"; stale(EVERYTHING); },
+    error: () => { sign.textContent = "not connected, trying again"; },
+    changed: (message) => stale(JSON.parse(message.data)),
   });
-  live.addEventListener("changed", (message) => stale(JSON.parse(message.data)));
 }
 
 document.addEventListener("click", (event) => {

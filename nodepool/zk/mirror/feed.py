@@ -93,8 +93,13 @@ class Feed:
         return self._number
 
     def since(self, number: int) -> tuple[list[Event], bool]:
-        """Those after it that are kept still, and whether that is all of them."""
+        """Those after it that are kept still, and whether that is all of them.
+
+        A number that is not reached yet is that of another process: all that are kept may be new.
+        """
         with self._lock:
+            if number > self._number:
+                return list(self._events), False
             found = [event for event in self._events if event["number"] > number]
             return found, number >= self._number - len(found)
 

@@ -64,6 +64,26 @@ def test_follows_again(site: Site) -> None:
         seen.errors.clear()
 
 
+@pytest.mark.spec("issue: event feed, filterable on its page, too; deep links")
+def test_events_page(site: Site) -> None:
+    served, _waiting = busy(site)
+    with browser(site.address) as seen:
+        seen.page.route("**/events?since=*", lambda route: route.fulfill(status=502, body="bad gateway"), times=1)
+        seen.open("/ui/events")
+        lines = seen.page.get_by_role("list", name="Events").locator("li")
+        lines.filter(has_text="request-submitted").first.wait_for()
+        seen.page.get_by_label("Type").select_option("request-changed")
+        others = lines.filter(has_not_text="request-changed")
+        wait_for(lambda: lines.count() >= 5 and others.count() == 0, what="pending, fulfilled")
+        assert seen.page.url.endswith("/ui/events?type=request-changed")
+        seen.open(f"/ui/events?type=request-changed&request={served}")
+        wait_for(lambda: lines.count() == 2, what="those of one request")
+        seen.page.get_by_role("button", name=f"request: {served}").click()
+        wait_for(lambda: lines.count() >= 5, what="those of all")
+        assert [each for each in seen.errors if "502" not in each] == []
+        seen.errors.clear()
+
+
 @pytest.mark.spec("issue: each page: light and dark, phone and desk; axe finds nothing serious; no errors")
 @pytest.mark.parametrize("scheme, width", [("light", 1280), ("dark", 375)])
 def test_accessible(site: Site, scheme: str, width: int) -> None:

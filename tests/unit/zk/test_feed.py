@@ -108,6 +108,8 @@ def test_what_is_not_kept_any_more(feed: Feed) -> None:
     found, complete = feed.since(5)
     assert len(found) == KEPT and not complete
     assert feed.since(KEPT) == (found[-10:], True)
+    assert feed.since(KEPT + 10) == ([], True)
+    assert feed.since(KEPT + 11) == (found, False), "the number is that of a process before this one"
 
 
 def test_a_listener_that_raises_harms_no_other(feed: Feed, caplog: pytest.LogCaptureFixture) -> None:
