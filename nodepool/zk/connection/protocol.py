@@ -24,9 +24,11 @@ from kazoo.exceptions import (
     ConnectionLoss,
     KazooException,
     NoNodeError,
+    OperationTimeoutError,
     SessionExpiredError,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.handlers.utils import AsyncResult
 from kazoo.protocol import connection as kazoo_connection
 from kazoo.protocol.serialization import Auth, Close, Exists, GetChildren, GetChildren2, Transaction, write_string
 from kazoo.protocol.states import EVENT_TYPE_MAP, Callback, KeeperState, WatchedEvent
@@ -77,6 +79,13 @@ def _error(code: int) -> BaseException:
     return kind() if kind is not None else KazooException(f"ZooKeeper error {code}")
 
 
+class NoAnswer(KazooTimeoutError, OperationTimeoutError):
+    """``get(timeout=...)`` of an answer took too long. What kazoo raises there is no KazooException, which callers expect."""
+
+    def __str__(self) -> str:
+        return "ZooKeeper gave no answer in time"
+
+
 class Handler(SequentialThreadingHandler):
     """kazoo's thread handler with named threads and a select that makes no descriptor per call."""
 
@@ -84,6 +93,9 @@ class Handler(SequentialThreadingHandler):
         super().__init__()
         self._thread_name = name
         self._count = 0
+
+    def async_result(self) -> AsyncResult:
+        return AsyncResult(self, threading.Condition, NoAnswer)
 
     def spawn(self, func: Callable[..., Any], *args: object, **kwargs: object) -> threading.Thread:
         self._count += 1

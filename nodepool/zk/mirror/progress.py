@@ -21,8 +21,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NodeExistsError, NoNodeError, OperationTimeoutError
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.zk.connection.client import ZooKeeperClient
@@ -63,23 +62,16 @@ class ProgressStore:
 
     Every call has a deadline.
 
-    :raises KazooException: (all methods) no connection, or no answer in time (``OperationTimeoutError``).
+    :raises KazooException: (all methods) no connection, or no answer in time.
     """
 
     def __init__(self, kazoo_client: KazooClient) -> None:
         self._kazoo = kazoo_client
 
-    @staticmethod
-    def _wait(answer: Any) -> Any:
-        try:
-            return answer.get(timeout=TIMEOUT)
-        except KazooTimeoutError:
-            raise OperationTimeoutError(f"ZooKeeper gave no answer within {TIMEOUT:g} s") from None
-
     def _create(self, path: str, data: bytes, ephemeral: bool) -> bool:
         """False: another client was faster."""
         try:
-            self._wait(self._kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True))
+            self._kazoo.create_async(path, data, ephemeral=ephemeral, makepath=True).get(timeout=TIMEOUT)
         except NodeExistsError:
             return False
         return True
@@ -87,13 +79,13 @@ class ProgressStore:
     def _set(self, path: str, data: bytes) -> ZnodeStat | None:
         """None: there is none."""
         try:
-            return self._wait(self._kazoo.set_async(path, data))
+            return self._kazoo.set_async(path, data).get(timeout=TIMEOUT)
         except NoNodeError:
             return None
 
     def _delete(self, path: str) -> None:
         try:
-            self._wait(self._kazoo.delete_async(path))
+            self._kazoo.delete_async(path).get(timeout=TIMEOUT)
         except NoNodeError:
             pass
 
@@ -103,7 +95,7 @@ class ProgressStore:
 
     def _read(self, kind: type[P], parent: str) -> list[P]:
         try:
-            names = sorted(self._wait(self._kazoo.get_children_async(parent)))
+            names = sorted(self._kazoo.get_children_async(parent).get(timeout=TIMEOUT))
         except NoNodeError:
             return []
         found: list[P] = []
@@ -111,7 +103,7 @@ class ProgressStore:
             asked = [(name, self._kazoo.get_async(f"{parent}/{name}")) for name in names[start : start + PIPELINE]]
             for name, answer in asked:
                 try:
-                    data, _stat = self._wait(answer)
+                    data, _stat = answer.get(timeout=TIMEOUT)
                 except NoNodeError:
                     continue
                 record = self._parse(kind, parent, name, data)
@@ -141,10 +133,10 @@ class ProgressStore:
         path = f"{BUILDS}/{name}"
         while True:
             try:
-                data, _stat = self._wait(self._kazoo.get_async(path, watch=watch))
+                data, _stat = self._kazoo.get_async(path, watch=watch).get(timeout=TIMEOUT)
                 return self._parse(BuildProgress, BUILDS, name, data)
             except NoNodeError:
-                if watch is None or self._wait(self._kazoo.exists_async(path, watch=watch)) is None:
+                if watch is None or self._kazoo.exists_async(path, watch=watch).get(timeout=TIMEOUT) is None:
                     return None
 
     def delete_build(self, build_id: str) -> None:

@@ -1,0 +1,16 @@
+"""The parts of the connection that need no server."""
+
+from __future__ import annotations
+
+import pytest
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
+
+from nodepool.zk.connection.protocol import BROKEN, Client
+
+
+def test_no_answer_in_time() -> None:
+    """Who expects the exceptions of kazoo's operations gets one; who knows kazoo's own for this gets that."""
+    with pytest.raises(KazooException, match="no answer in time") as raised:
+        Client(hosts="127.0.0.1:1").handler.async_result().get(timeout=0.01)
+    assert isinstance(raised.value, KazooTimeoutError) and isinstance(raised.value, BROKEN)
