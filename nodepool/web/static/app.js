@@ -419,6 +419,8 @@ async function eventsPage() {
   const given = new URLSearchParams(location.search);
   const list = el("ol", { class: "history", "aria-label": "Events", "aria-live": "off" });
   const types = Object.keys((await ask("")).event_types);
+  const strange = given.getAll("type").flatMap((each) => each.split(",")).filter((each) => !types.includes(each));
+  if (strange.length) throw new Error(`there is no type ${strange.join(", ")}; there are ${types.join(", ")}`);
   const chosen = el("span", { class: "tools" });
   let last = 0;
   function add(message) {

@@ -80,6 +80,8 @@ def test_events_page(site: Site) -> None:
         wait_for(lambda: lines.count() == 2, what="those of one request")
         seen.page.get_by_role("button", name=f"request: {served}").click()
         wait_for(lambda: lines.count() >= 5, what="those of all")
+        seen.open("/ui/events?type=nonsense")
+        seen.sees("there is no type nonsense; there are ")
         assert [each for each in seen.errors if "502" not in each] == []
         seen.errors.clear()
 
