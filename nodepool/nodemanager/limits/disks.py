@@ -102,6 +102,7 @@ class Disks:
 
     def stop(self) -> None:
         """What is not finished in time, the next start does."""
+        self.tidy()
         self._backing.shutdown(wait=self.settle(), cancel_futures=True)
 
     def settle(self, timeout: float = SETTLE_TIMEOUT) -> bool:
@@ -370,8 +371,10 @@ class Disks:
 
     def tidy(self) -> None:
         """Try again what could not be removed."""
-        while self._left:
-            self._later(self._remove, self._left.pop())
+        # Each once: what fails again meanwhile is for the next time.
+        for directory in list(self._left):
+            self._left.discard(directory)
+            self._later(self._remove, directory)
 
     def found(self) -> list[str]:
         """Names of slivers that have a disk, or a mount of one."""

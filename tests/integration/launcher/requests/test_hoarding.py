@@ -95,9 +95,11 @@ def test_a_paused_request_moves_to_another_launcher(bench: LauncherBench, monkey
 @pytest.mark.parametrize("pools", [1, 2])
 def test_paused_requests_do_not_hold_each_others_nodes(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch, pools: int) -> None:
     """In one pool, or in two of one provider."""
+    # In the order of those that are in force. Tries that are refused are at last further apart than a standstill and the ticks of
+    # two pools, whatever their phases are; who gives way rests until the other one has tried again.
     monkeypatch.setattr("nodepool.launcher.requests.moves.STANDSTILL", 0.5)
-    monkeypatch.setattr("nodepool.launcher.requests.moves.LONG_REST", 1.0)
-    monkeypatch.setattr("nodepool.driver.statemachine.provider.REFUSED", Backoff(0.1, 0.2))
+    monkeypatch.setattr("nodepool.launcher.requests.moves.LONG_REST", 8.0)
+    monkeypatch.setattr("nodepool.driver.statemachine.provider.REFUSED", Backoff(0.1, 3.0))
     names = ["main", "other"][:pools]
     bench.quota(instances=8)
     pool = bench.start(config(provider(pools=[{"name": n, "labels": [f"l-{n}"]} for n in names])))

@@ -184,7 +184,8 @@ def test_removal_is_finished_by_the_next_start(bench: Bench) -> None:
 
 
 @pytest.mark.spec("issue 10, point 5: deletion that failed for a while is finished by the running daemon")
-def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["later", "at the end"])
+def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     bench.make("alice", 64 << 10)
 
     def busy(target: str) -> None:
@@ -196,8 +197,11 @@ def test_removal_is_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
             again()
             bench.disks.settle()
             assert len(list((bench.state / "removed").iterdir())) == 1
-    bench.disks.tidy()
-    bench.disks.settle()
+    if when == "later":
+        bench.disks.tidy()
+        bench.disks.settle()
+    else:
+        bench.disks.stop()
     assert not list((bench.state / "removed").iterdir())
     wait_for(lambda: not loops(bench.state), 10, "the loop device")
 

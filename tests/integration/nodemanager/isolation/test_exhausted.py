@@ -197,19 +197,14 @@ def test_no_descriptors_for_the_helper(nm: NmDaemon) -> None:
     helper = processes(nm)[1]
     before = descriptors(nm)
     shortage = Limit(nm, resource.RLIMIT_NOFILE, next_descriptor)
-    for left, reason in enumerate(
-        (
-            "no descriptors left for the helper",
-            "Too many open files",
-            "Too many open files",
-            "Too many open files",
-            "Too many open files",
-        )
-    ):
+    # Where it fails depends on whether a worker ahead is just being made.
+    reasons = ("no descriptors left for the helper", "Too many open files")
+    for left in range(5):
         nm.put("gone", network="nat")
         with shortage.only(left, slice(1, None)):
             nm.put("new", wait=False)
-            assert reason in failed(nm, "new")
+            error = failed(nm, "new")
+            assert any(reason in error for reason in reasons), error
             nm.delete("gone")
         serves(nm)
         made_after_all(nm, "new")
