@@ -14,11 +14,13 @@ from pathlib import Path
 BLOCK = 4096
 MAJOR = 7
 _LOOP_SET_CAPACITY = 0x4C07
+_LOOP_GET_STATUS64 = 0x4C05
 _LOOP_CONFIGURE = 0x4C0A
 _LOOP_CTL_GET_FREE = 0x4C82
 _LO_FLAGS_AUTOCLEAR = 4
 _LO_FLAGS_DIRECT_IO = 16
 _LOOP_CONFIG_SIZE = 304
+_LOOP_INFO_SIZE = 232
 #: Requests that one device may have under way, of so many KiB: who writes all the time holds up others for moments only. More of
 #: them are no faster; those of 1.25 MiB are, by a tenth, but beside them others wait half as long again.
 REQUESTS, REQUEST_KIB = 8, 128
@@ -64,6 +66,11 @@ class Loop:
             if int(setting.read_text()) != REQUEST_KIB:
                 setting.write_text(str(REQUEST_KIB))
 
+    def inode(self) -> int:
+        """Of the file."""
+        info = fcntl.ioctl(self._descriptor, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_SIZE))
+        return int(struct.unpack_from("=Q", info, 8)[0])
+
     def refresh(self) -> None:
         """The file has another size now."""
         fcntl.ioctl(self._descriptor, _LOOP_SET_CAPACITY)
@@ -76,6 +83,19 @@ class Loop:
 
     def __exit__(self, *_unused: object) -> None:
         self.close()
+
+
+def over(path: Path) -> list[str]:
+    """The loop devices whose file this is, whoever holds them. Raises OSError: there is no such file."""
+    inode, found = os.stat(path).st_ino, []
+    for place in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # just freed
+            if place.read_text() == f"{path}\n":
+                # Another container may have a file of the same name.
+                with Loop.open(int(place.parts[3].removeprefix("loop"))) as device:
+                    if device.inode() == inode:
+                        found.append(device.path)
+    return found
 
 
 def attach(path: Path) -> Loop:

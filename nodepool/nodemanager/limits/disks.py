@@ -41,6 +41,7 @@ RESIZE_TIMEOUT = 300.0
 #: Directory with the remains of slivers.
 REMOVED = "removed"
 SETTLE_TIMEOUT = 10.0
+RELEASE_TIMEOUT = 5.0
 DEFAULT_KIB = DEFAULT_RSPEC["nm_disk_quota"]
 
 #: _IOW('f', 16, __u64)
@@ -216,6 +217,7 @@ class Disks:
             return
         path = self.image(name)
         try:
+            self._await_release(name, path)
             grow = _formatted_size(path) < path.stat().st_size
             if grow and not _may_grow_mounted():
                 self._grow_unmounted(path)
@@ -241,6 +243,21 @@ class Disks:
                 device.close()
         except OSError as error:
             raise DiskError(f"disk of sliver {name}: cannot mount {path}: {error.strerror or error}", retry=True) from error
+
+    @staticmethod
+    def _await_release(name: str, path: Path) -> None:
+        """A disk that was unmounted is in use until the last namespace lets go of it: one of a sliver that is being made has all
+        mounts of the host for a moment. There is no event for it; two file systems over one image would destroy it.
+        """
+        deadline = time.monotonic() + RELEASE_TIMEOUT
+        while users := loopdev.over(path):
+            if time.monotonic() > deadline:
+                raise DiskError(
+                    f"disk of sliver {name}: {path} is still in use as {', '.join(users)}, by a mount namespace that ends later "
+                    "(see lsns -t mnt)",
+                    retry=True,
+                )
+            time.sleep(0.01)
 
     def resize(self, name: str, kib: int) -> None:
         """A new quota, in KiB, at once. What is in use is never cut off.

@@ -258,6 +258,32 @@ def test_less_at_once(bench: Bench) -> None:
     assert fill(target / "again") > 80 * MIB
 
 
+@pytest.mark.spec(
+    "issue 10, point 5: a disk that a namespace still holds, as that of a sliver in the making does, is not mounted twice"
+)
+@pytest.mark.parametrize("kib", [65536, 204800])
+def test_held_by_another_namespace(bench: Bench, monkeypatch: pytest.MonkeyPatch, kib: int) -> None:
+    target = bench.make("alice", 65536)
+    (target / "file").write_text("kept")
+    with subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", "echo; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdin is not None and holder.stdout is not None
+        holder.stdout.readline()
+        disks.syscalls.umount(str(target))
+        bench.disks.resize("alice", kib)
+        with monkeypatch.context() as patch:
+            patch.setattr(disks, "RELEASE_TIMEOUT", 0.2)
+            with pytest.raises(DiskError, match="still in use as /dev/loop"):
+                bench.disks.mount("alice", str(target))
+        assert not target.is_mount()
+        later = threading.Timer(0.5, holder.stdin.close)
+        later.start()
+        bench.disks.mount("alice", str(target))
+        later.join()
+    assert (target / "file").read_text() == "kept"
+
+
 @pytest.mark.spec("NM-C.3: nm_disk_quota grows")
 def test_more(bench: Bench) -> None:
     target = bench.make("alice", 65536)
