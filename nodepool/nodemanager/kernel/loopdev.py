@@ -13,8 +13,8 @@ from pathlib import Path
 
 BLOCK = 4096
 MAJOR = 7
-_LOOP_SET_CAPACITY = 0x4C07
 _LOOP_GET_STATUS64 = 0x4C05
+_LOOP_SET_CAPACITY = 0x4C07
 _LOOP_CONFIGURE = 0x4C0A
 _LOOP_CTL_GET_FREE = 0x4C82
 _LO_FLAGS_AUTOCLEAR = 4
@@ -35,13 +35,13 @@ class Loop:
         self._descriptor = descriptor
 
     @classmethod
-    def open(cls, number: int) -> Loop:
+    def open(cls, number: int, flags: int = os.O_RDWR) -> Loop:
         path = f"/dev/loop{number}"
         if not os.path.exists(path):
             # No udev on this host.
             with contextlib.suppress(FileExistsError):
                 os.mknod(path, 0o600 | 0o060000, os.makedev(MAJOR, number))
-        return cls(number, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return cls(number, os.open(path, flags | os.O_CLOEXEC))
 
     def configure(self, backing: int) -> None:
         """Attach the open file. Raises OSError; EBUSY: another process took the device.
@@ -91,8 +91,8 @@ def over(path: Path) -> list[str]:
     for place in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):  # just freed
             if place.read_text() == f"{path}\n":
-                # Another container may have a file of the same name.
-                with Loop.open(int(place.parts[3].removeprefix("loop"))) as device:
+                # Another container may have a file of the same name. Not for writing: udev would look at the device after it.
+                with Loop.open(int(place.parts[3].removeprefix("loop")), os.O_RDONLY) as device:
                     if device.inode() == inode:
                         found.append(device.path)
     return found
