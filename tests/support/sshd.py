@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.support.ports import reserve
+
 KEY_TYPES = {
     "ed25519": ["-t", "ed25519"],
     "ecdsa256": ["-t", "ecdsa", "-b", "256"],
@@ -39,12 +41,6 @@ def _make_key(kind: str) -> tuple[str, str]:
         return _key_cache[kind]
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    with socket.create_server((address, 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
 class SSHServer:
     """Lets the current user log in with ``client_key``; ``stop`` removes everything again.
 
@@ -60,7 +56,7 @@ class SSHServer:
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="nodepool-sshd-"))
         self.address = address
-        self.port = port or free_port(address)
+        self.port = port or reserve()
         self.client_key = self.folder / "client_key"
         self.log_file = self.folder / "log"
         self.host_keys: list[str] = []

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ports
 from cloud import settings
 
 TOOLS = pathlib.Path(__file__).resolve().parent.parent
@@ -80,17 +81,6 @@ def _no_service_starts() -> Any:
         policy.unlink()
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 class Cloud:
     """One cloud below a directory."""
 
@@ -145,7 +135,7 @@ class Cloud:
         if "ports" not in self.values:
             # Chosen once: the catalogue has them.
             names = [*SERVICES, "amqp", "dist", "epmd"]
-            self.values["ports"] = dict(zip(names, free_ports(len(names)), strict=True))
+            self.values["ports"] = {name: ports.reserve() for name in names}
         self.values["pids"] = {}
         self._save()
         settings.write(self.dir, VENV, self.values)

@@ -13,7 +13,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import time
 import urllib.error
 import urllib.request
 from typing import Any
+
+import ports
 
 HERE = pathlib.Path(__file__).resolve().parent
 CACHE = pathlib.Path(os.environ.get("NODEPOOL_KUBERNETES_CACHE") or HERE.parent.parent / ".kubernetes")
@@ -132,17 +133,6 @@ def _build(name: str, package: str, modules: str) -> None:
     made.rename(program)
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 class ControlPlane:
     """One cluster below a directory."""
 
@@ -180,7 +170,7 @@ class ControlPlane:
         return f"https://127.0.0.1:{self.values['port']}"
 
     def _prepare(self) -> None:
-        port, etcd, peer = free_ports(3)
+        port, etcd, peer = (ports.reserve() for _ in range(3))
         self.values = {"port": port, "etcd": etcd, "peer": peer, "token": secrets.token_hex(16), "pids": {}}
         self._certificates()
         self._write("tokens.csv", f'{self.values["token"]},admin,admin,"system:masters"\n')

@@ -9,7 +9,6 @@ import logging
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from nodepool.zk import zookeeper as zk
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import ports
 import quickstart_options
 from demo import image, slivers
 from progress import step
@@ -35,12 +35,6 @@ from progress import step
 TOOLS = pathlib.Path(__file__).resolve().parent.parent
 STEP_TIMEOUT = 60.0
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def say(text: str) -> None:
@@ -76,7 +70,7 @@ class Demo:
         self.stopping = False
         self.processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self.server: dict[str, Any] = {}
-        self.web_port = free_port()
+        self.web_port = ports.reserve()
         self.condition = threading.Condition()
         self.orders: list[Ordered] = []
         self.nodes: list[dict[str, Any]] = []

@@ -6,12 +6,12 @@ import contextlib
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from typing import Any
 
+import ports
 import yaml
 from demo import image
 
@@ -25,25 +25,6 @@ PLACES = 20
 
 def say(text: str) -> None:
     print(text, flush=True)
-
-
-def free_ports(count: int) -> int:
-    """The first of so many neighbouring ports that are free."""
-    # Beside those of an installed node manager, and of another demonstration that has no sliver yet.
-    first = 32000 + os.getpid() % 16 * count
-    while True:
-        probes: list[socket.socket] = []
-        try:
-            for port in range(first, first + count):
-                probe = socket.socket()
-                probes.append(probe)
-                probe.bind(("127.0.0.1", port))
-            return first
-        except OSError:
-            first += count
-        finally:
-            for probe in probes:
-                probe.close()
 
 
 class SliverDemo:
@@ -65,7 +46,7 @@ class SliverDemo:
         :raises SystemExit: it does not.
         """
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=60)
-        first = free_ports(PLACES)
+        first = ports.reserve(PLACES)
         config = self.work / "nodemanager.yaml"
         config.write_text(
             yaml.safe_dump(

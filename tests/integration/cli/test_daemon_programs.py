@@ -13,6 +13,7 @@ import pytest
 
 from tests import REPOSITORY
 from tests.conftest import wait_for
+from tests.support.ports import reserve
 
 # What nodepool.cmd.launcher needs of the launcher, with switches for what goes wrong.
 STAND_IN = """
@@ -59,18 +60,10 @@ sys.exit(main())
 """
 
 
-def free_port():
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 class Launcher:
     def __init__(self, tmp):
         self.tmp = tmp
-        self.port = free_port()
+        self.port = reserve()
         self.script = tmp / "stand_in.py"
         self.script.write_text(STAND_IN)
         self.config = tmp / "nodepool.yaml"
@@ -164,7 +157,7 @@ def test_background(launcher):
     pid = int(launcher.pid_file.read_text())
     try:
         assert launcher.ready()
-        again = launcher.run(WEB_PORT=str(free_port()))
+        again = launcher.run(WEB_PORT=str(reserve()))
         assert again.returncode == 1
         expected = f"nodepool-launcher: error: pid file {launcher.pid_file} is held by the running process {pid}\n"
         assert again.stderr == expected

@@ -14,7 +14,8 @@ from nodepool.zk.zookeeper import FULFILLED, READY, REQUESTED, Node
 from tests.conftest import Chroot, wait_for
 from tests.support.deadline import limit
 from tests.support.driver_scene import DriverBench
-from tests.support.sshd import SSHServer, free_port, ssh_server
+from tests.support.ports import reserve
+from tests.support.sshd import SSHServer, ssh_server
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_unresolvable_and_unreachable(bench: DriverBench, monkeypatch: pytest.Mo
         return real(ip, *args, **kw)
 
     monkeypatch.setattr(nodeutils, "nodescan", scan)
-    unreachable = host("127.0.0.1", "d", timeout=1, **{"connection-port": free_port()})
+    unreachable = host("127.0.0.1", "d", timeout=1, **{"connection-port": reserve()})
     bench.start(config(host("bad-host", "b"), unreachable, host()))
     bench.wait_nodes("a", timeout=5)
     assert bench.nodes("b") == []

@@ -11,7 +11,6 @@ import pathlib
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -26,6 +25,7 @@ from nodepool.base import optional
 from nodepool.nodemanager.backends import podman
 from tests import REPOSITORY
 from tests.conftest import Chroot, load_tool, wait_for
+from tests.support.ports import reserve
 
 ETC = REPOSITORY / "etc"
 MINUTES = 60
@@ -320,7 +320,7 @@ def test_deb(system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) ->
     config = {
         "zookeeper-servers": [{"host": host, "port": int(port), "chroot": zk_chroot.chroot}],
         "zookeeper-tls": {name: f"/etc/nodepool/tls/{name}.pem" for name in ("ca", "cert", "key")},
-        "webapp": {"port": free_port()},
+        "webapp": {"port": reserve()},
         "labels": [{"name": "metal", "min-ready": 1}],
         "providers": [{"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}],
     }
@@ -352,11 +352,6 @@ def test_deb(system: pathlib.Path, tmp_path: pathlib.Path, zk_chroot: Chroot) ->
     assert shown["stop"].startswith("success\n") and "end" in shown, text
     for path in ("/usr/lib/nodepool", "/etc/logrotate.d/nodepool", "/usr/bin/nodepool"):
         assert f"'{path}': No such file" in shown["stop"], text
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 @needs_system
@@ -400,7 +395,7 @@ def launcher(image: str, folder: pathlib.Path, chroot: Chroot) -> None:
         shutil.copy(getattr(chroot, name), tls / f"{name}.pem")
         (tls / f"{name}.pem").chmod(0o644)
     host, port = chroot.hosts.split("/")[0].rsplit(":", 1)
-    web = free_port()
+    web = reserve()
     config = {
         "zookeeper-servers": [{"host": host, "port": int(port), "chroot": chroot.chroot}],
         "zookeeper-tls": {name: f"/etc/nodepool/tls/{name}.pem" for name in ("ca", "cert", "key")},

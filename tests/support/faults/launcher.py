@@ -27,16 +27,11 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from nodepool.zk.connection.client import ZooKeeperClient
 from tests import REPOSITORY
 from tests.conftest import wait_for
+from tests.support.ports import reserve
 
 HERE = pathlib.Path(__file__).resolve().parent
 #: Session time-out of the launchers under test, in seconds.
 SESSION = 2.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class DiskCloud:
@@ -111,7 +106,7 @@ class LauncherProcess(DaemonProcess):
     def prepare(self, bench: Bench, config: pathlib.Path, name: str) -> None:
         """A copy of the configuration with a web server of its own."""
         self.log = bench.tmp / f"{name}.log"
-        self.port = free_port()
+        self.port = reserve()
         content = yaml.safe_load(config.read_text())
         content["webapp"] = {"port": self.port, "listen_address": "127.0.0.1"}
         self.config = bench.tmp / f"{name}.yaml"

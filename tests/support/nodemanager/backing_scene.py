@@ -17,7 +17,7 @@ import pytest
 
 from nodepool.nodemanager.api.client import Client
 from tests.conftest import wait_for
-from tests.support.nodemanager.scene import free_ports
+from tests.support.ports import ID_SPAN, id_base, reserve
 from tests.support.sshd import SSHServer
 
 LABEL = "big"
@@ -32,8 +32,8 @@ class BackingHosts:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=30)
         # Paths of Unix sockets are short.
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="np-b-", dir="/tmp")) / "d"
-        self.ports = free_ports(60, 7)
-        self.id_base = 1_200_000_000 + os.getpid() % 100 * 8_000_000
+        self.ports = reserve(60)
+        self.id_base = id_base(9)
         self.servers: list[SSHServer] = []
         with contextlib.ExitStack() as stack:
             for number in range(count):
@@ -129,7 +129,7 @@ class BackingHosts:
                     keys = [str(server.client_key) for server in self.servers]
                     if any(str(self.directory) in word for word in words) or (words[0] == "ssh" and set(keys) & set(words)):
                         found.append(f"{entry.name}: {' '.join(words)[:200]}")
-                    elif self.id_base <= entry.stat().st_uid < self.id_base + 8_000_000:
+                    elif self.id_base <= entry.stat().st_uid < self.id_base + ID_SPAN:
                         found.append(f"{entry.name}: of a sliver")
         return found
 

@@ -17,16 +17,17 @@ from nodepool.nodemanager.backends.native import NativeBackend
 from nodepool.nodemanager.helper.zygote import Zygote
 from nodepool.nodemanager.kernel import syscalls
 from tests.support.deadline import limit
+from tests.support.ports import ID_SPAN, id_base
 
-ID_BASE = 1_000_000_000 + (os.getpid() % 1000) * 1_000_000
-"""Test processes side by side must not take each other's slivers for their own."""
+#: Test processes side by side must not take each other's slivers for their own.
+ID_BASE = id_base(8)
 
 
 class SmallCgroups:
     """Memory, processes and freezer, wherever this host has them."""
 
     def __init__(self) -> None:
-        self.root = f"nodepool-nm-test-{os.getpid()}"
+        self.root = f"nodepool-nm-test-{ID_BASE}"
         self.hierarchies: dict[str, pathlib.Path] = {}
         for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
             fields = line.split()
@@ -220,7 +221,7 @@ class Sliver:
         self.machine.slivers.pop(self.spec.name, None)
 
 
-def processes_of(base: int = ID_BASE, span: int = 1_000_000) -> list[int]:
+def processes_of(base: int = ID_BASE, span: int = ID_SPAN) -> list[int]:
     """Processes whose user ids are those of slivers of this test process."""
     found = []
     for entry in os.listdir("/proc"):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,30 +18,9 @@ from nodepool.nodemanager.api.client import Client, RpcError, RpcFault
 from nodepool.nodemanager.host import group_name
 from tests.conftest import wait_for
 from tests.support.deadline import limit
+from tests.support.ports import ID_SPAN, id_base, reserve
 
 PROGRAM = str(pathlib.Path(sys.executable).with_name("nodepool-nodemanager"))
-
-
-def free_ports(count: int, number: int) -> int:
-    """The first of so many ports that nobody has at present.
-
-    Daemons of one test never get the same: each number has places of its own, for its listeners come only with slivers.
-    """
-    # Below the ports that connections out of this machine take.
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 3
-    for attempt in range(4):
-        first = 20000 + worker * 4000 + (os.getpid() + attempt) % 4 * 8 * count + number % 8 * count
-        with contextlib.ExitStack() as probes:
-            try:
-                for port in range(first, first + count):
-                    probe = probes.enter_context(socket.socket())
-                    # As the daemon does: connections that have just ended do not matter.
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(("127.0.0.1", port))
-                return first
-            except OSError:
-                continue
-    raise AssertionError(f"no {count} free ports for daemon {number}")
 
 
 class NmDaemon:
@@ -54,13 +31,13 @@ class NmDaemon:
         self.tmp.mkdir()
         self.key = self.tmp / "key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key)], check=True, timeout=30)
-        self.first_port = free_ports(120, number)
+        self.first_port = reserve(120)
         self.config = self.tmp / "nodemanager.yaml"
         self.options = {
             "state-dir": str(self.tmp / "state"),
             "run-dir": str(self.tmp / "run"),
             "host-name": f"host{number}",
-            "id-base": 1_000_000_000 + (os.getpid() * 10 + number) % 1000 * 2_000_000,
+            "id-base": id_base(number),
             "max-slivers": 120,
             "ssh": {"ports": f"{self.first_port}-{self.first_port + 119}"},
             "api": {"tcp": 0},
@@ -216,7 +193,7 @@ class NmDaemon:
             if entry.name.isdigit():
                 try:
                     uid = entry.stat().st_uid
-                    if base <= uid < base + 2_000_000:
+                    if base <= uid < base + ID_SPAN:
                         found.append(f"process {entry.name}")
                 except OSError:
                     continue

@@ -20,7 +20,8 @@ from nodepool.nodescan.ssh import group_by_type, offered_algorithms
 from nodepool.nodeutils import Attributes
 from tests import REPOSITORY
 from tests.support.deadline import limit
-from tests.support.sshd import SSHServer, free_port, ssh_server
+from tests.support.ports import reserve
+from tests.support.sshd import SSHServer, ssh_server
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +160,7 @@ def test_fake_addresses(worker: NodescanWorker, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.spec("LAU-21.194: no connect -> connection-timeout error")
 def test_refused_until_timeout(worker: NodescanWorker) -> None:
     started = time.monotonic()
-    request = scan(worker, target(free_port()), timeout=1)
+    request = scan(worker, target(reserve()), timeout=1)
     with pytest.raises(exceptions.ConnectionTimeoutException, match="refused"):
         request.result()
     assert 0.9 < time.monotonic() - started < limit(5)
@@ -364,7 +365,7 @@ def test_blocking_variant(sshd: SSHServer) -> None:
     assert sorted(nodeutils.nodescan("127.0.0.1", sshd.port, 20)) == sorted(sshd.host_keys)
     assert nodeutils.nodescan("localhost", sshd.port, 20, gather_hostkeys=False) == []
     with pytest.raises(exceptions.ConnectionTimeoutException):
-        nodeutils.nodescan("127.0.0.1", free_port(), 0.5, gather_hostkeys=False)
+        nodeutils.nodescan("127.0.0.1", reserve(), 0.5, gather_hostkeys=False)
 
 
 def test_ssh_library_is_loaded_only_when_an_ssh_port_answers() -> None:

@@ -18,7 +18,8 @@ from nodepool.zk.records.progress import BuildProgress, UploadFailure
 from tests.conftest import Chroot, wait_for
 from tests.support.driver_scene import DriverBench
 from tests.support.launcher import LauncherBench, config, provider
-from tests.support.sshd import free_port, ssh_server
+from tests.support.ports import reserve
+from tests.support.sshd import ssh_server
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +243,7 @@ def static(zk_chroot: Chroot) -> Iterator[DriverBench]:
 
 
 def test_users_5_static_hosts(static: DriverBench) -> None:
-    port = free_port()
+    port = reserve()
     with ssh_server(kinds=["ed25519"]) as server:
         hosts = [
             {"name": "127.0.0.1", "labels": "down", "username": "deploy", "connection-port": port},

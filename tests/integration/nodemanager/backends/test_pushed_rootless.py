@@ -18,7 +18,7 @@ from nodepool.driver.nodemanager.pushed.ssh_link import remote_command
 from nodepool.nodemanager.api.client import Client
 from tests.conftest import wait_for
 from tests.support.nodemanager import user
-from tests.support.nodemanager.scene import free_ports
+from tests.support.ports import reserve
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -46,7 +46,7 @@ def run(home: pathlib.Path, action: str) -> tuple[list[dict[str, object]], subpr
     process.stdin.write(b"%d\n%s%s\n" % (len(loader), loader, json.dumps(head).encode()))
     process.stdin.flush()
     answers = [json.loads(process.stdout.readline().removeprefix(b"nodepool:"))]
-    first = free_ports(60, 6)
+    first = reserve(60)
     job = {
         "action": action,
         "owner": "0000000001",

@@ -15,7 +15,7 @@ import pytest
 from tests.benchmark.nodemanager import burn
 from tests.conftest import wait_for
 from tests.support.nodemanager.scene import NmDaemon
-from tests.support.sshd import free_port
+from tests.support.ports import reserve
 
 SLICES = """<?xml version="1.0"?>
 <slices>
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
-    port = free_port()
+    port = reserve()
     slices = tmp_path / "slices.xml"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "snoop")], check=True, timeout=30)
     public = (tmp_path / "snoop.pub").read_text()
