@@ -24,6 +24,7 @@ import yaml
 from kazoo.exceptions import NoNodeError
 
 from tests import REPOSITORY
+from tests.support import selection
 from tests.support.deadline import limit
 
 # Where tests run in the background the shell has it ignored, and the programs that tests start would inherit that.
@@ -76,6 +77,14 @@ def zookeeper_server() -> dict[str, Any]:
 
     atexit.register(stop)
     return _server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    selection.register(config)
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:

@@ -51,6 +51,15 @@ def images(tmp_path: pathlib.Path) -> list[dict[str, Any]]:
     return images
 
 
+@pytest.mark.core
+def test_one_image_is_built_and_uploaded(builders: BuilderBench, images: list[dict[str, Any]]) -> None:
+    builder = builders.start(builders.config(images, [builders.provider("fake-raw", [IMAGE], cloud="fake-raw")]))
+    upload = builders.wait_upload(IMAGE, "fake-raw", timeout=10 * MINUTES)
+    (build,) = builders.builds(IMAGE)
+    assert upload.build_id == build.id and builders.files(IMAGE) == expected_files(build.id)
+    assert upload.external_id in {image.id for image in builders.cloud(builder, "fake-raw").list_images()}
+
+
 def test_build_upload_rebuild_and_roll_back(
     builders: BuilderBench, images: list[dict[str, Any]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def builder_config(builders: BuilderBench, cloud: OpenStackCloud, *images: str, 
 
 
 @pytest.mark.spec("OST-3.25, BLD-9: metadata of both levels arrive; the upload is removed with its image")
+@pytest.mark.core
 def test_builder(builders: BuilderBench, openstack_cloud: OpenStackCloud) -> None:
     builders.start(builder_config(builders, openstack_cloud, "fake-image"))
     upload = builders.wait_upload(provider="cloud-qcow2", timeout=60)

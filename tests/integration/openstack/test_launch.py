@@ -17,6 +17,7 @@ pytestmark = pytest.mark.openstack
 
 
 @pytest.mark.spec("OST-3.4, OST-3.5: cloud metadata and the fields of a node")
+@pytest.mark.core
 def test_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     start(bench, openstack_cloud)
     request_id, node = one(bench)
@@ -39,6 +40,7 @@ def test_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
 slow = pytest.mark.slow
 
 
+@pytest.mark.core
 def test_calls(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     """A node's life costs at most half of the calls of 11.0.0 (OST-2.9 lists ten and more)."""
     start(bench, openstack_cloud)

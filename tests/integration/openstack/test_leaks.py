@@ -34,6 +34,7 @@ def server(cloud: OpenStackCloud, **metadata: str) -> Any:
 
 
 @pytest.mark.spec("OST-3.22: a leaked server is removed at the second sighting and counted")
+@pytest.mark.core
 def test_servers(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     start(bench, openstack_cloud)
     _, node = one(bench)

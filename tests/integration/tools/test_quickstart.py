@@ -119,6 +119,7 @@ def test_users_18_slivers_of_a_killed_node_manager_are_removed(kept: Kept) -> No
     assert "Left behind" not in kept.text and kept.left() == []
 
 
+@pytest.mark.core
 def test_a_signal_for_all_of_it(kept: Kept) -> None:
     """As Ctrl-C at a terminal, and what ``timeout`` sends: the node manager may not end before its slivers are removed."""
     kept.wait_running()

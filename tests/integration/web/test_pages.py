@@ -159,6 +159,7 @@ def test_choose_bars_and_configuration(site: Site) -> None:
 
 
 @pytest.mark.spec("issue: requests with the reason each one waits, live")
+@pytest.mark.core
 def test_reason_comes_by_itself(site: Site) -> None:
     """The launcher tells why a request waits some time after it has come; nothing else happens then."""
     site.bench.fulfilled("fake-label")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.builder.build.process import BuildProcess, LineSplitter, ProcessResult, Redactor, run_hook
@@ -277,7 +277,6 @@ def test_secrets_are_not_shown(bench: Bench) -> None:
     assert b"no true\nhunter2\nExit code: 0\n" in bench.log
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60), st.lists(st.text("abc", min_size=4, max_size=8), max_size=3), st.randoms())
 def test_redactor_does_not_depend_on_chunks(data: bytes, secrets: list[str], chooser: random.Random) -> None:
     text = b"".join(secret.encode() + data[:5] for secret in secrets) + data
@@ -295,7 +294,6 @@ def test_redactor_does_not_depend_on_chunks(data: bytes, secrets: list[str], cho
         assert shown(pieces) == text
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_lines_do_not_depend_on_chunks(data: bytes, size: int) -> None:
     def lines(pieces: list[bytes]) -> list[str]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.builder.cleanup.retention import Rules, Snapshot, surplus_formats, upload_candidates, upload_key
@@ -209,7 +209,6 @@ def snapshots(draw: Any) -> tuple[ImageData, Rules]:
     return found, rules(known, images)
 
 
-@settings(max_examples=600, deadline=None)
 @given(snapshots(), st.booleans())
 @pytest.mark.spec("BLD-10, BLD-11: what a pass may and may not remove, for any records")
 def test_what_a_pass_never_removes(case: tuple[ImageData, Rules], everything: bool) -> None:
@@ -249,7 +248,6 @@ def test_what_a_pass_never_removes(case: tuple[ImageData, Rules], everything: bo
         assert all(u.state == UPLOADING and u.external_id is None for u in p.drop)
 
 
-@settings(max_examples=200, deadline=None)
 @given(snapshots())
 @pytest.mark.spec("BLD-10: repeated passes come to an end")
 def test_passes_come_to_rest(case: tuple[ImageData, Rules]) -> None:

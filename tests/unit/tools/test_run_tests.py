@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,9 +38,14 @@ def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Any:
     return module
 
 
+def sample_stage(runner: Any, folder: pathlib.Path, *options: str, install: Sequence[str] = ()) -> Any:
+    command = [sys.executable, "-m", "pytest", *options, "test_sample.py"]
+    return runner.Stage("samples", command, "not real", list(install), folder=folder)
+
+
 def stage(runner: Any, tmp_path: pathlib.Path, text: str) -> Any:
     (tmp_path / "test_sample.py").write_text(text)
-    stage = runner.Stage("samples", "not real", [], ["test_sample.py"], memory=tmp_path / "memory")
+    stage = sample_stage(runner, tmp_path / "memory")
     stage.run()
     assert stage.result == "FAILED" and not stage.good
     stage.retry()
@@ -70,11 +77,41 @@ def test_no_test_at_all(runner: Any, tmp_path: pathlib.Path) -> None:
     assert not stage(runner, tmp_path, "").good
 
 
-def test_beside(runner: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "test_sample.py").write_text("def test_it():\n    print('said so')\n")
-    plain = runner.Stage("samples", "not real", [], ["-s", "test_sample.py"], memory=tmp_path / "memory")
-    cloud = runner.Stage("OpenStack tests", "not real", [], ["test_sample.py"], install=["false"], memory=tmp_path / "memory2")
-    with runner.beside([cloud, plain]):
-        pass
-    assert plain.result == "passed" and cloud.result == "left out" and plain.good and cloud.good
-    assert "said so" in capfd.readouterr().err
+def test_lanes_run_all_stages_and_show_what_they_print(
+    runner: Any, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_sample.py").write_text("def test_it():\n    print('was run')\n")
+    plain = sample_stage(runner, tmp_path, "-s")
+    cloud = sample_stage(runner, tmp_path, install=["false"])
+    check = runner.Stage("a check", [sys.executable, "-c", "print('checked')"])
+    runner.Run([[cloud, plain], [check]], tmp_path / "run").execute()
+    assert plain.result == check.result == "passed" and cloud.result == "left out" and plain.good and cloud.good
+    printed = capfd.readouterr().err
+    assert "was run" in printed and "checked" in printed and "1 passed" in printed
+
+
+def test_progress_line_says_what_runs_and_how_long_it_takes(
+    runner: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "durations.json").write_text(json.dumps({"samples (short)": 400, "others (short)": 100}))
+    monkeypatch.setattr(runner, "DURATIONS", tmp_path / "durations.json")
+    samples, others = (runner.Stage(what, [], "", key=f"{what} (short)") for what in ("samples", "others"))
+    run = runner.Run([[samples], [others]], tmp_path / "run")
+    assert run.line(3) == ".. 3 s: preparing; none failed; about 6 min 40 s left"
+    for stage, part in ((samples, 0.25), (others, 0.5)):
+        stage.folder.mkdir(parents=True)
+        (stage.folder / "progress.json").write_text(json.dumps({"done": 3, "left": 9, "part": part, "failed": 1}))
+        stage.began = 1.0
+    others.status, others.result = 0, "passed"
+    # 100 s were expected for a quarter of the samples, and it took 150: the other three quarters take 450.
+    assert run.line(150) == ".. 2 min 30 s: samples 3 of 12; 2 failed; about 7 min 30 s left"
+
+
+def test_each_test_is_in_one_of_the_sets(pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> None:
+    selection: Any = pytestconfig.pluginmanager.get_plugin("nodepool-selection")
+    assert selection.is_short(request.node), "a test without a record is in the short set"
+    selection.durations = {**selection.durations, request.node.nodeid: 2.1}
+    assert not selection.is_short(request.node)
+    request.node.add_marker("core")
+    assert selection.is_short(request.node)
+    del selection.durations[request.node.nodeid]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kazoo.exceptions import BadVersionError, ConnectionLoss, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.serialization import Create, SetData
@@ -255,7 +255,6 @@ def happen(world: World, event: str) -> None:
     world.steps()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(EVENTS, max_size=40), st.integers(0, 2), st.integers(0, 3))
 def test_any_order_of_events(events: list[str], room: int, ready: int) -> None:
     world = World(room, ready)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.nodemanager.records import loans, rspec
@@ -18,7 +18,6 @@ hosts = st.dictionaries(st.sampled_from(NAMES), st.tuples(grants, st.lists(one_l
 
 
 @pytest.mark.spec("NM-A.7: the sum over slivers of each resource is unchanged by any set of loans")
-@settings(max_examples=300, deadline=None)
 @given(hosts)
 def test_sum_is_conserved(host: dict[str, Any]) -> None:
     result = loans.effective(host)
@@ -27,7 +26,6 @@ def test_sum_is_conserved(host: dict[str, Any]) -> None:
 
 
 @pytest.mark.spec("NM-A.7, NM-B.2: never negative, never below the lender's floor")
-@settings(max_examples=300, deadline=None)
 @given(hosts)
 def test_floors(host: dict[str, Any]) -> None:
     for name, result in loans.effective(host).items():
@@ -36,7 +34,6 @@ def test_floors(host: dict[str, Any]) -> None:
 
 
 @pytest.mark.spec("NM-A.7: the result does not depend on record order")
-@settings(max_examples=200, deadline=None)
 @given(hosts, st.randoms(use_true_random=False))
 def test_order(host: dict[str, Any], random: Any) -> None:
     names = list(host)
@@ -45,7 +42,6 @@ def test_order(host: dict[str, Any], random: Any) -> None:
 
 
 @pytest.mark.spec("NM-A.7: only resources received from the authority can be lent (no relending)")
-@settings(max_examples=200, deadline=None)
 @given(hosts)
 def test_no_relending(host: dict[str, Any]) -> None:
     """A sliver gives away no more than its own grant, however much it borrows."""

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.nodemanager.records import merge
@@ -173,7 +173,6 @@ updates = st.lists(
 
 
 @pytest.mark.spec("NM-A.6: what a source has is a subset of its last complete update and later partial ones")
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(updates)
 def test_sources_are_independent(tmp_path: pathlib.Path, given_updates: Any) -> None:
     path = tmp_path / "property"

@@ -1,0 +1,147 @@
+"""Which tests run in the short set, in which order, and how far a run is.
+
+``tests/durations.json`` has what each test took (seconds, on two idle cores). The short set is every test that takes at
+most `SHORT` seconds, each unknown one, and those marked ``core``. The rest runs with ``tools/run-tests --all``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import hypothesis
+import pytest
+
+from tests import REPOSITORY
+
+DURATIONS = REPOSITORY / "tests" / "durations.json"
+#: Seconds that a test of the short set may take.
+SHORT = 2.0
+#: Shorter tests are not recorded: they are many, and make no difference.
+RECORDED = 0.3
+#: Where run-tests reads how far this run is, and what the tests took.
+PROGRESS = "NODEPOOL_TEST_PROGRESS"
+
+_EXAMPLES = {"few": 25, "many": 300}
+for _name, _count in _EXAMPLES.items():
+    hypothesis.settings.register_profile(
+        _name,
+        max_examples=_count,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+    )
+
+
+def read_durations(path: pathlib.Path = DURATIONS) -> dict[str, float]:
+    """Return the seconds of each recorded test by its node id; empty without a record."""
+    try:
+        return {str(name): float(seconds) for name, seconds in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+
+
+def add_options(parser: pytest.Parser) -> None:
+    group = parser.getgroup("nodepool")
+    group.addoption("--short", action="store_true", help=f"only tests that take at most {SHORT:g} s, and those marked core")
+    group.addoption("--rest", action="store_true", help="only what --short skips, and property tests with many examples")
+
+
+class Selection:
+    """The pytest plugin; also active in each worker of xdist, where it selects the same tests."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._short, self._rest = bool(config.getoption("--short")), bool(config.getoption("--rest"))
+        self.durations = read_durations()
+        hypothesis.settings.load_profile("many" if self._rest else "few")
+
+    def is_short(self, item: pytest.Item) -> bool:
+        return self.durations.get(item.nodeid, 0.0) <= SHORT or item.get_closest_marker("core") is not None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if self._short or self._rest:
+            chosen = [item for item in items if self._is_chosen(item)]
+            config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+            items[:] = chosen
+        self._longest_files_first(items)
+
+    def _is_chosen(self, item: pytest.Item) -> bool:
+        if self._short:
+            return self.is_short(item)
+        return not self.is_short(item) or bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
+
+    def _longest_files_first(self, items: list[pytest.Item]) -> None:
+        """Workers that get their files in this order end at about the same time."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for item in items:
+            seconds[item.nodeid.partition("::")[0]] += self.durations.get(item.nodeid, 0.05)
+        items.sort(key=lambda item: -seconds[item.nodeid.partition("::")[0]])
+
+
+class Progress:
+    """Writes how far the run is to the file that run-tests has named; only where no worker of xdist runs."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._expected = read_durations()
+        self._left: dict[str, float] = {}
+        self._total = 0.0
+        self._took: defaultdict[str, float] = defaultdict(float)
+        self._failed = 0
+        self._written = 0.0
+
+    def expect(self, names: Iterable[str]) -> None:
+        self._left = {name: self._expected.get(name, 0.05) for name in names}
+        self._total = sum(self._left.values())
+        self._write()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if session.items:  # with xdist only its workers have any
+            self.expect(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        if not self._left:
+            self.expect(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._took[report.nodeid] += report.duration
+        self._failed += report.failed
+        if report.when == "teardown":
+            self._left.pop(report.nodeid, None)
+        if time.monotonic() - self._written > 1:
+            self._write()
+
+    def pytest_sessionfinish(self) -> None:
+        self._left.clear()
+        self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        left = sum(self._left.values())
+        took = {name: round(seconds, 1) for name, seconds in self._took.items() if seconds >= RECORDED}
+        new = self._path.with_suffix(".new")
+        new.write_text(
+            json.dumps(
+                {
+                    "done": len(self._took),
+                    "left": len(self._left),
+                    "part": 1 - left / self._total if self._total else 1.0,
+                    "failed": self._failed,
+                    "took": took,
+                }
+            )
+        )
+        new.replace(self._path)
+
+
+def register(config: pytest.Config) -> None:
+    config.pluginmanager.register(Selection(config), "nodepool-selection")
+    path = os.environ.get(PROGRESS)
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(pathlib.Path(path)), "nodepool-progress")
