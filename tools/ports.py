@@ -21,7 +21,8 @@ class _Range:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._mark: socket.socket | None = None
+        #: Descriptor of the socket that marks the range as taken; open until the process ends.
+        self._mark = -1
         self._pid = 0
         self._number = 0
         self._next = 0
@@ -32,7 +33,7 @@ class _Range:
         :raises OSError: all ranges are in use.
         """
         with self._lock:
-            if self._mark is None or self._pid != os.getpid():
+            if self._mark < 0 or self._pid != os.getpid():
                 self._take()
             return self._number
 
@@ -45,7 +46,7 @@ class _Range:
             except OSError:
                 mark.close()
             else:
-                self._mark, self._number = mark, number
+                self._mark, self._number = mark.detach(), number
                 return
         raise OSError(f"All {RANGES} ranges of ports are in use: too many test runs on this machine")
 
