@@ -12,27 +12,25 @@ import socket
 import socketserver
 import sys
 import threading
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 HOST = "localhost"
 PORT = 3000
 STOP_TIMEOUT = 5.0
 
 
-class _ThreadOutput(io.TextIOBase):
-    """Standard output, except for the threads that serve a console: theirs goes to the connection."""
+class _ThreadOutput:
+    """Standard output; in threads that serve a console, the connection of that console.
+
+    Not an `io.TextIOBase`: those are flushed when they are collected, and the original may be closed by then.
+    """
 
     def __init__(self, original: TextIO) -> None:
         self.original = original
         self.local = threading.local()
 
-    def write(self, text: str) -> int:
-        stream: TextIO = getattr(self.local, "stream", self.original)
-        return stream.write(text)
-
-    def flush(self) -> None:
-        stream: TextIO = getattr(self.local, "stream", self.original)
-        stream.flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(self.local, "stream", self.original), name)
 
 
 class _Console(code.InteractiveConsole):
@@ -86,7 +84,7 @@ class ReplServer(socketserver.ThreadingTCPServer):
         self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="REPL", daemon=True)
 
     def start(self) -> None:
-        sys.stdout = self.output
+        sys.stdout = cast(TextIO, self.output)
         self._thread.start()
 
     def stop(self) -> None:
@@ -98,5 +96,5 @@ class ReplServer(socketserver.ThreadingTCPServer):
         for connection in list(self.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        if sys.stdout is self.output:
+        if cast(Any, sys.stdout) is self.output:
             sys.stdout = self.output.original

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
 import socket
 import sys
 from types import SimpleNamespace
@@ -62,3 +64,21 @@ def test_console(capsys):
         server.stop()
         assert second.stream.read(1) == b""
         second.close()
+
+
+class Output(io.StringIO):
+    flushed = 0
+
+    def flush(self):
+        self.flushed += 1
+
+
+def test_collected_server_does_not_touch_standard_output(monkeypatch):
+    original = Output()
+    monkeypatch.setattr(sys, "stdout", original)
+    with running():
+        print("through the server", flush=True)
+        assert original.getvalue() == "through the server\n" and original.flushed
+        original.flushed = 0
+    gc.collect()
+    assert not original.flushed, "it may be closed by then"
