@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import REPOSITORY
+from tests.conftest import load_tool
 
 TOOL = str(REPOSITORY / "tools" / "zookeeper")
 #: Tells where the server's files are, and ends when nobody holds the other end of its input.
@@ -71,3 +72,12 @@ def test_start_leaves_its_server(tmp_path: pathlib.Path) -> None:
         assert ended(server, 0)
     finally:
         os.close(server)
+
+
+def test_stopped_server_is_waited_for(tmp_path: pathlib.Path) -> None:
+    """Otherwise the interpreter warns at its end that the process is still running."""
+    tool = load_tool("zookeeper")
+    tool.start(tmp_path, bound=True)
+    (process,) = tool.processes
+    tool.stop(tmp_path)
+    assert process.returncode is not None
