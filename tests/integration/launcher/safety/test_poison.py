@@ -356,4 +356,4 @@ def test_tenant_limits_beside_a_provider_that_raises(bench: LauncherBench, monke
     monkeypatch.setattr(pool.getProviderManager("fake-p1"), "quotaNeededByLabel", fail)
     bench.fulfilled("two", tenant_name="t")
     last = bench.submit("two", tenant_name="t")
-    assert "tenant t is limited to 2 instances" in wait_for(lambda: reasons(pool).get(last))
+    wait_for(lambda: "tenant t is limited to 2 instances" in reasons(pool).get(last, ""), what="the tenant's limit as the reason")
