@@ -29,7 +29,6 @@ COMMANDS = (["tools/quickstart", "--no-image"], ["tools/run-tests", "--quick"])
 #: In namespaces of their own, so that everything ends, and is unmounted, with the first process.
 ISOLATED = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
 ENTER = """set -e
-mount --bind "$1" "$1"
 mount -t proc proc "$1/proc"
 mount --rbind /sys "$1/sys"
 mount --rbind /dev "$1/dev"
