@@ -13,6 +13,7 @@ from typing import Any
 
 from nodepool import exceptions
 from nodepool.driver import statemachine
+from nodepool.driver.nodemanager.answers import metadata_of
 from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.discovery import HostTree
 from nodepool.driver.nodemanager.hosts import CALL_TIMEOUT, HostError, Hosts, ManagedHost
@@ -240,7 +241,7 @@ class NodeManagerAdapter(statemachine.Adapter):
         if self._zk is not None:
             self._spreader.run(self.hosts.all(), self._spreader.wanted(self._zk))
         for host, slivers in lists:
-            ours = [s for s in slivers if (s.get("metadata") or {}).get("nodepool_provider_name") == self.provider.name]
+            ours = [s for s in slivers if metadata_of(s).get("nodepool_provider_name") == self.provider.name]
             strays = [s["name"] for s in ours if self._is_stray(host, s)]
             due = [
                 s["name"]
@@ -252,9 +253,10 @@ class NodeManagerAdapter(statemachine.Adapter):
 
     def _is_stray(self, host: ManagedHost, sliver: dict[str, Any]) -> bool:
         """Whether its node lives on another host: this one did not answer when the node was launched."""
-        if self._zk is None:
+        node_id = metadata_of(sliver).get("nodepool_node_id", "")
+        if self._zk is None or not node_id.isdecimal():  # it becomes part of a path
             return False
-        node = self._zk.getNode(sliver["metadata"].get("nodepool_node_id"), cached=True)
+        node = self._zk.getNode(node_id, cached=True)
         return (
             node is not None
             and node.state in (zk.READY, zk.IN_USE, zk.USED, zk.HOLD)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple
 
+from nodepool.driver.nodemanager import answers
 from nodepool.driver.nodemanager.config import NodeManagerHost, NodeManagerProviderConfig
 from nodepool.driver.utils import RateLimiter
 from nodepool.nodemanager.api.client import Client, RpcError, RpcFault, Tls
@@ -106,11 +107,13 @@ class ManagedHost:
         """A call within the provider's rate, on the caller's thread.
 
         :raises RpcFault: refused.
-        :raises RpcError: no answer.
+        :raises RpcError: no answer, or a bad one.
         """
         with self._limiter(self._log.debug, f"{self.name}: {method}"):
             pass
-        return self.client.call(method, *arguments, timeout=timeout)
+        answer = self.client.call(method, *arguments, timeout=timeout)
+        answers.check(method, arguments, answer)
+        return answer
 
     def ask(
         self, method: str, *arguments: object, timeout: float = CALL_TIMEOUT, wait: bool = False, patient: bool = False

@@ -10,11 +10,13 @@ from typing import Any, Protocol
 from nodepool import exceptions
 from nodepool.config.model import ProviderConfig
 from nodepool.driver import statemachine
+from nodepool.driver.nodemanager.answers import metadata_of
 from nodepool.driver.nodemanager.config import NodeManagerLabel
 from nodepool.driver.nodemanager.hosts import Hosts, ManagedHost, Needs
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
+from nodepool.nodemanager.texts import clean
 
 #: Seconds of one wait for a sliver; repeated until the launch time-out.
 WAIT = 10.0
@@ -92,7 +94,7 @@ class NodeManagerInstance(statemachine.Instance):
         effective = sliver.get("effective") or {}
         self._quota = quota if quota is not None else quota_of(effective, host.cores)
         self.external_id = {"host": host.name, "sliver": sliver["name"]}
-        self.metadata = sliver.get("metadata") or {}
+        self.metadata = metadata_of(sliver)
         self.ready = sliver.get("state") == "ready"
         # The host's other address is of no use for a server that the sliver has on its own.
         self.interface_ip = (None if sliver.get("own_ssh") else host.ssh_address) or sliver.get("ssh_address")
@@ -113,7 +115,7 @@ class NodeManagerInstance(statemachine.Instance):
 
 class NodeManagerResource(statemachine.Resource):
     def __init__(self, host: str, sliver: dict[str, Any]) -> None:
-        super().__init__(sliver.get("metadata") or {}, "instance")
+        super().__init__(metadata_of(sliver), "instance")
         self.host = host
         self.id = sliver["name"]
 
@@ -291,9 +293,8 @@ class CreateMachine(statemachine.StateMachine):
         waiting = self.state == self.WAITING
         if state == "failed" or (waiting and state in ("absent", "disabled", "deleting")):
             host.launch_failed()
-            raise exceptions.LaunchStatusException(
-                f"sliver {self._name} on {host.name} is {state}: {sliver.get('error') or 'it was changed by others'}"
-            )
+            reason = clean(str(sliver.get("error") or "it was changed by others")[:1000])
+            raise exceptions.LaunchStatusException(f"sliver {self._name} on {host.name} is {state}: {reason}")
         self.state = self.WAITING
         return None
 

@@ -138,7 +138,9 @@ class Client:
         try:
             (result,), _ = xmlrpc.client.loads(answer, use_builtin_types=True)
         except xmlrpc.client.Fault as fault:
-            raise RpcFault(fault.faultCode, fault.faultString) from None
+            # The other end chooses their types as well.
+            code = fault.faultCode if isinstance(fault.faultCode, int) else 0
+            raise RpcFault(code, str(fault.faultString)) from None
         except Exception as error:
             raise RpcError(f"{self.url}: {method}: not an XML-RPC answer: {error}") from error
         return result

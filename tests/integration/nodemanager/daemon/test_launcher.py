@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import pathlib
 import subprocess
 import time
+import xmlrpc.client
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from nodepool.status import cluster
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench
+from tests.support.nodemanager.fake_host import CAPACITY, fake_host
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
 pytestmark = pytest.mark.timeout(180)
@@ -151,3 +155,41 @@ def test_host_that_is_down(bench: LauncherBench, nm: NmDaemon) -> None:
     nodes = bench.zuul.accept(request)
     bench.zuul.give_back(*nodes)
     wait_for(lambda: nm.client.call("ListSlivers") == [], 30)
+
+
+#: What hosts may answer that are older, newer, broken or hostile.
+ODD_ANSWERS: dict[str, dict[str, Any]] = {
+    "empty": {"GetCapacity": {}},
+    "texts": {"GetCapacity": {**CAPACITY, "memory": "lots", "allocated": [1, 2]}},
+    "list": {"GetCapacity": [1]},
+    "nan": {"GetCapacity": {**CAPACITY, "cpu": math.nan, "memory": math.inf}},
+    "negative": {"GetCapacity": {**CAPACITY, "allocated": {"slivers": -5, "cpu": -1, "memory": -1, "disk": -1}}},
+    "group": {"GetCapacity": {**CAPACITY, "group": [1]}},
+    "nameless": {"GetCapacity": CAPACITY, "ListSlivers": [{"state": "ready"}]},
+    "items": {"GetCapacity": CAPACITY, "ListSlivers": ["x"], "PutRecord": {"name": "other", "state": "ready"}},
+    "record": {"GetCapacity": CAPACITY, "ListSlivers": [], "PutRecord": "x"},
+    "fault": {"GetCapacity": xmlrpc.client.Fault(104, "\x1b[31m\nforged line")},
+    "fault-types": {"GetCapacity": CAPACITY, "PutRecord": xmlrpc.client.Fault([], {})},  # type: ignore[arg-type]
+    "bytes": {"GetCapacity": b"\x00\xff" * 100},
+}
+
+
+def test_host_with_odd_answers_harms_no_request(bench: LauncherBench, nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+    """Requests are served by the good host; the odd ones are reported."""
+    settings = config(nm, placement="spread")
+    with contextlib.ExitStack() as stack:
+        for name, answers in ODD_ANSWERS.items():
+            url = stack.enter_context(fake_host(tmp_path / f"{name}.socket", answers))
+            settings["providers"][0]["hosts"].append({"name": name, "url": url})
+        pool = bench.start(settings)
+        requests = [bench.zuul.submit("small") for _ in range(3)]
+        for request in requests:
+            bench.wait_request(request, "fulfilled", timeout=60)
+        nodes = [bench.zuul.node(bench.zuul.accept(request)[0]) for request in requests]
+        assert {node["external_id"]["host"] for node in nodes} == {"h0"}
+        limits = bench.adapter("metal", pool).getQuotaLimits().get_resources()
+        assert all(0 < limits[name] < 1e9 for name in ("cores", "instances", "ram", "disk"))
+        rows = {row["host"]: row for row in cluster.hosts(pool.zk).rows}
+        assert "cores" in rows["empty"]["problem"] and rows["empty"]["state"] == "not usable"
+        bench.zuul.give_back(*list(bench.zuul.locks))
+        wait_for(lambda: nm.client.call("ListSlivers") == [], 30, "the slivers to go")
