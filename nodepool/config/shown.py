@@ -1,32 +1,107 @@
-"""A configuration as people may see it: what may be a secret is left out."""
+"""The configuration as people may see it: only what cannot be a secret shows its value."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nodepool.config.model import Config
+import voluptuous as v
 
-_SECRET = re.compile(r"pass|secret|token|credential|user-?data|custom-data|env-?vars|auth|(^|-)key$", re.IGNORECASE)
-#: Name and password in an address.
-_USER = re.compile(r"(?<=://)[^/\s@]+@")
+from nodepool.config.model import Config, ProviderConfig
+from nodepool.config.schema import ListOf
+from nodepool.exceptions import FOREIGN
+
+log = logging.getLogger("nodepool.config.shown")
+
+#: Declared options that hold secrets; ``value`` stands beside a ``name`` that says what it is.
+_SECRET = re.compile(
+    r"pass|pwd|secret|token|credential|user-?data|custom-data|env|auth|licen[cs]e|signature|^sig$|key$|^values?$", re.IGNORECASE
+)
+#: Name and password in an address, even with "/" or "@" in the password; and queries.
+_USER = re.compile(r"(?<=://)\S*@")
+_QUERY = re.compile(r"(?<=\?)\S*=\S*")
 REDACTED = "(redacted)"
 
 
-def redacted(value: Any, secret: bool = False) -> Any:
-    """The value with everything left out whose name may be that of a secret, and names and passwords in addresses."""
+def hidden(value: Any) -> Any:
+    """Return the value with its structure and keys, but without its texts and numbers."""
     if isinstance(value, dict):
-        return {str(key): redacted(item, secret or bool(_SECRET.search(str(key)))) for key, item in value.items()}
+        return {str(key): hidden(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redacted(item, secret) for item in value]
-    if secret and value not in (None, True, False):
-        return REDACTED
-    return _USER.sub(f"{REDACTED}@", value) if isinstance(value, str) else value
+        return [hidden(item) for item in value]
+    return value if value is None or isinstance(value, bool) else REDACTED
+
+
+def visible(value: Any, schema: object) -> Any:
+    """Return the value with everything hidden that the schema does not declare, or that may be a secret.
+
+    Keys that a dictionary may choose freely are shown, their values are not, except numbers where
+    the schema demands numbers.
+    """
+    alternatives = list(_alternatives(schema))
+    if isinstance(value, dict):
+        return {str(key): _option(key, item, alternatives) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [visible(item, v.Any(*_items(alternatives))) for item in value]
+    # A single item is understood in place of some lists.
+    if value is None or isinstance(value, bool) or not any(map(_is_leaf, [*alternatives, *_items(alternatives)])):
+        return hidden(value)
+    return _QUERY.sub(REDACTED, _USER.sub(f"{REDACTED}@", value)) if isinstance(value, str) else value
+
+
+def _option(key: object, value: Any, alternatives: Iterable[object]) -> Any:
+    declared, free = [], []
+    for options in alternatives:
+        for name, schema in options.items() if isinstance(options, dict) else ():
+            name = name.schema if isinstance(name, v.Marker) else name
+            if name == key:
+                declared.append(schema)
+            elif not isinstance(name, str):
+                free.append(schema)
+    if declared and not _SECRET.search(str(key)):
+        return visible(value, v.Any(*declared))
+    numbers = not declared and bool(free) and all(alternative in (int, float) for s in free for alternative in _alternatives(s))
+    return value if numbers and isinstance(value, (int, float)) else hidden(value)
+
+
+def _alternatives(schema: object) -> Iterator[object]:
+    if isinstance(schema, v.Schema):
+        yield from _alternatives(schema.schema)
+    elif isinstance(schema, (v.Any, v.All)):
+        for part in schema.validators:
+            yield from _alternatives(part)
+    else:
+        yield schema
+
+
+def _items(alternatives: Iterable[object]) -> list[object]:
+    found: list[object] = []
+    for schema in alternatives:
+        for item in schema if isinstance(schema, list) else [schema.schema] if isinstance(schema, ListOf) else ():
+            found.extend(_alternatives(item))
+    return found
+
+
+def _is_leaf(schema: object) -> bool:
+    return not isinstance(schema, (dict, list, ListOf)) and schema not in (dict, list, object)
+
+
+def schema_of(provider: ProviderConfig) -> object:
+    """Return the schema of a provider; one without options if its driver has none."""
+    try:
+        schema: Any = provider.getSchema()
+    except FOREIGN:
+        log.exception("Driver %s has no schema; values of provider %s are not shown:", provider.driver.name, provider.name)
+        schema = {}
+    schema = schema.schema if isinstance(schema, v.Schema) else schema
+    return {**(schema if isinstance(schema, dict) else {}), **ProviderConfig.getCommonSchemaDict()}
 
 
 def shown(config: Config) -> dict[str, Any]:
-    """What is in force, as JSON has it."""
+    """Return what is in force, as JSON."""
     content = {
         "labels": {name: {"min-ready": label.min_ready} for name, label in sorted(config.labels.items())},
         "diskimages": {
@@ -36,7 +111,7 @@ def shown(config: Config) -> dict[str, Any]:
             }
             for name, image in sorted(config.diskimages.items())
         },
-        "providers": {name: redacted(provider.provider) for name, provider in sorted(config.providers.items())},
+        "providers": {name: visible(entry.provider, schema_of(entry)) for name, entry in sorted(config.providers.items())},
         "tenant-resource-limits": config.tenant_resource_limits,
     }  # fmt: skip
     # What YAML has and JSON has not, such as dates, becomes text.
