@@ -103,7 +103,7 @@ IN_VICTIM = (
     ("terminals", 256, _terminal), ("asynchronous", 0, _asynchronous), ("networks", 0, _inotify), ("watches", 65536, _inotify),
     ("pipes", 200_000, _pipe), ("files", 200_000, _pipe), ("locks", 200_000, _pipe), ("sockets", 200_000, _socket),
     ("messages", 32000, _queue), ("shared_memory", 4096, _queue), ("semaphores", 32000, _queue), ("children", 300, _pipe),
-    ("inodes", 200_000, _pipe), ("disk", 110, _pipe)])  # fmt: skip
+    ("tcp_buffers", 160, _socket), ("inodes", 200_000, _pipe), ("disk", 110, _pipe)])  # fmt: skip
 def test_one_sliver_hoards(host: NmDaemon, kind: str, most: int, check: Callable[[], None]) -> None:
     with hoard(host, ATTACKER, kind) as count:
         assert count <= most, f"{kind}: {count}"

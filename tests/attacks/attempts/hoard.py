@@ -144,6 +144,21 @@ def children() -> int:
     return counted(take)
 
 
+def tcp_buffers() -> int:
+    """MiB in buffers of connections whose data nobody reads; 400 are enough to show it."""
+    sent = 0
+    piece = bytes(1 << 16)
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        for _ in range(200):
+            ends = socket.create_connection(server.getsockname()), server.accept()[0]
+            _kept.append(ends)
+            ends[0].setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while sent < 400 << 20:
+                    sent += ends[0].send(piece)
+    return sent >> 20
+
+
 def inodes() -> int:
     os.makedirs("/root/i", exist_ok=True)
     return counted(lambda: os.close(os.open(f"/root/i/{len(_kept)}", os.O_CREAT | os.O_WRONLY)))

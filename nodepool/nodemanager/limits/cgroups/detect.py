@@ -76,6 +76,14 @@ def problems(controllers: Mapping[str, str | None]) -> list[Problem]:
         found.append(
             Problem("memory guarantee", False, "nm_mem_guaranteed is only a hint with cgroup version 1; boot with version 2")
         )
+        found.append(
+            Problem(
+                "network buffers",
+                False,
+                "nm_mem_limit does not count buffers of UDP sockets with cgroup version 1, and those of TCP come on top of it "
+                "(a quarter at most): a sliver can use more memory than its limit; boot with version 2",
+            )
+        )
     if controllers["io"] == "v1":
         found.append(
             Problem(

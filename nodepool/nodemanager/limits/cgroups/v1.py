@@ -12,6 +12,8 @@ from pathlib import Path
 from nodepool.nodemanager.limits.cgroups.files import MIB, CgroupError, field, format_list, number, quota, read, write
 
 FREEZE_TIMEOUT = 5.0
+#: Buffers of TCP connections come on top of the memory limit: at most this part of it, but this many bytes at least.
+TCP_PART, TCP_LEAST = 4, 16 * MIB
 #: cpu.shares per unit of v2's cpu.weight: 1024 is the weight of everything without one of its own, as 100 is there.
 _SHARES = 10.24
 
@@ -86,6 +88,11 @@ def memory(group: Path, limit: int, guaranteed: int) -> None:
                 write(plain, previous)
         used = (number(group / "memory.usage_in_bytes") or 0) // MIB
         raise CgroupError(f"nm_mem_limit: {used} MiB are in use, more than {limit}, and cannot be reclaimed") from None
+    # Buffers of TCP are not part of the limit here. A smaller limit than is in use cannot be written.
+    tcp = group / "memory.kmem.tcp.limit_in_bytes"
+    if tcp.exists():
+        with contextlib.suppress(OSError):
+            write(tcp, max(TCP_LEAST, value // TCP_PART) if limit else -1)
     with contextlib.suppress(OSError):
         write(group / "memory.soft_limit_in_bytes", guaranteed * MIB if guaranteed else -1)
 

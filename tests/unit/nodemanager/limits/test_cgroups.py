@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nodepool.nodemanager.limits import cgroups
-from nodepool.nodemanager.limits.cgroups import Cgroups, admit
+from nodepool.nodemanager.limits.cgroups import Cgroups, admit, detect
 from nodepool.nodemanager.limits.cgroups import files as cgroup_files
 from nodepool.nodemanager.limits.cgroups import v2 as cgroup_v2
 from nodepool.nodemanager.limits.cgroups.files import CgroupError, Place
@@ -228,3 +228,9 @@ def test_names_of_kernel_files_are_fine_as_names(tree: pathlib.Path) -> None:
     groups.create("besteffort", {})
     groups.create("tasks", {})
     assert groups.names() == ["besteffort", "tasks"]
+
+
+def test_gaps_of_version_1_are_reported() -> None:
+    layout: dict[str, str | None] = dict.fromkeys(("cpu", "cpuset", "memory", "pids", "io", "freezer"), "v1")
+    assert {problem.feature for problem in detect.problems(layout)} == {"memory guarantee", "network buffers", "I/O limits"}
+    assert detect.problems(dict.fromkeys(layout, "v2")) == []
