@@ -20,6 +20,15 @@ log = logging.getLogger("nodepool.nodemanager.server")
 BATCH = 4
 #: Seconds to wait when the process has no descriptor left.
 SHORTAGE_WAIT = 0.1
+#: Seconds until a listener that has been shut is opened again.
+SHUT_WAIT = 1.0
+#: Connections that wait to be accepted; the kernel has a limit of its own.
+BACKLOG = 4096
+#: Errors of accept(2) that concern one connection only.
+_PASSING = frozenset(
+    (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP,
+     errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET)
+)  # fmt: skip
 #: Seconds between two lines of the log about the same.
 SILENCE = 60.0
 
@@ -47,6 +56,7 @@ class Listener(Waiter):
     """
 
     _told = float("-inf")
+    _shut = False
 
     def __init__(
         self,
@@ -90,12 +100,7 @@ class Listener(Waiter):
             try:
                 stream, address = self.socket.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    if time.monotonic() - Listener._told > SILENCE:
-                        Listener._told = time.monotonic()
-                        log.error("API connections are queued until descriptors are free: %s", error.strerror)
-                    # It stays ready: without a pause it would be asked at once again.
-                    self._pause(SHORTAGE_WAIT)
+                self._cannot_accept(error)
                 return
             try:
                 stream.setblocking(False)
@@ -119,6 +124,18 @@ class Listener(Waiter):
                     self._pause(wait)
                     return
 
+    def _cannot_accept(self, error: OSError) -> None:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+            if time.monotonic() - Listener._told > SILENCE:
+                Listener._told = time.monotonic()
+                log.error("API connections are queued until descriptors are free: %s", error.strerror)
+            # It stays ready: without a pause it would be asked at once again.
+            self._pause(SHORTAGE_WAIT)
+        elif error.errno not in _PASSING:
+            # Root of a sliver with its network's rights can destroy the socket, which is then ready for ever.
+            self._shut = True
+            self._pause(SHUT_WAIT)
+
     def _pause(self, seconds: float) -> None:
         assert self._loop is not None
         self._loop.watch(self, None)
@@ -126,4 +143,11 @@ class Listener(Waiter):
 
     def late(self) -> None:
         assert self._loop is not None
+        if self._shut:
+            try:
+                self.socket.listen(BACKLOG)  # it is still bound
+            except OSError:
+                self._pause(SHUT_WAIT)
+                return
+            self._shut = False
         self._loop.watch(self, IN)

@@ -18,15 +18,13 @@ from nodepool.nodemanager.api import delegates
 from nodepool.nodemanager.api.connections import Connections
 from nodepool.nodemanager.api.exchange import Desk
 from nodepool.nodemanager.api.identity import Identity
-from nodepool.nodemanager.api.listener import Listener, Peer
+from nodepool.nodemanager.api.listener import BACKLOG, Listener, Peer
 from nodepool.nodemanager.api.methods import CONTROLLER, OTHER, SLIVER, Api, Caller
 from nodepool.nodemanager.config import API_SERVER_PORT, NodeManagerConfig
 from nodepool.nodemanager.records import records
 
 log = logging.getLogger("nodepool.nodemanager.server")
 
-#: Connections that wait to be taken; the kernel has a limit of its own.
-BACKLOG = 4096
 STOP_TIMEOUT = 5.0
 SOCKET_NAME = "nodemanager.api"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from nodepool.nodemanager.eventloop import AHEAD, Workers
+from nodepool.nodemanager.api import listener
+from nodepool.nodemanager.eventloop import AHEAD, EventLoop, Workers
 from tests.conftest import wait_for
 
 
@@ -97,3 +99,21 @@ def test_stop_waits_for_what_is_done_and_drops_the_rest(workers: Workers) -> Non
     assert workers.stop(20)
     workers.do(never.set)
     assert not never.is_set()
+
+
+def test_listener_that_was_destroyed_is_watched_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a socket is always ready: watching it on would take a whole processor."""
+    monkeypatch.setattr(listener, "SHUT_WAIT", 0.05)
+    loop = EventLoop("test")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = listener.Listener(server, lambda _connection: None)
+        place.begin(loop, None, lambda *_: None, lambda *_: (0.0, 0.0))  # type: ignore[arg-type]
+        server.shutdown(socket.SHUT_RDWR)  # as SOCK_DESTROY does
+        place.ready()
+        assert place.mask is None and place.due is not None
+        place.late()
+        assert place.mask is not None
+        socket.create_connection(server.getsockname(), 5).close()
+        place.ready()
+        assert place.mask is not None
+    loop.close()
