@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -280,12 +280,23 @@ class NodeManager:
             try:
                 if time.monotonic() >= checked + EXPIRY_CHECK:
                     checked = time.monotonic()
-                    self._prune_templates()
-                    self.host.tidy()
-                    self.host.account(self.slivers.effective())
+                    self.each_minute()
                 self._expire()
             except Exception:
                 self.log.exception("Error about expired records:")
+
+    def each_minute(self) -> None:
+        """Run the regular tasks; one that fails does not stop the others."""
+        tasks: dict[str, Callable[[], object]] = {
+            "removal of unused root trees": self._prune_templates,
+            "removal of leftovers": self.host.tidy,
+            "accounting of bandwidth": lambda: self.host.account(self.slivers.effective()),
+        }
+        for name, task in tasks.items():
+            try:
+                task()
+            except Exception:
+                self.log.exception("Periodic task failed, it is tried again in a minute: %s:", name)
 
     def _expire(self) -> None:
         with self._delivery:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
@@ -28,6 +27,7 @@ from nodepool.nodemanager.backends.base import (
 )
 from nodepool.nodemanager.kernel import syscalls
 from nodepool.nodemanager.kernel.descriptors import readable
+from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.limits import room
 from nodepool.nodemanager.rootfs.templates import RootStore, RootTree, check_sliver_name
 from nodepool.nodemanager.ssh import files as sshfiles
@@ -499,13 +499,13 @@ class NativeBackend(Backend):
         if directory.is_dir():
             if os.path.ismount(directory / "mnt"):
                 syscalls.umount(str(directory / "mnt"))
-            shutil.rmtree(directory, onerror=self._not_removed)
+            try:
+                remove_tree(directory)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise BackendError(f"cannot remove {directory}: {error}", retry=True) from error
         self.roots.release(name)
-
-    @staticmethod
-    def _not_removed(_function: object, path: str, failure: Any) -> None:
-        if not isinstance(failure[1], FileNotFoundError):
-            raise BackendError(f"cannot remove {path}: {failure[1]}", retry=True)
 
     def found(self) -> list[str]:
         names: set[str] = set()

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import logging
 import os
-import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from pathlib import Path
 
 from nodepool.nodemanager.backends.base import Problem
 from nodepool.nodemanager.kernel import commands, loopdev, syscalls
+from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.limits.disk_templates import BLOCK, KIB, DiskError, Templates
 from nodepool.nodemanager.records.rspec import DEFAULT_RSPEC, check_name
 
@@ -378,7 +378,7 @@ class Disks:
         try:
             for target in _below(directory):
                 syscalls.umount(target)
-            shutil.rmtree(directory)
+            remove_tree(directory)
         except FileNotFoundError:
             pass
         except OSError as error:

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nodepool.nodemanager.backends.base import BackendError
+from nodepool.nodemanager.kernel.removal import remove_tree
 from nodepool.nodemanager.rootfs import host_image, tar_image
 
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
@@ -265,6 +265,6 @@ def _check_tree(path: Path, what: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a tree; never follows links (shutil's safe walk)."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove a tree as far as possible; what is left is removed with the next one."""
+    with contextlib.suppress(OSError):
+        remove_tree(path)

@@ -1,0 +1,75 @@
+"""Removal of trees that others have filled."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Remove a directory with everything in it, however deep it is.
+
+    Directories inside are moved up to the top before they are emptied: with neither recursion nor
+    a path that grows, no depth is too large, and a crash in between does no harm. Links are not
+    followed, and other file systems are not entered. A failure does not stop the rest.
+
+    :raises FileNotFoundError: there is no such directory.
+    :raises OSError: something could not be removed; the first such error.
+    """
+    top = os.open(path, _DIRECTORY)
+    try:
+        failure = _Removal(top).run()
+    finally:
+        os.close(top)
+    if failure is not None:
+        raise failure
+    os.rmdir(path)
+
+
+class _Removal:
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._failure: OSError | None = None
+        self._prefix = f".removed-{secrets.token_hex(8)}-"
+        self._count = 0
+        #: Directories in the top one.
+        self._directories: list[str] = []
+
+    def run(self) -> OSError | None:
+        self._empty(self._top)
+        while self._directories:
+            name = self._directories.pop()
+            try:
+                directory = os.open(name, _DIRECTORY, dir_fd=self._top)
+                try:
+                    self._empty(directory)
+                finally:
+                    os.close(directory)
+                os.rmdir(name, dir_fd=self._top)
+            except OSError as error:
+                self._failed(error)
+        return self._failure
+
+    def _empty(self, directory: int) -> None:
+        with os.scandir(directory) as entries:
+            found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_directory in found:
+            try:
+                if not is_directory:
+                    os.unlink(name, dir_fd=directory)
+                elif directory == self._top:
+                    self._directories.append(name)
+                else:
+                    self._count += 1
+                    here = f"{self._prefix}{self._count}"
+                    os.rename(name, here, src_dir_fd=directory, dst_dir_fd=self._top)
+                    self._directories.append(here)
+            except OSError as error:
+                self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        # Somebody else may remove the same.
+        if not isinstance(error, FileNotFoundError):
+            self._failure = self._failure or error

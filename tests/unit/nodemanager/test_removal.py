@@ -1,0 +1,85 @@
+"""Trees that jobs and images have filled can always be removed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import types
+from typing import Any
+
+import pytest
+
+from nodepool.nodemanager.kernel.removal import remove_tree
+from nodepool.nodemanager.manager import NodeManager
+
+
+def dig(top: pathlib.Path, depth: int) -> None:
+    """Directories below each other, deeper than any path can be long, with a file in each."""
+    directory = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d" * 20, dir_fd=directory)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=directory))
+        below = os.open("d" * 20, os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    os.close(directory)
+
+
+def test_tree_of_any_depth_is_removed(tmp_path: pathlib.Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    dig(top, 3000)
+    remove_tree(top)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(FileNotFoundError):
+        remove_tree(top)
+
+
+def test_links_are_removed_not_followed(tmp_path: pathlib.Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / "kept").mkdir(parents=True)
+    (tmp_path / "top/a/b").mkdir(parents=True)
+    (tmp_path / "top/a/b/link").symlink_to(outside)
+    (tmp_path / "top/link").symlink_to(outside)
+    remove_tree(tmp_path / "top")
+    assert os.listdir(outside) == ["kept"]
+    (tmp_path / "link").symlink_to(outside)
+    with pytest.raises(OSError):
+        remove_tree(tmp_path / "link")
+    assert os.listdir(outside) == ["kept"]
+
+
+def test_what_cannot_be_removed_does_not_keep_the_rest(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a/b/bad", "a/b/good", "c/good"):
+        (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "top" / name).touch()
+    unlink = os.unlink
+
+    def refusing(name: Any, **options: Any) -> None:
+        if name == "bad":
+            raise PermissionError(1, "not permitted", name)
+        unlink(name, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refusing)
+        with pytest.raises(PermissionError):
+            remove_tree(tmp_path / "top")
+    assert [path.name for path in (tmp_path / "top").rglob("*") if path.is_file()] == ["bad"]
+    remove_tree(tmp_path / "top")
+
+
+def test_periodic_task_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[str] = []
+
+    def fail() -> None:
+        raise RecursionError("too deep")
+
+    manager: Any = types.SimpleNamespace(
+        _prune_templates=fail,
+        host=types.SimpleNamespace(tidy=lambda: done.append("tidy"), account=lambda _: done.append("account")),
+        slivers=types.SimpleNamespace(effective=dict),
+        log=logging.getLogger("test"),
+    )
+    NodeManager.each_minute(manager)
+    assert done == ["tidy", "account"] and "unused root trees" in caplog.text
