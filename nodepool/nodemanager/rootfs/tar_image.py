@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
 import lzma
 import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 from nodepool.nodemanager.kernel import syscalls
 
@@ -19,6 +21,18 @@ _IN_TREE = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS | syscalls.
 _MAX_PATH = 4000
 _MAX_ID = 65535
 _CHUNK = 1 << 20
+#: Directories below each other.
+_MAX_DEPTH = 128
+#: Bytes of the headers of a member (long names, attributes, maps of holes), and of what all members share.
+_MAX_HEADER = 1 << 20
+#: What a member takes on the disk, besides its content.
+_BLOCK = 4096
+_COMPRESSED: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
+    b"\x1f\x8b": lambda file: cast(IO[bytes], gzip.GzipFile(fileobj=file)),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+    b"\x5d\0\0\x80": lzma.LZMAFile,
+}
 
 
 class TarError(ValueError):
@@ -41,25 +55,47 @@ def extract(source: Path, target: Path, limits: Limits | None = None) -> None:
     """
     limits = limits or Limits()
     try:
-        with source.open("rb") as file, _open(file) as archive:
+        with source.open("rb") as file, _decompressed(file) as stream:
             root = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                _Extraction(root, limits).run(archive)
+                _Extraction(root, limits).run(_Budget(stream))
             finally:
                 os.close(root)
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, RecursionError) as error:
         raise TarError(f"{source} is no good tar file: {error}") from error
     except TarError as error:
         raise TarError(f"{source}: {error}") from error
 
 
 @contextlib.contextmanager
-def _open(file: BinaryIO) -> Iterator[tarfile.TarFile]:
+def _decompressed(file: BinaryIO) -> Iterator[IO[bytes]]:
+    magic = file.read(8)
+    file.seek(0)
+    make = next((make for start, make in _COMPRESSED.items() if magic.startswith(start)), None)
     try:
-        with tarfile.open(fileobj=file, mode="r:*") as archive:
-            yield archive
-    except (lzma.LZMAError, zlib.error) as error:
+        if make is None:
+            yield file
+        else:
+            with make(file) as stream:
+                yield stream
+    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
         raise TarError(f"its compression is damaged: {error}") from error
+
+
+class _Budget:
+    """A stream of which only so much may be read at a time: tarfile reads headers of any size into memory."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.seek, self.tell, self.seekable = stream.seek, stream.tell, stream.seekable
+        self.left: int | None = _MAX_HEADER
+
+    def read(self, size: int = -1) -> bytes:
+        if self.left is not None:
+            if not 0 <= size <= self.left:
+                raise TarError(f"the headers of a member are larger than {_MAX_HEADER} bytes")
+            self.left -= size
+        return self._stream.read(size)
 
 
 def parts_of(name: str) -> list[str]:
@@ -71,7 +107,23 @@ def parts_of(name: str) -> list[str]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise TarError(f"member {name[:200]!r}: '..' in its path")
+    if len(parts) > _MAX_DEPTH:
+        raise TarError(f"member {name[:200]!r}: more than {_MAX_DEPTH} directories below each other")
     return parts
+
+
+def _content(member: tarfile.TarInfo) -> list[tuple[int, int]]:
+    """Return the parts of a file that are no holes, as offset and size."""
+    if not member.issparse():
+        return [(0, member.size)]
+    # The type hints of Python say bytes.
+    found: list[tuple[int, int]] = list(cast(Any, member.sparse) or ())
+    end = 0
+    for offset, size in found:
+        if not (end <= offset and size >= 0 and offset + size <= member.size):
+            raise TarError(f"member {member.name!r}: its map of holes is damaged")
+        end = offset + size
+    return found
 
 
 class _Extraction:
@@ -81,16 +133,26 @@ class _Extraction:
         self.size = 0
         self.keep_owner = os.geteuid() == 0
 
-    def run(self, archive: tarfile.TarFile) -> None:
+    def run(self, stream: _Budget) -> None:
         count = 0
-        for member in archive:
-            count += 1
-            archive.members = []  # type: ignore[attr-defined]  # else it keeps all of them
-            if count > self.limits.members:
-                raise TarError(f"more than {self.limits.members} members")
-            self._member(archive, member)
+        with tarfile.TarFile(fileobj=cast(IO[bytes], stream)) as archive:
+            while (member := archive.next()) is not None:
+                stream.left = None
+                count += 1
+                archive.members = []  # type: ignore[attr-defined]  # else it keeps all of them
+                if count > self.limits.members:
+                    raise TarError(f"more than {self.limits.members} members")
+                if sum(len(key) + len(value) for key, value in archive.pax_headers.items()) > _MAX_HEADER:
+                    raise TarError(f"its common headers are larger than {_MAX_HEADER} bytes")
+                self._member(archive, member)
+                stream.left = _MAX_HEADER
         if not count:
             raise TarError("empty")
+
+    def _count(self, size: int) -> None:
+        self.size += size
+        if self.size > self.limits.size:
+            raise TarError(f"its files are larger than {self.limits.size} bytes together")
 
     def _member(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         parts = parts_of(member.name)
@@ -104,6 +166,9 @@ class _Extraction:
             raise TarError(f"member {member.name!r}: device node (only allowed, and left out, below dev/)")
         if not (member.isreg() or member.isdir() or member.issym() or member.islnk() or member.isfifo()):
             raise TarError(f"member {member.name!r}: unknown kind {member.type!r}")
+        if member.size < 0:
+            raise TarError(f"member {member.name!r}: size {member.size}")
+        self._count(_BLOCK)
         try:
             parent = self._directory(parts[:-1])
             try:
@@ -114,6 +179,8 @@ class _Extraction:
             raise
         except OSError as error:
             raise TarError(f"member {member.name!r}: {error.strerror or error}") from error
+        except (ValueError, OverflowError) as error:  # a time, an owner or a map of holes that cannot be
+            raise TarError(f"member {member.name!r}: {error}") from error
 
     def _directory(self, parts: list[str]) -> int:
         if not parts:
@@ -125,6 +192,7 @@ class _Extraction:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(parts[-1], 0o755, dir_fd=above)
+                self._count(_BLOCK)
         finally:
             os.close(above)
         return syscalls.openat2(self.root, path, os.O_RDONLY | os.O_DIRECTORY, _IN_TREE)
@@ -173,26 +241,16 @@ class _Extraction:
             os.close(source)
 
     def _regular(self, archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str) -> None:
-        self.size += member.size
-        if self.size > self.limits.size:
-            raise TarError(f"its files are larger than {self.limits.size} bytes together")
+        self._count(member.size)
         content = archive.extractfile(member)
         if content is None:
             raise TarError(f"member {member.name!r}: no content")
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
         try:
-            left = member.size
-            while left:
-                data = content.read(min(left, _CHUNK))
-                if not data:
-                    raise TarError(f"member {member.name!r}: cut short")
-                left -= len(data)
-                if data.count(0) == len(data):
-                    os.lseek(descriptor, len(data), os.SEEK_CUR)
-                    continue
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
+            for offset, size in _content(member):
+                content.seek(offset)
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                self._copy(member, content, descriptor, size)
             os.ftruncate(descriptor, member.size)
             os.utime(descriptor, (member.mtime, member.mtime))
             self._ids_ok(member)
@@ -201,6 +259,20 @@ class _Extraction:
             os.fchmod(descriptor, stat.S_IMODE(member.mode))  # after the owner: changing that takes setuid away
         finally:
             os.close(descriptor)
+
+    @staticmethod
+    def _copy(member: tarfile.TarInfo, content: IO[bytes], descriptor: int, left: int) -> None:
+        while left:
+            data = content.read(min(left, _CHUNK))
+            if not data:
+                raise TarError(f"member {member.name!r}: cut short")
+            left -= len(data)
+            if data.count(0) == len(data):
+                os.lseek(descriptor, len(data), os.SEEK_CUR)
+                continue
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
 
     def _ids_ok(self, member: tarfile.TarInfo) -> None:
         if not (0 <= member.uid <= _MAX_ID and 0 <= member.gid <= _MAX_ID):

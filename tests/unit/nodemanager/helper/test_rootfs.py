@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import io
+import math
 import os
 import pathlib
 import stat
@@ -11,8 +13,10 @@ import struct
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -490,3 +494,100 @@ def test_a_host_on_which_no_tree_can_be_made_says_so(caplog: pytest.LogCaptureFi
     trees.prepare_host()
     assert trees.prepared
     assert "Slivers of image host cannot be made: [Errno 28] No space left on device" in caplog.text
+
+
+def header(name: bytes, kind: bytes, size: int, fields: bytes = b"", extra: bytes = b"") -> bytes:
+    """A header of GNU tar, whose checksum is right."""
+    text = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + b"%011o\0" % size + b"00000000000\0" + b" " * 8 + kind
+    block = bytearray((text.ljust(257, b"\0") + b"ustar  \0").ljust(345, b"\0") + extra.ljust(167, b"\0"))
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block) + fields
+
+
+def large_header(kind: bytes) -> Iterator[bytes]:
+    """A header of 64 GiB; reading it into memory ends badly. What follows of it is never asked for."""
+    yield header(b"x", kind, (8 << 30) - 1, b"1 a=b\n")
+
+
+def sparse_map() -> Iterator[bytes]:
+    """200,000 blocks of a map of holes: 4.2 million entries."""
+    yield header(b"x", b"S", 0, extra=bytes(41) + bytes(96) + b"\1" + b"00000010000\0")
+    block = bytes(504) + b"\1" + bytes(7)
+    for _ in range(200):
+        yield block * 1000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [lambda: large_header(b"x"), lambda: large_header(b"g"), lambda: large_header(b"L"), sparse_map],
+    ids=["pax", "global", "name", "map"],
+)
+@pytest.mark.parametrize("opened", [open, gzip.open], ids=["plain", "gzip"])
+def test_large_headers_are_refused_before_they_are_read(
+    target: pathlib.Path, tmp_path: pathlib.Path, content: Callable[[], Iterator[bytes]], opened: Callable[..., Any]
+) -> None:
+    path = tmp_path / "bomb.tar"
+    with opened(path, "wb") as file:
+        for piece in content():
+            file.write(piece)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TarError, match="headers of a member are larger"):
+            extract(path, target)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_common_headers_are_limited(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.tar"
+    with path.open("wb") as file:
+        for number in range(5):
+            text = b"%d=%s\n" % (number, b"v" * 300_000)
+            record = b"%d %s" % (len(text) + 7, text)
+            assert len(record) == len(text) + 7
+            file.write(header(b"g", b"g", len(record), record.ljust(-(-len(record) // 512) * 512, b"\0")) + header(b"f", b"0", 0))
+    with pytest.raises(TarError, match="common headers"):
+        extract(path, target)
+
+
+def test_holes_are_skipped_not_read(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    path, size = tmp_path / "x.tar", 40 << 30
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("hole")
+        info.size = 5
+        info.pax_headers = {"GNU.sparse.map": f"{size - 5},5", "GNU.sparse.size": str(size)}
+        tar.addfile(info, io.BytesIO(b"hello"))
+    begun = time.process_time()
+    extract(path, target)
+    assert time.process_time() - begun < 5  # reading 40 GiB of zeros takes 23 s
+    found = target / "hole"
+    assert found.stat().st_size == size and found.stat().st_blocks < 1000
+    with found.open("rb") as file:
+        file.seek(size - 6)
+        assert file.read() == b"\0hello"
+
+
+@pytest.mark.parametrize("holes", ["5,-1", "9,5", "3,2,0,1"])
+def test_impossible_holes_are_refused(target: pathlib.Path, tmp_path: pathlib.Path, holes: str) -> None:
+    info, content = member("hole", b"x" * 5, pax_headers={"GNU.sparse.map": holes, "GNU.sparse.size": "10"})
+    with pytest.raises(TarError, match="hole"):
+        extract(archive(tmp_path / "x.tar", (info, content)), target)
+
+
+@pytest.mark.parametrize("mtime", [1e300, math.nan, math.inf])
+def test_impossible_time_names_the_member(target: pathlib.Path, tmp_path: pathlib.Path, mtime: float) -> None:
+    path = archive(tmp_path / "x.tar", member("odd", b"1", pax_headers={"mtime": str(mtime)}))
+    with pytest.raises(TarError, match="member 'odd'"):
+        extract(path, target)
+
+
+def test_directories_and_empty_files_count(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    path = archive(tmp_path / "x.tar", *(member(f"{number}/" * 100 + "f") for number in range(3)))
+    with pytest.raises(TarError, match="larger than 1000000 bytes"):
+        extract(path, target, Limits(size=1_000_000))
+
+
+def test_deep_paths_are_refused(target: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(TarError, match="more than 128 directories"):
+        extract(archive(tmp_path / "x.tar", directory("a/" * 400)), target)
