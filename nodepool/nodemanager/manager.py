@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from nodepool.base.files import lock_file
 from nodepool.exceptions import ConfigurationError
 from nodepool.nodemanager import backends
 from nodepool.nodemanager.api.methods import Api, NodeError
@@ -38,6 +39,8 @@ DRIVER_SOURCE = "driver"
 TICKET_SOURCE = "ticket"
 #: Seconds; the expiry timer looks at least so often.
 EXPIRY_CHECK = 60.0
+#: Seconds that the start waits for a previous node manager to release the state directory.
+STATE_LOCK_TIMEOUT = 10.0
 
 
 class NodeManager:
@@ -60,10 +63,34 @@ class NodeManager:
         self._zygote = Zygote()
         self._zygote.start()
         try:
-            self._make()
+            # After the helper was forked: it must not hold the lock when the daemon is killed.
+            self._state_lock = self._lock_state()
+            try:
+                self._make()
+            except BaseException:
+                os.close(self._state_lock)
+                raise
         except BaseException:
             self._zygote.stop()
             raise
+
+    def _lock_state(self) -> int:
+        """Return a descriptor that keeps other node managers off the state directory until it is closed."""
+        directory = self.config.state_dir
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                lock_file(descriptor, STATE_LOCK_TIMEOUT)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"state-dir: another node manager uses {directory}; stop it, or give this one another state-dir"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(f"state-dir: cannot lock {directory}: {error.strerror}") from error
+        return descriptor
 
     def _make(self) -> None:
         config = self.config
@@ -157,6 +184,7 @@ class NodeManager:
         if not self._running:
             self.host.stop(empty=False)
             self._zygote.stop()
+            os.close(self._state_lock)
             return
         self._running = False
         for source in self._sources:
@@ -175,6 +203,7 @@ class NodeManager:
         self.host.stop(empty=not self.backend.found())
         self._zygote.stop()
         self.database.close()
+        os.close(self._state_lock)
 
     def _serve_ssh(self, handle: Handle, connection: int) -> Starting:
         """An SSH server for one connection, inside the sliver."""

@@ -304,3 +304,16 @@ def test_startup(listed: NmDaemon, tmp_path: pathlib.Path) -> None:
         what="the next update",
     )
     assert (state("own"), state("listed")) == ("stopped", "stopped")
+
+
+def test_second_daemon_on_the_same_state_directory_is_refused(nm: NmDaemon, tmp_path: pathlib.Path) -> None:
+    """It would adopt the slivers of the first one and promise the disk twice."""
+    other = NmDaemon(tmp_path, 1, **{"state-dir": nm.options["state-dir"]})
+    other.start(wait=False)
+    assert other.process is not None and other.process.wait(60) != 0
+    assert f"state-dir: another node manager uses {nm.options['state-dir']}" in other.log
+    # Neither the helper of a daemon that was killed nor its slivers keep the directory locked.
+    nm.put("alpha")
+    nm.stop(signal.SIGKILL)
+    nm.start()
+    assert nm.wait("alpha")["state"] == "ready"
