@@ -8,21 +8,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import waitress.server
 from waitress import wasyncore
+from waitress.adjustments import Adjustments
 from waitress.task import ThreadedTaskDispatcher
 
 from nodepool import metrics
 from nodepool.metrics.prometheus import Exposition
+from nodepool.web import connections
 from nodepool.web.access import LOOPBACK
 from nodepool.web.api import Application
 from nodepool.web.cache import ResponseCache
-from nodepool.web.streams import StreamChannel, Streams
+from nodepool.web.streams import Streams
 from nodepool.web.v1 import Api
 
 THREADS = 4
-CONNECTION_LIMIT = 500
-IDLE_TIMEOUT = 30
 STOP_TIMEOUT = 5.0
 
 log = logging.getLogger("nodepool.WebApp")
@@ -80,24 +79,33 @@ class WebApp(threading.Thread):
         dispatcher.set_thread_count(THREADS)
         api = Api(nodepool)
         self.streams = Streams(getattr(nodepool, "feed", None), pages, api.renew)
-        self.server: Any = waitress.server.create_server(
+        self.server = connections.Server(
             Application(nodepool, self.cache, exposition, cache_expiry, pages, self.streams, api),
-            map=self._map,
-            _dispatcher=dispatcher,
-            sockets=[listening],
-            connection_limit=CONNECTION_LIMIT,
-            channel_timeout=IDLE_TIMEOUT,
-            max_request_header_size=16384,
-            max_request_body_size=65536,
-            ident=None,
+            self._map,
+            True,
+            listening,
+            dispatcher=dispatcher,
+            bind_socket=False,
+            sockinfo=(listening.family, listening.type, listening.proto, listening.getsockname()),
+            adj=Adjustments(
+                sockets=[listening],
+                connection_limit=2 * connections.CONNECTION_LIMIT,  # ours comes first
+                channel_timeout=connections.IDLE_TIMEOUT,
+                cleanup_interval=connections.CHECK,
+                max_request_header_size=16384,
+                max_request_body_size=65536,
+                ident=None,
+            ),
         )
-        self.server.channel_class, self.server.streams = StreamChannel, self.streams
+        self.server.streams = self.streams
 
     def run(self) -> None:
         self.streams.start()
         log.debug("Web server listens on %s port %s", *self.server.socket.getsockname()[:2])
         while not self._stopping.is_set():
-            wasyncore.loop(timeout=60, use_poll=True, map=self._map, count=1)
+            wasyncore.loop(
+                timeout=connections.CHECK if self.server.active_channels else 60, use_poll=True, map=self._map, count=1
+            )
 
     def stop(self) -> None:
         """End the server and its threads; returns within seconds, also if it never ran."""
