@@ -67,6 +67,7 @@ class Cgroups:
         self._weights: dict[str, int] = {}
         #: Those that use much CPU at present.
         self._heavy: set[str] = set()
+        self._active: set[str] | None = None
         self._pace: CpuPace | None = None
         self._cores: Cores | None = None
         self._prepared = False
@@ -341,19 +342,20 @@ class Cgroups:
         found[REST] = sum(spent for name, spent in found.items() if name not in guaranteed)
         return found
 
-    def _favour_others(self, heavy: set[str]) -> None:
+    def _favour_others(self, heavy: set[str], active: set[str] | None) -> None:
         with self._lock:
             changed = heavy ^ self._heavy
-            self._heavy = heavy
+            others = active != self._active and bool(self._guarantees)
+            self._heavy, self._active = heavy, active
             self._write_weights(changed & self._shares.keys() - self._guarantees.keys())
-            if changed & self._weights.keys():
+            if changed & self._weights.keys() or others:
                 self._balance()
 
     def _balance(self) -> None:
         place = self._where.get("cpu")
         if place is not None:
             self._weights = cgroup_weights.balance(
-                place, self._root(place), self._guarantees, self._shares, self._reserve, self._heavy
+                place, self._root(place), self._guarantees, self._shares, self._reserve, self._heavy, self._active
             )
 
     def _write_cores(self) -> None:

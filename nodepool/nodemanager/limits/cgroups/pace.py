@@ -55,7 +55,8 @@ class CpuPace:
 
     :param times: microseconds of CPU time that each sliver has used so far.
     :param shares: what slivers weigh that compete with each other, for each such set of them.
-    :param apply: called with the slivers that are not favoured, when they have changed.
+    :param apply: called with the slivers that are not favoured, and with those that use CPU, when either have changed; with
+        nobody, and None (not known), when processors are short no more.
     """
 
     def __init__(
@@ -63,13 +64,14 @@ class CpuPace:
         cores: int,
         times: Callable[[], Mapping[str, int]],
         shares: Callable[[], Sequence[Mapping[str, int]]],
-        apply: Callable[[set[str]], None],
+        apply: Callable[[set[str], set[str] | None], None],
     ) -> None:
         self._cores = cores
         self._times = times
         self._shares = shares
         self._apply = apply
         self._heavy: set[str] = set()
+        self._active: set[str] | None = None
         self._stopped, self._stop = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="Thread-nm-cpu", daemon=True)
 
@@ -135,16 +137,19 @@ class CpuPace:
                         used[name] = (cores + used.get(name, cores)) / 2
                 used = {name: amount for name, amount in used.items() if name in times}
                 seen, looked = times, now
-                self._tell(set().union(*(heavy(used, shares, self._cores, self._heavy) for shares in self._shares())))
+                self._tell(
+                    set().union(*(heavy(used, shares, self._cores, self._heavy) for shares in self._shares())),
+                    {name for name, amount in used.items() if amount > IDLE},
+                )
             except Exception:
                 log.exception("Cannot look at what CPU time slivers use:")
         try:
-            self._tell(set())
+            self._tell(set(), None)
         except Exception:
             log.exception("Cannot set the weights of slivers:")
         return False
 
-    def _tell(self, found: set[str]) -> None:
-        if found != self._heavy:
-            self._apply(found)
-            self._heavy = found
+    def _tell(self, found: set[str], active: set[str] | None) -> None:
+        if (found, active) != (self._heavy, self._active):
+            self._apply(found, active)
+            self._heavy, self._active = found, active

@@ -45,25 +45,36 @@ def division(guaranteed: int, reserve: int, beside: int = 100) -> tuple[int, int
 
 
 def balance(
-    place: Place, root: Path, guarantees: Mapping[str, int], shares: Mapping[str, int], reserve: int, heavy: Collection[str] = ()
+    place: Place,
+    root: Path,
+    guarantees: Mapping[str, int],
+    shares: Mapping[str, int],
+    reserve: int,
+    heavy: Collection[str] = (),
+    active: Collection[str] | None = None,
 ) -> dict[str, int]:
     """Write the weights of our root, of best effort, and of the slivers with a guarantee.
 
     :param heavy: those, and :data:`REST`, that are not favoured; see :mod:`cpu_pace`.
+    :param active: those that use CPU at present; None: not known, all count. What sleepers leave goes to the others in best
+        effort, so that a sliver with a small guarantee, which is not among them, would get less than they do.
     :return: what each weighs when all are treated alike.
     """
     files = _FILES[place.kind]
     beside = _beside(place, root)
     host, besteffort = division(sum(guarantees.values()), reserve, beside)
     left = besteffort * 10
-    everybody = sum(shares.values())
+    counted = {name: share for name, share in shares.items() if active is None or name in active}
     competing = any(name not in guarantees for name in shares)
     weights: dict[str, int] = {}
     for name, guarantee in guarantees.items():
         weight = guarantee * 10
         if competing:  # with best effort: who would get more by its share weighs so much
+            everybody = sum((counted if name in counted else shares).values())
             more = max(0, besteffort * 10 * shares.get(name, 0) // everybody - weight)
-            weight, left = weight + more, left - more
+            weight += more
+            if name in counted:
+                left -= more
         weights[name] = weight
     weights[REST] = max(LEAST_BESTEFFORT * 10, left)
     for name, weight in weights.items():

@@ -343,6 +343,27 @@ def test_a_gift_takes_no_cpu_away(each_bench: Bench) -> None:
 
 
 @pytest.mark.slow
+def test_gift_takes_no_cpu_away_beside_sleepers(bench: Bench) -> None:
+    """What sleeping slivers leave goes to the victim as to the others, although it is not in best effort any more."""
+    need(bench, "cpu", "cpuacct")
+    bench.cgroups.create("lender", {"nm_cpu_guaranteed_share": 50})
+    names = ("victim", "busy")
+    for name in (*names, *(f"idle{number}" for number in range(8))):
+        bench.cgroups.create(name, {})
+    for name in names:
+        for _ in range(bench.cgroups.cpu_count()):
+            bench.run(name, BURN)
+    wait_for(lambda: min(bench.cpu(*names)) > 100_000, 30, "burning")
+    bench.cgroups.start()
+    try:
+        bench.cgroups.apply("lender", {"nm_cpu_guaranteed_share": 49})
+        bench.cgroups.apply("victim", {"nm_cpu_guaranteed_share": 1})
+        wait_for(lambda: bench.shares(2, *names)[0] >= 40, 20, "a victim that has its part beside the gift")
+    finally:
+        bench.cgroups.stop()
+
+
+@pytest.mark.slow
 @pytest.mark.spec("issue 10, F13a: busy slivers do not outrank the host's own services")
 @pytest.mark.parametrize("guarantee", [0, 100])
 def test_the_host_beside_busy_slivers(bench: Bench, guarantee: int) -> None:

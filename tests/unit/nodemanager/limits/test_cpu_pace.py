@@ -63,7 +63,7 @@ def test_the_thread(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
             raise OSError("a group went away")
         return dict(spent)
 
-    pace = CpuPace(2, times, lambda: [SHARES], told.append)
+    pace = CpuPace(2, times, lambda: [SHARES], lambda heavy, active: told.append(heavy))
     pace.start()
     try:
         wait_for(lambda: {"alice"} in told, 20, "alice found")
