@@ -153,6 +153,8 @@ class NodeManager:
 
         for problem in self.problems:
             self.log.warning("%s: %s", problem.feature, problem.remedy)
+        if os.geteuid() == 0:  # other backends give no privilege
+            descriptors.raise_terminals()
         self._running = True
         self.room.keep()
         self.database.open()

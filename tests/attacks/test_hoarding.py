@@ -113,6 +113,17 @@ def test_one_sliver_hoards(host: NmDaemon, kind: str, most: int, check: Callable
     assert host.ssh(ATTACKER, "echo well", timeout=60) == "well\n"
 
 
+def test_terminals_of_a_devpts_of_its_own_are_not_taken_from_others(host: NmDaemon) -> None:
+    host.put("mounter", rspec={"nm_mem_limit": 256, "nm_pids_max": 300}, privileges=["mount"])
+    try:
+        with hoard(host, "mounter", "mounted_terminals") as count:
+            assert count > 1000  # it is its memory that ends it
+            _terminal()
+            assert host.ssh(VICTIM, IN_VICTIM, timeout=60) == "well\n"
+    finally:
+        host.delete("mounter")
+
+
 @pytest.mark.spec("issue 10, F4b: network namespaces of one sliver do not take more than its memory")
 def test_network_namespaces(host: NmDaemon) -> None:
     host.put(TRUSTED, rspec={"nm_mem_limit": 256, "nm_pids_max": 300}, privileges=["docker"])

@@ -9,6 +9,10 @@ from collections.abc import Iterable
 
 log = logging.getLogger("nodepool.nodemanager")
 
+_TERMINALS = "/proc/sys/kernel/pty/max"
+#: What the kernel takes at most (NR_UNIX98_PTY_MAX).
+MOST_TERMINALS = 1 << 20
+
 
 def raise_limit() -> None:
     """As many as this process may have; the usual 1024 are there for programs that cannot count further."""
@@ -19,6 +23,21 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:
         log.warning("The limit of open files stays at %s: %s", soft, error)
+
+
+def raise_terminals() -> None:
+    """Let the host have as many terminals as the kernel can count.
+
+    A sliver that mounts a devpts of its own has no limit there but its memory and its descriptors; with the usual 4096 of the
+    host, one sliver could take those of all others.
+    """
+    try:
+        with open(_TERMINALS, "r+") as file:
+            if int(file.read()) < MOST_TERMINALS:
+                file.seek(0)
+                file.write(str(MOST_TERMINALS))
+    except (OSError, ValueError) as error:
+        log.warning("A sliver with the privilege mount can use up the host's terminals; raise %s: %s", _TERMINALS, error)
 
 
 def readable(descriptors: Iterable[int], timeout: float) -> set[int]:

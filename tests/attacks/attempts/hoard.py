@@ -11,7 +11,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
-from tests.attacks.library import call, libc
+from tests.attacks.library import call, libc, mount
 
 _kept: list[object] = []
 MOST = 200_000
@@ -59,6 +59,26 @@ def signals() -> int:
 
 def terminals() -> int:
     return counted(os.openpty)
+
+
+def mounted_terminals() -> int:
+    """More than the 4096 that a host usually has, on a devpts of its own, by children: descriptors are limited by process."""
+    os.makedirs("/mnt/pts", exist_ok=True)
+    mount("devpts", "/mnt/pts", "devpts", 0, "newinstance,ptmxmode=0666")
+    total = 0
+    for _ in range(10):
+        told, tell = os.pipe()
+        if os.fork() == 0:
+            count = 0
+            with contextlib.suppress(OSError):
+                while count < 450:
+                    os.open("/mnt/pts/ptmx", os.O_RDWR | os.O_NOCTTY)
+                    count += 1
+            os.write(tell, b"%d" % count)
+            os.close(1)
+            time.sleep(600)
+        total += int(os.read(told, 100))
+    return total
 
 
 def asynchronous() -> int:
