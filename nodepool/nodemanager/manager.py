@@ -321,6 +321,7 @@ class NodeManager:
         tasks: dict[str, Callable[[], object]] = {
             "removal of unused root trees": self._prune_templates,
             "removal of leftovers": self.host.tidy,
+            "removal of unused sockets": lambda: self.servers.tidy(),
             "accounting of bandwidth": lambda: self.host.account(self.slivers.effective()),
         }
         for name, task in tasks.items():

@@ -93,6 +93,10 @@ class Servers:
             self._unlink()
             raise
         self.connections.start()
+        try:
+            self.tidy()
+        except OSError as error:
+            log.warning("Unused sockets cannot be removed, it is tried again in a minute: %s", error)
 
     def stop(self) -> None:
         """Close all; calls that wait are cut off."""
@@ -266,9 +270,30 @@ class Servers:
             listener, directory = self._own.pop(name, (None, ""))
         if listener is not None:
             self.connections.remove(listener)
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(directory, SOCKET_NAME))
-                os.rmdir(directory)
+            self._remove_directory(directory)
+
+    @staticmethod
+    def _remove_directory(directory: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(directory, SOCKET_NAME))
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(directory)
+
+    def tidy(self) -> None:
+        """Remove directories of sockets that a deletion has left because a crash cut it off.
+
+        :raises OSError: one cannot be removed.
+        """
+        root = self._config.sliver_sockets
+        if root is None or not os.path.isdir(root):
+            return
+        found = os.listdir(root)  # before what is in use: a new sliver has its number first
+        with self._lock:
+            used = {os.path.basename(directory) for _, directory in self._own.values()}
+        used |= {str(local.get("index")) for local in self._manager.database.locals().values()}
+        for name in found:
+            if name not in used:
+                self._remove_directory(os.path.join(root, name))
 
     def sliver_changed(self, name: str, handle: dict[str, Any]) -> None:
         """A sliver runs, or not: the API in its own network is there, or not."""

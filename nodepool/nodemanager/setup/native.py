@@ -51,6 +51,12 @@ MASKED = (
     "proc/config.gz",
     "proc/modules",
     "proc/mdstat",
+    "proc/cmdline",
+    "proc/diskstats",
+    # Files of loop devices are named after slivers.
+    "sys/block",
+    "sys/devices/virtual/block",
+    "sys/fs/ext4",
     "sys/firmware",
     "sys/fs/pstore",
     "sys/kernel/security",

@@ -78,8 +78,9 @@ def test_periodic_task_that_fails_does_not_stop_the_others(caplog: pytest.LogCap
     manager: Any = types.SimpleNamespace(
         _prune_templates=fail,
         host=types.SimpleNamespace(tidy=lambda: done.append("tidy"), account=lambda _: done.append("account")),
+        servers=types.SimpleNamespace(tidy=lambda: done.append("sockets")),
         slivers=types.SimpleNamespace(effective=dict),
         log=logging.getLogger("test"),
     )
     NodeManager.each_minute(manager)
-    assert done == ["tidy", "account"] and "unused root trees" in caplog.text
+    assert done == ["tidy", "sockets", "account"] and "unused root trees" in caplog.text

@@ -317,3 +317,14 @@ def test_second_daemon_on_the_same_state_directory_is_refused(nm: NmDaemon, tmp_
     nm.stop(signal.SIGKILL)
     nm.start()
     assert nm.wait("alpha")["state"] == "ready"
+
+
+def test_socket_directories_of_cut_off_deletions_are_removed(nm: NmDaemon) -> None:
+    index = nm.put("alpha")["index"]
+    nm.stop(signal.SIGKILL)
+    sockets = nm.tmp / "run/slivers"
+    (sockets / "99").mkdir()
+    (sockets / "99/nodemanager.api").touch()
+    nm.start()
+    assert [entry.name for entry in sockets.iterdir()] == [str(index)]
+    nm.delete("alpha")
