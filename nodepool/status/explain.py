@@ -86,7 +86,8 @@ class Explanation:
                 lines += [f"      | {line}" for line in str(event.get("tail", "")).splitlines()]
         if self.history_is_late:
             lines.append("  (the last half minute may not be in the history yet; the pages of a launcher have it)")
-        return printable("\n".join(lines))
+        # Fields that others have chosen begin no lines of their own.
+        return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 
 LATE = "; one that went within the last half minute may not be in the history yet"

@@ -17,6 +17,8 @@ import prettytable
 from nodepool.base.problems import printable
 from nodepool.status.fit import fitted
 
+#: Of a cell of a table: each line is as wide as the widest cells.
+MOST_CHARACTERS = 1000
 FORMATS = ("table", "json", "yaml", "csv")
 
 _AGE = re.compile(r"\d{2,}:\d\d:\d\d:\d\d\Z")
@@ -109,7 +111,7 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
     table = _Table(list(columns.values()))
     table.align = "l"
     for row in results.rows:
-        table.add_row([printable(str(_cut(_cell(key, row[key], now), cut.get(key)))) for key in columns])
+        table.add_row([printable(str(_cut(_cell(key, row[key], now), cut.get(key, MOST_CHARACTERS)))) for key in columns])
     return str(table)
 
 
@@ -121,8 +123,15 @@ def _csv(results: Results, now: float) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(results.columns)
-    writer.writerows([_cell(key, row[key], now, False) for key in results.columns] for row in results.rows)
+    for row in results.rows:
+        cells = [harmless(_cell(key, row[key], now, False)) for key in results.columns]
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in cells])
     return stream.getvalue().rstrip("\n")
+
+
+def harmless(value: Any) -> Any:
+    """Return the value so that a spreadsheet takes it for text, not for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def plain(value: object) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from nodepool.status import cluster
 from nodepool.status.explain import KINDS, Unknown, explain
 from nodepool.status.filters import test_of
-from nodepool.status.results import plain
+from nodepool.status.results import harmless, plain
 from nodepool.version import get_version_string
 from nodepool.web import access
 from nodepool.web.cache import ResponseCache
@@ -276,7 +276,7 @@ def _harmless(value: Any) -> Any:
         value = ",".join(map(str, value))
     if isinstance(value, dict):
         value = json.dumps(value, default=plain)
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return harmless(value)
 
 
 def _values(rows: Rows, key: str) -> list[str]:

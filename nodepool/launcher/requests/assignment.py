@@ -18,6 +18,7 @@ from typing import Any
 from kazoo.exceptions import KazooException
 
 from nodepool.base.offers import joined, why_not_offered
+from nodepool.base.problems import one_line, printable
 from nodepool.launcher.interfaces import Pool
 from nodepool.launcher.requests.choice import Decision, RequestClass, SortKey, choose
 from nodepool.launcher.requests.moves import OTHERS_TURN, Moves
@@ -464,11 +465,9 @@ class Assignment(threading.Thread):
         def written(_results: list[Any] | None, error: BaseException | None) -> None:
             if error is None:
                 if request.state == FAILED:
-                    self.log.info(
-                        "Failed request %s: %s",
-                        request_id,
-                        why_not_offered(request.node_types, zk.getRegisteredPools()) or self.state.declines.known(request),
-                    )
+                    reason = why_not_offered(request.node_types, zk.getRegisteredPools()) or self.state.declines.known(request)
+                    # Labels are chosen by others.
+                    self.log.info("Failed request %s: %s", request_id, printable(one_line(reason)))
                 self.release(request_id)
             elif (
                 isinstance(error, TransactionFailed)

@@ -17,6 +17,7 @@ from nodepool.cmd import nodepoolcmd
 from nodepool.cmd.commands import context
 from nodepool.cmd.commands import data as data_module
 from nodepool.cmd.commands.context import CommandError
+from nodepool.cmd.commands.images.log import for_terminal
 from nodepool.driver import lifecycle
 from nodepool.zk import paths
 from nodepool.zk.mirror.progress import UploadFailure
@@ -285,3 +286,7 @@ def test_aliens_of_clouds_that_list_resources(rows, plain, monkeypatch, caplog):
         slow.set()
     assert "Exception listing alien images for q: no answer within 1 s" in caplog.text
     assert "Exception listing alien images for r: the driver of r cannot list images" in caplog.text
+
+
+def test_log_on_a_terminal_has_no_control_characters() -> None:
+    assert for_terminal(b"a\x1b[2J\xc2\x9b1m\x07\x7f\tb\r\n") == b"a?[2J?1m??\tb\r\n"

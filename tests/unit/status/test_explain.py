@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodepool.status.cluster import calls_of
-from nodepool.status.explain import expected_wait, places, rates
+from nodepool.status.explain import Explanation, expected_wait, places, rates
 from nodepool.zk.records import NodeRequest
 
 LABELS = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3)
@@ -68,3 +68,8 @@ def test_expected_wait() -> None:
 )  # fmt: skip
 def test_calls(given: dict[str, Any], expected: tuple[object, ...]) -> None:
     assert tuple(calls_of(given).values()) == expected
+
+
+def test_fields_begin_no_lines_of_their_own() -> None:
+    found = Explanation("node", "1", "ready", [("comment", "x\nnode 2: forged\x1b[2J")])
+    assert found.text() == "node 1: ready\n  comment: x\\nnode 2: forged\\x1b[2J"

@@ -247,6 +247,17 @@ def test_yaml_and_csv():
     assert lines[1][2] == "l1,l2" and 'a "b", c' in lines[1] and lines[1][7] == "00:00:07:49"
 
 
+def test_csv_has_neither_formulas_nor_control_characters():
+    zk = FakeZK([make_node(1, comment="=cmd|x"), make_node(2, comment="\x1b[2Jx\u202ey")])
+    text = status.output(status.node_list(zk, clock=clock), "csv")
+    assert "'=cmd|x" in text and "\\x1b[2Jx\\u202ey" in text
+
+
+def test_cells_of_tables_have_a_limit():
+    zk = FakeZK([make_node(1, comment="x" * 200_000), make_node(2)])
+    assert max(map(len, status.output(status.node_list(zk, clock=clock), "table").splitlines())) < 2000
+
+
 def test_unknown_format():
     with pytest.raises(ValueError, match="unknown output format 'xml'"):
         status.output(status.label_list(FakeZK()), "xml")

@@ -20,6 +20,8 @@ CHUNK = 1 << 16
 LOOK_AGAIN = 10.0
 #: Seconds of the longest sleep for a change in ZooKeeper.
 LONGEST_WAIT = 60.0
+#: Control characters become "?"; but for tab, line feed and carriage return.
+_CONTROL = bytes(ord("?") if (code < 32 and code not in (9, 10, 13)) or code == 127 else code for code in range(256))
 
 
 def register(subparsers: Subparsers) -> None:
@@ -136,9 +138,15 @@ def _copy_rest(stream: BinaryIO) -> None:
     sys.stdout.flush()
     if os.fstat(stream.fileno()).st_size < stream.tell():
         stream.seek(0)  # it was written anew
+    terminal = sys.stdout.isatty()
     while block := stream.read(CHUNK):
-        sys.stdout.buffer.write(block)
+        sys.stdout.buffer.write(for_terminal(block) if terminal else block)
     sys.stdout.buffer.flush()
+
+
+def for_terminal(block: bytes) -> bytes:
+    """Return the text without control characters, which a build may have printed to take over the terminal."""
+    return block.translate(_CONTROL).replace(b"\xc2\x9b", b"?")
 
 
 class _Wake:
@@ -240,7 +248,7 @@ def new_lines(old: list[str], new: list[str]) -> tuple[list[str], bool]:
 
 def _print(lines: list[str]) -> None:
     for line in lines:
-        print(line)
+        print(for_terminal(line.encode()).decode() if sys.stdout.isatty() else line)
     sys.stdout.flush()
 
 

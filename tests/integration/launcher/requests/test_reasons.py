@@ -98,6 +98,14 @@ def test_users_4_labels_of_different_pools(bench: LauncherBench, command: Comman
     assert any("no pool offers a and b together" in text for text in messages(caplog, "Failed request"))
 
 
+def test_labels_of_failed_requests_cannot_forge_the_log(bench: LauncherBench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    bench.start(config(provider("fake-one", labels=["a"])))
+    bench.wait_request(bench.zuul.submit("\x1b[2J\u202e" + "x" * 50_000), "failed")
+    (text,) = messages(caplog, "Failed request")
+    assert text.isprintable() and len(text) < 500 and "no pool offers" in text
+
+
 def test_users_4_a_missing_image(bench: LauncherBench, command: Command) -> None:
     bench.start(
         config(
