@@ -248,7 +248,9 @@ class NodeManager:
     def _ssh_place(self, handle: Handle, index: int | None) -> tuple[str, int]:
         """Address and port for logins: the sliver's own, where it has a server and an address."""
         if self.sshd is not None and handle.get("veth"):
-            address = handle.get("address") or sshd.own_address(int(handle["pid"]))
+            address = handle.get("address") or sshd.own_address(
+                int(handle["pid"]), sshd.bridge_networks(str(handle["veth"]["veth"]))
+            )
             if address:
                 return str(address), sshd.PORT
         return self.config.ssh_address, self.gate.port(index) if index else 0

@@ -6,11 +6,14 @@ Nothing is written down about servers: after a restart of the daemon those that 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
+import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +30,55 @@ ARGV = ("/usr/sbin/sshd", "-D", "-e", "-f", CONFIG_PATH)
 START_TIMEOUT = 5.0
 #: Seconds between two starts in one sliver: a server that ends at once must not keep the host busy.
 RESTART_INTERVAL = 5.0
+CLASS_NET = Path("/sys/class/net")
 _LISTENING = b"Server listening on "
 
 
-def own_address(pid: int) -> str | None:
-    """The first address, other than loopback, in the network namespace of a process: on a bridge the sliver gives it itself."""
+def _addresses(process: int | str) -> list[str]:
+    """IPv4 addresses, other than loopback, in the network namespace of a process."""
     try:
-        lines = Path(f"/proc/{pid}/net/fib_trie").read_text().splitlines()
+        lines = Path(f"/proc/{process}/net/fib_trie").read_text().splitlines()
     except OSError:
-        return None
+        return []
+    found: list[str] = []
     address = None
     for line in lines:
         words = line.split()
         if words[:1] == ["|--"] and len(words) == 2:
             address = words[1]
         elif words[:3] == ["/32", "host", "LOCAL"] and address is not None and not address.startswith("127."):
+            found.append(address)
+    return found
+
+
+def bridge_networks(veth: str) -> list[ipaddress.IPv4Network]:
+    """Return the networks of the bridge that this interface belongs to; none if the host has no address on it."""
+    try:
+        bridge = (CLASS_NET / veth / "master").readlink().name
+        routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    return [
+        ipaddress.IPv4Network((_address(route[1]), _address(route[7])))
+        for route in routes
+        if route[0] == bridge and int(route[2], 16) == 0
+    ]
+
+
+def _address(text: str) -> str:
+    return socket.inet_ntoa(struct.pack("=I", int(text, 16)))
+
+
+def own_address(pid: int, networks: Sequence[ipaddress.IPv4Network] = ()) -> str | None:
+    """Return the address of a sliver on a bridge, which the sliver gives itself.
+
+    Users are sent there: an address that is outside of the bridge's networks, or the host's, is not believed.
+
+    :param networks: of the bridge; none: not known.
+    """
+    host = set(_addresses("self")) if networks else set()
+    for address in _addresses(pid):
+        if not networks or (address not in host and any(ipaddress.IPv4Address(address) in network for network in networks)):
             return address
     return None
 

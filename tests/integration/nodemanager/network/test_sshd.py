@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
 import os
 import pathlib
 import signal
@@ -121,7 +122,8 @@ def bridge() -> Iterator[str]:
 
 @pytest.mark.spec("NM-C.4: ssh-mode sshd on a bridge: the address that the sliver gives itself")
 def test_bridge(bridge: str, nm: NmDaemon) -> None:
-    script = base64.b64encode(b"#!/bin/sh\nip addr add 198.18.77.2/24 dev eth0\n").decode()
+    # Users are not sent to an address of somewhere else.
+    script = base64.b64encode(b"#!/bin/sh\nfor a in 192.0.2.9 198.18.77.2; do ip addr add $a/24 dev eth0; done\n").decode()
     nm.put("alpha", network=f"bridge:{bridge}", initscript=script, privileges=["network-admin"])
     wait_for(lambda: nm.client.call("GetRecord", "alpha")["ssh_address"] == "198.18.77.2", 20, "the address to be known")
     assert nm.client.call("GetRecord", "alpha")["ssh_port"] == 22
@@ -139,6 +141,9 @@ def test_addresses_of_a_namespace() -> None:
     try:
         child.stdout.readline()
         assert own_address(child.pid) == "192.0.2.7"
+        assert own_address(child.pid, [ipaddress.IPv4Network("192.0.2.0/24")]) == "192.0.2.7"
+        assert own_address(child.pid, [ipaddress.IPv4Network("198.18.0.0/15")]) is None
+        assert own_address(os.getpid(), [ipaddress.IPv4Network("0.0.0.0/0")]) is None, "the host itself"
     finally:
         child.kill()
         child.wait(10)
