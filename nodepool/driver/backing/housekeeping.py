@@ -55,8 +55,15 @@ class Housekeeping:
         if parse_user_data(node.user_data, slots.my_id) is not None:
             self.adopt(node.id)
         elif node.requestor == slots.my_id and node.state == zk.READY and node.lock_contenders:
-            # Release 11.0.0 died between locking and signing: it has no owner.
-            self._unlock(node)
+            # The mirror may show a lock before the record that was written with it.
+            present = slots.zk.getNode(node.id)
+            if present is None:
+                return
+            if parse_user_data(present.user_data, slots.my_id) is not None:
+                self.adopt(node.id)
+            elif present.requestor == slots.my_id and present.state == zk.READY:
+                # Release 11.0.0 died between locking and signing: the node has no owner.
+                self._unlock(present)
 
     def _note_slots(self) -> None:
         for node in self._slots.zk.getProviderNodes(self._slots.provider.name):
@@ -98,10 +105,16 @@ class Housekeeping:
             self._note_slots()
 
     def _unlock(self, node: zk.Node) -> None:
+        """Remove our persistent lock, unless the record has changed since it was read from the server."""
         contenders = self._slots.zk.getNodeLockContenders(node)
-        if contenders and contenders[0] == self._slots.my_id:
-            self.log.info("Unlocking node %s, which is %s", node.id, node.state)
-            self._slots.zk.forceUnlockNode(node)
+        if not contenders or contenders[0] != self._slots.my_id:
+            return
+        try:
+            self._slots.zk.forceUnlockNode(node, node.version)
+        except TransactionFailed as error:
+            self.log.info("Node %s was changed meanwhile, its lock is kept: %s", node.id, error)
+        else:
+            self.log.info("Unlocked node %s, which is %s", node.id, node.state)
 
     # Letting go
 

@@ -302,11 +302,20 @@ class NodeMethods(FacadeBase):
         handle, node.lock = node.lock, None
         locks.release(self.kazoo_client, handle)
 
-    def forceUnlockNode(self, node: Node) -> None:
-        """Remove the holder of the lock, also when it is not ours."""
+    def forceUnlockNode(self, node: Node, version: int | None = None) -> None:
+        """Remove the holder of the lock, even if another client holds it.
+
+        :param version: remove it only while the record has this version.
+        :raises TransactionFailed: the record has another version, or the holder has just left.
+        """
         directory = paths.node_lock(node.id or "")
         names = locks.names_in_order(self.kazoo_client, directory)
-        if names:
+        if names and version is not None:
+            txn = Txn(self.kazoo_client)
+            txn.check(paths.node(node.id or ""), version)
+            txn.delete(f"{directory}/{names[0]}")
+            self.writer.run(txn)
+        elif names:
             try:
                 self.kazoo_client.delete(f"{directory}/{names[0]}")
             except NoNodeError:

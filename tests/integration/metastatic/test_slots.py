@@ -587,3 +587,47 @@ def test_few_writes_for_many_slots(make: Callable[..., Bench]) -> None:
     wait_for(lambda: all(machine.granted for machine in machines))
     assert time.monotonic() - started < limit(2)
     assert bench.zk.getNode(backing.id or "").stat.version - version <= 40  # type: ignore[union-attr]
+
+
+def seen_by_mirror(zk: ZooKeeper, backing: Node) -> Node:
+    """The record as another launcher's mirror shows it when the lock arrives before the record."""
+    present = zk.getNode(backing.id or "")
+    assert present is not None and present.state == IN_USE
+    seen = present.copy()
+    seen.state, seen.user_data, seen.requestor = READY, None, OWNER
+    seen.lock_contenders = {"0" * 32 + "__lock__0000000000"}
+    return seen
+
+
+@pytest.mark.parametrize("read_before", [False, True], ids=["record read after", "record read before"])
+def test_backing_node_just_taken_over_by_another_launcher_stays_locked(
+    make: Callable[..., Bench], zk: ZooKeeper, monkeypatch: pytest.MonkeyPatch, read_before: bool
+) -> None:
+    owner, other = make(), make(zk)
+    machine = owner.machine()
+    machine.advance()
+    backing = owner.fulfil()
+    owner.finish(machine)
+    seen = seen_by_mirror(zk, backing)
+    if read_before:  # the take-over happens between our reading of the record and the unlocking
+        stale = seen.copy()
+        assert seen.stat is not None
+        stale.stat = seen.stat._replace(version=seen.stat.version - 1)
+        monkeypatch.setattr(zk, "getNode", lambda node_id, **_options: stale)
+    other.adapter.slots.housekeeping._recover_node(seen)
+    monkeypatch.undo()
+    assert zk.getNodeLockContenders(backing) == [OWNER]
+    present = zk.getNode(backing.id or "")
+    assert present is not None and present.state == IN_USE
+
+
+def test_ready_node_locked_by_a_dead_release_11_launcher_is_unlocked(make: Callable[..., Bench], zk: ZooKeeper) -> None:
+    node = Node()
+    node.state, node.requestor = READY, OWNER
+    node.provider, node.pool, node.type = "cloud", "main", "big"
+    zk.storeNode(node)
+    zk.lockNode(node, ephemeral=False, identifier=OWNER)
+    bench = make()
+    wait_for(lambda: bench.zk.node_tree.get(node.id).lock_contenders)
+    bench.adapter.periodic()
+    assert zk.getNodeLockContenders(node) == []

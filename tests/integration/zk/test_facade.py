@@ -12,6 +12,7 @@ from kazoo.exceptions import KazooException
 from nodepool import exceptions
 from nodepool.zk import zookeeper as zkm
 from nodepool.zk.components import PoolComponent
+from nodepool.zk.writer import TransactionFailed
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
 
@@ -360,3 +361,18 @@ def test_build_hosts() -> None:
     assert buildZooKeeperHosts([Server("a", 1, "/x"), Server("b", 2, "/y")]) == "a:1/x,b:2/y"
     assert buildZooKeeperHosts([Server("2001:db8::1", 5)]) == "[2001:db8::1]:5"
     assert buildZooKeeperHosts([Server("[2001:db8::1]", 5)]) == "[2001:db8::1]:5"
+
+
+@pytest.mark.spec(SPEC + "forceUnlockNode with a version")
+def test_lock_of_changed_record_is_not_removed_by_force(zk: Any) -> None:
+    record = node()
+    zk.storeNode(record)
+    zk.lockNode(record, ephemeral=False, identifier="me")
+    seen = zk.getNode(record.id)
+    zk.storeNode(record)  # another client writes in between
+    with pytest.raises(TransactionFailed):
+        zk.forceUnlockNode(seen, seen.version)
+    assert zk.getNodeLockContenders(record) == ["me"]
+    present = zk.getNode(record.id)
+    zk.forceUnlockNode(present, present.version)
+    assert zk.getNodeLockContenders(record) == []
