@@ -71,6 +71,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
             self.image_tree = ImageTree(client)
             if not only_images:
                 self.node_tree = NodeTree(client)
+                self.reservations = self.node_tree.reservations
                 self.request_tree = RequestTree(client)
                 self.component_tree = ComponentTree(client)
                 self.report_tree = ReportTree(client)

@@ -216,9 +216,9 @@ class QuotaSupport:
     def _usage_parts(self, pool: Any = None) -> list[Mapping[str, float]]:
         name = self.provider.name
         pool_name = pool.name if pool is not None else None
-        tree = self._zk.node_tree
-        parts: list[Mapping[str, float]] = [tree.usage(name, pool_name), self._zk.reservations.provider(name, pool_name)]
-        for node_pool, label, count in tree.unmeasured_nodes(name, pool_name):
+        used, promised, unmeasured = self._zk.node_tree.usage_and_promises(name, pool_name)
+        parts: list[Mapping[str, float]] = [used, promised]
+        for node_pool, label, count in unmeasured:
             need = self._estimate(node_pool, label)
             if need is not None:
                 parts.append({key: value * count for key, value in need.items()})

@@ -219,8 +219,10 @@ class NodeRequestHandler(RequestEnds):
                 paths.node(node.id or ""), node.serialize(), version, tree=self.zk.node_tree, record=node.copy()
             )
         for _label, node in step.created:
+            record = node.copy()
+            record.promise = id(node)
             step.set_index[id(node)] = txn.create(
-                f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.zk.node_tree, record=node.copy()
+                f"{paths.NODES}/", node.serialize(), sequence=True, tree=self.zk.node_tree, record=record
             )
         self._submit(State.WRITING, txn, self._committed, step)
 

@@ -13,6 +13,7 @@ from nodepool.base.amounts import exact
 from nodepool.zk import paths
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.mirror.reservations import Reservations
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.records import BUILDING, DELETING, LARGEST, READY, Node, RecordError, parse_object
 
@@ -84,6 +85,8 @@ class NodeTree(Tree[Node]):
         #: Nodes whose lock directory exists.
         self.lock_dirs: set[str] = set()
         self._free_ids: set[str] = set()
+        #: Resources of nodes that this process is about to store.
+        self.reservations = Reservations()
 
     # -- Tree
 
@@ -187,6 +190,10 @@ class NodeTree(Tree[Node]):
                 self._count(old, -1)
             if node is not None:
                 self._count(node, 1)
+                if node.promise is not None:
+                    # In the same step, so that nobody sees the resources counted twice or not at all.
+                    self.reservations.release(node.promise)
+                    node.promise = None
             self._index_free(node_id, node, old)
         self.announce(self.listeners, node_id, old, node)
 
@@ -325,6 +332,13 @@ class NodeTree(Tree[Node]):
         with self.lock:
             source = self.provider_usage.get(provider) if pool is None else self.pool_usage.get((provider, pool))
             return dict(source) if source else {}
+
+    def usage_and_promises(
+        self, provider: str, pool: str | None = None
+    ) -> tuple[Mapping[str, float], Mapping[str, float], list[tuple[str | None, str, int]]]:
+        """:meth:`usage`, what is promised besides, and :meth:`unmeasured_nodes`, all of one moment."""
+        with self.lock:
+            return self.usage(provider, pool), self.reservations.provider(provider, pool), self.unmeasured_nodes(provider, pool)
 
     def unmeasured_nodes(self, provider: str, pool: str | None = None) -> list[tuple[str | None, str, int]]:
         """(pool, label, count) of the provider's nodes without stored resources."""

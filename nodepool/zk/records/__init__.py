@@ -337,6 +337,8 @@ class Node(BaseModel):
     node_properties: dict[str, Any] | None
     #: In memory only: changes that are written together with something else.
     unsaved = False
+    #: In memory only: the quota promise that this record replaces once it is stored.
+    promise: int | None = None
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id)
@@ -443,6 +445,7 @@ class Node(BaseModel):
         other.__dict__.update(self.__dict__)
         other.lock = None
         other.__dict__.pop("unsaved", None)
+        other.__dict__.pop("promise", None)
         other._type = list(self._type)
         other.host_keys = list(self.host_keys)
         return other

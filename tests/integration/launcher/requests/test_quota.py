@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from nodepool.base.backoff import Backoff
+from nodepool.driver.request.state import State
+from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.reasons import render
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
@@ -461,3 +464,75 @@ def test_limits_are_left_alone_while_a_request_waits_for_its_pool(bench: Launche
     monkeypatch.setattr(worker, "_tick", lambda: (tick(), ticks.append(1))[0])
     wait_for(lambda: len(ticks) >= 2)
     assert limits.asked == 0
+
+
+class Burst:
+    """A pool looks at each request of a burst when the nodes of those before it are recorded.
+
+    ZooKeeper's answers reach the handlers when all requests of the burst have been looked at.
+    """
+
+    def __init__(self, bench: LauncherBench, count: int) -> None:
+        self.bench, self.count, self.considered = bench, count, 0
+        self.held: list[tuple[PoolWorker, Any, Any]] = []
+        self.post = PoolWorker.post
+        real_consider = PoolWorker._consider
+
+        def post(worker: PoolWorker, handler: Any, function: Any, *args: Any) -> None:
+            if function == handler._answered and self.considered < self.count:
+                self.held.append((worker, handler, (function, *args)))
+            else:
+                self.post(worker, handler, function, *args)
+
+        def consider(worker: PoolWorker, *args: Any) -> None:
+            real_consider(worker, *args)
+            wait_for(lambda: self.answers(worker) >= self.writing(worker), what="the answer of ZooKeeper")
+            self.considered += 1
+            if self.considered >= self.count:
+                held, self.held = self.held, []
+                for other, handler, task in held:
+                    self.post(other, handler, *task)
+
+        bench.monkeypatch.setattr(PoolWorker, "post", post)
+        bench.monkeypatch.setattr(PoolWorker, "_consider", consider)
+
+    def answers(self, worker: PoolWorker) -> int:
+        return sum(other is worker for other, _handler, _task in self.held)
+
+    def writing(self, worker: PoolWorker) -> int:
+        return sum(handler.state is State.WRITING for handler in worker.request_handlers) if self.considered < self.count else 0
+
+    def submit(self, label: str) -> list[str]:
+        """All requests in one transaction."""
+        txn = self.bench.zuul.client.transaction()
+        for _ in range(self.count):
+            record = {"node_types": [label], "requestor": "zuul", "state": "requested", "state_time": time.time()}
+            txn.create("/nodepool/requests/200-", json.dumps(record).encode(), sequence=True)
+        return [str(path).rsplit("/", 1)[1] for path in txn.commit()]
+
+
+def test_burst_that_fits_stays_at_the_provider_of_best_priority(bench: LauncherBench) -> None:
+    bench.start(
+        config(
+            provider("fake-good", pool={"max-servers": 8, "priority": 10}),
+            provider("fake-dear", pool={"max-servers": 8, "priority": 50}),
+        )
+    )
+    requests = Burst(bench, 8).submit("fake-label")
+    nodes = [bench.node(i) for request in requests for i in bench.wait_request(request, "fulfilled")["nodes"]]
+    assert [node.provider for node in nodes] == ["fake-good"] * 8
+
+
+def test_burst_that_fits_beside_idle_nodes_deletes_none_and_does_not_pause(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(labels=["fake-label", "idle-label"], pool={"max-servers": 10})))
+    idle = [bench.ready_node("fake-provider", "main", "idle-label", resources={"instances": 1}).id for _ in range(2)]
+    wait_for(lambda: pool.zk.node_tree.usage("fake-provider", "main").get("instances") == 2)
+    paused: list[Any] = []
+    real = PoolWorker.pause_changed
+    bench.monkeypatch.setattr(
+        PoolWorker, "pause_changed", lambda worker, handler: (paused.append(handler), real(worker, handler))
+    )
+    for request in Burst(bench, 8).submit("fake-label"):
+        bench.wait_request(request, "fulfilled")
+    assert [bench.node(i).state for i in idle] == ["ready", "ready"]
+    assert not paused
