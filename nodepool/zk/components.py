@@ -214,7 +214,10 @@ class PoolComponent(Component):
 class RegisteredPool:
     """A pool of any launcher as read from ZooKeeper."""
 
-    __slots__ = ("content", "id", "labels", "name", "path", "paused", "priority", "provider_name", "state", "supported_labels")
+    __slots__ = (
+        "content", "full_labels", "id", "labels", "name", "path", "paused", "priority", "provider_name", "state",
+        "supported_labels",
+    )  # fmt: skip
 
     def __init__(self, path: str, content: dict[str, Any]) -> None:
         self.path = path
@@ -227,7 +230,13 @@ class RegisteredPool:
         priority = content.get("priority", 100)
         self.priority: float = priority if isinstance(priority, (int, float)) and abs(priority) < LARGEST else 100
         self.paused = bool(content.get("paused", False))
+        #: Labels without capacity at present; launchers of 11.0.0 do not publish them.
+        self.full_labels = frozenset(texts_of(content, "full_labels"))
         self.state = content.get("state")
+
+    def is_open_to(self, labels: frozenset[str]) -> bool:
+        """Return whether the pool of another launcher seems to have capacity for these labels."""
+        return not self.paused and self.full_labels.isdisjoint(labels)
 
 
 class ComponentTree(Tree[Any]):

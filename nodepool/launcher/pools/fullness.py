@@ -22,6 +22,10 @@ class Fullness:
     def __bool__(self) -> bool:
         return bool(self._labels)
 
+    @property
+    def labels(self) -> frozenset[str]:
+        return frozenset(self._labels)
+
     def note(self, labels: Iterable[str], reason: Reason) -> None:
         now = self._clock()
         self._labels = {**self._labels, **dict.fromkeys(labels, (now, reason))}

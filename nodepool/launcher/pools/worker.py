@@ -358,9 +358,13 @@ class PoolWorker(threading.Thread, PoolRoom):
         if self.component is None or provider is None or pool is None:
             return
         priority = pool.priority if pool.priority is not None else provider.priority
+        full = self._full.labels & set(pool.labels)
         self.component.update(
             supported_labels=sorted(pool.labels),
-            paused=self.paused or bool(self._full),
+            # A label without capacity says nothing about the others: launchers of 11.0.0 read ``paused`` only.
+            paused=self.paused or (bool(full) and full == set(pool.labels)),
+            # A key of ours, only where it says something.
+            **({"full_labels": sorted(full)} if full or self.component.content.get("full_labels") else {}),
             priority=100 if priority is None else priority,
         )
 

@@ -106,7 +106,7 @@ def choose(
 
     def is_open(pool: RegisteredPool) -> bool:
         if pool.id not in views:
-            return not pool.paused
+            return pool.is_open_to(cls.labels)
         return not (views[pool.id].paused or views[pool.id].closed or pool.id in full)
 
     open_pools = [p for p in eligible if is_open(p)]

@@ -60,7 +60,7 @@ class Moves:
             return
         for pool in eligible:
             worker = workers.get(pool.id)
-            if pool is mine or (not _is_open(worker, cls) if worker is not None else pool.paused):
+            if pool is mine or (not _is_open(worker, cls) if worker is not None else not pool.is_open_to(cls.labels)):
                 continue
             patience = PATIENCE if pool.priority > mine.priority else 0.0
             if worker is None:

@@ -587,6 +587,10 @@ def test_giving_way() -> None:
         one.fullness = None
         assert choose(requests(), [pool("one"), worse], {"one": one}, 0).gives_way == there
         one.fullness = FULL
+    # Another launcher's pool that has no capacity for this label is open for others.
+    partly = RegisteredPool("/theirs", {**pool("theirs", "a b").content, "full_labels": ["a"]})
+    assert choose(requests(), [pool("one"), partly], {"one": one}, 0).worker is one
+    assert choose(requests("b"), [pool("one", "b"), partly], {"one": one}, 0).worker is None
     # One of worse priority is no reason to leave it, but has it when this one is known to be full.
     one.fullness, two.paused = None, False
     pools[1].priority = 200

@@ -162,6 +162,29 @@ def test_a_full_static_pool_overflows(bench: LauncherBench, launchers: int) -> N
     assert served_by(bench, bench.submit("both")) == ["static"]
 
 
+def test_label_without_capacity_closes_a_static_pool_for_that_label_only(bench: LauncherBench) -> None:
+    def host(name: str, label: str) -> dict[str, Any]:
+        return {"name": name, "labels": [label], "host-key-checking": False, "connection-type": "winrm"}
+
+    hosts = [host("fake-host-a", "a"), *(host(f"fake-host-b{i}", "b") for i in range(3))]
+    static = {"name": "static", "driver": "static", "priority": 10, "pools": [{"name": "main", "nodes": hosts}]}
+    bench.start({"labels": [{"name": "a"}, {"name": "b"}], "providers": [static]}, name="one.yaml")
+    two = bench.start(config(provider("fake-cloud", labels=["b"], priority=50)), name="two.yaml")
+    bench.wait_nodes(4, state="ready")
+    assert served_by(bench, bench.submit("a")) == ["static"]
+    bench.submit("a")  # waits for its host
+
+    def registered() -> Any:
+        return next((p for p in two.zk.getRegisteredPools() if p.provider_name == "static"), None)
+
+    wait_for(lambda: registered().full_labels == {"a"}, what="the full label published")
+    assert not registered().paused
+    assert served_by(bench, *(bench.submit("b") for _ in range(3))) == ["static"] * 3
+    # All labels are full: everything goes elsewhere, also requests that a launcher of 11.0.0 serves.
+    assert served_by(bench, bench.submit("b")) == ["fake-cloud"]
+    wait_for(lambda: registered().paused, what="paused published")
+
+
 def open_pool_elsewhere(bench: LauncherBench) -> Any:
     """A pool of another launcher that looks open and takes nothing, as one of 11.0.0 whose static nodes are all in use."""
     from nodepool.zk.components import PoolComponent
