@@ -34,6 +34,7 @@ from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.history import HistoryWriter
 from nodepool.zk.mirror.feed import Feed
+from nodepool.zk.mirror.nodes import NodeTree
 from nodepool.zk.mirror.tree import Tree
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -46,6 +47,16 @@ SYNC_TIMEOUT = 60.0
 def bad_records(trees: Iterable[Tree[Any]]) -> list[Problem]:
     """What in ZooKeeper cannot be used and is set aside until an operator mends or removes it."""
     found: list[Problem] = []
+    for tree in trees:
+        if isinstance(tree, NodeTree):
+            with tree.lock:
+                unfit = sorted(tree.unfit.items())
+            found += [
+                Problem(
+                    one_line(f"Node {node_id} is not given to requests: {reason}; delete it with `nodepool delete {node_id}`")
+                )
+                for node_id, reason in unfit
+            ]
     for tree in trees:
         with tree.lock:
             bad = sorted(tree.bad.items())

@@ -35,6 +35,11 @@ class NodeCounts:
     pools: Counter[PoolKey]
 
 
+def _is_free(node: Node) -> bool:
+    """Whether a request could get the node, if it is not locked."""
+    return node._state == READY and node.allocated_to is None and node.unfit() is None
+
+
 def count_nodes(nodes: Iterable[Node]) -> NodeCounts:
     """Where there is no mirror."""
     found = NodeCounts(Counter(), defaultdict(Counter), defaultdict(Counter), Counter())
@@ -67,6 +72,8 @@ class NodeTree(Tree[Node]):
         self.by_provider: dict[str, set[str]] = defaultdict(set)
         #: (provider, pool) -> label -> {node id: None} of ready, unallocated, unlocked nodes, oldest first.
         self.free: dict[PoolKey, dict[str, dict[str, None]]] = {}
+        #: Ready, unallocated nodes that no request gets, because of what is wrong with their records.
+        self.unfit: dict[str, str] = {}
         #: label -> number of ready, unallocated nodes of any provider.
         self.ready_count: Counter[str] = Counter()
         self.state_count: Counter[str] = Counter()
@@ -188,6 +195,7 @@ class NodeTree(Tree[Node]):
                 self.nodes[node_id] = node
             if old is not None:
                 self._count(old, -1)
+            self._note_unfit(node_id, node)
             if node is not None:
                 self._count(node, 1)
                 if node.promise is not None:
@@ -197,6 +205,14 @@ class NodeTree(Tree[Node]):
             self._index_free(node_id, node, old)
         self.announce(self.listeners, node_id, old, node)
 
+    def _note_unfit(self, node_id: str, node: Node | None) -> None:
+        reason = node.unfit() if node is not None and node._state == READY and node.allocated_to is None else None
+        if reason is None:
+            self.unfit.pop(node_id, None)
+        elif self.unfit.get(node_id) != reason:
+            self.unfit[node_id] = reason
+            self.log.error("Node %s is not given to requests: %s", node_id, reason)
+
     def _count(self, node: Node, sign: int) -> None:
         state = node._state or ""
         provider = node.provider
@@ -204,7 +220,7 @@ class NodeTree(Tree[Node]):
         labels = node._type
         for label in labels:
             self.label_state_count[label][state] += sign
-        if state == READY and node.allocated_to is None:
+        if _is_free(node):
             for label in labels:
                 self.ready_count[label] += sign
         node_id = node._id or ""
@@ -252,7 +268,7 @@ class NodeTree(Tree[Node]):
                 self.unmeasured_tenant[tenant][key] += sign
 
     def _index_free(self, node_id: str, node: Node | None, old: Node | None = None) -> None:
-        free = node is not None and node._state == READY and node.allocated_to is None and node_id not in self.contenders
+        free = node is not None and node_id not in self.contenders and _is_free(node)
         if node_id in self._free_ids:
             if free and old is None:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, Self
 
 from kazoo.protocol.states import ZnodeStat
@@ -298,6 +299,11 @@ _NODE_PLAIN = (
 )
 #: Those of them that the mirror and the launcher look up.
 _NODE_KEYS = ("provider", "pool", "allocated_to", "launcher", "tenant_name", "requestor", "az")
+#: Those that users of a node read as text.
+_NODE_TEXTS = (
+    "cloud", "region", "host_id", "public_ipv4", "private_ipv4", "public_ipv6", "interface_ip", "hostname",
+    "connection_type", "shell_type", "python_path", "username",
+)  # fmt: skip
 
 
 class Node(BaseModel):
@@ -432,6 +438,27 @@ class Node(BaseModel):
             except (TypeError, ValueError, OverflowError):
                 expiration = 0
         self.hold_expiration = expiration
+
+    def unfit(self) -> str | None:
+        """Return why users of the node could not read this record, or None (ZK-7.2)."""
+        for name in _NODE_TEXTS:
+            if not isinstance(getattr(self, name), (str, NoneType)):
+                return f"{name} is not a string"
+        for name in ("resources", "attributes", "node_properties"):
+            if not isinstance(getattr(self, name), (dict, NoneType)):
+                return f"{name} is not an object"
+        for name, amount in (self.resources or {}).items():
+            if not isinstance(amount, (int, float)) or not abs(amount) < LARGEST:  # NaN fails the comparison, too
+                return f"resources: {name} is not a finite number"
+        if not isinstance((self.attributes or {}).get("executor-zone"), (str, NoneType)):
+            return "attributes: executor-zone is not a string"
+        if not isinstance(self.connection_port, (int, dict)):
+            return "connection_port is neither a number nor an object"
+        if not isinstance(self.slot, (int, NoneType)):
+            return "slot is not a number"
+        if not all(isinstance(key, str) for key in self.host_keys):
+            return "host_keys is not a list of strings"
+        return None
 
     @classmethod
     def fromDict(cls, d: Mapping[str, Any], o_id: str | None = None) -> Self:

@@ -357,3 +357,40 @@ def test_tenant_limits_beside_a_provider_that_raises(bench: LauncherBench, monke
     bench.fulfilled("two", tenant_name="t")
     last = bench.submit("two", tenant_name="t")
     wait_for(lambda: "tenant t is limited to 2 instances" in reasons(pool).get(last, ""), what="the tenant's limit as the reason")
+
+
+UNFIT = [
+    {"resources": [4]},
+    {"resources": {"cores": "4"}},
+    {"resources": {"ram": float("nan")}},
+    {"resources": {"ram": float("inf")}},
+    {"resources": {"instances": None}},
+    {"attributes": ["executor-zone"]},
+    {"attributes": {"executor-zone": 5}},
+    {"node_properties": "spot"},
+    {"connection_port": "22"},
+    {"host_keys": [None]},
+    {"interface_ip": 5},
+    {"connection_type": {}},
+    {"username": ["zuul"]},
+    {"slot": "1"},
+]
+
+
+def test_ready_node_that_zuul_cannot_read_is_not_handed_out(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    bench.wait_nodes(1, state="ready")
+    fit = bench.nodes(state="ready")[0].id
+    unfit = [bench.ready_node("fake-provider", "main", "fake-label", **values).id for values in UNFIT]
+    wait_for(lambda: pool.zk.node_tree.unfit.keys() == set(unfit))
+    assert pool.zk.node_tree.ready_count["fake-label"] == 1, "they do not count for min-ready"
+    _request, nodes = bench.fulfilled("fake-label")
+    assert [node.id for node in nodes] == [fit]
+    problems = str(pool.getReadiness()[1])
+    assert all(f"Node {node_id} is not given to requests" in problems for node_id in unfit)
+    # A mended one is used, one that was deleted is forgotten.
+    bench.zuul.write_node(unfit[0], resources={"cores": 4})
+    wait_for(lambda: unfit[0] not in pool.zk.node_tree.unfit)
+    assert unfit[0] in pool.zk.node_tree.free["fake-provider", "main"]["fake-label"]
+    bench.zk.deleteRawNode(unfit[1])
+    wait_for(lambda: unfit[1] not in pool.zk.node_tree.unfit)
