@@ -48,7 +48,7 @@ class QuotaInformation:
         if other.default:
             for name in mine:
                 if name not in theirs:
-                    mine[name] += other.default
+                    mine[name] = exact(mine[name] + other.default)
 
     def subtract(self, other: QuotaInformation) -> None:
         mine, theirs = self.quota["compute"], other.quota["compute"]
@@ -59,7 +59,7 @@ class QuotaInformation:
         if other.default:
             for name, have in mine.items():
                 if name not in theirs and have != math.inf:
-                    mine[name] = have - other.default
+                    mine[name] = exact(have - other.default)
 
     def non_negative(self) -> bool:
         """True when nothing is over-used."""

@@ -245,9 +245,9 @@ class QuotaSupport:
             limit = compute.get(key, limits.default)
             if limit == math.inf:
                 continue
-            used = sum(part.get(key, 0) for part in parts)
-            if limit - used - need < 0:
-                return Shortage(key, need, limit - used, limit)
+            left = exact(limit - exact(sum(part.get(key, 0) for part in parts)))
+            if exact(left - need) < 0:
+                return Shortage(key, exact(need), left, limit)
         return None
 
     def getLabelQuota(self) -> Mapping[str, float]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nodepool.driver.quota.support import LimitsPending, QuotaSupport
 from nodepool.driver.utils import QuotaInformation
@@ -166,3 +168,35 @@ def test_who_asks_when_no_renewal_is_under_way_is_woken_at_once(provider: Provid
     woken = threading.Event()
     provider.when_limits_known(woken.set)
     assert woken.is_set()
+
+
+MILLI = 1000
+
+
+@given(st.integers(1, 2500), st.integers(1, 250), st.data())
+@example(1900, 100, None)
+def test_as_many_fractions_fit_as_in_whole_numbers(limit: int, need: int, data: st.DataObject | None) -> None:
+    """Amounts are added in any order and split over usage, promises and estimates."""
+    provider, limits = Provider(), QuotaInformation(cores=limit / MILLI, default=math.inf)
+    parts = [QuotaInformation(default=0) for _ in range(3)]
+    one = QuotaInformation(cores=need / MILLI)
+    nodes = 0
+    while True:
+        short = provider.fits(one.get_resources(), limits, [part.get_resources() for part in parts])
+        if short is not None:
+            break
+        nodes += 1
+        parts[data.draw(st.integers(0, 2)) if data is not None else nodes % 3].add(one)
+    assert nodes == limit // need
+    left = limit - nodes * need
+    assert str(short.left) == str(left / MILLI)
+
+
+def test_nineteen_nodes_of_a_tenth_fill_one_point_nine_cores_whatever_the_order_of_additions() -> None:
+    provider, limits = Provider(), QuotaInformation(cores=1.9, default=math.inf)
+    one = {"cores": 0.1}
+    for used, promised in ((i, 18 - i) for i in range(19)):
+        parts = [{"cores": 0.1}] * used + [{"cores": 0.1 * promised}]
+        assert provider.fits(one, limits, parts) is None
+        short = provider.fits(one, limits, [*parts, one])
+        assert short is not None and (short.needed, short.left, short.limit) == (0.1, 0, 1.9)
