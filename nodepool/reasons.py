@@ -56,7 +56,7 @@ class Code(_Text):
     BEING_TAKEN = "all free nodes are about to be taken: {labels}"
     NOTHING_FREE = "nothing free"
     NOTHING_FREE_NO_EVENT = "nothing free; no event of this driver tells when there is"
-    POOL_PAUSED = "paused at quota"
+    POOL_PAUSED = "paused at quota: request {request} comes first"
     PROVIDER_QUOTA = "provider {provider}, {resource}: {needed} needed, {left} of {limit} left"
     POOL_LIMIT = "pool {name}, {resource}: {needed} needed, {left} of {limit} left"
     REFUSED_BY_CLOUD = "provider {provider}: its cloud has just refused a node of label {label} for its quota"
@@ -88,7 +88,7 @@ HELP: dict[Code, str] = {
     Code.PROVIDER_NOT_RUNNING: "see `nodepool problem-list` and the launcher's log for why the provider did not start",
     Code.NOT_RUNNING: "see `nodepool problem-list` and the launcher's log for why the provider did not start",
     Code.OTHERS_DECLINE: "see whether a launcher is registered that does not work (`nodepool status`)",
-    Code.POOL_PAUSED: "another request comes first there; `nodepool status` tells what that one lacks",
+    Code.POOL_PAUSED: "see `nodepool explain request` with the id of that request for what it waits for",
     Code.PAUSED: f"raise the limit that it names, {_FORGOTTEN}",
     Code.ERROR: "report it: the launcher's log has the trace",
 }

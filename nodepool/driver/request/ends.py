@@ -301,6 +301,17 @@ class RequestEnds(HandlerBase):
         self._discard = discard
         self._give_back(retry_after)
 
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether the request waits for its first node."""
+        return self.accepted and self.paused and not self.nodeset
+
+    def make_way(self) -> None:
+        """Let a more urgent request overtake this one, unless it has nodes by now."""
+        if self.holds_nothing:
+            self.log.info("Giving the request back: a more urgent one comes first in pool %s", self.pw.label)
+            self.move()
+
     def _release(self, request: zk.NodeRequest | None) -> None:
         """Free the nodes that have reached an end; write and unlock the request when one is given."""
         txn = Txn(self.zk.kazoo_client)

@@ -68,7 +68,7 @@ class NodeRequestHandler(RequestEnds):
                 if serial and not self.accepted and self.pw.paused:
                     # Another handler of the pool has paused while we waited for our turn.
                     self._forget(step)
-                    self.end(Outcome(How.WITHDRAWN, wait_for=because(Code.POOL_PAUSED).at(self.pw.label), checked=True))
+                    self.end(Outcome(How.WITHDRAWN, wait_for=self.pw.paused_reason(), checked=True))
                     return
                 node = self._new_node(label)
                 if node is None:

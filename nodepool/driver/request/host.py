@@ -55,6 +55,9 @@ class RequestHost(Protocol):
 
     def pause_changed(self, handler: Any) -> None: ...
 
+    def paused_reason(self) -> Reason:
+        """Which request comes first in the paused pool."""
+
     def make_room(self, handler: Any) -> None:
         """No quota: an idle node of this pool may have to go."""
 

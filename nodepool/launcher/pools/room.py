@@ -60,6 +60,14 @@ class PoolRoom:
     def paused(self) -> bool:
         return bool(self.paused_handlers)
 
+    def _paused_for(self) -> list[Any]:
+        """The handlers that the pool is paused for, the most urgent first."""
+        return sorted(self.paused_handlers, key=lambda handler: handler.request.priority)
+
+    def paused_reason(self) -> Reason:
+        waiting = self._paused_for()
+        return because(Code.POOL_PAUSED, request=waiting[0].request.id if waiting else "").at(self.label)
+
     @property
     def backlog(self) -> int:
         return len(self._offered)
@@ -77,14 +85,16 @@ class PoolRoom:
         pool = self.getPoolConfig()
         if pool is not None and not cls.labels.issubset(pool.labels):
             return PoolView(self.label, paused=self.paused)  # it will not be asked
-        closed = self._guarded(self._closed_to, cls)
+        closed, waiting = self._guarded(self._closed_to, cls), self._paused_for()
         return PoolView(
             self.label,
             self.load,
-            self.paused,
+            bool(waiting),
             closed,
             self._full.reason(cls.labels),
             None if closed else self._guarded(self._admission, cls),
+            str(waiting[0].request.id) if waiting else "",
+            waiting[0].request.priority if waiting and all(handler.holds_nothing for handler in waiting) else None,
         )
 
     def _guarded(self, ask: Callable[[RequestClass], Reason | None], cls: RequestClass) -> Reason | None:

@@ -273,7 +273,7 @@ class PoolWorker(threading.Thread, PoolRoom):
                 if reasons := handler.decline_reasons():
                     handler.decline_for(reasons)
                 else:
-                    handler.end(Outcome(How.WITHDRAWN, wait_for=because(Code.POOL_PAUSED).at(self.label), checked=True))
+                    handler.end(Outcome(How.WITHDRAWN, wait_for=self.paused_reason(), checked=True))
                 return
         except FOREIGN as error:
             handler.trouble(error)
@@ -289,6 +289,11 @@ class PoolWorker(threading.Thread, PoolRoom):
         shortage = tenant_shortage(self.nodepool, request, limits, pool, manager, handler)
         handler.promised = shortage is None
         return shortage
+
+    def make_way(self) -> None:
+        """A more urgent request comes: those that we are paused for go back to the queue."""
+        for handler in list(self.paused_handlers):
+            self.post(handler, handler.make_way)
 
     def ask(self, waiting: NodeRequestHandler) -> None:
         """A request waits at another pool of ours: it is sent for when we have room for all of its nodes."""

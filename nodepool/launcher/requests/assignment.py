@@ -259,7 +259,11 @@ class Assignment(threading.Thread):
         cls = self._classes.get(class_key)
         if cls is None:
             cls = self._classes[class_key] = RequestClass(
-                tuple(request.node_types), request.provider, request.tenant_name, frozenset(declined)
+                tuple(request.node_types),
+                request.provider,
+                request.tenant_name,
+                frozenset(declined),
+                may_wait=request.requestor != MIN_READY,
             )
         if entry is not None:
             if entry[0] is cls and entry[1] == sort_key:
@@ -399,6 +403,9 @@ class Assignment(threading.Thread):
         insist = left is not None and self.state.clock.monotonic() - left[1] >= OTHERS_TURN
         views = {launcher_id: worker.view(cls) for launcher_id, worker in workers.items()}
         decision = choose(cls, pools, views, self.version, insist)
+        if decision.overtakes and decision.pool is not None:
+            workers[decision.pool].make_way()  # the pool wakes us when it is not paused any more
+            decision = Decision(reasons=decision.reasons)
         worker = workers[decision.pool] if decision.pool is not None else None
         wait = self.others_return_until - self.state.clock.monotonic() if decision.decline_by else 0.0
         if wait > 0:

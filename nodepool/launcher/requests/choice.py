@@ -34,6 +34,8 @@ class RequestClass:
     netted: int | None = None
     #: Why it had waited until then.
     netted_for: tuple[Reason, ...] = ()
+    #: Whether its requests may wait in a full pool; those of min-ready are declined there.
+    may_wait: bool = True
 
     def waits_for(self, code: Code, **parameters: object) -> bool:
         return any(reason.matches(code, **parameters) for reason in (*self.reasons, *self.refused.values()))
@@ -63,6 +65,11 @@ class PoolView:
     full: Reason | None = None
     #: Why it takes no more at this moment.
     refuses: Reason | None = None
+    #: The request that comes first in a paused pool.
+    blocker: str = ""
+    #: Requests that come before this one (by precedence and relative priority) may overtake all that wait in the pool;
+    #: None: one of those holds nodes already.
+    overtakable: SortKey | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,8 @@ class Decision:
     #: It could wait here, pending, and is left to other launchers instead.
     left_to_others: bool = False
     reasons: tuple[Reason, ...] = ()
+    #: The requests that the pool is paused for hold nothing and are less urgent: they go back to the queue first.
+    overtakes: bool = False
 
 
 def eligible_pools(cls: RequestClass, pools: list[RegisteredPool]) -> list[RegisteredPool]:
@@ -116,6 +125,7 @@ def choose(
     reasons: list[Reason] = []
     usable: list[str] = []
     waitable: list[str] = []
+    overtaking: list[str] = []
     for pool in ours:
         view = views[pool.id]
         reason = view.closed or cls.refused.get(pool.id) or view.refuses
@@ -124,7 +134,9 @@ def choose(
         if reason is None and view.paused:
             if cls.checked.get(pool.id) != version:
                 return Decision(pool=pool.id, check_only=True)
-            reason = because(Code.POOL_PAUSED)
+            reason = because(Code.POOL_PAUSED, request=view.blocker)
+            if view.overtakable is not None and cls.may_wait and cls.queue and cls.queue[0][0][:2] < view.overtakable[:2]:
+                overtaking.append(pool.id)
         if reason is None and pool.id in full:
             waitable.append(pool.id)
             reason = full[pool.id]
@@ -143,6 +155,8 @@ def choose(
         return Decision(pool=least_busy(waitable))  # no pool has room: it waits there
     if others_open:
         reasons.append(because(Code.OTHER_LAUNCHER))
+    elif overtaking:
+        return Decision(pool=least_busy(overtaking), overtakes=True, reasons=tuple(reasons))
     return Decision(reasons=tuple(reasons), left_to_others=bool(waitable))
 
 

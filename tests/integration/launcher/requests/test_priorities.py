@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.reasons import Code
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
@@ -29,6 +30,62 @@ def order_of_service(bench: LauncherBench, pool: Any, ids: list[str]) -> list[st
         wait_for(lambda: bench.zuul.client.exists(f"/nodepool/requests/{done[0]}") is None)  # noqa: B023
     assert not pool.assignment.waiting()
     return order
+
+
+def waits_behind(pool: Any, request_id: str, first: str) -> bool:
+    return any(
+        request == request_id and any(reason.matches(Code.POOL_PAUSED, request=first) for reason in reasons)
+        for request, _labels, reasons in pool.assignment.explain()
+    )
+
+
+def test_urgent_request_overtakes_a_paused_one_that_holds_nothing(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 2})))
+    blockers = [bench.fulfilled("fake-label")[0] for _ in range(2)]
+    low = bench.submit("fake-label", priority="300")
+    bench.wait_request(low, "pending")
+    also_low = bench.submit("fake-label", priority="300")
+    wait_for(lambda: waits_behind(pool, also_low, low), what="the reason with the id of the request that comes first")
+    urgent = bench.submit("fake-label", priority="100")
+    bench.wait_request(urgent, "pending")
+    bench.wait_request(low, "requested")
+    wait_for(lambda: waits_behind(pool, low, urgent) and waits_behind(pool, also_low, urgent))
+    bench.use_up(blockers[0])
+    bench.wait_request(urgent, "fulfilled")
+    bench.wait_request(low, "pending")
+    bench.use_up(blockers[1])
+    bench.wait_request(low, "fulfilled")
+
+
+def test_request_is_not_overtaken_when_it_holds_a_node_or_is_as_urgent(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 2})))
+    blocker = bench.fulfilled("fake-label")[0]
+    holding = bench.submit("fake-label", "fake-label", priority="300")
+    bench.wait_nodes(1, allocated_to=holding, state="ready")
+    urgent = bench.submit("fake-label", priority="100")
+    wait_for(lambda: waits_behind(pool, urgent, holding))
+    bench.use_up(blocker)
+    bench.wait_request(holding, "fulfilled")
+    bench.wait_request(urgent, "pending")
+    equal = bench.submit("fake-label", priority="100")
+    wait_for(lambda: waits_behind(pool, equal, urgent))
+    assert bench.zuul.request(urgent)["state"] == "pending"
+    bench.use_up(holding)
+    bench.wait_request(urgent, "fulfilled")
+    bench.wait_request(equal, "fulfilled")
+
+
+def test_min_ready_request_overtakes_nothing(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 1})))
+    bench.fulfilled("fake-label")
+    low = bench.submit("fake-label", priority="300")
+    bench.wait_request(low, "pending")
+    moved: list[Any] = []
+    bench.monkeypatch.setattr("nodepool.driver.request.ends.RequestEnds.move", lambda handler, *_args: moved.append(handler))
+    stock = bench.submit("fake-label", priority="100", requestor="NodePool:min-ready")
+    wait_for(lambda: waits_behind(pool, stock, low))
+    assert not moved
+    bench.monkeypatch.undo()
 
 
 @pytest.mark.spec(SPEC + "request_order; DRV-8: precedence, relative priority, sequence")
