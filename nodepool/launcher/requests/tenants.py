@@ -29,23 +29,32 @@ def tenant_shortage(
     needed = QuotaInformation()
     for label in request.node_types:
         needed.add(manager.quotaNeededByLabel(label, pool))
-    zk = state.zk
-    tree = zk.node_tree
     with _lock:
-        with tree.lock:
-            used: dict[str, float] = dict(tree.tenant_usage.get(request.tenant_name, ()))
-            unmeasured = list(tree.unmeasured_tenant.get(request.tenant_name, {}).items())
-        for name, amount in zk.reservations.tenant(request.tenant_name).items():
-            used[name] = exact(used.get(name, 0) + amount)
-        for (provider, pool_name, label), count in unmeasured:
-            for name, amount in _estimate(state, provider, pool_name, label).items():
-                used[name] = exact(used.get(name, 0) + amount * count)
+        used = tenant_usage(state, request.tenant_name)
         for name, need in needed.get_resources().items():
             limit = limits.get(name, math.inf)
             if limit != math.inf and exact(limit - used.get(name, 0) - need) < 0:
                 return because(Code.TENANT_LIMIT, tenant=request.tenant_name, limit=limit, resource=name, used=used.get(name, 0))
-        zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
+        state.zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
     return None
+
+
+def tenant_usage(state: LauncherState, tenant: str | None) -> dict[str, float]:
+    """Return what the nodes of the tenant use at all launchers, and what this one is about to use."""
+    if tenant is None:
+        return {}
+    tree = state.zk.node_tree
+    # First, as a promise is released once its node is in the mirror: it may count twice, but never not at all.
+    promised = state.zk.reservations.tenant(tenant)
+    with tree.lock:
+        used: dict[str, float] = dict(tree.tenant_usage.get(tenant, ()))
+        unmeasured = list(tree.unmeasured_tenant.get(tenant, {}).items())
+    for name, amount in promised.items():
+        used[name] = exact(used.get(name, 0) + amount)
+    for (provider, pool_name, label), count in unmeasured:
+        for name, amount in _estimate(state, provider, pool_name, label).items():
+            used[name] = exact(used.get(name, 0) + amount * count)
+    return used
 
 
 def _estimate(state: LauncherState, provider: str | None, pool_name: str | None, label: str) -> Mapping[str, float]:
@@ -53,7 +62,8 @@ def _estimate(state: LauncherState, provider: str | None, pool_name: str | None,
     manager = state.config.provider_managers.get(provider)
     pool = config.pools.get(pool_name) if config is not None else None
     if pool is None or label not in pool.labels or not isinstance(manager, QuotaSupport):
-        return {}
+        # Launchers without this provider cannot know more; all of them have to come to the same number.
+        return {"instances": 1}
     try:
         return manager.quotaNeededByLabel(label, pool).get_resources()
     except LimitsPending:

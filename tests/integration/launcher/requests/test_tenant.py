@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from nodepool.launcher.requests.tenants import tenant_shortage
+from nodepool.reasons import Code
+from nodepool.zk.zookeeper import NodeRequest
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
@@ -124,3 +127,47 @@ def test_a_node_goes_to_another_tenant(bench: LauncherBench) -> None:
     idle.tenant_name, idle.allocated_to = "tenant-2", other
     bench.zk.storeNode(idle)
     bench.wait_request(second, "fulfilled")
+
+
+def test_static_nodes_count_for_launchers_without_their_provider(bench: LauncherBench) -> None:
+    limited = {"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 3}]}
+    host = {
+        "name": "fake-host",
+        "labels": ["host"],
+        "max-parallel-jobs": 2,
+        "host-key-checking": False,
+        "connection-type": "winrm",
+    }
+    static = {"name": "static", "driver": "static", "pools": [{"name": "main", "nodes": [host]}]}
+    bench.start({"labels": [{"name": "host"}], "providers": [static], **limited}, name="one.yaml")
+    cloud = bench.start(config(provider(), **limited), name="two.yaml")
+    bench.wait_nodes(2, state="ready")
+    hosts = [bench.fulfilled("host", tenant_name="t")[0] for _ in range(2)]
+    wait_for(lambda: sum(cloud.zk.node_tree.unmeasured_tenant["t"].values()) == 2)
+    bench.fulfilled("fake-label", tenant_name="t")
+    last = bench.submit("fake-label", tenant_name="t")
+    expected = "tenant t is limited to 3 instances, 3 in use"
+    wait_for(lambda: expected in (cloud.assignment.reason_for(last) or ""), what="the reason")
+    bench.use_up(hosts[0])
+    bench.wait_request(last, "fulfilled")
+
+
+def test_node_recorded_during_the_check_counts(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider(), **{"tenant-resource-limits": [{"tenant-name": "t", "max-servers": 1}]}))
+    reservations, tree = pool.zk.reservations, pool.zk.node_tree
+    reservations.reserve("promise", None, None, "t", {"instances": 1})
+    real = reservations.tenant
+
+    def recorded_meanwhile(tenant: str) -> Any:
+        bench.ready_node("fake-provider", "main", "fake-label", tenant_name="t", state="hold", resources={"instances": 1})
+        wait_for(lambda: tree.tenant_usage["t"]["instances"] == 1)
+        reservations.release("promise")
+        return real(tenant)
+
+    bench.monkeypatch.setattr(reservations, "tenant", recorded_meanwhile)
+    worker = pool.getPoolWorkers("fake-provider")[0]
+    request = NodeRequest("200-0000000001")
+    request.node_types, request.tenant_name = ["fake-label"], "t"
+    limits = pool.config.tenant_resource_limits["t"]
+    short = tenant_shortage(pool.state, request, limits, worker.getPoolConfig(), worker.getProviderManager(), "key")
+    assert short is not None and short.matches(Code.TENANT_LIMIT, used=1)
