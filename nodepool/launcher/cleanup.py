@@ -71,16 +71,18 @@ class LostRequests:
             ours = get_version_string()
             self._others = tree.version, any(pool.content.get("version") != ours for pool in tree.registered_pools())
         if self._others[1]:
-            with self._lock:
-                self._changed.add(request_id)
-            self._look_again()
+            self.look_at(request_id)
+
+    def look_at(self, request_id: str) -> None:
+        """Check soon whether this request is pending without a lock, and watch its lock from then on."""
+        with self._lock:
+            self._changed.add(request_id)
+        self._look_again()
 
     def _lock_changed(self, event: WatchedEvent) -> None:
         if event.path is None:  # the session has ended: all are looked at when there is another
             return
-        with self._lock:
-            self._changed.add(event.path.rpartition("/")[2])
-        self._look_again()
+        self.look_at(event.path.rpartition("/")[2])
 
     def _recycle(self, request_id: str, directory_exists: bool, corrected: dict[str, BaseException] | None = None) -> None:
         """:param corrected: lock directories of nodes that are not as our copy shows them, with the error that told."""

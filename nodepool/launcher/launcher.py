@@ -109,6 +109,7 @@ class NodePool(threading.Thread):
         self.node_reconciler = NodeReconciler(self.state)
         self.min_ready = MinReady(self.state)
         self.cleanup = CleanupWorker(self.state, self.node_reconciler, lambda: self.lock_cleanup())
+        self.state.request_dropped = self.cleanup.lost.look_at
         self.trends = Trends(self.state.clock)
         self.feed = Feed()
         self.history = HistoryWriter(self.feed)

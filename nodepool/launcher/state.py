@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodepool import metrics
@@ -61,6 +61,8 @@ class LauncherState:
         #: The same by launcher id; replaced as a whole.
         self.workers: Mapping[str, Pool] = {}
         self.handlers: dict[str, Any] = {}
+        #: Called with the id of a request that was left in ZooKeeper as it is, for the clean-up to find.
+        self.request_dropped: Callable[[str], Any] = lambda _request_id: None
 
     def getPoolWorkers(self, provider_name: str) -> list[Pool]:
         return [w for w in self.pool_workers() if w.provider_name == provider_name]

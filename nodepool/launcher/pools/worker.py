@@ -204,6 +204,8 @@ class PoolWorker(threading.Thread, PoolRoom):
             self.assignment.release(request_id, retry_after=outcome.retry_after)
             if not outcome.retry_after:
                 self.assignment.wake()
+            if outcome.how is How.DROPPED:
+                self.nodepool.request_dropped(request_id)
         if outcome.retry_after or outcome.how in (How.WITHDRAWN, How.REFUSED):
             self._launches_ended()
         if handler.promised:

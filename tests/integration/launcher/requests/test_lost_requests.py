@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.driver.statemachine.handler import StateMachineHandler
 from nodepool.version import get_version_string
 from nodepool.zk import paths
 from tests.conftest import wait_for
@@ -55,6 +56,23 @@ def watch_reads(pool: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         lambda path, *args, **kw: (seen.append(path.rpartition("/")[2]), read(path, *args, **kw))[1],
     )
     return seen
+
+
+def test_request_dropped_with_a_living_session_is_served_again_soon(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.start(config(provider()), cleanup_interval=1000)
+    real, conflicts = StateMachineHandler.prepareNode, list[str]()
+
+    def rewritten_before(handler: StateMachineHandler, node: Any) -> None:
+        if not conflicts:
+            conflicts.append(node.id)
+            bench.zuul.write_node(node.id, comment="written by another client")
+        real(handler, node)
+
+    monkeypatch.setattr(StateMachineHandler, "prepareNode", rewritten_before)
+    _request, (node,) = bench.fulfilled("fake-label")
+    assert conflicts and node.id not in conflicts
 
 
 def test_a_request_that_is_let_go_is_noticed_at_once(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
