@@ -20,6 +20,8 @@ from nodepool.zk.records import LARGEST, RecordError, parse_object, text_of, tex
 from nodepool.zk.records.base import BaseModel
 
 MODEL_API = 0
+#: Seconds between two attempts to register again.
+REGISTER_PAUSE = 2.0
 
 
 class Component:
@@ -51,6 +53,8 @@ class Component:
         self._registered = False
         self._unwritten = False
         self._session: int | None = None
+        #: Set while we do not want to be registered.
+        self._unregistered = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         content = self.__dict__.get("content")
@@ -75,10 +79,12 @@ class Component:
 
     def register(self) -> None:
         """Create our (ephemeral) entry; also after a lost session."""
+        self._unregistered.clear()
         with self._lock:
             self._register()
         if self._state_changed not in self.client.state_listeners:
             self.client.state_listeners.append(self._state_changed)
+            self.client.component_listeners.append(self._vanished)
 
     def _register(self) -> None:
         kazoo = self.client.client
@@ -112,6 +118,8 @@ class Component:
         """Remove our entry."""
         if self._state_changed in self.client.state_listeners:
             self.client.state_listeners.remove(self._state_changed)
+            self.client.component_listeners.remove(self._vanished)
+        self._unregistered.set()
         with self._lock:
             self._registered = False
             path, self.path = self.path, None
@@ -134,19 +142,34 @@ class Component:
             return
         if self._session is not None and self._session == self.client.session_id and not self._unwritten:
             return
-        threading.Thread(target=self._register_again, name="ThreadPoolExecutor component", daemon=True).start()
+        self._start_registration()
 
-    def _register_again(self) -> None:
-        with self._lock:
-            if not self._registered:
-                return
-            try:
-                if self._session != self.client.session_id:
-                    self._register()
-                elif self._unwritten:
-                    self._write()
-            except KazooException as error:
-                self.log.warning("Cannot register component again: %r", error)
+    def _vanished(self, path: str) -> None:
+        """An entry no longer exists; if it was ours, somebody removed it."""
+        if path == self.path and self._registered:
+            self._start_registration(path)
+
+    def _start_registration(self, gone: str | None = None) -> None:
+        threading.Thread(target=self._register_again, args=(gone,), name="ThreadPoolExecutor component", daemon=True).start()
+
+    def _register_again(self, gone: str | None) -> None:
+        """Bring our entry up to date, or create it; with the next connection if this one is lost.
+
+        :param gone: an entry that no longer exists.
+        """
+        while not self._unregistered.is_set() and self.client.connected:
+            with self._lock:
+                if not self._registered:
+                    return
+                try:
+                    if self._session != self.client.session_id or self.path in (None, gone):
+                        self._register()
+                    elif self._unwritten:
+                        self._write()
+                    return
+                except Exception as error:
+                    self.log.warning("Cannot register component %s again: %r", self.content.get("id") or self.kind, error)
+            self._unregistered.wait(REGISTER_PAUSE)
 
     def update(self, **values: object) -> None:
         """Change attributes; written only when something differs, or as soon as there is a connection again."""
@@ -172,7 +195,9 @@ class Component:
         try:
             self._version = kazoo.set(self.path, self._serialize(), version=self._version).version
         except NoNodeError:
-            pass  # the session was lost; registration follows
+            # The session was lost, and registration follows; or somebody removed the entry.
+            if self._session == self.client.session_id:
+                self._start_registration(self.path)
         except BadVersionError:
             self._version = kazoo.set(self.path, self._serialize()).version
         self._unwritten = False
@@ -284,6 +309,7 @@ class ComponentTree(Tree[Any]):
             self.pools.pop(path, None)
             self.version += 1
         self.announce(self.listeners, path, True)
+        self.announce(self.client.component_listeners, path)
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """Records of the components of this kind (``launcher``, ``builder``, ``pool``), by path."""

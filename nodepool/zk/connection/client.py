@@ -103,6 +103,8 @@ class ZooKeeperClient:
         self.on_disconnect_listeners: list[Callable[[], Any]] = []
         #: (kind, id) of registrations whose outcome we do not know: their entries may be there.
         self.unsure_components: set[tuple[str, str | None]] = set()
+        #: Called with the path of each component that no longer exists, on the connection thread; must return at once.
+        self.component_listeners: list[Callable[[str], Any]] = []
         #: Called with kazoo's state name on the connection thread; must return at once.
         self.state_listeners: list[StateListener] = []
         #: Called with the error, or None, when the thread of the connection has ended: there will be no other.

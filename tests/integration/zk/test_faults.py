@@ -451,3 +451,43 @@ def test_stop_while_zookeeper_is_silent(bench: LauncherBench, monkeypatch: pytes
     finally:
         proxy.set("open")
         proxy.stop()
+
+
+def entries_of(zk: Any) -> list[str]:
+    return list(zk.kazoo_client.get_children(f"{paths.COMPONENTS}/pool"))
+
+
+@pytest.mark.parametrize("mirrored", [True, False], ids=["noticed by the mirror", "noticed at the next update"])
+def test_removed_component_registers_again(zk: Any, zk_chroot: Chroot, mirrored: bool) -> None:
+    owner = zk if mirrored else ZooKeeper(zk_chroot.connect(), enable_cache=False)
+    component = pool_component(owner)
+    component.register()
+    for round_number in range(2):  # it works more than once
+        (name,) = entries_of(zk)
+        zk.kazoo_client.delete(f"{paths.COMPONENTS}/pool/{name}")
+        if not mirrored:
+            component.update(priority=round_number)
+        wait_for(lambda: entries_of(zk) not in ([], [name]), what="the entry created again")  # noqa: B023
+        assert len(entries_of(zk)) == 1
+    component.unregister()
+    assert entries_of(zk) == []
+
+
+def test_registration_is_repeated_after_any_error(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodepool.zk.components.REGISTER_PAUSE", 0.05)
+    component = pool_component(zk)
+    component.register()
+    errors: list[str] = []
+    real = zk.kazoo_client.create
+
+    def create(path: str, *args: Any, **options: Any) -> Any:
+        if len(errors) < 2:
+            errors.append(path)
+            raise ValueError("induced")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(zk.kazoo_client, "create", create)
+    (name,) = entries_of(zk)
+    zk.kazoo_client.delete(f"{paths.COMPONENTS}/pool/{name}")
+    wait_for(lambda: len(entries_of(zk)) == 1 and len(errors) == 2, what="the entry created again")
+    component.unregister()
