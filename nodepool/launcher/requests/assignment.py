@@ -12,7 +12,7 @@ import heapq
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -34,6 +34,8 @@ from nodepool.zk.writer import TransactionFailed, Txn
 
 #: After so many decisions newcomers are sorted in, so that an urgent one overtakes a flood.
 ROUND = 32
+#: Further decisions of a round, about the classes that were longest without one: each wake-up starts again at the most urgent.
+OVERDUE = 8
 #: Seconds that other launchers get to register again after a lost session; counted from the reconnect.
 REGISTRATION_GRACE = 5.0
 
@@ -331,20 +333,45 @@ class Assignment(threading.Thread):
             if not heads:
                 return
             head, _ident, cls = heapq.heappop(heads)
-            try:
-                self._decide(cls, head[1], pools, workers)
-            except Exception as error:
-                # Whatever is wrong with this class, the others go on; it is looked at again like any that waits.
-                self._log_once(cls, head[1], error)
-                with self._condition:
-                    cls.reasons = (because(Code.ERROR, error=repr(error)),)
+            self._try_to_decide(cls, head[1], pools, workers)
             with self._condition:
                 if cls.queue and not cls.reasons:
                     heapq.heappush(heads, (cls.queue[0], id(cls), cls))
         if heads:
+            self._decide_overdue(sorted(heads), pools, workers)
             with self._condition:
                 # More to do: go round again, after newcomers have been sorted in.
                 self._dirty.setdefault(heads[0][0][1], None)
+
+    def _decide_overdue(
+        self,
+        undecided: list[tuple[tuple[SortKey, str], int, RequestClass]],
+        pools: list[RegisteredPool],
+        workers: Mapping[str, Pool],
+    ) -> None:
+        """Decide about the classes that were longest without a decision, where no better one may want the same pools."""
+        overdue = sorted(undecided, key=lambda entry: entry[2].decided)[:OVERDUE]
+        for entry in sorted(overdue):
+            head, _ident, cls = entry
+            before = {other.labels for better, _, other in undecided if better < head and other is not cls and not other.reasons}
+            contested = {p.id for p in pools if any(labels <= p.labels for labels in before)}
+            self._try_to_decide(cls, head[1], pools, workers, contested)
+
+    def _try_to_decide(
+        self,
+        cls: RequestClass,
+        request_id: str,
+        pools: list[RegisteredPool],
+        workers: Mapping[str, Pool],
+        contested: Collection[str] = (),
+    ) -> None:
+        try:
+            self._decide(cls, request_id, pools, workers, contested)
+        except Exception as error:
+            # Whatever is wrong with this class, the others go on; it is looked at again like any that waits.
+            self._log_once(cls, request_id, error)
+            with self._condition:
+                cls.reasons = (because(Code.ERROR, error=repr(error)),)
 
     def _run_timers(self, ready: bool) -> None:
         """What no event announces (condition held)."""
@@ -396,13 +423,24 @@ class Assignment(threading.Thread):
             cls.logged = repr(error)
             self.log.error("Cannot assign request %s (%s):", request_id, ",".join(cls.node_types), exc_info=error)
 
-    def _decide(self, cls: RequestClass, request_id: str, pools: list[RegisteredPool], workers: Mapping[str, Pool]) -> None:
+    def _decide(
+        self,
+        cls: RequestClass,
+        request_id: str,
+        pools: list[RegisteredPool],
+        workers: Mapping[str, Pool],
+        contested: Collection[str] = (),
+    ) -> None:
+        """:param contested: pools that more urgent classes may want, about which nothing is decided yet."""
         self.decisions += 1
+        cls.decided = self.decisions
         with self._condition:
             events, left = self._events, self._left_to_others.get(request_id)
         insist = left is not None and self.state.clock.monotonic() - left[1] >= OTHERS_TURN
         views = {launcher_id: worker.view(cls) for launcher_id, worker in workers.items()}
         decision = choose(cls, pools, views, self.version, insist)
+        if decision.pool in contested:
+            return
         if decision.overtakes and decision.pool is not None:
             workers[decision.pool].make_way()  # the pool wakes us when it is not paused any more
             decision = Decision(reasons=decision.reasons)

@@ -34,6 +34,8 @@ class RequestClass:
     netted: int | None = None
     #: Why it had waited until then.
     netted_for: tuple[Reason, ...] = ()
+    #: When its head was last decided about, counted in decisions.
+    decided: int = 0
     #: Whether its requests may wait in a full pool; those of min-ready are declined there.
     may_wait: bool = True
 

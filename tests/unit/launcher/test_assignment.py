@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodepool.launcher.requests import choice
-from nodepool.launcher.requests.assignment import Assignment
+from nodepool.launcher.requests.assignment import OVERDUE, Assignment
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.metrics import Metrics
 from nodepool.reasons import Code, Reason, because, render
@@ -231,6 +231,48 @@ def test_serving_order(records: list[tuple[str, int, tuple[str, ...], str | None
         assignment._pass()
     assert log == sorted(tree.requests, key=lambda i: tree.requests[i].priority)
     assert assignment.waiting() == 0
+
+
+def crowd(assignment: Assignment, classes: int) -> None:
+    """Classes of good priority that wait at the full pool."""
+    tree: Any = assignment.state.zk.request_tree
+    for number in range(classes):
+        name = f"100-{number:010d}"
+        tree.requests[name] = request(name, tenant_name=f"t{number}")
+
+
+def test_low_priority_is_decided_about_while_wake_ups_never_stop() -> None:
+    tree, idle = Tree(), Room("idle", room=1)
+    assignment = make(tree, Room(room=0))
+    assignment.state.zk.pools.append(pool("idle", "d"))
+    assignment.state.workers["idle"] = idle  # type: ignore[index]
+    crowd(assignment, 300)
+    assignment.rebuild()
+    assignment._pass()
+    tree.requests["300-0000000999"] = request("300-0000000999", ("d",))
+    assignment.request_changed("300-0000000999", tree.requests["300-0000000999"])
+    for _ in range(300 // OVERDUE + 2):
+        assignment.wake()
+        assignment._pass()
+    assert idle.log == ["300-0000000999"]
+
+
+def test_overdue_class_takes_nothing_that_an_undecided_better_one_may_want() -> None:
+    tree, busy = Tree(), Room(room=0)
+    assignment = make(tree, busy)
+    crowd(assignment, 100)
+    tree.requests["300-0000000999"] = request("300-0000000999")
+    assignment.rebuild()
+    for _ in range(100 // OVERDUE + 2):
+        assignment.wake()
+        assignment._pass()
+    assert not busy.log
+    busy.room = 100
+    for _ in range(100):
+        assignment.wake()
+        if busy.room:
+            assignment._pass()
+    assert len(busy.log) == 100 and busy.log == sorted(busy.log) and "300-0000000999" not in busy.log
 
 
 @dataclasses.dataclass
