@@ -318,7 +318,7 @@ class RequestEnds(HandlerBase):
         ended = self.launchesComplete()
         free = [n for n in self.nodeset if ended or n.state not in (zk.BUILDING, zk.INIT)]
         for node in free:
-            write = node.state == zk.READY
+            write = node.state in (zk.READY, zk.DELETING)  # the latter when this is tried again
             if write:
                 node.allocated_to = None
                 if self._discard:
@@ -358,6 +358,15 @@ class RequestEnds(HandlerBase):
         else:
             self.end(self._outcome)
 
+    def _write_again(self) -> None:
+        """Write the end that was refused, whatever it is, on top of what another client wrote."""
+        if self._outcome.how is How.DECLINED:
+            self._write_decline()
+            return
+        self.request.state = zk.REQUESTED
+        self.request.nodes = []
+        self._release(self.request)
+
     def _release_refused(self, error: BaseException) -> None:
         self._conflicts += 1
         request_path = paths.request(self.request.id or "")
@@ -375,7 +384,7 @@ class RequestEnds(HandlerBase):
         elif error.path == request_path:
             if self.accepted:
                 self._reread_request()
-                self._write_decline()
+                self._write_again()
             else:
                 self._give_back()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import weakref
 from typing import Any
@@ -53,6 +54,18 @@ def test_a_capacity_event_during_a_rename(bench: LauncherBench, monkeypatch: pyt
     rename(bench, monkeypatch, inside)
     record = bench.wait_request(waiting, "fulfilled")
     assert record["declined_by"] == [] and bench.node(record["nodes"][0]).provider == "fake-b"
+
+
+def test_request_written_by_another_client_is_returned_not_declined(bench: LauncherBench) -> None:
+    bench.start(config(provider("fake-a", pool=ONE)))
+    bench.fulfilled("fake-label")
+    waiting = bench.submit("fake-label")
+    bench.wait_request(waiting, "pending")
+    path, record = f"/nodepool/requests/{waiting}", bench.zuul.request(waiting)
+    bench.zuul.client.set(path, json.dumps({**record, "relative_priority": 7}).encode())
+    bench.config(config(provider("fake-b")))
+    served = bench.wait_request(waiting, "fulfilled")
+    assert served["declined_by"] == [] and served["relative_priority"] == 7
 
 
 @pytest.mark.spec("issue 11, B1: nor does a launch that its provider, just renamed, does not begin any more")
