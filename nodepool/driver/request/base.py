@@ -59,6 +59,8 @@ class HandlerBase(NodeRequestHandlerNotifications, abc.ABC):
         self.paused_since = 0.0
         #: Another pool is open, which is to have the request when this one has no room.
         self.gives_way = False
+        #: The request was left to the queue already; launches of it still ran.
+        self.released = False
         #: The tenant's limits have room for it; the nodes are booked.
         self.promised = False
         #: When the other pools were last asked whether they could serve it, by launcher id (monotonic seconds).

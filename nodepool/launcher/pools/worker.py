@@ -162,6 +162,7 @@ class PoolWorker(threading.Thread, PoolRoom):
 
     def request_released(self, handler: Any) -> None:
         """The request is open again while launches of this handler still run."""
+        handler.released = True
         self.assignment.release(handler.request.id)
 
     def driver_works(self, request: NodeRequest) -> None:
@@ -190,8 +191,18 @@ class PoolWorker(threading.Thread, PoolRoom):
             trace = tracer.request_ended(handler.request, outcome.how.name.lower(), self.provider_name, self.pool_name)
         if outcome.how is How.FULFILLED:
             self.nodepool.request_fulfilled(handler.request, handler.accepted_time, trace)
+        self._release_claim(handler, outcome)
+        if outcome.retry_after or outcome.how in (How.WITHDRAWN, How.REFUSED):
+            self._launches_ended()
+        if handler.promised:
+            # What the tenant was promised for this request may be what others of it wait for.
+            self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
+
+    def _release_claim(self, handler: Any, outcome: Outcome) -> None:
         request_id, reason = handler.request.id, outcome.wait_for
-        if outcome.how is How.WITHDRAWN:
+        if handler.released:
+            self.assignment.wake()  # another pool may have the request by now: its claim stays
+        elif outcome.how is How.WITHDRAWN:
             self.assignment.release(
                 request_id, wait_for=reason, checked_by=self.launcher_id if outcome.checked else None, refused_by=self.launcher_id
             )
@@ -206,11 +217,6 @@ class PoolWorker(threading.Thread, PoolRoom):
                 self.assignment.wake()
             if outcome.how is How.DROPPED:
                 self.nodepool.request_dropped(request_id)
-        if outcome.retry_after or outcome.how in (How.WITHDRAWN, How.REFUSED):
-            self._launches_ended()
-        if handler.promised:
-            # What the tenant was promised for this request may be what others of it wait for.
-            self.assignment.recheck(Code.TENANT_LIMIT, tenant=handler.request.tenant_name)
 
     # -- what the assignment uses
 

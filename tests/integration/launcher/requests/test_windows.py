@@ -56,6 +56,38 @@ def test_a_capacity_event_during_a_rename(bench: LauncherBench, monkeypatch: pyt
     assert record["declined_by"] == [] and bench.node(record["nodes"][0]).provider == "fake-b"
 
 
+def test_end_of_old_launches_leaves_the_claim_of_the_next_pool(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider("fake-a"), provider("fake-b", priority=200)))
+    (old,), (new,) = pool.getPoolWorkers("fake-a"), pool.getPoolWorkers("fake-b")
+    offers: list[str] = []
+    real, go_on = new._consider, threading.Event()
+
+    def slowly(request_id: str, *args: Any) -> None:
+        offers.append(request_id)
+        assert go_on.wait(20)
+        real(request_id, *args)
+
+    monkeypatch.setattr(new, "_consider", slowly)
+    launch, launchers = StateMachineNodeLauncher.launch, list[Any]()
+    monkeypatch.setattr(StateMachineNodeLauncher, "launch", lambda launcher: launchers.append(launcher))
+    request_id = bench.submit("fake-label")
+    wait_for(lambda: launchers)
+    monkeypatch.setattr(StateMachineNodeLauncher, "launch", launch)
+    handler = pool.handler_of(request_id)
+    old.running = False  # closed, as when it goes away
+    old.post(handler, handler.hand_back)
+    wait_for(lambda: offers, what="the offer to the next pool")
+    handler.nodeset[0].state = "failed"
+    monkeypatch.setattr(handler, "launchesComplete", lambda: True)
+    old.progress(handler)
+    wait_for(lambda: handler.done, what="the end of the old launch")
+    assert pool.assignment._claimed.get(request_id) is new
+    pool.assignment.wake()
+    go_on.set()
+    record = bench.wait_request(request_id, "fulfilled")
+    assert bench.node(record["nodes"][0]).provider == "fake-b" and offers == [request_id]
+
+
 def test_request_written_by_another_client_is_returned_not_declined(bench: LauncherBench) -> None:
     bench.start(config(provider("fake-a", pool=ONE)))
     bench.fulfilled("fake-label")
