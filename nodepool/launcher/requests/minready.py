@@ -134,6 +134,7 @@ class MinReady(threading.Thread):
         """
         zk = self.state.zk
         tree = zk.node_tree
+        providers = {pool.provider_name for pool in zk.getRegisteredPools()}  # nobody frees nodes of others
         with tree.lock:
             found = [tree.nodes[i] for i in tree.min_ready if i in tree.nodes]
             return sum(
@@ -141,7 +142,7 @@ class MinReady(threading.Thread):
                 for node in found
                 if label.name in node.type
                 and zk.request_tree.get(node.allocated_to) is None
-                and (node.state == READY or tree.is_locked(node.id))
+                and ((node.state == READY and node.provider in providers) or tree.is_locked(node.id))
             )
 
     def _servable(self, label: Label) -> bool:

@@ -12,6 +12,7 @@ from kazoo.protocol.states import KeeperState
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
 from nodepool.zk import zookeeper as zk_module
+from nodepool.zk.components import PoolComponent
 from nodepool.zk.mirror.nodes import count_nodes
 from nodepool.zk.writer import Txn
 from nodepool.zk.zookeeper import ZooKeeper
@@ -203,6 +204,10 @@ def test_nodes_made_for_min_ready_are_known(zk: Any) -> None:
     worker = MinReady(SimpleNamespace(zk=zk))  # type: ignore[arg-type]
     label = SimpleNamespace(name="label")
     made = make_node(requestor=MIN_READY, allocated_to="900-0000000001")
+    pool = PoolComponent(zk.client, "host")
+    pool.content.update(id="pool", provider_name=made.provider)
+    pool.register()
+    wait_for(zk.getRegisteredPools, what="a launcher that frees the nodes")
     for node in (made, make_node(requestor=MIN_READY), make_node(allocated_to="100-0000000002")):
         zk.storeNode(node)
     zk.node_tree.by_request = NotWalked(set, zk.node_tree.by_request)

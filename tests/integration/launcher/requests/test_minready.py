@@ -128,3 +128,10 @@ def test_a_slow_cloud_beside_others(bench: LauncherBench, monkeypatch: pytest.Mo
     finally:
         go_on.set()
     wait_for(lambda: sorted(node.type for node in bench.nodes(state="ready")) == [["a"], ["b"]])
+
+
+def test_node_that_nobody_frees_does_not_count_as_arriving(bench: LauncherBench) -> None:
+    left = bench.ready_node("unconfigured", "main", "fake-label", allocated_to="100-0000009999", requestor="NodePool:min-ready")
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    bench.wait_nodes(1, provider="fake-provider", state="ready", allocated_to=None)
+    assert bench.node(left.id).allocated_to == "100-0000009999"
