@@ -85,8 +85,8 @@ class NodePool(threading.Thread):
         self.configfile = configfile
         self.watermark_sleep = watermark_sleep
         self.state = LauncherState()
-        #: Workers of the configured pools by ``PROVIDER-POOL``.
-        self._pool_threads: dict[str, PoolWorker] = {}
+        #: Workers of the configured pools by provider and pool; ``a-b`` may be pool b of a, or belong to provider a-b.
+        self._pool_threads: dict[tuple[str, str], PoolWorker] = {}
         self.state.pool_threads = self._pool_threads
         self.statsd = self.state.statsd
         self.statsd.setAddress(metrics.statsd_address(os.environ))
@@ -311,7 +311,7 @@ class NodePool(threading.Thread):
     def _update_workers(self) -> None:
         wanted = {(p.name, pool) for p in self.config.providers.values() for pool in p.pools}
         for key, worker in list(self._pool_threads.items()):
-            if (worker.provider_name, worker.pool_name) not in wanted:
+            if key not in wanted:
                 self.log.info("Pool %s is not configured any more", worker.label)
                 worker.leave()
                 worker.stop_when_idle()
@@ -323,9 +323,9 @@ class NodePool(threading.Thread):
                 del self._pool_threads[key]
             else:
                 worker.refresh()
-        for provider_name, pool_name in sorted(wanted):
-            key = f"{provider_name}-{pool_name}"
+        for key in sorted(wanted):
             if key not in self._pool_threads:
+                provider_name, pool_name = key
                 worker = PoolWorker(self.state, self.assignment, provider_name, pool_name)
                 self._pool_threads[key] = worker
                 self.watchdog.guard(worker, may_end=lambda worker=worker: not worker.running)  # type: ignore[misc]

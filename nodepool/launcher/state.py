@@ -56,8 +56,8 @@ class LauncherState:
         self.claims = NodeClaims()
         self.common_helpers = threading.BoundedSemaphore(helpers.COMMON)
         self.declines = Declines(lambda: self.zk, self.statsd)
-        #: The configured pools by ``PROVIDER-POOL``.
-        self.pool_threads: Mapping[str, Pool] = {}
+        #: The configured pools by provider and pool.
+        self.pool_threads: Mapping[tuple[str, str], Pool] = {}
         #: The same by launcher id; replaced as a whole.
         self.workers: Mapping[str, Pool] = {}
         self.handlers: dict[str, Any] = {}

@@ -207,3 +207,12 @@ def test_two_launchers_with_one_provider(bench: LauncherBench) -> None:
         bench.zuul.give_back(*bench.zuul.accept(request_id))
     assert len(nodes) == len(set(nodes)) == 30
     bench.wait_nodes(0)
+
+
+def test_pools_whose_joined_names_are_equal_both_work(bench: LauncherBench) -> None:
+    one = provider("fake-cloud", pools=[{"name": "east-main", "labels": ["one"]}])
+    two = provider("fake-cloud-east", pools=[{"name": "main", "labels": ["two"]}])
+    bench.start(config(one, two))
+    for label, name in (("one", "fake-cloud"), ("two", "fake-cloud-east")):
+        _request, (node,) = bench.fulfilled(label)
+        assert node.provider == name

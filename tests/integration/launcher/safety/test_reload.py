@@ -194,7 +194,7 @@ def test_interface(bench: LauncherBench) -> None:
     assert pool.zk is pool.getZK()
     assert pool.getProviderManager("fake-provider") is pool.config.provider_managers["fake-provider"]
     worker = pool.getPoolWorkers("fake-provider")[0]
-    assert pool._pool_threads == {"fake-provider-main": worker}
+    assert pool._pool_threads == {("fake-provider", "main"): worker}
     assert worker.getPoolConfig().name == "main"
     before = pool.config
     pool.updateConfig()
