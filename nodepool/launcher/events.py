@@ -42,6 +42,8 @@ class LauncherEvents:
         self._statistics = statistics
         self._trends, self._feed = watchers
         self._session_was_lost = False
+        #: Of the component tree when declines were last checked again.
+        self._offers_version = -1
 
     def attach(self, zk: ZooKeeper) -> None:
         """Listen from now on; to be called before the connection is made."""
@@ -165,7 +167,11 @@ class LauncherEvents:
                 self._nodes.look_at(node_id)
 
     def _component_changed(self, _path: str, gone: bool) -> None:
-        self._assignment.wake(recheck=True)
+        tree = self._state.zk.component_tree if self._state.zk is not None else None
+        version = tree.offers_version if tree is not None else -1
+        # A pool that is full, or not any more, changes no reason to decline.
+        self._assignment.wake(recheck=version != self._offers_version)
+        self._offers_version = version
         if gone:
             self._cleanup.wake()  # a launcher may have died: its requests are ours to go on with
 

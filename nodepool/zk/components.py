@@ -259,6 +259,11 @@ class RegisteredPool:
         self.full_labels = frozenset(texts_of(content, "full_labels"))
         self.state = content.get("state")
 
+    @property
+    def offer(self) -> tuple[object, ...]:
+        """What decides which requests the pool can serve at all, and which pool is asked first."""
+        return self.id, self.provider_name, self.labels, self.priority, self.state
+
     def is_open_to(self, labels: frozenset[str]) -> bool:
         """Return whether the pool of another launcher seems to have capacity for these labels."""
         return not self.paused and self.full_labels.isdisjoint(labels)
@@ -273,6 +278,8 @@ class ComponentTree(Tree[Any]):
         self.pools: dict[str, RegisteredPool] = {}
         #: Raised with each change of the pools.
         self.version = 0
+        #: Raised when pools come, go, or offer something else: not when they merely become full.
+        self.offers_version = 0
         #: Called with (path, gone?) on the connection thread.
         self.listeners: list[Callable[[str, bool], Any]] = []
 
@@ -292,7 +299,10 @@ class ComponentTree(Tree[Any]):
         with self.lock:
             known = path in self.components
             if parts[0] == "pool":
-                self.pools[path] = RegisteredPool(path, content)
+                old, pool = self.pools.get(path), RegisteredPool(path, content)
+                self.pools[path] = pool
+                if old is None or old.offer != pool.offer:
+                    self.offers_version += 1
             self.components[path] = content
             if known and parts[0] != "pool":
                 return  # what a daemon tells about itself; that is not urgent
@@ -306,7 +316,8 @@ class ComponentTree(Tree[Any]):
         with self.lock:
             if self.components.pop(path, None) is None:
                 return
-            self.pools.pop(path, None)
+            if self.pools.pop(path, None) is not None:
+                self.offers_version += 1
             self.version += 1
         self.announce(self.listeners, path, True)
         self.announce(self.client.component_listeners, path)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.zk.components import PoolComponent
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver, config, provider
 
@@ -132,3 +133,27 @@ def test_a_node_that_was_counted_twice(bench: LauncherBench, monkeypatch: pytest
     slow.stop()
     bench.wait_request(second, "fulfilled")
     bench.wait_request(first, "fulfilled")
+
+
+def test_full_pool_of_another_launcher_changes_no_decline(bench: LauncherBench) -> None:
+    pool = bench.start(config(provider()))
+    theirs = PoolComponent(bench.zk.client, "elsewhere")
+    theirs.content.update(id="theirs", name="main", provider_name="p", state="running", supported_labels=["other"])
+    theirs.register()
+
+    def seen() -> Any:
+        return next((p for p in pool.zk.getRegisteredPools() if p.id == "theirs"), None)
+
+    wait_for(seen)
+    wait_for(lambda: pool.assignment.version > 0)
+    for change, again in (
+        ({"paused": True}, False), ({"full_labels": ["other"]}, False), ({"paused": False}, False),
+        ({"priority": 5}, True), ({"supported_labels": ["other", "more"]}, True),
+    ):  # fmt: skip
+        before, woken = pool.assignment.version, pool.assignment._events
+        theirs.update(**change)
+        wait_for(lambda woken=woken: pool.assignment._events > woken, what=f"the wake-up by {change}")  # type: ignore[misc]
+        assert (pool.assignment.version > before) == again, change
+    before = pool.assignment.version
+    theirs.unregister()
+    wait_for(lambda: pool.assignment.version > before, what="declines checked again")
