@@ -6,7 +6,6 @@ import logging
 import queue
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +60,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._creation_lock = threading.Lock()
         self._creator: object = None
-        self._creation_queue: deque[Any] = deque()
+        self._creation_queue: list[Any] = []
         self._helpers = Helpers(f"{self.name}_helper", state.common_helpers)
         self._retry_queued = False
         self._publishing = False
@@ -112,7 +111,9 @@ class PoolWorker(threading.Thread, PoolRoom):
             if self._creator is not handler:
                 return
             self._creator = None
-            following = self._creation_queue.popleft() if self._creation_queue else None
+            following = min(self._creation_queue, key=lambda waiting: waiting.request.priority, default=None)
+            if following is not None:
+                self._creation_queue.remove(following)
         if following is not None:
             self.post(following, following.run)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nodepool.reasons import Code
+from nodepool.zk.zookeeper import NodeRequest
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, config, provider
 
@@ -216,3 +218,17 @@ def test_pools_whose_joined_names_are_equal_both_work(bench: LauncherBench) -> N
     for label, name in (("one", "fake-cloud"), ("two", "fake-cloud-east")):
         _request, (node,) = bench.fulfilled(label)
         assert node.provider == name
+
+
+def test_turn_to_create_nodes_goes_to_the_most_urgent_request(bench: LauncherBench) -> None:
+    (worker,) = bench.start(config(provider())).getPoolWorkers("fake-provider")
+    posted: list[str] = []
+    bench.monkeypatch.setattr(worker, "post", lambda handler, _function: posted.append(handler.request.id))
+    ids = ["200-0000000001", "300-0000000002", "200-0000000004", "100-0000000005", "200-0000000003"]
+    handlers = [SimpleNamespace(request=NodeRequest(request_id), run=None) for request_id in ids]
+    assert [worker.begin_creation(handler) for handler in handlers] == [True, False, False, False, False]
+    worker.end_creation(handlers[4])  # it waits no longer
+    for handler in (handlers[0], handlers[3], handlers[2]):
+        worker.end_creation(handler)
+        assert worker.begin_creation(next(h for h in handlers if h.request.id == posted[-1]))
+    assert posted == ["100-0000000005", "200-0000000004", "300-0000000002"]
