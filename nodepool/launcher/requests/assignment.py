@@ -398,6 +398,10 @@ class Assignment(threading.Thread):
         for book in (self._unusable, self._left_to_others):
             for request_id in [i for i in book if i not in alive]:
                 del book[request_id]
+        moments = [*self._claimed_at.values(), *(moment for moment, _why in self._net.offered.values())]
+        moments += [cls.netted for cls in self._classes.values() if cls.netted is not None]
+        oldest = min(moments, default=self._events)  # what happened before is not asked for any more
+        self._rechecked = {reason: at for reason, at in self._rechecked.items() if at > oldest}
         self._dirty.update(dict.fromkeys(self._unusable))
         adrift = {r.id for r in snapshot if r._state == REQUESTED and not self._is_known(r.id)}
         for request_id in self._net.confirmed(adrift, now):

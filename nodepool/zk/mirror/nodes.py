@@ -259,6 +259,8 @@ class NodeTree(Tree[Node]):
                 if isinstance(amount, (int, float)) and abs(amount) < LARGEST:
                     for target in targets:
                         target[name] = exact(target[name] + sign * amount)
+            if tenant and not any(self.tenant_usage[tenant].values()):
+                del self.tenant_usage[tenant]
         elif labels:
             key = (provider, node.pool, labels[0])
             self.unmeasured[key] += sign
@@ -266,6 +268,10 @@ class NodeTree(Tree[Node]):
                 del self.unmeasured[key]
             if tenant:
                 self.unmeasured_tenant[tenant][key] += sign
+                if not self.unmeasured_tenant[tenant][key]:
+                    del self.unmeasured_tenant[tenant][key]
+                if not self.unmeasured_tenant[tenant]:
+                    del self.unmeasured_tenant[tenant]
 
     def _index_free(self, node_id: str, node: Node | None, old: Node | None = None) -> None:
         free = node is not None and node_id not in self.contenders and _is_free(node)

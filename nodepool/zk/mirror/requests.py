@@ -94,7 +94,10 @@ class RequestTree(Tree[NodeRequest]):
             self.announce(watchers, request)
 
     def _count(self, request: NodeRequest, sign: int) -> None:
-        self.label_sets[frozenset(request.node_types)] += sign
+        labels = frozenset(request.node_types)
+        self.label_sets[labels] += sign
+        if not self.label_sets[labels]:
+            del self.label_sets[labels]
         if request.requestor == MIN_READY and request._state in (REQUESTED, PENDING):
             for label in request.node_types:
                 self.min_ready_open[label] += sign

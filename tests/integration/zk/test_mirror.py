@@ -220,3 +220,18 @@ def test_nodes_made_for_min_ready_are_known(zk: Any) -> None:
     made.allocated_to = None
     zk.storeNode(made)
     assert (worker._arriving(label), zk.node_tree.min_ready) == (0, set())
+
+
+def test_indexes_keep_nothing_of_tenants_and_labels_that_are_gone(zk: Any) -> None:
+    for resources in ({"cores": 0.1}, {"cores": 0}, None):
+        node = make_node(tenant_name="t", resources=resources)
+        zk.storeNode(node)
+        request = zk_module.NodeRequest()
+        request.state, request.node_types = "requested", ["label", "other"]
+        zk.storeNodeRequest(request)
+        wait_for(lambda: zk.request_tree.label_sets)
+        zk.deleteRawNode(node.id)
+        zk.deleteNodeRequest(request)
+        wait_for(lambda: not zk.node_tree.nodes and not zk.request_tree.requests)
+        assert not zk.request_tree.label_sets
+        assert "t" not in zk.node_tree.tenant_usage and "t" not in zk.node_tree.unmeasured_tenant

@@ -687,3 +687,13 @@ def test_a_decline_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         hand(assignment).now += seconds
         assignment._pass()
     assert tried == [name] * 3
+
+
+def test_rechecks_of_long_ago_are_forgotten() -> None:
+    tree = Tree()
+    assignment = make(tree, Room(room=0))
+    for number in range(100):
+        assignment.recheck(Code.TENANT_LIMIT, tenant=f"t{number}")
+    hand(assignment).now += 31
+    assignment._pass()
+    assert not assignment._rechecked
