@@ -25,7 +25,7 @@ def get_provider(provider_config: Any) -> Any:
 
 
 def provider_problems(config: Config) -> list[Problem]:
-    """What the clouds of the running providers refuse at present, and which labels do not work; for drivers that tell."""
+    """Return what the clouds of running providers refuse, and which of their hosts and labels do not work."""
     found: list[Problem] = []
     for name, manager in sorted(config.provider_managers.items()):
         told_by = manager if isinstance(manager, TellsTroubles) else manager.cloud_calls
@@ -34,6 +34,14 @@ def provider_problems(config: Config) -> list[Problem]:
                 found += [Problem(line, name) for line in told_by.troubles()]
             except Exception as error:  # a driver may raise anything
                 found.append(Problem(one_line(f"its driver cannot tell its troubles: {error!r}"), name))
+        try:
+            found += [
+                Problem(one_line(f"host {host.get('problem') or host.get('name')}"), name)
+                for host in manager.describeHosts()
+                if not host.get("usable")
+            ]
+        except Exception as error:  # same as above
+            found.append(Problem(one_line(f"cannot read the state of its hosts: {error!r}"), name))
         if manager.label_problems is not None:
             found += manager.label_problems.listed()
     return found

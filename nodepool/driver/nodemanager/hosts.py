@@ -298,8 +298,8 @@ class ManagedHost:
         )
 
     def describe(self) -> dict[str, Any]:
-        """For people; what it last said."""
-        found = self._capacity
+        """Return the last known state for status pages; an idle provider notices a dead host by this, too."""
+        found = self.capacity
         row: dict[str, Any] = {"name": self.name, "usable": self.usable, "problem": self.problem or None}
         if found is not None:
             # As the limits of providers have it: MiB of ram, GiB of disk. The processor is counted in thousandths of all cores.

@@ -165,7 +165,8 @@ class CreateMachine(statemachine.StateMachine):
         #: Hosts that did not answer; they may have a sliver of this name.
         self._silent: set[str] = set()
         self._silent_since: float | None = None
-        self._said = False
+        #: Why the launch makes no progress; the launcher logs and publishes it.
+        self.trouble: str | None = None
 
     def advance(self) -> NodeManagerInstance | None:
         future = self.waiting_future
@@ -198,6 +199,7 @@ class CreateMachine(statemachine.StateMachine):
             self._none_left()
             return
         self._host = host
+        self.trouble = None
         # Before the record goes out: whatever happens, deletion knows where to look.
         self.external_id = {"host": host.name, "sliver": self._name}
         host.reserve(lambda capacity: needed_by(self._label, capacity))
@@ -217,14 +219,8 @@ class CreateMachine(statemachine.StateMachine):
                 texts = reason
             raise exceptions.LaunchStatusException(f"no host takes {self._name}: {texts}")
         # No host answers. The launch time-out ends this.
-        if not self._said:
-            self._log.warning(
-                "No host of provider %s%s can be used at present: %s",
-                self._adapter.provider.name,
-                f" in zone {self._az}" if self._az else "",
-                self._adapter.hosts.problems() or "none is known",
-            )
-            self._said = True
+        zone = f" in zone {self._az}" if self._az else ""
+        self.trouble = f"no host{zone} can be used: {self._adapter.hosts.problems() or 'none is known'}"
         self._silent.clear()
         self._adapter.wait_for_hosts(self)
         self.next_wake = time.monotonic() + RETRY

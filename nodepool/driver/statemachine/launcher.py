@@ -85,7 +85,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self._delete_failures = 0
         self._orphan_since = 0.0
         self._runs_since = self.start_time
-        #: Why the machine does not get on, as it was told.
+        #: Why the launch is stalled, as last logged.
         self._trouble: str | None = None
 
     def __repr__(self) -> str:
@@ -262,7 +262,7 @@ class StateMachineNodeLauncher(StatsReporter):
 
     def _tell_trouble(self, trouble: str | None) -> None:
         if trouble is not None and trouble != self._trouble:
-            self.log.warning("Node %s does not get on: %s", self.node.id, trouble)
+            self.log.warning("Launch of node %s is stalled: %s", self.node.id, trouble)
             self.manager.label_problems.note(self.node.type[0], "launch", trouble)
         self._trouble = trouble
 

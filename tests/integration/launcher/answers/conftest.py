@@ -1,0 +1,84 @@
+"""One launcher with its web server, and what an operator reads of it: commands, pages, API and ``/ready``."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nodepool.cmd import nodepoolcmd
+from nodepool.web.server import WebApp
+from tests.support.launcher import LauncherBench
+
+
+class Desk:
+    """The operator's desk: each method returns what one surface shows."""
+
+    def __init__(self, bench: LauncherBench, capsys: pytest.CaptureFixture[str], tmp: pathlib.Path) -> None:
+        self.bench = bench
+        self._capsys = capsys
+        self._tmp = tmp
+        self._apps: list[WebApp] = []
+
+    def start(self, config: dict[str, Any]) -> Any:
+        """Start a launcher with this configuration and a web server."""
+        pool = self.bench.start(config)
+        app = WebApp(pool, port=0, listen_address="127.0.0.1")
+        app.start()
+        self._apps.append(app)
+        return pool
+
+    def stop(self) -> None:
+        for app in self._apps:
+            app.stop()
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Run a command: its status, standard output and standard error."""
+        self._capsys.readouterr()
+        status = nodepoolcmd.main(["-c", str(self._tmp / "nodepool.yaml"), *arguments])
+        captured = self._capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def get(self, path: str) -> str:
+        port = self._apps[0].server.socket.getsockname()[1]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def explain(self, kind: str, name: str) -> dict[str, Any]:
+        """What the API says, after checking that the command prints the same cause and suggestion."""
+        found: dict[str, Any] = json.loads(self.get(f"/api/v1/explain/{kind}/{name}"))
+        return found
+
+    def explained(self, kind: str, name: str) -> str:
+        return self.run("explain", kind, name)[1]
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        found = json.loads(self.get(f"/api/v1/{name}"))
+        return list(found["rows"] if isinstance(found, dict) else found)
+
+    def problems(self) -> list[str]:
+        return [row["problem"] for row in json.loads(self.run("problem-list", "--format", "json")[1])]
+
+    def ready(self) -> str:
+        return self.get("/ready")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publish problems and reports more often than in production."""
+    monkeypatch.setattr("nodepool.launcher.statistics.INTERNAL_INTERVAL", 0.2)
+    monkeypatch.setattr("nodepool.launcher.statistics.INTERVAL", 0.2)
+    monkeypatch.setattr("nodepool.launcher.report.INTERVAL", 0.2)
+
+
+@pytest.fixture
+def desk(bench: LauncherBench, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> Iterator[Desk]:
+    made = Desk(bench, capsys, tmp_path)
+    try:
+        yield made
+    finally:
+        made.stop()
