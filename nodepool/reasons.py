@@ -73,25 +73,27 @@ class Code(_Text):
     ERROR = "error: {error}"
 
 
-_NODES = "more nodes of the label, or wait until one comes back; `nodepool problem-list` tells of hosts that do not answer"
-_FORGOTTEN = "or delete nodes that are held or forgotten"
-#: What would help, where somebody can do something; else it goes on by itself.
+_NODES = "add nodes of the label, or wait until one is returned"
+_HELD = "or delete nodes that are held or forgotten"
+_START = "see `nodepool problem-list` and the launcher's log for why the provider did not start"
+#: The suggestion of each code where an operator can do something, with the reason's parameters and ``option``.
 HELP: dict[Code, str] = {
-    Code.SWITCHED_OFF: "raise max-concurrency of the provider",
-    Code.MAX_CONCURRENCY: "raise max-concurrency of the provider, or wait for its launches under way",
+    Code.SWITCHED_OFF: "raise `max-concurrency` of the provider",
+    Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait for its launches under way",
     Code.NO_FREE_NODE: _NODES,
     Code.NOTHING_FREE: _NODES,
-    Code.PROVIDER_QUOTA: f"raise the quota of the provider's cloud, {_FORGOTTEN}",
-    Code.POOL_LIMIT: f"raise the pool's max-servers, max-cores or max-ram, {_FORGOTTEN}",
-    Code.REFUSED_BY_CLOUD: "raise the quota of the provider's cloud; what others use in the account counts, too",
-    Code.TENANT_LIMIT: "raise the tenant's tenant-resource-limits, or wait until its own nodes come back",
-    Code.PROVIDER_NOT_RUNNING: "see `nodepool problem-list` and the launcher's log for why the provider did not start",
-    Code.NOT_RUNNING: "see `nodepool problem-list` and the launcher's log for why the provider did not start",
-    Code.OTHERS_DECLINE: "see whether a launcher is registered that does not work (`nodepool status`)",
-    Code.POOL_PAUSED: "see `nodepool explain request` with the id of that request for what it waits for",
-    Code.PAUSED: f"raise the limit that it names, {_FORGOTTEN}",
-    Code.ERROR: "report it: the launcher's log has the trace",
+    Code.PROVIDER_QUOTA: f"raise the quota of the cloud of provider {{provider}}, {_HELD}",
+    Code.POOL_LIMIT: f"raise `{{option}}` of pool {{name}}, {_HELD}",
+    Code.REFUSED_BY_CLOUD: "raise the quota of the cloud of provider {provider}; other use of the account counts, too",
+    Code.TENANT_LIMIT: "raise `{option}` of tenant {tenant} in `tenant-resource-limits`, or wait until it returns nodes",
+    Code.PROVIDER_NOT_RUNNING: _START,
+    Code.NOT_RUNNING: _START,
+    Code.OTHERS_DECLINE: "check `nodepool status` for a launcher that is registered, but does not work",
+    Code.POOL_PAUSED: "see `nodepool explain request {request}` for what that request waits for",
+    Code.PAUSED: f"raise the limit that the reason names, {_HELD}",
+    Code.ERROR: "report a bug: the launcher's log has the trace",
 }
+_OPTIONS = {"instances": "max-servers", "cores": "max-cores", "ram": "max-ram"}
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,23 @@ class Reason:
     def matches(self, code: Code | Declined, **parameters: object) -> bool:
         """Whether it is of this kind, and has at least these parameters."""
         return self.code is code and parameters.items() <= dict(self.parameters).items()
+
+    @property
+    def root(self) -> Reason:
+        """What stops the request; for a paused pool, why it is paused."""
+        why = dict(self.parameters).get("why")
+        return why if isinstance(why, Reason) else self
+
+    @property
+    def suggestion(self) -> str:
+        """What an operator can do; empty when it ends without help."""
+        root = self.root
+        text = HELP.get(root.code, "") if isinstance(root.code, Code) else ""
+        if "{" not in text:
+            return text
+        values = dict(root.parameters)
+        resource = str(values.get("resource", ""))
+        return text.format(**{"option": _OPTIONS.get(resource, f"max-{resource}"), **values})
 
     def __str__(self) -> str:
         text = self.code.value.format(**dict(self.parameters))

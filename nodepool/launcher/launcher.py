@@ -30,6 +30,8 @@ from nodepool.launcher.statistics import StatsWorker
 from nodepool.launcher.trends import Trends
 from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Code, Reason, because
+from nodepool.status import cluster
+from nodepool.status.causes import derived_problems
 from nodepool.zk import ZooKeeperClient
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.history import HistoryWriter
@@ -210,6 +212,8 @@ class NodePool(threading.Thread):
         details += [str(problem) for problem in self.problems()]
         if self.zk is not None:  # the mirror, which answers without ZooKeeper, too
             details += [str(problem) for problem in image_problems(self.zk.progress_tree.data())]
+        if ready:
+            details += [str(problem) for problem in derived_problems(cluster.Once(self.zk))]
         return ready, details
 
     def problems(self) -> list[Problem]:

@@ -138,7 +138,8 @@ class Reporter:
             "config": self.config_files(),
             "providers": {name: self._provider(provider) for name, provider in sorted(providers.items())},
             "not_running": self.not_running(),
-            "labels": {} if config is None else {name: {"min_ready": label.min_ready} for name, label in config.labels.items()},
+            "labels": {} if config is None else {name: self._label(name, label) for name, label in config.labels.items()},
+            "images": {} if config is None else self._images(config),
             "lately": self._trends.labels(),
             "tenants": self._tenants(),
             "waiting": self._waiting(),
@@ -180,6 +181,20 @@ class Reporter:
             found["error"] = one_line(repr(error))
         return found
 
+    def _label(self, name: str, label: Any) -> dict[str, Any]:
+        declined = self._state.declines.min_ready.get(name) if label.min_ready else None
+        if not declined:
+            return {"min_ready": label.min_ready}
+        reasons = [_published(reason.at(pool)) for pool, found in sorted(declined.copy().items()) for reason in found]
+        return {"min_ready": label.min_ready, "declined": reasons}
+
+    def _images(self, config: Any) -> dict[str, Any]:
+        try:
+            return _images(config)
+        except FOREIGN as error:  # of a driver's configuration
+            self.log.debug("Cannot list the images of labels: %r", error)
+            return {}
+
     def _tenants(self) -> dict[str, Any]:
         config = self._state.config
         if config is None:
@@ -198,7 +213,9 @@ class Reporter:
         texts: dict[int, str] = {}
         ids = 0
         now = self._state.clock.time()
-        since = {}
+        since: dict[tuple[tuple[str, ...], str, str], float] = {}
+        oldest: dict[tuple[tuple[str, ...], str, str], float] = {}
+        tree = self._state.zk.request_tree
         explained = self._explain()
         for request_id, labels, state, reasons in explained:
             key = (labels, state, texts.get(id(reasons)) or texts.setdefault(id(reasons), repr(reasons)))
@@ -211,18 +228,50 @@ class Reporter:
                     "labels": list(labels),
                     "state": state,
                     "since": round(since[key], 3),
-                    "reasons": [
-                        {"code": reason.code.word, "pool": reason.pool, "text": one_line(reason.at(""))} for reason in reasons
-                    ],
+                    "reasons": [_published(reason) for reason in reasons],
                     "count": 0,
                     "ids": [],
                 }
             group["count"] += 1
+            request = tree.get(request_id)
+            if request is not None and request.created_time:
+                oldest[key] = min(request.created_time, oldest.get(key, now))
             if ids < MOST_IDS:
                 ids += 1
                 group["ids"].append(request_id)
+        for key, group in groups.items():
+            # A reason is no older than the oldest request that waits for it.
+            since[key] = max(since[key], oldest.get(key, 0.0))
+            group["since"] = round(since[key], 3)
         self._since = since
         return list(groups.values())
+
+
+def _published(reason: Reason) -> dict[str, str]:
+    found = {
+        "code": reason.code.word, "pool": reason.pool, "text": one_line(reason.at("")), "help": one_line(reason.suggestion),
+        "root": reason.root.code.word,
+    }  # fmt: skip
+    blocker = dict(reason.root.parameters).get("request")
+    return {**found, "request": str(blocker)} if blocker else found
+
+
+def _images(config: Any) -> dict[str, dict[str, Any]]:
+    """Disk images that labels use: whether they are paused by the configuration, their labels and providers."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, image in config.diskimages.items():
+        found[name] = {"paused": bool(image.pause), "labels": set(), "providers": set()}
+    for provider in config.providers.values():
+        for pool in provider.pools.values():
+            for label, entry in pool.labels.items() if isinstance(pool.labels, dict) else ():
+                name = getattr(getattr(entry, "diskimage", None), "name", None)
+                if name in found:
+                    found[name]["labels"].add(label)
+                    found[name]["providers"].add(provider.name)
+    return {
+        name: {"paused": entry["paused"], "labels": sorted(entry["labels"]), "providers": sorted(entry["providers"])}
+        for name, entry in found.items()
+    }
 
 
 def _why(config: Any, name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from nodepool.base.problems import image_problems
 from nodepool.reasons import render
+from nodepool.status.causes import derived_problems, told_problems
 from nodepool.status.images import (
     BUILD_COLUMNS,
     BUILD_DETAIL_COLUMNS,
@@ -164,15 +165,10 @@ def label_list(zk: ZooKeeper) -> Results:
 
 
 def problem_list(zk: ZooKeeper) -> Results:
-    """What providers and labels cannot do at present, as each launcher tells; images that fail, as builders tell."""
-    rows = [
-        {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem")}}
-        for content in zk.getLaunchers()
-        if isinstance(problems := content.get("problems"), list)
-        for problem in problems
-        if isinstance(problem, dict)
-    ]
+    """Return the problems that launchers and builders publish, and those that follow from the state of the cluster."""
+    rows = told_problems(zk)
     rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress())]
+    rows += [{"launcher": None, **problem.record()} for problem in derived_problems(zk)]
     return Results(rows, PROBLEM_COLUMNS)
 
 

@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodepool.base.offers import why_not_offered
 from nodepool.base.problems import image_problems, printable
-from nodepool.reasons import HELP, Code
-from nodepool.status import cluster
-from nodepool.status.results import format_age
+from nodepool.reasons import Code
+from nodepool.status import causes, cluster
+from nodepool.status.causes import FLOWING, Cause, groups_of
+from nodepool.status.results import format_duration
 from nodepool.zk import declines
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import Event, describe
-from nodepool.zk.records import BUILDING, FAILED, FULFILLED, PENDING, REQUESTED, NodeRequest, RecordError
+from nodepool.zk.mirror.requests import MIN_READY
+from nodepool.zk.records import BUILDING, FAILED, FULFILLED, INIT, PENDING, READY, REQUESTED, NodeRequest, RecordError
 
 KINDS = ("request", "label", "node", "image", "provider")
-_HELP = {code.word: text for code, text in HELP.items()}
+LAUNCHING = Code.LAUNCHING.word
 Clock = Callable[[], float]
 
 
@@ -44,8 +45,11 @@ class Candidate:
 class Explanation:
     kind: str
     name: str
-    #: One sentence.
+    #: One sentence; for what is not as wanted, with its cause.
     answer: str = ""
+    #: The cause alone, and what an operator can do; empty: nothing is wrong, or nothing can be done.
+    cause: str = ""
+    suggestion: str = ""
     facts: list[tuple[str, str]] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -61,6 +65,8 @@ class Explanation:
             "kind": self.kind,
             "name": self.name,
             "answer": self.answer,
+            "cause": self.cause,
+            "suggestion": self.suggestion,
             "facts": dict(self.facts),
             "candidates": [vars(candidate) for candidate in self.candidates],
             "problems": self.problems,
@@ -70,12 +76,14 @@ class Explanation:
 
     def text(self) -> str:
         lines = [f"{self.kind} {self.name}: {self.answer}"]
+        if self.suggestion:
+            lines.append(f"  suggestion: {self.suggestion}")
         lines += [f"  {title}: {value}" for title, value in self.facts]
         for candidate in self.candidates:
-            age = f" (for {format_age(candidate.age)})" if candidate.age is not None else ""
+            age = f" (for {format_duration(candidate.age)})" if candidate.age is not None else ""
             lines.append(f"  {candidate.name}: {candidate.verdict}{age}")
             if candidate.help:
-                lines.append(f"    would help: {candidate.help}")
+                lines.append(f"    suggestion: {candidate.help}")
         lines += [f"  problem: {problem}" for problem in self.problems]
         for title, text in self.logs.items():
             lines += [f"  {title}:", *(f"    | {line}" for line in text.splitlines())]
@@ -90,7 +98,7 @@ class Explanation:
         return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 
-LATE = "; one that went within the last half minute may not be in the history yet"
+LATE = " (deleted ones appear in the history after up to 30 s)"
 
 
 def _moment(seconds: float) -> str:
@@ -105,7 +113,7 @@ def explain(
     :raises Unknown: there is no such thing, and no history of it.
     :raises KazooException: ZooKeeper cannot be reached.
     """
-    found = _EXPLAIN[kind](zk, name, clock)
+    found = _EXPLAIN[kind](cluster.Once(zk), name, clock)
     if kind in ("request", "node"):
         found.history = history.read(zk.kazoo_client, kind, name)
         # What the mirror shows is written by one launcher, with its own times: each is shown once.
@@ -153,11 +161,6 @@ def places(requests: Iterable[NodeRequest]) -> dict[str, int]:
     return found
 
 
-def groups_of(reports: Iterable[dict[str, Any]], request_id: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(report, group of waiting requests) of each launcher that deals with it."""
-    return [(report, group) for report in reports for group in report["waiting"] if request_id in group["ids"]]
-
-
 def _request(zk: Any, name: str, clock: Clock) -> Explanation:
     found = Explanation("request", name)
     request = zk.getNodeRequest(name, cached=True) if "/" not in name else None
@@ -166,7 +169,7 @@ def _request(zk: Any, name: str, clock: Clock) -> Explanation:
     now = clock()
     found.facts = [
         ("labels", ", ".join(request.node_types)),
-        ("state", f"{request.state} for {format_age(now - (request.state_time or now))}"),
+        ("state", f"{request.state} for {format_duration(now - (request.state_time or now))}"),
     ]
     for title, value in (("requestor", request.requestor), ("tenant", request.tenant_name), ("nodes", ", ".join(request.nodes))):
         if value:
@@ -176,60 +179,81 @@ def _request(zk: Any, name: str, clock: Clock) -> Explanation:
     if request.state == FULFILLED:
         found.answer = "fulfilled; its requestor has to accept it"
         return found
-    declined = declines.read(zk.kazoo_client, ((name, launcher_id) for launcher_id in request.declined_by))
-    said = {launcher_id: text for (_id, launcher_id), text in declined.items()}
-    for launcher_id in request.declined_by:
-        why = said.get(launcher_id, "").partition(": ")[2] or "its reason is not known any more"
-        found.candidates.append(Candidate(declines.pool_of(launcher_id), f"declined: {why}"))
+    found.candidates = _declined(zk, request)
+    said = [f"{candidate.name}: {candidate.verdict.removeprefix('declined: ')}" for candidate in found.candidates]
+    cause = causes.of_request(zk, request, said, clock)
+    _set(found, cause, "failed" if request.state == FAILED else "")
     if request.state == FAILED:
-        found.answer = why_not_offered(request.node_types, pools, "launcher") or "failed: all pools have declined it"
         return found
-    _open_request(zk, request, found, pools, now)
+    _open_request(zk, request, found, pools, now, cause)
     return found
 
 
-def _open_request(zk: Any, request: NodeRequest, found: Explanation, pools: list[Any], now: float) -> None:
+def _set(found: Explanation, cause: Cause | None, prefix: str = "") -> None:
+    """Make the cause the answer."""
+    if cause is not None:
+        found.answer = f"{prefix}: {cause.text}" if prefix else cause.text
+        found.cause, found.suggestion = cause.text, cause.remedy
+
+
+def _declined(zk: Any, request: NodeRequest) -> list[Candidate]:
+    """The pools that declined it; those that merely do not offer its labels are folded into one line."""
+    said = declines.read(zk.kazoo_client, ((request.id or "", launcher_id) for launcher_id in request.declined_by))
+    texts = {launcher_id: text for (_id, launcher_id), text in said.items()}
+    found, others = [], []
+    for launcher_id in request.declined_by:
+        why = texts.get(launcher_id, "").partition(": ")[2] or "its reason is no longer known"
+        if why.startswith(causes.NOT_OFFERED):
+            others.append(Candidate(declines.pool_of(launcher_id), f"declined: {why}"))
+        else:
+            found.append(Candidate(declines.pool_of(launcher_id), f"declined: {why}"))
+    if len(others) > 1:
+        return [*found, Candidate(f"{len(others)} other pools", f"declined: {causes.NOT_OFFERED}{', '.join(request.node_types)}")]
+    return found + others
+
+
+def _open_request(zk: Any, request: NodeRequest, found: Explanation, pools: list[Any], now: float, cause: Cause) -> None:
     reports = zk.readReports()
     groups = groups_of(reports, request.id or "")
     place = places(zk.readRequests()).get(request.id or "")
     if place is not None:
         found.facts.append(("place in line", f"{place}"))
-        expected = expected_wait(rates(reports), request.node_types, place)
+        expected = expected_wait(rates(reports), request.node_types, place) if cause.code in FLOWING else None
         if expected is not None:
-            found.facts.append(("expected", f"some {format_age(expected)} by what was served of late"))
-    told, codes = _reasons(groups, found, now)
-    launching = Code.LAUNCHING.word in codes
+            found.facts.append(("expected", f"about {format_duration(_rounded(expected))} (from recently served requests)"))
+    age = now - (request.created_time or request.state_time or now)
+    told = _reasons(groups, found, now, max(0.0, age))
     offering = [pool for pool in pools if set(request.node_types) <= pool.labels and pool.id not in request.declined_by]
+    launching = cause.code == LAUNCHING
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
         label = f"{pool.provider_name}-{pool.name}"
         if label not in told:
-            verdict = "at its quota" if pool.paused else "offers it; its launcher has not told why it does not take it"
+            verdict = (
+                "busy with another request" if pool.paused else "offers it; its launcher gives no reason why it does not serve it"
+            )
             if launching:
-                verdict = "not needed: another pool makes the nodes"
+                verdict = "not needed: another pool launches the nodes"
             found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
-    if not offering:
-        found.answer = why_not_offered(request.node_types, pools, "launcher") or "every pool that offers it has declined"
-        if not pools and not zk.getLaunchers():
-            found.answer = "no launcher is alive; it waits until one starts"
-    elif launching:
-        found.answer = "its nodes are being made"
-    elif request.state == PENDING:
-        found.answer = "a pool has taken it and waits for room"
-    else:
-        found.answer = "waits: no pool that offers it can serve it now"
 
 
-def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explanation, now: float) -> tuple[set[str], set[str]]:
-    """Add what launchers say of their pools; returns these pools, and the codes of the reasons."""
-    pools, codes = set(), set()
+def _rounded(seconds: float) -> float:
+    """An estimate is no more exact than this."""
+    return seconds if seconds < 10 else round(seconds / 10) * 10 if seconds < 120 else round(seconds / 60) * 60
+
+
+def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explanation, now: float, longest: float) -> set[str]:
+    """Add what launchers say of their pools; return these pools.
+
+    :param longest: the age of the request: a reason is not older for it.
+    """
+    pools = set()
     for report, group in groups:
-        age = now - group["since"]
+        age = min(longest, now - group["since"])
         for reason in group["reasons"]:
             pools.add(reason["pool"])
-            codes.add(reason["code"])
             where = f"{reason['pool']} on {report['hostname']}" if reason["pool"] else f"launcher {report['hostname']}"
-            found.candidates.append(Candidate(where, reason["text"], age, _HELP.get(reason["code"], "")))
-    return pools, codes
+            found.candidates.append(Candidate(where, reason["text"], age, reason["help"]))
+    return pools
 
 
 def rates(reports: Iterable[dict[str, Any]]) -> dict[str, float]:
@@ -262,7 +286,7 @@ def _node(zk: Any, name: str, clock: Clock) -> Explanation:
         return found
     now = clock()
     place = f"{node.provider}-{node.pool}"
-    age = format_age(now - (node.state_time or now))
+    age = format_duration(now - (node.state_time or now))
     found.facts = [("labels", ", ".join(node.type)), ("state", f"{node.state} for {age}"), ("pool", place)]
     external = node.external_id if isinstance(node.external_id, str) else None
     for title, value in (
@@ -275,15 +299,18 @@ def _node(zk: Any, name: str, clock: Clock) -> Explanation:
     found.facts.append(("lock", "held" if locked else "free"))
     found.problems = _problems(zk, label=node.type) if node.state not in ("ready", "in-use", "hold") else []
     found.answer = {
-        "building": "its machine is being made",
+        "init": "queued for launch",
+        "building": "its machine is being launched",
         "ready": "given to a request" if node.allocated_to else "free",
         "in-use": "in use",
-        "used": "used; it will be deleted as soon as nobody holds its lock",
-        "hold": "kept for somebody; `nodepool delete` ends that",
-        "deleting": "its machine is being deleted; it is tried until it is gone",
-        "failed": "could not be made; it is being removed",
-        "aborted": "given up because of a quota; it is being removed",
+        "used": "used; it is deleted as soon as its lock is released",
+        "hold": "held; `nodepool delete` releases it",
+        "deleting": "its machine is being deleted; the deletion is retried until it succeeds",
+        "failed": "its launch failed; it is being deleted",
+        "aborted": "its launch was aborted because of a quota; it is being deleted",
     }.get(str(node.state), str(node.state))
+    if node.state in (INIT, BUILDING):
+        _set(found, causes.of_building(zk, node), "the launch is stalled")
     launchers = {pool.provider_name for pool in zk.getRegisteredPools()}
     if node.provider not in launchers:
         found.answer += f"; no launcher has provider {node.provider}: nothing is done with it until one has"
@@ -304,21 +331,26 @@ def _label(zk: Any, name: str, clock: Clock) -> Explanation:
     if not (nodes or waiting or configured or offering):
         return found
     found.facts = [("nodes", _counts(nodes)), ("requests waiting", str(len(waiting)))]
+    wanted = causes.min_ready_of(zk).get(name, 0)
+    if wanted:
+        found.facts.append(("min-ready", f"{(nodes or Counter())[READY]} of {wanted} ready"))
     for report in configured:
-        wanted = report["labels"][name].get("min_ready")
         lately = report["lately"].get(name) or {}
         times = "".join(f", {key} {lately[key]:g} s" for key in ("launch", "wait") if isinstance(lately.get(key), (int, float)))
-        found.facts.append((f"launcher {report['hostname']}", f"min-ready {wanted}{times}"))
+        found.facts.append((f"launcher {report['hostname']}", times.removeprefix(", ") or "not launched recently"))
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
-        verdict = "at its quota" if pool.paused else f"offers it, priority {pool.priority:g}"
+        verdict = "full" if pool.paused else f"offers it, priority {pool.priority:g}"
         found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
-    found.problems = _problems(zk, label=[name])
-    if not offering:
-        found.answer = why_not_offered([name], pools, "launcher") or "no pool offers it"
-    elif waiting:
-        found.answer = f"{len(waiting)} requests wait for it"
-    else:
-        found.answer = "offered; no request waits for it"
+    found.problems = _problems(zk, label=[name], provider=sorted({str(pool.provider_name) for pool in offering}))
+    user_requests = [request for request in waiting if request.requestor != MIN_READY]
+    number = len(user_requests)
+    cause = causes.of_label(zk, name, clock)
+    if cause is None and user_requests:
+        cause = causes.of_request(zk, min(user_requests, key=lambda request: str(request.id)), clock=clock)
+    if cause is None and wanted:
+        cause = causes.of_min_ready(zk, name, wanted, waiting, clock)
+    found.answer = "offered; no request waits for it"
+    _set(found, cause, f"{number} request{'s' * (number != 1)} waiting" if number else "")
     return found
 
 
@@ -326,27 +358,33 @@ def _image(zk: Any, name: str, clock: Clock) -> Explanation:
     found = Explanation("image", name)
     data, progress = zk.readImages(), zk.readProgress()
     builds = [build for build in data.builds if build.image_name == name]
-    if name not in data.names and not builds:
+    configured = causes.configured_images(zk).get(name)
+    if name not in data.names and not builds and configured is None:
         return found
     uploads = [upload for upload in data.uploads if upload.image_name == name]
     now = clock()
     for build in sorted(builds, key=lambda build: build.state_time or 0):
         where = ", ".join(sorted(f"{upload.provider_name} {upload.state}" for upload in uploads if upload.build_id == build.id))
-        age = format_age(now - (build.state_time or now))
+        age = format_duration(now - (build.state_time or now))
         found.facts.append((f"build {build.id}", f"{build.state} for {age}" + (f"; uploads: {where}" if where else "")))
     running = [build for build in progress.builds.values() if build.image == name and build.running]
     for build in running:
-        age = format_age(now - (build.started or now))
+        age = format_duration(now - (build.started or now))
         found.facts.append(("building", f"since {age} on {build.builder}: {build.phase or 'starting'}"))
     found.problems = [problem.text for problem in image_problems(progress, clock) if f"image {name}:" in problem.text]
     for build in sorted(progress.builds.values(), key=lambda build: -(build.ended or math.inf)):
-        if build.image == name and build.tail and build.state in (BUILDING, FAILED):
+        if build.image == name and build.tail and build.state in (BUILDING, FAILED) and (found.problems or build.running):
             title = f"end of the log of build {build.build} ({build.state} on {build.builder}, {build.log})"
             found.logs[title] = "\n".join(build.tail)
     ready = sum(1 for upload in uploads if upload.state == "ready")
-    found.answer = "paused; `nodepool image-unpause` ends that" if name in data.paused else (
-        "being built" if running else f"{ready} uploads can be used" if ready else "no upload can be used yet"
-    )  # fmt: skip
+    found.answer = f"{ready} upload{'s' * (ready != 1)} can be used"
+    _set(found, causes.of_image(zk, name, configured, clock))
+    if ready and name in data.paused:
+        found.answer = f"paused; {found.answer}; `nodepool image-unpause {name}` resumes its builds"
+    elif ready and running:
+        found.answer = f"being built; {found.answer}"
+    elif not ready and not found.cause:
+        found.answer = "no upload can be used yet"
     return found
 
 
@@ -373,18 +411,19 @@ def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
         if calls["pace"]:
             found.facts.append(("pace of calls", calls["pace"]))
         if calls["error"]:
-            age = format_age(clock() - calls["error_time"]) if calls["error_time"] is not None else "some time"
+            age = format_duration(clock() - calls["error_time"]) if calls["error_time"] is not None else "some time"
             found.facts.append(("last failed call", f"{age} ago, {calls['error']}"))
         limits, used = entry.get("limits") or {}, entry.get("used") or {}
         for resource, limit in sorted(limits.items()):
             found.facts.append((f"limit of {resource}", f"{used.get(resource, 0):g} of {limit:g} used by our nodes"))
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
-        verdict = "at its quota" if pool.paused else f"takes requests, priority {pool.priority:g}"
+        verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
         found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
     found.problems = _problems(zk, provider=[name])
     found.answer = "runs" if running or pools else "no launcher runs it: its nodes stay as they are"
     if found.problems:
-        found.answer += f"; {len(found.problems)} problems"
+        more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
+        _set(found, Cause(found.problems[0] + more, "repair what the message names"), found.answer)
     return found
 
 

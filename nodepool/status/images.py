@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nodepool.status.causes import configured_images
 from nodepool.status.results import Results, to_int_or_none
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, UploadFailure, UploadProgress
 from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload
@@ -226,14 +227,20 @@ def build_request_state(name: str, images: Any) -> str | None:
 
 
 def image_status(zk: Any) -> Results:
-    """Every image known in ZooKeeper; ``build_request_age`` is the UNIX time of the request."""
-    images = zk.readImages()
+    """Return every image that ZooKeeper or the configuration of a launcher has; ``build_request_age`` is in UNIX seconds."""
+    images, configured = zk.readImages(), configured_images(zk)
     names = {build.image_name for build in images.builds}
-    names |= set(images.names) | set(images.paused) | set(images.requests) | set(images.build_locks)
+    names |= (
+        {name for name, entry in configured.items() if entry["labels"]}
+        | set(images.names)
+        | set(images.paused)
+        | set(images.requests)
+        | set(images.build_locks)
+    )
     rows = [
         {
             "image": name,
-            "paused": name in images.paused,
+            "paused": name in images.paused or configured.get(name, {}).get("paused", False),
             "build_request": build_request_state(name, images),
             "build_request_age": to_int_or_none(images.requests.get(name)),
         }

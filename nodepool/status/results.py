@@ -49,6 +49,19 @@ def format_age(seconds: float) -> str:
     return f"{days:02}:{hour:02}:{minute:02}:{second:02}"
 
 
+def format_duration(seconds: float) -> str:
+    """``1 min 38 s``: the two largest units."""
+    left = max(0, int(seconds))
+    parts = []
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        number, left = divmod(left, size)
+        if number:
+            parts.append(f"{number} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2]) or "0 s"
+
+
 def format_bytes(number: float) -> str:
     """``1.5 GiB``; bytes without a fraction."""
     unit = 0

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodepool import status
-from nodepool.status import cluster
+from nodepool.status import causes, cluster
 from nodepool.status.explain import expected_wait, places, rates
-from nodepool.status.results import to_int_or_none
 from nodepool.zk.records import LARGEST, READY
 
 Rows = list[dict[str, Any]]
@@ -142,11 +141,9 @@ def labels(nodepool: Any) -> Rows:
     for pool in zk.getRegisteredPools():
         for label in pool.labels:
             pools.setdefault(label, []).append(f"{pool.provider_name}-{pool.name}")
-    wanted: dict[str, int] = {}
+    wanted = causes.min_ready_of(zk)
     lately: dict[str, dict[str, Any]] = {}
     for report in zk.readReports():
-        for name, entry in report["labels"].items():
-            wanted[name] = wanted.get(name, 0) + (to_int_or_none(entry.get("min_ready")) or 0)
         lately.update(report["lately"])
     problems = Counter(str(row["label"]) for row in status.problem_list(zk).rows)
     return [

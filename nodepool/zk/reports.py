@@ -54,6 +54,8 @@ def parse(data: bytes | None) -> dict[str, Any]:
     content = _unpack(data, _SHAPE)
     for key in ("providers", "labels", "lately"):
         content[key] = {str(name): value for name, value in content[key].items() if isinstance(value, dict)}
+    for entry in content["labels"].values():
+        entry["declined"] = _reasons(entry.get("declined"))
     content["config"] = _files(content["config"])
     content["waiting"] = [group for each in content["waiting"] if (group := _group(each)) is not None]
     return content
@@ -99,12 +101,16 @@ def _group(value: Any) -> dict[str, Any] | None:
         "since": since if isinstance(since, (int, float)) and abs(since) < LARGEST_NUMBER else 0,
         "count": count if isinstance(count, int) else 0,
         "ids": texts_of(value, "ids"),
-        "reasons": [
-            {key: str(reason.get(key) or "") for key in ("code", "pool", "text")}
-            for reason in (reasons if isinstance(reasons, list) else ())
-            if isinstance(reason, dict)
-        ],
+        "reasons": _reasons(reasons),
     }
+
+
+def _reasons(value: Any) -> list[dict[str, str]]:
+    return [
+        {key: str(reason.get(key) or "") for key in ("code", "pool", "text", "help", "root", "request")}
+        for reason in (value if isinstance(value, list) else ())
+        if isinstance(reason, dict)
+    ]
 
 
 def serialize(content: dict[str, Any]) -> bytes:

@@ -88,6 +88,7 @@ class NodeRequestHandler(RequestEnds):
             self._forget(step)
             if self.request.requestor == MIN_READY:
                 self.log.info("Declining min-ready request: no quota for %s", step.short)
+                self.declined_because = [self.shortage or because(Code.NO_ROOM, labels=step.short)]
                 self.declineRequest()
             else:
                 self._give_back()

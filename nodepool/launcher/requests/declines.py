@@ -14,7 +14,7 @@ from nodepool.base import hostnames
 from nodepool.base.problems import LabelProblems, Problem, one_line
 from nodepool.config.model import Config
 from nodepool.launcher.interfaces import Pool
-from nodepool.reasons import Reason, render
+from nodepool.reasons import Declined, Reason, render
 from nodepool.zk import declines
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import NodeRequest
@@ -36,6 +36,8 @@ class Declines:
         self._noted: dict[str, dict[str, str]] = {}
         #: Provider -> labels with which its driver has raised.
         self._failing: dict[str, LabelProblems] = {}
+        #: Label -> pool -> why it last declined to launch nodes for min-ready.
+        self.min_ready: dict[str, dict[str, tuple[Reason, ...]]] = {}
         #: The client on which the parent has been made.
         self._parent_made: object = None
 
@@ -43,6 +45,9 @@ class Declines:
         """To be called before the decline is written.  No user waits for requests for ``min-ready``: these are left out."""
         request_id = request.id or ""
         if request.requestor == MIN_READY:
+            if telling := tuple(reason for reason in reasons if reason.code is not Declined.NOT_OFFERED):
+                for label in request.node_types:
+                    self.min_ready.setdefault(label, {})[pool] = telling
             return
         for word in {reason.code.word for reason in reasons}:
             self._statsd.incr(metrics.REQUESTS_DECLINED(hostnames.short(), word))

@@ -73,7 +73,7 @@ def test_explain_others(shell: Shell, bench: LauncherBench) -> None:
     text = shell("explain", "provider", "fake-provider")
     assert text.startswith("provider fake-provider: runs") and "pace of calls: " in text
     bench.store_image("some-image", "fake-provider")
-    assert "1 uploads can be used" in shell("explain", "image", "some-image")
+    assert "1 upload can be used" in shell("explain", "image", "some-image")
     for kind in ("request", "label", "node", "image", "provider"):
         with pytest.raises(CommandError, match=f"{kind} nosuch-thing is not known"):
             shell("explain", kind, "nosuch-thing")

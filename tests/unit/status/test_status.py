@@ -56,6 +56,9 @@ class FakeZK:
     def readImages(self):
         return self.images
 
+    def readReports(self):
+        return []
+
     def readProgress(self):
         return ProgressData()
 

@@ -19,7 +19,7 @@ GOOD: dict[str, Any] = {
     "providers": {"p": {}}, "not_running": {}, "labels": {}, "lately": {},
     "tenants": {},
     "waiting": [{"labels": ["a"], "state": "requested", "since": 5.0, "count": 1, "ids": ["1-2"],
-                 "reasons": [{"code": "busy", "pool": "", "text": "busy"}]}],
+                 "reasons": [{"code": "busy", "pool": "", "text": "busy", "help": "", "root": "busy", "request": ""}]}],
 }  # fmt: skip
 
 

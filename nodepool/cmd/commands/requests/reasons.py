@@ -8,8 +8,10 @@ from collections.abc import Collection
 from kazoo.client import KazooClient
 
 from nodepool.base.offers import joined, why_not_offered
+from nodepool.status.causes import of_request
+from nodepool.status.cluster import Once
 from nodepool.zk import declines
-from nodepool.zk.records import PENDING, NodeRequest
+from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
 NO_LAUNCHER = "no launcher is alive; requests wait until one starts"
@@ -40,19 +42,9 @@ def other_provider(zk: ZooKeeper, labels: Collection[str], provider: str | None)
 
 
 def waits_for(zk: ZooKeeper, request: NodeRequest) -> str:
-    """Whom an open request waits for."""
-    labels, declined_by = request.node_types, request.declined_by
-    why = not_offered(zk, labels)
-    if why is not None:
-        return why
-    offering = [pool for pool in zk.getRegisteredPools() if set(labels) <= pool.labels]
-    said = [
-        f"{pool.provider_name}-{pool.name}"
-        + (" (has declined it)" if pool.id in declined_by else " (paused: at its quota)" if pool.paused else "")
-        for pool in sorted(offering, key=lambda pool: (str(pool.provider_name), str(pool.name)))
-    ]
-    taken = "a launcher has taken it on; " if request.state == PENDING else ""
-    return f"{taken}offered by {', '.join(said)}"
+    """Return the cause for which an open request waits, with a suggestion."""
+    cause = of_request(Once(zk), request)
+    return f"{cause.text}. Suggestion: {cause.remedy}" if cause.remedy else cause.text
 
 
 def declined(kazoo: KazooClient, request_id: str, declined_by: list[str]) -> tuple[list[str], list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from nodepool.cmd import nodepoolcmd
 from nodepool.web.server import WebApp
+from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench
 
 
@@ -49,9 +51,18 @@ class Desk:
             return str(answer.read().decode())
 
     def explain(self, kind: str, name: str) -> dict[str, Any]:
-        """What the API says, after checking that the command prints the same cause and suggestion."""
-        found: dict[str, Any] = json.loads(self.get(f"/api/v1/explain/{kind}/{name}"))
-        return found
+        """What the API says."""
+        return dict(json.loads(wait_for(lambda: self._explain(kind, name), what=f"{kind} {name} in the mirror")))
+
+    def _explain(self, kind: str, name: str) -> str | None:
+        """None while the launcher has not read it yet."""
+        try:
+            return self.get(f"/api/v1/explain/{kind}/{name}")
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 404:
+                raise
+            return None
 
     def explained(self, kind: str, name: str) -> str:
         return self.run("explain", kind, name)[1]

@@ -141,16 +141,17 @@ def test_users_4_no_launcher_at_all(zk_chroot: Chroot, capsys: pytest.CaptureFix
 
 
 def test_users_4_what_it_waits_for(bench: LauncherBench, command: Command) -> None:
-    """The pool that could serve it is at its quota."""
+    """The command names the limit of the pool that could serve the request."""
     pool = bench.start(config(provider(pool={"max-servers": 1})))
     bench.fulfilled("fake-label")
     waiting = bench.submit("fake-label")
     bench.wait_request(waiting, "pending")
     wait_for(lambda: any(p.paused for p in bench.zk.getRegisteredPools()), what="the pool is paused")
     assert pool.ready
-    _out, err = command("request", "wait", waiting, "--timeout", "0.2", status=3)
-    assert f"{waiting}: a launcher has taken it on; offered by fake-provider-main (paused: at its quota)" in err
-    assert "fake-provider-main (paused: at its quota)" in command("request", "show", waiting)[0]
+    text = "pool main, instances: 1 needed, 0 of 1 left"
+    wait_for(lambda: text in command("request", "show", waiting)[0], what="the reason is published")
+    _out, err = command("request", "wait", waiting, "--timeout", "1.5", status=3)
+    assert text in err and "raise `max-servers` of pool main" in err
 
 
 # -- the records

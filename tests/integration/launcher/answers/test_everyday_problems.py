@@ -1,0 +1,155 @@
+"""Everyday problems: commands, API, ``/ready`` and ``problem-list`` name the same cause and suggest a remedy."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from nodepool.zk import reports
+from nodepool.zk.records import HOLD
+from tests.conftest import wait_for
+from tests.integration.launcher.answers.conftest import Desk
+from tests.support.launcher import config, provider
+
+
+def answer(desk: Desk, kind: str, name: str, *wanted: str) -> dict[str, Any]:
+    """What the API explains, once its answer has all the words; the command prints the same."""
+    seen: list[Any] = [None]
+
+    def found() -> bool:
+        seen[0] = desk.explain(kind, name)
+        return all(word in seen[0]["answer"] for word in wanted)
+
+    try:
+        wait_for(found, 15, f"{wanted} in the explanation of {kind} {name}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {seen[0]}") from None
+    text = desk.explained(kind, name)
+    for word in wanted:
+        assert word in text.splitlines()[0]
+    if seen[0]["suggestion"]:
+        assert f"  suggestion: {seen[0]['suggestion']}" in text
+    return dict(seen[0])
+
+
+def created(desk: Desk, label: str, *options: str) -> str:
+    """What ``request create --wait`` prints while it waits."""
+    return desk.run("request", "create", label, "--wait", "1.5", *options)[2]
+
+
+def test_full_quota_names_the_limit_and_its_users(desk: Desk) -> None:
+    desk.bench.quota(instances=2)
+    desk.start(config(provider()))
+    for _ in range(2):
+        desk.bench.fulfilled("fake-label", tenant_name="acme")
+    request = desk.bench.submit("fake-label")
+    found = answer(desk, "request", request, "instances: 1 needed, 0 of 2 left", "2 nodes", "tenant acme has 2")
+    assert found["suggestion"].startswith("raise the quota of the cloud of provider fake-provider")
+    answer(desk, "label", "fake-label", "1 request waiting", "0 of 2 left")
+    assert "0 of 2 left" in created(desk, "fake-label")
+    assert "0 of 2 left" in desk.run("status")[1]
+
+
+def test_full_pool_names_its_option(desk: Desk) -> None:
+    desk.start(config(provider(pool={"max-servers": 1})))
+    desk.bench.fulfilled("fake-label")
+    found = answer(desk, "request", desk.bench.submit("fake-label"), "instances: 1 needed, 0 of 1 left")
+    assert found["suggestion"].startswith("raise `max-servers` of pool main")
+
+
+def test_held_nodes_that_fill_a_pool_are_named(desk: Desk) -> None:
+    desk.start(config(provider(pool={"max-servers": 1})))
+    request_id, (node,) = desk.bench.fulfilled("fake-label")
+    desk.bench.zuul.accept(request_id)
+    desk.bench.zuul.write_node(node.id, state=HOLD, hold_job="nightly", comment="for alice", hold_expiration=7200)
+    desk.bench.zuul.unlock(node.id)
+    request = desk.bench.submit("fake-label")
+    found = answer(desk, "request", request, "1 of 1 are held", f"{node.id} by nightly, for alice for another 1 h 59 min")
+    assert "delete nodes that are held" in found["suggestion"]
+    assert f"{node.id} by nightly" in created(desk, "fake-label")
+
+
+def test_misspelt_label_gets_a_suggestion(desk: Desk) -> None:
+    desk.start(config(provider()))
+    assert "did you mean fake-label?" in created(desk, "fake-labl")
+    request = desk.bench.submit("fake-labl")
+    desk.bench.wait_request(request, "failed")
+    answer(desk, "request", request, "failed: no launcher offers fake-labl; did you mean fake-label?")
+
+
+def test_tenant_limit_names_tenant_and_option_and_gives_no_estimate(desk: Desk) -> None:
+    limits = [{"tenant-name": "acme", "max-servers": 1}]
+    desk.start(config(provider(), **{"tenant-resource-limits": limits}))
+    desk.bench.fulfilled("fake-label", tenant_name="acme")
+    request = desk.bench.submit("fake-label", tenant_name="acme")
+    found = answer(desk, "request", request, "tenant acme is limited to 1 instances, 1 in use")
+    assert "`max-servers` of tenant acme in `tenant-resource-limits`" in found["suggestion"]
+    assert "expected" not in found["facts"]
+    assert "tenant acme is limited to 1" in created(desk, "fake-label", "--tenant", "acme")
+
+
+def disk_image_config(**image: Any) -> dict[str, Any]:
+    entry = provider(pools=[{"name": "main", "labels": [{"name": "fake-label", "diskimage": "winimg", "min-ram": 8192}]}])
+    entry["diskimages"] = [{"name": "winimg"}]
+    disk_image = {"name": "winimg", "elements": ["vm"], "release": "21", **image}
+    return config(entry, diskimages=[disk_image], **{"images-dir": "/tmp/images", "elements-dir": "/tmp/elements"})
+
+
+def test_image_paused_in_the_file_and_never_built_is_reported(desk: Desk) -> None:
+    desk.start(disk_image_config(pause=True))
+    request = desk.bench.submit("fake-label")
+    desk.bench.wait_request(request, "failed")
+    found = answer(desk, "request", request, "image winimg is paused by the option pause of its diskimage")
+    assert "pause: false" in found["suggestion"]
+    answer(desk, "image", "winimg", "image winimg is paused by the option pause")
+    answer(desk, "label", "fake-label", "image winimg is paused by the option pause")
+    wait_for(lambda: any("winimg is paused" in text for text in desk.problems()), what="the image in problem-list")
+    assert "winimg is paused" in desk.ready()
+    assert [row["paused"] for row in desk.table("images") if row["image"] == "winimg"] == [True]
+    assert "winimg" in desk.run("image-status")[1]
+
+
+def test_image_that_nobody_builds_is_reported(desk: Desk) -> None:
+    desk.start(disk_image_config())
+    found = answer(desk, "label", "fake-label", "image winimg has never been built: no builder is running")
+    assert found["suggestion"] == "start nodepool-builder"
+    wait_for(lambda: any("no builder is running" in text for text in desk.problems()), what="the image in problem-list")
+
+
+def test_min_ready_that_cannot_be_reached_is_reported(desk: Desk) -> None:
+    desk.start(config(provider(pool={"max-servers": 1}), labels={"fake-label": {"min-ready": 3}}))
+    wanted = ("1 of 3 ready (min-ready), because", "instances: 1 needed, 0 of 1 left")
+    found = answer(desk, "label", "fake-label", *wanted)
+    assert "max-servers" in found["suggestion"]
+    wait_for(lambda: any(wanted[0] in text for text in desk.problems()), what="min-ready in problem-list")
+    assert wanted[0] in desk.ready()
+
+
+def test_min_ready_is_counted_once_with_two_launchers(desk: Desk) -> None:
+    desk.start(config(provider(), labels={"fake-label": {"min-ready": 2}}))
+    (own,) = wait_for(desk.bench.zk.readReports, what="the first report")
+    reports.write(desk.bench.zk.kazoo_client, reports.path("other-1"), {**own, "hostname": "other"})
+    wait_for(lambda: len(desk.table("daemons")) and len(desk.bench.pools[0].zk.readReports()) == 2, what="two reports")
+    assert [row["min_ready"] for row in desk.table("labels")] == [2]
+
+
+def test_switched_off_provider_gives_no_estimate(desk: Desk) -> None:
+    desk.start(config(provider(**{"max-concurrency": 0})))
+    request = desk.bench.submit("fake-label")
+    found = answer(desk, "request", request, "max-concurrency is 0")
+    assert found["suggestion"] == "raise `max-concurrency` of the provider"
+    assert "expected" not in found["facts"]
+    assert "max-concurrency is 0" in created(desk, "fake-label")
+
+
+def test_reasons_are_no_older_than_their_request(desk: Desk) -> None:
+    desk.start(config(provider(pool={"max-servers": 1})))
+    desk.bench.fulfilled("fake-label")
+    desk.bench.submit("fake-label", created_time=time.time() - 5000)
+    late = desk.bench.submit("fake-label")
+    answer(desk, "request", late, "0 of 1 left")
+
+    def ages() -> list[float]:
+        return [each["age"] for each in desk.explain("request", late)["candidates"] if each["age"] is not None]
+
+    assert max(wait_for(ages, what="a reason with its age")) < 1000
