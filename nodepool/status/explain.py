@@ -56,7 +56,7 @@ class Explanation:
     #: What is shown -> its last lines.
     logs: dict[str, str] = field(default_factory=dict)
     history: list[Event] = field(default_factory=list)
-    #: Those of the last half minute may not be written yet.
+    #: Those of the last seconds may not be written yet.
     history_is_late: bool = False
 
     def record(self) -> dict[str, Any]:
@@ -93,12 +93,12 @@ class Explanation:
                 lines.append(f"    {_moment(event['time'])}  {describe(event)}")
                 lines += [f"      | {line}" for line in str(event.get("tail", "")).splitlines()]
         if self.history_is_late:
-            lines.append("  (the last half minute may not be in the history yet; the pages of a launcher have it)")
+            lines.append("  (the last seconds may not be in the history yet; the pages of a launcher have it)")
         # Fields that others have chosen begin no lines of their own.
         return "\n".join(printable(line.replace("\n", "\\n")) for line in lines)
 
 
-LATE = " (deleted ones appear in the history after up to 30 s)"
+LATE = " (deleted ones appear in the history after up to 5 s)"
 
 
 def _moment(seconds: float) -> str:

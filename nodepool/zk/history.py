@@ -2,7 +2,7 @@
 
 ``/nodepool/history/<sequence>``: compressed lines of JSON, an event (:mod:`nodepool.zk.mirror.feed`) each, in the order of time.
 The launcher that is elected for statistics writes what the mirror shows, each launcher what only it knows: many events
-in one write, half a minute late at most, and never on the way of a request. Now and then many writes are made one,
+in one write, a few seconds late at most, and never on the way of a request. Now and then many writes are made one,
 ``/nodepool/history/<first>-<last>``, so that a day is read at once. What was not written when a launcher is killed is
 lost: nothing depends on it.
 """
@@ -25,7 +25,7 @@ from nodepool.zk.mirror.feed import Event, Feed
 ROOT = "/nodepool/history"
 TIMEOUT = 30.0
 """Seconds for one answer of the server."""
-FLUSH_AFTER, FLUSH_AT = 30.0, 1000
+FLUSH_AFTER, FLUSH_AT = 5.0, 1000
 """Seconds that an event waits, and how many events do: then they are written together."""
 MOST_WAITING = 20000
 """Events that wait for ZooKeeper; older ones are left out."""
@@ -84,6 +84,17 @@ class HistoryWriter:
         if elected and now >= self._tidy_at:
             self._tidy_at = now + TIDY_INTERVAL
             tidy(kazoo)
+
+
+def wait_for_write(kazoo: KazooClient, written: Callable[[], object]) -> None:
+    """Call ``written`` at the next write, from another thread.
+
+    :raises KazooException: no connection, or no answer in time.
+    """
+    try:
+        kazoo.get_children_async(ROOT, watch=lambda _event: written()).get(timeout=TIMEOUT)
+    except NoNodeError:
+        kazoo.exists_async(ROOT, watch=lambda _event: written()).get(timeout=TIMEOUT)
 
 
 def stored(event: Event) -> Event:

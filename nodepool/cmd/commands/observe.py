@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import re
 import shutil
 import sys
 import threading
@@ -18,9 +19,13 @@ from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add
 from nodepool.cmd.screen import screen
 from nodepool.status import cluster
 from nodepool.status.explain import KINDS, Unknown, explain
+from nodepool.zk import history
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import TYPES, Event, Feed, describe, matches
 
+LATEST = history.FLUSH_AFTER + 2.0
+"""Seconds after which what happened to a deleted node or request is in the history."""
+_NUMBERED = re.compile(r"(\d+-)?\d{10}")
 QUIET, SOONEST = 2.0, 1.0
 """Seconds after which what is watched is shown again, for its ages, and between two showings at least."""
 SUBJECTS = ("node", "request", "provider", "label", "image", "state")
@@ -68,10 +73,11 @@ def watch(context: Context, function: Callable[[Context], Any]) -> int:
 def show_status(context: Context) -> None:
     zk: Any = cluster.Once(context.zk)
     tables = {
+        # What an operator looks for comes first: `top` shows as much as fits.
+        "Problems": status.problem_list(zk),
+        "Waiting requests": cluster.waiting(zk),
         "Launchers and builders": cluster.daemons(zk),
         "Providers": cluster.providers(zk),
-        "Waiting requests": cluster.waiting(zk),
-        "Problems": status.problem_list(zk),
     }
     if context.args.json:
         print(json.dumps({title.lower().replace(" ", "_"): results.rows for title, results in tables.items()}))
@@ -88,10 +94,19 @@ def explain_it(context: Context) -> None:
     name = context.args.name
     if context.args.kind == "node" and name.isdecimal():
         name = name.zfill(10)
-    try:
-        found = explain(context.zk, context.args.kind, name, HistoryReader())
-    except Unknown as error:
-        raise CommandError(str(error)) from None
+    kind, ended = context.args.kind, threading.Event()
+    deadline = time.monotonic() + LATEST * (kind in ("node", "request") and _NUMBERED.fullmatch(name) is not None)
+    while True:
+        history.wait_for_write(context.zk.kazoo_client, ended.set)
+        try:
+            found = explain(context.zk, kind, name, HistoryReader())
+            break
+        except Unknown as error:
+            # What has just been deleted is written in a moment.
+            left = deadline - time.monotonic()
+            if left <= 0 or not ended.wait(left):
+                raise CommandError(str(error)) from None
+            ended.clear()
     found.history_is_late = context.args.kind in ("request", "node")
     print(json.dumps(found.record()) if context.args.json else found.text())
 

@@ -205,5 +205,5 @@ def test_top_on_a_terminal(shell: Shell, bench: LauncherBench, lines: int) -> No
     first = next(each for each in text.split("\x1b[H") if "Nodes: 1" in each)
     shown = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", each).rstrip() for each in first.splitlines()]
     assert len(shown) <= lines and max(map(len, shown)) <= 80, shown
-    assert "Launchers and builders:" in first
+    assert "Problems: none" in first
     assert ("more lines)" in text) is (lines == 6), shown
