@@ -9,6 +9,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.problems import one_line
+from nodepool.status import causes
 from nodepool.status.results import Results, format_age
 from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
 from nodepool.zk.records import LARGEST, PENDING, REQUESTED
@@ -25,8 +26,17 @@ POOL_COLUMNS = {"provider": "Provider", "pool": "Pool", "launcher": "Launcher", 
 HOST_COLUMNS = {"host": "Host", "provider": "Provider", "launcher": "Launcher", "state": "State", "used": "Used",
                 "nodes": "Slivers (Nodes)", "problem": "Problem"}  # fmt: skip
 TENANT_COLUMNS = {"tenant": "Tenant", "launcher": "Launcher", "limits": "Used of Limits"}
-WAITING_COLUMNS = {"labels": "Labels", "count": "Requests", "state": "State", "since": "For", "reason": "Waits Because"}
+WAITING_COLUMNS = {
+    "labels": "Labels",
+    "count": "Requests",
+    "state": "State",
+    "since": "For",
+    "reason": "Waits Because",
+    "suggestion": "Suggestion",
+}
 Clock = Callable[[], float]
+MOST_EXPLAINED = 20
+"""Groups of waiting requests whose cause is completed with what uses the capacity."""
 
 
 class Once:
@@ -242,22 +252,49 @@ def _use(used: Any, limits: Any) -> str | None:
 
 
 def waiting(zk: Any, clock: Clock = time.time) -> Results:
-    """Requests that wait for the same reasons, as their launchers tell."""
-    rows = [
-        {
-            "launcher": report["hostname"],
-            "labels": group["labels"],
-            "count": group["count"],
-            "state": group["state"],
-            "since": format_age(clock() - group["since"]),
-            "reason": "; ".join(f"{one['pool']}: {one['text']}" if one["pool"] else one["text"] for one in group["reasons"]),
-            "codes": [one["code"] for one in group["reasons"]],
-            "ids": group["ids"],
-        }
-        for report in zk.readReports()
-        for group in report["waiting"]
-    ]
-    return Results(rows, WAITING_COLUMNS)
+    """Return waiting requests grouped by labels, state and cause; each request counts once, whatever launchers report it."""
+    zk = zk if isinstance(zk, Once) else Once(zk)
+    reasons: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    known: dict[str, tuple[dict[str, Any], str]] = {}
+    unnamed: list[tuple[dict[str, Any], str, int]] = []
+    for report in zk.readReports():
+        for group in report["waiting"]:
+            for request_id in group["ids"]:
+                reasons[request_id] += group["reasons"]
+                known.setdefault(request_id, (group, str(report["hostname"])))
+            if (left := group["count"] - len(group["ids"])) > 0:
+                unnamed.append((group, str(report["hostname"]), left))
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for request_id, (group, launcher) in known.items():
+        row = _waiting_row(rows, group, launcher, reasons[request_id], clock)
+        row["count"] += 1
+        row["ids"].append(request_id)
+    for group, launcher, left in unnamed:
+        _waiting_row(rows, group, launcher, group["reasons"], clock)["count"] += left
+    for row in list(rows.values())[:MOST_EXPLAINED]:
+        request = zk.getNodeRequest(row["ids"][0], cached=True) if row["ids"] else None
+        if request is not None and request.state in (REQUESTED, PENDING):
+            cause = causes.of_request(zk, request, clock=clock)
+            row["reason"], row["suggestion"] = cause.text, cause.remedy
+    return Results(list(rows.values()), WAITING_COLUMNS)
+
+
+def _waiting_row(
+    rows: dict[tuple[Any, ...], dict[str, Any]], group: dict[str, Any], launcher: str, reasons: list[dict[str, Any]], clock: Clock
+) -> dict[str, Any]:
+    reason = causes.main_reason(reasons)
+    text = causes.worded(reason) if reason is not None else ""
+    key = (tuple(group["labels"]), group["state"], text)
+    if key not in rows:
+        rows[key] = {
+            "launcher": launcher, "labels": group["labels"], "count": 0, "state": group["state"], "since": "", "reason": text,
+            "suggestion": reason["help"] if reason is not None else "", "codes": [], "ids": [], "oldest": group["since"],
+        }  # fmt: skip
+    row = rows[key]
+    row["oldest"] = min(row["oldest"], group["since"])
+    row["since"] = format_age(clock() - row["oldest"])
+    row["codes"] = sorted({*row["codes"], *(one["code"] for one in reasons)})
+    return row
 
 
 def states(zk: Any) -> Counter[str]:

@@ -9,6 +9,7 @@ from typing import Any
 SPARED = (
     "driver_data", "user_data", "event_id", "ipv6", "declined_by", "server_id", "external_id", "launcher", "hold_job",
     "private_ipv4", "hostname", "AZ", "username", "connection_port", "comment", "builder", "formats", "locked", "pool",
+    "suggestion", "since",
     "external_name", "requestor", "relative_priority", "allocated_to", "public_ipv4", "nodes", "build_request_age",
 )  # fmt: skip
 NARROWEST = 12

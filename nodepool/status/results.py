@@ -7,6 +7,7 @@ import datetime
 import io
 import json
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ DURATIONS = frozenset({"elapsed", "expected"})
 BYTES = frozenset({"bytes_sent", "bytes_total", "rate"})
 #: Key -> characters shown in tables; the other forms have all.
 WIDEST = {"last_line": 80, "reason": 200}
+#: Keys whose values are sentences: a narrow table wraps them.
+WRAPPED = frozenset({"reason", "suggestion", "problem", "reasons"})
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -124,11 +127,14 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
     table = _Table(list(columns.values()))
     table.align = "l"
     for row in results.rows:
-        table.add_row([printable(str(_cut(_cell(key, row[key], now), cut.get(key, MOST_CHARACTERS)))) for key in columns])
+        table.add_row([printable(str(_cut(key, _cell(key, row[key], now), cut.get(key, MOST_CHARACTERS)))) for key in columns])
     return str(table)
 
 
-def _cut(text: Any, width: int | None) -> Any:
+def _cut(key: str, text: Any, width: int | None) -> Any:
+    """The text in that width: what explains something is wrapped, all else is cut."""
+    if key in WRAPPED and width is not None:
+        return "\n".join(textwrap.wrap(str(text), width)) or ""
     return text if width is None or len(str(text)) <= width else f"{str(text)[: width - 3]}..."
 
 

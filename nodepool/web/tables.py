@@ -84,14 +84,18 @@ class RequestRows:
 
     def read(self, nodepool: Any) -> Rows:
         zk = nodepool.getZK()
-        waits: dict[str, Waits] = {}
+        reasons: dict[str, list[dict[str, Any]]] = {}
         for report in zk.readReports():
             for group in report["waiting"]:
-                texts = tuple(f"{one['pool']}: {one['text']}" if one["pool"] else one["text"] for one in group["reasons"])
-                codes = tuple(one["code"] for one in group["reasons"])
                 for request_id in group["ids"]:
-                    known = waits.get(request_id)
-                    waits[request_id] = (texts, codes) if known is None else (known[0] + texts, known[1] + codes)
+                    known = reasons.get(request_id)
+                    reasons[request_id] = group["reasons"] if known is None else known + group["reasons"]
+        #: Thousands of requests share one list of reasons.
+        kept_waits: dict[int, Waits] = {}
+        waits = {
+            request_id: kept_waits.get(id(found)) or kept_waits.setdefault(id(found), _waits(found))
+            for request_id, found in reasons.items()
+        }
         found = zk.readRequests()
         declines = zk.readDeclines(found)
         kept: dict[str, Kept] = {}
@@ -106,10 +110,19 @@ class RequestRows:
         return [_placed(entry, line.get(request_id), served) for request_id, entry in kept.items()]
 
 
+def _waits(reasons: list[dict[str, Any]]) -> Waits:
+    """The most telling reason, and the codes of all with that one first."""
+    reason = causes.main_reason(reasons)
+    if reason is None:
+        return NOTHING
+    return (causes.worded(reason),), (causes.root_code(reason), *(one["code"] for one in reasons))
+
+
 def _placed(entry: Kept, place: int | None, served: Mapping[str, float]) -> dict[str, Any]:
     """The row with its place in line, which changes with those of others, and the seconds that it may still wait by that."""
-    request, _waits, _declined, row = entry
-    expected = None if place is None else expected_wait(served, request.node_types, place)
+    request, waits, _declined, row = entry
+    stuck = bool(waits[1]) and waits[1][0] not in causes.FLOWING
+    expected = None if place is None or stuck else expected_wait(served, request.node_types, place)
     return {**row, "place": place, "expected": None if expected is None else round(expected, 1)}
 
 

@@ -29,6 +29,15 @@ def test_as_the_library_draws(rows: list[dict[str, Any]]) -> None:
     assert found == str(table).encode("utf-8", "backslashreplace").decode()
 
 
+def test_narrow_table_wraps_reasons_instead_of_cutting_them() -> None:
+    reason = "east-main: pool main, instances: 1 needed, 0 of 20 left (20 nodes: 20 in-use)"
+    rows = [{"labels": ["fake-label"], "state": "requested", "reason": reason}]
+    columns = {"labels": "Labels", "state": "State", "reason": "Reason"}
+    lines = output(Results(rows, columns), "table", width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert " ".join(line.split("|")[3].strip() for line in lines if line.startswith("|") and "Reason" not in line) == reason
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_fits(width: int) -> None:
     columns = {"id": "ID", "provider": "Provider", "label": "Label", "server_id": "Server ID", "state": "State"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from nodepool.status import cluster
 from nodepool.zk import reports
 from nodepool.zk.records import HOLD
 from tests.conftest import wait_for
@@ -131,6 +132,34 @@ def test_min_ready_is_counted_once_with_two_launchers(desk: Desk) -> None:
     reports.write(desk.bench.zk.kazoo_client, reports.path("other-1"), {**own, "hostname": "other"})
     wait_for(lambda: len(desk.table("daemons")) and len(desk.bench.pools[0].zk.readReports()) == 2, what="two reports")
     assert [row["min_ready"] for row in desk.table("labels")] == [2]
+
+
+def test_waiting_requests_are_listed_once_with_two_launchers(desk: Desk) -> None:
+    desk.start(config(provider(pool={"max-servers": 1})))
+    desk.bench.fulfilled("fake-label")
+    request = desk.bench.submit("fake-label")
+    answer(desk, "request", request, "0 of 1 left")
+    (own,) = [report for report in desk.bench.zk.readReports() if report["waiting"]]
+    (group,) = own["waiting"]
+    other = {"code": "other-launcher", "pool": "", "text": "another launcher can serve it"}
+    shown = {**own, "hostname": "other", "waiting": [{**group, "reasons": [other]}]}
+    reports.write(desk.bench.zk.kazoo_client, reports.path("other-1"), shown)
+    wait_for(lambda: len(desk.bench.zk.readReports()) == 2, what="two reports")
+    (row,) = cluster.waiting(desk.bench.zk).rows
+    assert (row["count"], row["ids"]) == (1, [request])
+    assert "0 of 1 left" in row["reason"] and "max-servers" in row["suggestion"]
+    (listed,) = [row for row in wait_for(lambda: desk.table("requests"), what="rows") if row["id"] == request]
+    assert "0 of 1 left" in listed["reason"] and "another launcher" not in listed["reason"]
+
+
+def test_deleted_node_is_explained_to_the_next_command(desk: Desk) -> None:
+    pool = desk.start(config(provider()))
+    wait_for(lambda: pool.statistics.elected, what="elected")
+    request, (node,) = desk.bench.fulfilled("fake-label")
+    desk.bench.use_up(request)
+    status, out, err = desk.run("explain", "node", node.id)
+    assert status == 0, err
+    assert out.startswith(f"node {node.id}: gone") and "history:" in out
 
 
 def test_switched_off_provider_gives_no_estimate(desk: Desk) -> None:
