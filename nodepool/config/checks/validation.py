@@ -16,6 +16,7 @@ from typing import Any
 import voluptuous as v
 
 from nodepool.config.checks.crosschecks import Offer, backing_labels, nobody_offers, numbers
+from nodepool.config.checks.likely import likely_mistakes, missing_elements
 from nodepool.config.diskimages import lineage
 from nodepool.config.drivers import drivers
 from nodepool.config.errors import ConfigError, DriverLoadError, ProviderUnavailable, UnknownDriver
@@ -234,6 +235,9 @@ class Validation:
                 offers.append(Offer(label, where, backing if isinstance(backing, str) else None))
         findings = [*numbers(self.data), *backing_labels(offers, self._names("labels"))]
         findings += nobody_offers(self.data.get("labels"), offers)
+        findings += likely_mistakes(self.data)
+        if not self.by_daemon:  # the files of a builder
+            findings += missing_elements(self.data)
         for finding in findings:
             self.note(finding.text, finding.where, finding.error, finding.fatal)
 

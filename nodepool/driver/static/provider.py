@@ -307,7 +307,7 @@ class StaticNodeProvider(Provider, QuotaSupport, TellsTroubles):
             return []
         missing = [key for key in static_node["host-key"] if key not in keys]
         if missing:
-            raise StaticNodeError(f"{name}: the host does not have the configured host key {missing[0]!r}")
+            raise StaticNodeError(f"{name}: the host does not have the configured host key {missing[0]!r}; it offers {keys}")
         return list(keys)
 
     def _template(self, pool: StaticPool, static_node: dict[str, Any]) -> zk.Node:

@@ -225,6 +225,7 @@ SLIVERS = """labels: [{name: a}]
 providers:
   - name: n
     driver: nodemanager
+    ssh-keys: ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1aJf2aW3cFQmYk5mC1q1vLZfBqk1c6m7j0tq0J8s9u
     hosts: [{name: h, url: "unix:/run/x"}]
     cloud-images: [{name: host}]
     pools:

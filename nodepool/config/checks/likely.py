@@ -1,0 +1,159 @@
+"""Mistakes that have the right type and pass the schema: all are warnings."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import importlib.util
+import math
+import os
+import pathlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from nodepool.config.checks.crosschecks import Finding
+
+CONNECTION_TYPES = ("ssh", "network_cli", "winrm", "kubectl", "namespace", "project", "local")
+MOST_CPUS = 256
+"""No host has more processors."""
+Place = tuple[Any, ...]
+_DRIVERS = pathlib.Path(__file__).parents[2] / "driver"
+
+
+def warning(text: str, *where: Any) -> Finding:
+    return Finding(text, where, error=False, fatal=False)
+
+
+def entries(value: object) -> Iterator[tuple[int, dict[str, Any]]]:
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(item, dict):
+            yield index, item
+
+
+def likely_mistakes(data: dict[str, Any]) -> Iterator[Finding]:
+    """Find what is valid and can hardly be meant."""
+    capacity: dict[str, float] = defaultdict(float)
+    for index, item in entries(data.get("providers")):
+        where: Place = ("providers", index)
+        driver = item.get("driver", "openstack")
+        # Whether a provider of another driver has pools is not known here.
+        if not item.get("pools") and isinstance(driver, str) and (_DRIVERS / driver).is_dir():
+            yield warning("the provider has no pools, so it offers no labels", *where)
+        yield from _connection_types(item, where)
+        if driver == "nodemanager":
+            yield from _slivers(item, where)
+        for number, pool in entries(item.get("pools")):
+            here = (*where, "pools", number)
+            yield from _static_nodes(pool, here)
+            _add_capacity(capacity, driver, item, pool)
+    for index, label in entries(data.get("labels")):
+        wanted, most = label.get("min-ready"), capacity.get(str(label.get("name")), math.inf)
+        if isinstance(wanted, int) and wanted > most > 0:
+            text = f"min-ready {wanted} cannot be reached: the pools that offer the label have {most:g} nodes at most"
+            yield warning(text, "labels", index, "min-ready")
+
+
+def _add_capacity(capacity: dict[str, float], driver: object, provider: dict[str, Any], pool: dict[str, Any]) -> None:
+    """Add how many nodes of each of its labels a pool can have at most."""
+    if driver == "static":
+        for _number, node in entries(pool.get("nodes")):
+            labels, slots = node.get("labels"), node.get("max-parallel-jobs", 1)
+            for label in labels.split() if isinstance(labels, str) else labels if isinstance(labels, list) else ():
+                capacity[str(label)] += slots if isinstance(slots, int) else math.inf
+        return
+    limits = [value for value in (pool.get("max-servers"), provider.get("max-servers")) if isinstance(value, int)]
+    offered = pool.get("labels")
+    for label in offered if isinstance(offered, list) else ():
+        name = label.get("name") if isinstance(label, dict) else label
+        capacity[str(name)] += min(limits, default=math.inf)
+
+
+def _connection_types(value: object, where: Place) -> Iterator[Finding]:
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _connection_types(item, (*where, index))
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "connection-type" and isinstance(item, str) and item not in CONNECTION_TYPES:
+                close = difflib.get_close_matches(item, CONNECTION_TYPES, n=1)
+                meant = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(CONNECTION_TYPES)}"
+                yield warning(f"unknown connection type {item}{meant}", *where, key)
+            elif isinstance(item, dict | list):
+                yield from _connection_types(item, (*where, key))
+
+
+def _static_nodes(pool: dict[str, Any], where: Place) -> Iterator[Finding]:
+    for index, node in entries(pool.get("nodes")):
+        here = (*where, "nodes", index)
+        host, _, port = str(node.get("name")).rpartition(":")
+        if host and ":" not in host and port.isdecimal():
+            yield warning(f"a name has no port: use `name: {host}` and `connection-port: {port}`", *here, "name")
+        keys = node.get("host-key")
+        for number, key in enumerate([keys] if isinstance(keys, str) else keys if isinstance(keys, list) else ()):
+            place = (*here, "host-key", number) if isinstance(keys, list) else (*here, "host-key")
+            if isinstance(key, str) and (problem := key_problem(key)):
+                yield warning(
+                    f"{problem}, so the host is never usable; `ssh-keyscan {host or node.get('name')}` prints it", *place
+                )
+
+
+def _slivers(provider: dict[str, Any], where: Place) -> Iterator[Finding]:
+    yield from _ssh_keys(provider, where)
+    for number, pool in entries(provider.get("pools")):
+        for index, label in entries(pool.get("labels")):
+            here = (*where, "pools", number, "labels", index)
+            yield from _ssh_keys(label, here)
+            if not (label.get("ssh-keys") or provider.get("ssh-keys")):
+                yield warning(f"label {label.get('name')} has no ssh-keys, so nobody can log in to its nodes", *here)
+            for option in ("cpus", "cpu-limit"):
+                value = label.get(option)
+                if isinstance(value, int | float) and not isinstance(value, bool) and value > MOST_CPUS:
+                    yield warning(f"{value:g} is more than any host has: the unit is whole processors", *here, option)
+
+
+def _ssh_keys(entry: dict[str, Any], where: Place) -> Iterator[Finding]:
+    keys = entry.get("ssh-keys")
+    lines = keys.splitlines() if isinstance(keys, str) else keys if isinstance(keys, list) else ()
+    for line in lines:
+        if not isinstance(line, str) or not line.strip() or line.lstrip().startswith("#"):
+            continue
+        if line.strip().startswith(("/", "~", "./")):
+            text = f"{line.strip()} is a path; write the content of the file, as `ssh-ed25519 AAAA... comment`"
+            yield warning(text, *where, "ssh-keys")
+        elif not any(len(word) > 40 for word in line.split()):
+            yield warning(f"not a public key, as `ssh-ed25519 AAAA... comment`: {line.strip()[:40]}", *where, "ssh-keys")
+
+
+def key_problem(key: str) -> str | None:
+    """Why a text is not an SSH host key; None: it may be one."""
+    words = key.split()
+    if len(words) < 2:
+        return "not an SSH host key, which has a type and base64 text"
+    kind = words[0]
+    try:
+        blob = base64.b64decode(words[1], validate=True)
+    except (binascii.Error, ValueError):
+        return f"the base64 text of the {kind} host key is damaged"
+    length = int.from_bytes(blob[:4], "big")
+    if blob[4 : 4 + length] != kind.encode() or len(blob) <= 4 + length:
+        return f"the text of the host key is not of type {kind}"
+    return None
+
+
+def missing_elements(data: dict[str, Any]) -> Iterator[Finding]:
+    """Find elements of disk images that no directory on this machine has; nothing where the directories are elsewhere."""
+    directories = [os.path.expanduser(one) for one in str(data.get("elements-dir") or "").split(":") if one]
+    found = importlib.util.find_spec("diskimage_builder")
+    if found is None or not found.submodule_search_locations or not all(os.path.isdir(one) for one in directories):
+        return
+    directories.append(str(pathlib.Path(found.submodule_search_locations[0]) / "elements"))
+    for index, image in entries(data.get("diskimages")):
+        elements = image.get("elements")
+        if image.get("dib-cmd"):
+            continue
+        for number, element in enumerate(elements if isinstance(elements, list) else ()):
+            if isinstance(element, str) and not any(os.path.isdir(os.path.join(one, element)) for one in directories):
+                text = f"no directory of elements-dir has element {element}, nor has diskimage-builder"
+                yield warning(text, "diskimages", index, "elements", number)
