@@ -30,9 +30,9 @@ PROGRAMS = {
     "nft": "nftables",
     "mkfs.ext4": "e2fsprogs",
     "losetup": "mount",
-    "podman": "podman",
-    "crun": "crun",
 }
+#: The same, for tests of images with containers.
+CONTAINER_PROGRAMS = {"podman": "podman", "crun": "crun"}
 FILES = {"/usr/share/java/zookeeper.jar": "zookeeper", "/usr/sbin/sshd": "openssh-server"}
 #: The same, for building images with diskimage-builder.
 IMAGE_PROGRAMS = {
@@ -63,8 +63,8 @@ def old_python() -> str | None:
     return f"Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}"
 
 
-def missing_packages(images: bool) -> list[str]:
-    programs = {**PROGRAMS, **(IMAGE_PROGRAMS if images else {})}
+def missing_packages(images: bool, containers: bool = True) -> list[str]:
+    programs = {**PROGRAMS, **(IMAGE_PROGRAMS if images else {}), **(CONTAINER_PROGRAMS if containers else {})}
     files = {**FILES, **(IMAGE_FILES if images else {})}
     found = {package for program, package in programs.items() if shutil.which(program) is None}
     found |= {package for path, package in files.items() if not os.path.exists(path)}
@@ -141,17 +141,18 @@ def name_this_machine() -> None:
     pathlib.Path("/etc/hosts").write_text(f"{old}127.0.1.1\t{name}\n")
 
 
-def install_packages(images: bool = True, log: pathlib.Path | None = None) -> None:
+def install_packages(images: bool = True, log: pathlib.Path | None = None, containers: bool = True) -> None:
     """Install what is missing.
 
     :param images: also what building images needs.
     :param log: for what the tools print; default: a file of its own.
+    :param containers: also podman, which only tests use.
 
     :raises SystemExit: something is missing and we are not root, or it cannot be installed.
     """
     if images:
         name_this_machine()
-    _install(missing_packages(images), log)
+    _install(missing_packages(images, containers), log)
 
 
 def install(programs: dict[str, str]) -> None:

@@ -446,6 +446,8 @@ def main() -> int:
     summary: dict[str, Any] = {"nodes": [], "images": [], "left_behind": []}
     good = interrupted = False
     try:
+        # tools/quickstart blocks them during the imports.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         demo.start()
         demo.show()
         summary = demo.summary()

@@ -7,6 +7,7 @@ import io
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -131,6 +132,27 @@ Need to get 48.3 MB of archives.
 After this operation, 211 MB of additional disk space will be used.
 Do you want to continue? [Y/n] N
 """
+
+
+def test_quickstart_does_not_install_containers(bootstrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda program: None)
+    assert not {"podman", "crun"} & set(bootstrap.missing_packages(True, containers=False))
+    assert {"podman", "crun"} <= set(bootstrap.missing_packages(True))
+    assert "containers=False" in (TOOLS / "quickstart").read_text()
+
+
+def test_interrupt_during_imports_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def interrupted() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    command = [sys.executable, str(TOOLS / "demo"), "--no-image", "--work", str(work)]
+    done = subprocess.run(command, preexec_fn=interrupted, capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in done.stderr and "interrupted" in done.stdout, done
+    assert done.returncode == 1 and not work.exists()
 
 
 def test_users_18_what_will_be_installed(bootstrap: Any) -> None:
