@@ -7,12 +7,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nodepool.base.problems import one_line
 from nodepool.config.live.changes import changes
 from nodepool.config.model import Config
+from nodepool.config.shown import shown
 from nodepool.status.results import Results
 from nodepool.zk.records import DELETED, DELETING, FAILED, PENDING, READY, REQUESTED
 
 COLUMNS = {"effect": "Effect", "subject": "Of", "text": "What"}
+#: Options of one object that are named.
+MOST_OPTIONS = 10
 #: Of ids that are named.
 NAMED = 5
 
@@ -30,8 +34,34 @@ def plan(zk: Any, old: Config, new: Config) -> Results:
     ]  # fmt: skip
     rows = [dict(zip(COLUMNS, line, strict=True)) for look in looks for line in look(zk, old, new)]
     if text := changes(old, new):
-        rows.insert(0, {"effect": "changes", "subject": "configuration", "text": text})
+        found = [{"effect": "changes", "subject": "configuration", "text": text}]
+        found += [dict(zip(COLUMNS, line, strict=True)) for line in _options(old, new)]
+        rows = found + rows
     return Results(rows, COLUMNS)
+
+
+def _options(old: Config, new: Config) -> Iterator[Line]:
+    """Which options would have other values, by section and name; without what may be a secret."""
+    before, after = shown(old), shown(new)
+    for section, kind in (("labels", "label"), ("diskimages", "diskimage"), ("providers", "provider")):
+        for name in sorted(before[section].keys() & after[section].keys()):
+            if found := list(_differences(before[section][name], after[section][name])):
+                more = f"; and {len(found) - MOST_OPTIONS} more" if len(found) > MOST_OPTIONS else ""
+                yield "changes", f"{kind} {name}", "; ".join(found[:MOST_OPTIONS]) + more
+
+
+def _differences(old: Any, new: Any, place: str = "") -> Iterator[str]:
+    if isinstance(old, list) and isinstance(new, list) and all(isinstance(i, dict) and "name" in i for i in (*old, *new)):
+        old, new = ({f"[{item['name']}]": item for item in items} for items in (old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(key), new.get(key), f"{place}{'.' if place and key[:1] != '[' else ''}{key}")
+    elif old != new:
+        yield f"{place}: {_value(old)} -> {_value(new)}"
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else one_line(value)[:80]
 
 
 def _some(ids: list[str]) -> str:

@@ -46,6 +46,11 @@ def test_nodes_and_requests(bench: LauncherBench, capsys: pytest.CaptureFixture[
     assert "below its 2 nodes" in found["limit", "pool one-main"]
     assert "cores 4 is below the 8 in use" in found["limit", "tenant t"]
     assert found["creates nodes", "label a"].startswith("2 for min-ready 3")
+    assert (
+        found["changes", "provider one"].startswith("pools[main].labels[b]: {")
+        and "max-servers: not set -> 1" in (found["changes", "provider one"])
+    )
+    assert found["changes", "label a"] == "min-ready: 0 -> 3"
     assert "removed two" in found["changes", "configuration"]
     renamed = provider("one", pools=[{"name": "other", "labels": ["a", "b"]}])
     assert kept.id in plans(config(renamed, two))["strands nodes", "pool one-main"]
