@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nodepool import status
 from nodepool.process.program import load_config
 from nodepool.status.filters import matching
+from nodepool.zk.records import FULFILLED, PENDING, REQUESTED, UPLOADING, Node
 from nodepool.zk.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ Subparsers = Any
 Command = Callable[["Context"], "int | None"]
 
 
+#: States of nodes, requests, builds and uploads, and what listings show for paused images.
+STATES = Node.VALID_STATES | {REQUESTED, PENDING, FULFILLED, UPLOADING, "paused"}
 SYNC_TIMEOUT = 60.0
 """Seconds to read everything."""
 
@@ -66,7 +69,13 @@ class Context:
     def show(self, results: status.Results) -> None:
         """Print what the filters let pass; on a terminal so that it fits, unless ``-o wide`` is given."""
         args = self.args
-        chosen = matching(results, {key: getattr(args, f"only_{key}", None) or () for key in getattr(args, "filters", ())})
+        wanted = {
+            key: [one for value in getattr(args, f"only_{key}", None) or () for one in value.split(",")]
+            for key in getattr(args, "filters", ())
+        }
+        if unknown := sorted(set(wanted.get("state", ())) - STATES):
+            self.refuse(f"there is no state {', '.join(unknown)}; known are {', '.join(sorted(STATES))}")
+        chosen = matching(results, wanted)
         fit = sys.stdout.isatty() and getattr(args, "layout", None) != "wide" and not getattr(args, "detail", False)
         print(status.output(chosen, args.format, width=shutil.get_terminal_size().columns if fit else None))
 
@@ -141,6 +150,6 @@ def add_listing(
         parser.add_argument("--watch", action="store_true", help="show it again whenever something has changed")
     for key, option in (filters or {}).items():
         parser.add_argument(f"--{option}", dest=f"only_{key}", metavar=option.upper(), action="append",
-                            help=f"only those of this {option}; may be repeated")  # fmt: skip
+                            help=f"only those of this {option}; may be repeated, or be several with commas")  # fmt: skip
     parser.set_defaults(filters=tuple(filters or ()))
     return parser

@@ -48,7 +48,8 @@ def _each(context: Context, change: Callable[[Context, Any], bool]) -> None:
         for text in context.args.ids:
             node = find_node(context.zk, text)
             if node is None:
-                print(f"Node id {text} not found", flush=True)
+                if not context.args.strict:  # there the error says it
+                    print(f"Node id {text} not found", flush=True)
                 context.refuse(f"Node id {text} not found", said=True)
                 continue
             _lock(context.zk, node)

@@ -130,6 +130,9 @@ def test_filters_and_width(shell: Shell, bench: LauncherBench, monkeypatch: pyte
     _, (other,) = bench.fulfilled("other-label")
     assert [row["id"] for row in shell.json("list", "--label", "other-label", "--format", "json")] == [other.id]
     assert shell.json("list", "--state", "used", "--format", "json") == []
+    assert len(shell.json("list", "--state", "used,ready", "--provider", "fake-provider", "--format", "json")) == 2
+    with pytest.raises(CommandError, match="there is no state foo; known are aborted, "):
+        shell("--strict", "list", "--state", "foo")
     assert len(shell.json("list", "--state", "used", "--state", "ready", "--provider", "fake-provider", "--format", "json")) == 2
     (request,) = shell.json("request-list", "--label", "other-label", "--format", "json")
     assert request["node_types"] == ["other-label"]
