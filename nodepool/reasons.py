@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 class _Text(enum.Enum):
-    """Each member has the text that it is told with."""
+    """Each member has its text."""
 
     @property
     def word(self) -> str:
@@ -22,7 +22,7 @@ class _Text(enum.Enum):
 
     @property
     def told(self) -> bool:
-        """Whether an event tells that it does not hold any more; else only the next look finds out."""
+        """Whether an event reports its end; otherwise only the next periodic check finds out."""
         return self not in (Code.ERROR, Code.NOTHING_FREE_NO_EVENT)
 
 
@@ -37,39 +37,39 @@ class Declined(_Text):
     OVER_LIMIT = "it would exceed quota ({limit})"
     LABEL_BROKEN = "node type(s) [{labels}] cannot work"
     LABEL_PROBLEM = "{problem}"
-    NODES_FAILED = "node {nodes} could not be made"
+    NODES_FAILED = "launch of node {nodes} failed"
     ERROR = "error: {error}"
     #: A driver that decides by itself.
     BY_DRIVER = "{text}"
 
 
 class Code(_Text):
-    """Why a request waits; doc/operation/waiting.rst tells what to look at."""
+    """Why a request waits; doc/operation/waiting.rst explains each reason."""
 
-    NOT_LOOKED_AT = "to be looked at"
-    BUSY = "busy"
+    NOT_LOOKED_AT = "queued for scheduling"
+    BUSY = "scheduler busy"
     NOT_RUNNING = "not running"
     PROVIDER_NOT_RUNNING = "the provider is not running"
     SWITCHED_OFF = "max-concurrency is 0"
-    MAX_CONCURRENCY = "max-concurrency: {active} launches under way"
+    MAX_CONCURRENCY = "max-concurrency reached: {active} launches are running"
     NO_FREE_NODE = "no free node of {labels}"
-    BEING_TAKEN = "all free nodes are about to be taken: {labels}"
+    BEING_TAKEN = "all free nodes are being assigned to earlier requests: {labels}"
     NOTHING_FREE = "nothing free"
-    NOTHING_FREE_NO_EVENT = "nothing free; no event of this driver tells when there is"
+    NOTHING_FREE_NO_EVENT = "no free node; this driver is polled every 30 s"
     POOL_PAUSED = "paused at quota: request {request} comes first"
     PROVIDER_QUOTA = "provider {provider}, {resource}: {needed} needed, {left} of {limit} left"
     POOL_LIMIT = "pool {name}, {resource}: {needed} needed, {left} of {limit} left"
-    REFUSED_BY_CLOUD = "provider {provider}: its cloud has just refused a node of label {label} for its quota"
-    LIMITS_UNKNOWN = "the limits of provider {provider} are being asked for"
-    NO_ROOM = "no room for {labels}"
+    REFUSED_BY_CLOUD = "provider {provider}: cloud quota exceeded (label {label})"
+    LIMITS_UNKNOWN = "reading the limits of provider {provider}"
+    NO_ROOM = "no capacity for {labels}"
     TENANT_LIMIT = "tenant {tenant} is limited to {limit} {resource}, {used} in use"
     BETTER_PRIORITY = "a pool of better priority is open"
     OTHER_LAUNCHER = "another launcher can serve it"
-    REGISTERING = "some pools of ours are still being registered"
-    OTHERS_DECLINE = "no pool of ours offers it; other launchers still have to decline"
-    AFTER_SESSION_LOSS = "after a lost session: other launchers may still have to register again"
+    REGISTERING = "pools of this launcher are still being registered"
+    OTHERS_DECLINE = "not offered by this launcher; waiting for the others"
+    AFTER_SESSION_LOSS = "ZooKeeper session was lost; waiting for other launchers to register again"
     PAUSED = "paused, {why}"
-    LAUNCHING = "its nodes are being made"
+    LAUNCHING = "launching nodes"
     ERROR = "error: {error}"
 
 

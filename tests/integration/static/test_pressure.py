@@ -102,7 +102,7 @@ def test_who_finds_a_dead_node_makes_way_for_the_next(
     wait_for(lambda: offered == [first.id])
     like_first = bench.submit("a", tenant_name="one")
     second = bench.submit("a", tenant_name="two")
-    taking = "static-main: all free nodes are about to be taken: a"
+    taking = "static-main: all free nodes are being assigned to earlier requests: a"
     for request in (like_first, second):
         wait_for(lambda request=request: pool.assignment.reason_for(request.id) == taking)  # type: ignore[misc]
     go_on.set()

@@ -360,7 +360,7 @@ def test_only_heads_are_looked_at() -> None:
     assignment.rebuild()
     assignment._pass()
     assert assignment.decisions == 2
-    assert assignment.reason_for("200-0000002999") == "worker: busy"
+    assert assignment.reason_for("200-0000002999") == "worker: scheduler busy"
     worker.room = 1
     assignment.wake()
     assignment._pass()
@@ -525,7 +525,7 @@ def test_the_net_finds_nothing() -> None:
     for _ in range(3):
         assignment._pass()
         hand(assignment).now += 31
-    assert assignment.reason_for(name) == "worker: busy" and found(assignment) == 0
+    assert assignment.reason_for(name) == "worker: scheduler busy" and found(assignment) == 0
     worker.why = because(Code.ERROR, error="induced")  # of which nobody tells the end
     hand(assignment).now += 31
     assignment._pass()
@@ -597,7 +597,7 @@ def test_a_timer_leaves_claims_alone() -> None:
     tree.requests[name] = request(name)
     assignment.rebuild()
     assignment._pass()
-    assert "after a lost session" in str(assignment.reason_for(name))
+    assert "session was lost" in str(assignment.reason_for(name))
     launcher.zk.pools = [pool("one", "a b c")]
     assignment.wake(recheck=True)
     assignment._pass()

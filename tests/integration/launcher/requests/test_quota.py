@@ -133,7 +133,7 @@ def test_a_quota_that_is_not_told(bench: LauncherBench, monkeypatch: pytest.Monk
     wait_for(lambda: len(tries) >= 3, what="it is tried again")
     (handler,) = wait_for(lambda: list(worker.paused_handlers), what="a paused handler")
     assert len(handler.launchers) <= 1
-    wait_for(lambda: "has just refused a node of label fake-label" in str(handler.shortage), what="the reason")
+    wait_for(lambda: "cloud quota exceeded (label fake-label)" in str(handler.shortage), what="the reason")
     assert bench.zuul.request(request_id)["state"] == "pending"
     monkeypatch.setattr(adapter, "_createServer", original)
     bench.wait_request(request_id, "fulfilled", timeout=30)
@@ -404,7 +404,7 @@ def test_old_limits_hold_nobody_up(bench: LauncherBench, monkeypatch: pytest.Mon
     bench.fulfilled("other-label")
     assert limits.asked == 1
     too_big = bench.submit(*["fake-label"] * 200)
-    wait_for(lambda: "are being asked for" in (pool.assignment.reason_for(too_big) or ""), what="a request that waits")
+    wait_for(lambda: "reading the limits" in (pool.assignment.reason_for(too_big) or ""), what="a request that waits")
     bench.fulfilled("fake-label")
     bench.quota(instances=5)
     limits.open.set()
