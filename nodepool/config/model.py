@@ -166,9 +166,17 @@ class Config(ConfigValue):
 
     ``provider_errors``: providers left out because driver, library or cloud description is missing, with the reason.
     ``provider_failures``: providers that could not be started, with the reason.
+    ``not_running_labels``: the labels of those.
     """
 
-    ignore_equality = ["provider_managers", "config_mtimes", "driver_files", "provider_errors", "provider_failures"]
+    ignore_equality = [
+        "provider_managers",
+        "config_mtimes",
+        "driver_files",
+        "provider_errors",
+        "provider_failures",
+        "not_running_labels",
+    ]
 
     def __init__(self) -> None:
         self.diskimages: dict[str, DiskImage] = Named("diskimage")
@@ -177,6 +185,7 @@ class Config(ConfigValue):
         self.provider_managers: dict[str, Any] = {}
         self.provider_errors: dict[str, str] = {}
         self.provider_failures: dict[str, str] = {}
+        self.not_running_labels: dict[str, list[str]] = {}
         self.zookeeper_servers: Any = {}
         self.zookeeper_timeout = 10.0
         self.zookeeper_tls_cert: str | None = None

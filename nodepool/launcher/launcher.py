@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -17,6 +18,7 @@ from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config
 from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, provider_problems
+from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
 from nodepool.launcher.interfaces import Pool
@@ -282,7 +284,9 @@ class NodePool(threading.Thread):
         for name in list(config.providers):
             if name not in config.provider_managers:
                 config.providers_not_running.append(name)
-                del config.providers[name]
+                provider = config.providers.pop(name)
+                with contextlib.suppress(*FOREIGN):  # of a driver's configuration
+                    config.not_running_labels[name] = sorted({str(one) for p in provider.pools.values() for one in p.labels})
         for name, reason in config.provider_errors.items():
             if name in config.providers:
                 self.log.error("Provider %s goes on with its last good configuration: %s", name, reason)

@@ -138,6 +138,7 @@ class Reporter:
             "config": self.config_files(),
             "providers": {name: self._provider(provider) for name, provider in sorted(providers.items())},
             "not_running": self.not_running(),
+            "not_running_labels": {} if config is None else config.not_running_labels,
             "labels": {} if config is None else {name: self._label(name, label) for name, label in config.labels.items()},
             "images": {} if config is None else self._images(config),
             "lately": self._trends.labels(),

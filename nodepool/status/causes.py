@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nodepool.base.offers import why_not_offered
+from nodepool.base.offers import joined, why_not_offered
 from nodepool.base.problems import Problem, image_problems, one_line
 from nodepool.reasons import Code, Declined
 from nodepool.status.results import format_duration
@@ -103,7 +103,7 @@ def of_request(zk: Any, request: Any, declined: Sequence[str] = (), clock: Clock
     if not pools and not zk.getLaunchers():
         return Cause("no launcher is running; requests wait until one starts", "start nodepool-launcher")
     if missing is not None:
-        return Cause(missing, "correct the label, or add it to a pool of a provider")
+        return _not_offered(zk, labels, missing)
     offering = [pool for pool in pools if set(labels) <= pool.labels and pool.id not in request.declined_by]
     if not offering:
         return _failed(zk, labels, None, declined, clock)
@@ -208,7 +208,7 @@ def _of_host(text: object) -> bool:
 
 
 def of_building(zk: Any, node: Any) -> Cause | None:
-    """Why the launch of a node makes no progress; None: it does, as far as is known."""
+    """Why the launch or deletion of a node makes no progress; None: it does, as far as is known."""
     hosts = [
         host
         for report in zk.readReports()
@@ -222,17 +222,39 @@ def of_building(zk: Any, node: Any) -> Cause | None:
             f"no host of provider {node.provider} can be used: {texts}", "start the node manager on one of its hosts", "host-down"
         )
     for row in told_problems(zk):
-        if row["provider"] == node.provider and row["label"] in node.type:
-            return Cause(
-                f"provider {node.provider}: {row['problem']}", "repair what the message names; the launch is retried", "label"
-            )
+        if row["provider"] == node.provider and (
+            row["label"] in node.type or (not row["label"] and not _of_host(row["problem"]))
+        ):
+            return Cause(f"provider {node.provider}: {row['problem']}", "repair what the message names; it is retried", "label")
     return None
+
+
+def _not_offered(zk: Any, labels: Collection[str], missing: str, again: bool = False) -> Cause:
+    """Why no pool offers these labels: its provider does not run, a launcher has an old configuration, or nobody has it."""
+    then = ", then submit the request again" * again
+    for report in zk.readReports():
+        down = report.get("not_running_labels")
+        for name, offered in sorted(down.items()) if isinstance(down, dict) else ():
+            if isinstance(offered, list) and set(labels) & set(map(str, offered)):
+                why = report["not_running"].get(name, "see the launcher's log")
+                text = f"provider {name}, which offers {joined(set(labels) & set(map(str, offered)))}, does not run: {why}"
+                return Cause(text, f"repair what the message names{then}", "not-running")
+        for name, why in sorted(report["not_running"].items()):
+            if not isinstance(down, dict) or name not in down:  # which labels it offers is not known
+                return Cause(
+                    f"{missing}; provider {name} does not run: {why}", f"repair what the message names{then}", "not-running"
+                )
+    for report in zk.readReports():
+        if report["config"]["stale_since"] is not None:
+            text = f"{missing}; launcher {report['hostname']} uses an older configuration: {report['config']['error']}"
+            return Cause(text, f"correct the configuration file{then}", "stale")
+    return Cause(missing, f"correct the label, or add it to a pool of a provider{then}", "not-offered")
 
 
 def _failed(zk: Any, labels: list[str], missing: str | None, declined: Sequence[str], clock: Clock) -> Cause:
     """Of all that pools said, the one that tells most."""
     if missing is not None:
-        return Cause(missing, "correct the label, or add it to a pool of a provider, then submit the request again")
+        return _not_offered(zk, labels, missing, again=True)
     telling = list(dict.fromkeys(text for text in declined if NOT_OFFERED not in text))
     others = len(declined) - sum(NOT_OFFERED not in text for text in declined)
     rest = f" ({others} other pools do not offer it)" if others else ""
@@ -348,7 +370,7 @@ def of_label(zk: Any, label: str, clock: Clock = time.time) -> Cause | None:
         return Cause("no launcher is running", "start nodepool-launcher")
     missing = why_not_offered([label], pools, "launcher")
     if missing is not None:
-        return Cause(missing, "add it to a pool of a provider")
+        return _not_offered(zk, [label], missing)
     offering = {str(pool.provider_name) for pool in pools if label in pool.labels}
     for image, entry in images_of(zk, label).items():
         if (lack := of_image(zk, image, entry, clock)) is not None:

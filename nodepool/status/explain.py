@@ -19,7 +19,7 @@ from nodepool.zk import declines
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import BUILDING, FAILED, FULFILLED, INIT, PENDING, READY, REQUESTED, NodeRequest, RecordError
+from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, READY, REQUESTED, NodeRequest, RecordError
 
 KINDS = ("request", "label", "node", "image", "provider")
 LAUNCHING = Code.LAUNCHING.word
@@ -309,8 +309,10 @@ def _node(zk: Any, name: str, clock: Clock) -> Explanation:
         "failed": "its launch failed; it is being deleted",
         "aborted": "its launch was aborted because of a quota; it is being deleted",
     }.get(str(node.state), str(node.state))
-    if node.state in (INIT, BUILDING):
-        _set(found, causes.of_building(zk, node), "the launch is stalled")
+    if node.state in (INIT, BUILDING, DELETING):
+        # A deletion has its problem with the provider, not with a label.
+        stalled = "the deletion has not succeeded" if node.state == DELETING else "the launch is stalled"
+        _set(found, causes.of_building(zk, node), stalled)
     launchers = {pool.provider_name for pool in zk.getRegisteredPools()}
     if node.provider not in launchers:
         found.answer += f"; no launcher has provider {node.provider}: nothing is done with it until one has"

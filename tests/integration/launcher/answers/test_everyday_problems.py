@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
+
+import pytest
 
 from nodepool.status import cluster
 from nodepool.zk import reports
@@ -160,6 +163,46 @@ def test_deleted_node_is_explained_to_the_next_command(desk: Desk) -> None:
     status, out, err = desk.run("explain", "node", node.id)
     assert status == 0, err
     assert out.startswith(f"node {node.id}: gone") and "history:" in out
+
+
+def test_provider_that_does_not_start_is_the_cause(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, zk_conn: Any) -> None:
+        raise RuntimeError("HTTP 401: the password has expired")
+
+    monkeypatch.setattr("nodepool.driver.statemachine.provider.StateMachineProvider.start", fail)
+    desk.start(config(provider()))
+    wanted = ("provider fake-provider, which offers fake-label, does not run", "HTTP 401: the password has expired")
+    answer(desk, "request", desk.bench.submit("fake-label"), *wanted)
+    answer(desk, "label", "fake-label", *wanted)
+    assert "HTTP 401" in created(desk, "fake-label")
+    assert "HTTP 401" in desk.ready()
+
+
+def test_label_of_a_file_with_a_mistake_is_explained(desk: Desk) -> None:
+    pool = desk.start(config(provider()))
+    entry = provider(labels=["fake-label", "new-label"])
+    desk.bench.config({**config(entry), "webapp": {"port": 99999}})
+    wait_for(lambda: pool.config_state.stale_since is not None, what="the file is refused")
+    request = desk.bench.submit("new-label")
+    desk.bench.wait_request(request, "failed")
+    found = answer(desk, "request", request, "no launcher offers new-label", "uses an older configuration", "99999")
+    assert "correct the configuration file" in found["suggestion"]
+
+
+def test_dead_static_host_is_the_cause(desk: Desk) -> None:
+    with socket.socket() as reserved:  # bound, and nobody listens
+        reserved.bind(("127.0.0.1", 0))
+        node = {"name": "127.0.0.1", "labels": ["metal"], "connection-port": reserved.getsockname()[1], "timeout": 1,
+                "host-key-checking": True, "connection-type": "ssh", "username": "zuul"}  # fmt: skip
+        rack = {"name": "rack", "driver": "static", "pools": [{"name": "main", "nodes": [node]}]}
+        desk.start({"labels": [{"name": "metal"}], "providers": [rack]})
+        wait_for(lambda: any("cannot be used now" in text for text in desk.problems()), what="the host in problem-list")
+        request = desk.bench.submit("metal")
+        found = answer(desk, "request", request, "host zuul@127.0.0.1 port", "cannot be used now")
+        assert "repair the host" in found["suggestion"] and "expected" not in found["facts"]
+        answer(desk, "label", "metal", "cannot be used now")
+        assert "cannot be used now" in created(desk, "metal")
+        assert "cannot be used now" in desk.ready()
 
 
 def test_switched_off_provider_gives_no_estimate(desk: Desk) -> None:
