@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodepool import exceptions
 from nodepool.status import cluster
 from nodepool.zk import reports
 from nodepool.zk.records import HOLD
@@ -203,6 +204,33 @@ def test_dead_static_host_is_the_cause(desk: Desk) -> None:
         answer(desk, "label", "metal", "cannot be used now")
         assert "cannot be used now" in created(desk, "metal")
         assert "cannot be used now" in desk.ready()
+
+
+def test_request_behind_another_names_it_with_its_cause(desk: Desk) -> None:
+    desk.start(config(provider(pool={"max-servers": 1})))
+    desk.bench.fulfilled("fake-label")
+    first = desk.bench.submit("fake-label", priority="100")
+    desk.bench.wait_request(first, "pending")
+    second = desk.bench.submit("fake-label", priority="300")
+    found = answer(desk, "request", second, f"blocked by request {first}, which waits", "instances: 1 needed, 0 of 1 left")
+    assert found["suggestion"].startswith("raise `max-servers` of pool main")
+    assert f"blocked by request {first}" in created(desk, "fake-label", "--priority", "300")
+
+
+def test_refused_credential_is_reported_with_the_words_of_the_cloud(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.start(config(provider(**{"launch-retries": 1})))
+
+    def refuse(*args: Any, **kw: Any) -> None:
+        raise exceptions.LaunchNodepoolException("HTTP 401: the password has expired")
+
+    monkeypatch.setattr(desk.bench.adapter("fake-provider"), "_createServer", refuse)
+    request = desk.bench.submit("fake-label")
+    desk.bench.wait_request(request, "failed")
+    answer(desk, "request", request, "failed: ", "HTTP 401: the password has expired")
+    answer(desk, "label", "fake-label", "HTTP 401: the password has expired")
+    answer(desk, "provider", "fake-provider", "HTTP 401: the password has expired")
+    wait_for(lambda: any("HTTP 401" in text for text in desk.problems()), what="the label in problem-list")
+    assert "HTTP 401" in desk.ready()
 
 
 def test_switched_off_provider_gives_no_estimate(desk: Desk) -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 from tests.conftest import wait_for
 from tests.integration.launcher.answers.conftest import Desk
+from tests.integration.nodemanager.daemon.test_launcher import config as daemon_config
+from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
 
 def node_manager(tmp: pathlib.Path) -> dict[str, Any]:
@@ -33,3 +38,32 @@ def test_dead_node_manager_is_reported_everywhere(desk: Desk, tmp_path: pathlib.
     request = desk.bench.submit("small")
     wait_for(lambda: any("no host can be used: h0: " in text for text in desk.problems()), what="the stalled launch")
     assert desk.bench.zuul.request(request)["state"] in ("requested", "pending")
+
+
+@pytest.fixture
+def nm(tmp_path: pathlib.Path) -> Iterator[NmDaemon]:
+    yield from make_daemon(tmp_path)
+
+
+@pytest.mark.timeout(180)
+def test_killed_node_manager_is_reported_and_forgotten_when_it_is_back(desk: Desk, nm: NmDaemon) -> None:
+    desk.start(daemon_config(nm))
+    assert nm.process is not None
+    nm.process.kill()
+    nm.process.wait()
+    try:
+        # Nobody asks for a node: the launcher notices it by itself.
+        wait_for(lambda: any(text.startswith("host h0: ") for text in desk.problems()), 40, "the host in problem-list")
+        assert "host h0: " in desk.ready()
+        request = desk.bench.submit("small")
+        wait_for(lambda: "no host" in desk.explain("request", request)["answer"], 30, "the cause of the request")
+        found = desk.explain("request", request)
+        assert found["suggestion"] == "start the node manager on one of its hosts"
+        (node,) = [node for node in desk.bench.nodes() if node.allocated_to == request]
+        assert "the launch is stalled: no host of provider metal can be used" in desk.explain("node", node.id)["answer"]
+        assert "host h0: " in desk.explain("label", "small")["answer"]
+        assert "h0: unix:" in desk.explain("provider", "metal")["answer"]
+    finally:
+        nm.start()
+    desk.bench.wait_request(request, "fulfilled", timeout=40)
+    wait_for(lambda: desk.problems() == [], 40, "nothing is reported any more")
