@@ -246,7 +246,7 @@ def _not_offered(zk: Any, labels: Collection[str], missing: str, again: bool = F
                 )
     for report in zk.readReports():
         if report["config"]["stale_since"] is not None:
-            text = f"{missing}; launcher {report['hostname']} uses an older configuration: {report['config']['error']}"
+            text = f"{missing}; launcher {report['name']} uses an older configuration: {report['config']['error']}"
             return Cause(text, f"correct the configuration file{then}", "stale")
     return Cause(missing, f"correct the label, or add it to a pool of a provider{then}", "not-offered")
 

@@ -93,23 +93,26 @@ class Once:
 def daemons(zk: Any, clock: Clock = time.time) -> Results:
     """Launchers (those that publish reports tell most) and builders."""
     now = clock()
-    reports = {str(report["hostname"]): report for report in zk.readReports()}
+    #: Components name the host only; launchers of one host are told apart by their reports.
+    reports: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for report in zk.readReports():
+        reports[str(report["hostname"])].append(report)
     rows: list[dict[str, Any]] = []
     for content in [*zk.getLaunchers(), *zk.getBuilders()]:
         host, kind = str(content.get("hostname")), str(content.get("kind"))
-        report = reports.get(host) if kind == "launcher" else None
-        config, started = (report or {}).get("config") or {}, (report or {}).get("started")
+        found = reports[host].pop(0) if kind == "launcher" and reports[host] else None
+        config, started = (found or {}).get("config") or {}, (found or {}).get("started")
         stale = isinstance(config.get("stale_since"), (int, float))
         rows.append(
             {
                 "kind": kind,
-                "host": host,
-                "state": "not ready" if report is not None and not report.get("ready") else content.get("state"),
+                "host": host if found is None else found["name"],
+                "state": "not ready" if found is not None and not found.get("ready") else content.get("state"),
                 "version": content.get("version"),
                 "running": format_age(now - started) if isinstance(started, (int, float)) else None,
                 "config": f"stale for {format_age(now - config['stale_since'])}: {config.get('error')}" if stale else
-                          ("in force" if report else None),
-                "details": list(report["details"]) if report else [],
+                          ("in force" if found else None),
+                "details": list(found["details"]) if found else [],
                 "file": config.get("file"),
             }
         )  # fmt: skip
@@ -122,9 +125,9 @@ def providers(zk: Any) -> Results:
     rows: list[dict[str, Any]] = []
     for report in zk.readReports():
         for name, entry in sorted(report["providers"].items()):
-            rows.append(_provider_row(name, report["hostname"], entry, counts.get(name, Counter()), problems[name]))
+            rows.append(_provider_row(name, report["name"], entry, counts.get(name, Counter()), problems[name]))
         for name, why in sorted(report["not_running"].items()):
-            row = _provider_row(name, report["hostname"], {}, counts.get(name, Counter()), problems[name])
+            row = _provider_row(name, report["name"], {}, counts.get(name, Counter()), problems[name])
             rows.append({**row, "driver": f"not running: {why}"})
     known = {row["provider"] for row in rows}
     registered = {str(pool.provider_name) for pool in zk.getRegisteredPools()}
@@ -204,7 +207,7 @@ def pools(zk: Any) -> Results:
 def hosts(zk: Any) -> Results:
     """Of providers with hosts of their own (node managers), with the nodes whose slivers are there."""
     told = [
-        (report["hostname"], name, host)
+        (report["name"], name, host)
         for report in zk.readReports()
         for name, provider in report["providers"].items()
         for host in (provider.get("hosts") if isinstance(provider.get("hosts"), list) else ())
@@ -234,7 +237,7 @@ def tenants(zk: Any) -> Results:
     rows = [
         {
             "tenant": str(tenant),
-            "launcher": report["hostname"],
+            "launcher": report["name"],
             "limits": _use(entry.get("used"), entry.get("limits")),
             "used": _numbers(entry.get("used")),
             "limit": _numbers(entry.get("limits")),
@@ -261,9 +264,9 @@ def waiting(zk: Any, clock: Clock = time.time) -> Results:
         for group in report["waiting"]:
             for request_id in group["ids"]:
                 reasons[request_id] += group["reasons"]
-                known.setdefault(request_id, (group, str(report["hostname"])))
+                known.setdefault(request_id, (group, str(report["name"])))
             if (left := group["count"] - len(group["ids"])) > 0:
-                unnamed.append((group, str(report["hostname"]), left))
+                unnamed.append((group, str(report["name"]), left))
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for request_id, (group, launcher) in known.items():
         row = _waiting_row(rows, group, launcher, reasons[request_id], clock)

@@ -251,7 +251,7 @@ def _reasons(groups: list[tuple[dict[str, Any], dict[str, Any]]], found: Explana
         age = min(longest, now - group["since"])
         for reason in group["reasons"]:
             pools.add(reason["pool"])
-            where = f"{reason['pool']} on {report['hostname']}" if reason["pool"] else f"launcher {report['hostname']}"
+            where = f"{reason['pool']} on {report['name']}" if reason["pool"] else f"launcher {report['name']}"
             found.candidates.append(Candidate(where, reason["text"], age, reason["help"]))
     return pools
 
@@ -339,7 +339,7 @@ def _label(zk: Any, name: str, clock: Clock) -> Explanation:
     for report in configured:
         lately = report["lately"].get(name) or {}
         times = "".join(f", {key} {lately[key]:g} s" for key in ("launch", "wait") if isinstance(lately.get(key), (int, float)))
-        found.facts.append((f"launcher {report['hostname']}", times.removeprefix(", ") or "not launched recently"))
+        found.facts.append((f"launcher {report['name']}", times.removeprefix(", ") or "not launched recently"))
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"offers it, priority {pool.priority:g}"
         found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
@@ -401,7 +401,7 @@ def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
     found.facts.append(("nodes", _counts(nodes)))
     running = False
     for report in having:
-        host = f"launcher {report['hostname']}"
+        host = f"launcher {report['name']}"
         why = report["not_running"].get(name)
         if why is not None:
             found.candidates.append(Candidate(host, f"does not run it: {why}"))

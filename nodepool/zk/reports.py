@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -152,7 +153,19 @@ def read(kazoo: KazooClient) -> list[dict[str, Any]]:
 
     :raises KazooException: no connection, or no answer in time.
     """
-    return _read(kazoo, ROOT, parse)
+    return named(_read(kazoo, ROOT, parse))
+
+
+def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add ``name``, which tells launchers of one host apart: ``HOST``, or ``HOST:PID`` where there are several."""
+    hosts = Counter(content["hostname"] for content in found)
+    return [
+        {
+            **content,
+            "name": content["hostname"] if hosts[content["hostname"]] == 1 else f"{content['hostname']}:{content.get('pid')}",
+        }
+        for content in found
+    ]
 
 
 def read_configs(kazoo: KazooClient) -> list[dict[str, Any]]:
@@ -210,4 +223,4 @@ class ReportTree(Tree[Any]):
 
     def snapshot(self) -> list[dict[str, Any]]:
         with self.lock:
-            return [content for _name, content in sorted(self.reports.items())]
+            return named([content for _name, content in sorted(self.reports.items())])

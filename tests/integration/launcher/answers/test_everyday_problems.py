@@ -233,6 +233,18 @@ def test_refused_credential_is_reported_with_the_words_of_the_cloud(desk: Desk, 
     assert "HTTP 401" in desk.ready()
 
 
+def test_launchers_of_one_host_are_told_apart(desk: Desk) -> None:
+    desk.start(config(provider()))
+    (own,) = wait_for(desk.bench.zk.readReports, what="the first report")
+    assert own["name"] == own["hostname"]
+    reports.write(desk.bench.zk.kazoo_client, reports.path("other-1"), {**own, "pid": 77})
+    found = wait_for(lambda: len(read := desk.bench.pools[0].zk.readReports()) == 2 and read, what="two reports")
+    names = {f"{own['hostname']}:{own['pid']}", f"{own['hostname']}:77"}
+    assert {report["name"] for report in found} == names == {report["name"] for report in desk.bench.zk.readReports()}
+    shown = {row["launcher"] for row in cluster.providers(desk.bench.zk).rows}
+    assert shown == names
+
+
 def test_switched_off_provider_gives_no_estimate(desk: Desk) -> None:
     desk.start(config(provider(**{"max-concurrency": 0})))
     request = desk.bench.submit("fake-label")
