@@ -17,7 +17,7 @@ from nodepool.base.problems import Problem, image_problems, one_line
 from nodepool.reasons import Code, Declined
 from nodepool.status.results import format_duration
 from nodepool.zk.mirror.requests import MIN_READY
-from nodepool.zk.records import FAILED, HOLD, PENDING, READY, REQUESTED
+from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED
 
 Clock = Callable[[], float]
 
@@ -113,6 +113,9 @@ def of_request(zk: Any, request: Any, declined: Sequence[str] = (), clock: Clock
         paused = all(pool.paused for pool in offering)
         names = ", ".join(sorted(f"{pool.provider_name}-{pool.name}" for pool in offering))
         text = f"offered by {names}"
+        for report in zk.readReports():
+            if not report.get("ready") and report["details"]:
+                return Cause(f"launcher {report['name']} is not ready: {report['details'][0]}", "see /ready of that launcher")
         if request.state == PENDING:
             text = f"accepted by a pool that launches its nodes or waits for capacity: {names}"
         elif paused:
@@ -128,7 +131,7 @@ def _of_reason(
     if code == Code.LAUNCHING.word:
         nodes = [node for node in zk.readNodes(with_contenders=False) if node.allocated_to == request_id]
         for node in nodes:
-            if node.state != READY and (cause := of_building(zk, node)) is not None:
+            if node.state != READY and (cause := of_building(zk, node, clock, depth)) is not None:
                 return cause
         return Cause(f"launching nodes ({', '.join(sorted(str(n.id) for n in nodes))})" if nodes else text, remedy, code)
     blocker = str(reason.get("request") or "")
@@ -207,7 +210,19 @@ def _of_host(text: object) -> bool:
     return str(text).startswith("host ")
 
 
-def of_building(zk: Any, node: Any) -> Cause | None:
+def _of_backing(zk: Any, node: Any, clock: Clock, depth: int) -> Cause | None:
+    """Why the node that is to carry this one has not been launched; None: nothing is waited for."""
+    for request in zk.readRequests() if depth else ():
+        owner = str(request.requestor)
+        if owner.startswith("NodePool:") and owner.endswith(f":{node.provider}") and request.state in (REQUESTED, PENDING):
+            cause = of_request(zk, request, clock=clock, depth=depth - 1)
+            if cause.code not in _NORMAL:
+                text = f"waiting for a backing node of {', '.join(request.node_types)} (request {request.id}): {cause.text}"
+                return Cause(text, cause.remedy, cause.code)
+    return None
+
+
+def of_building(zk: Any, node: Any, clock: Clock = time.time, depth: int = 1) -> Cause | None:
     """Why the launch or deletion of a node makes no progress; None: it does, as far as is known."""
     hosts = [
         host
@@ -221,6 +236,8 @@ def of_building(zk: Any, node: Any) -> Cause | None:
         return Cause(
             f"no host of provider {node.provider} can be used: {texts}", "start the node manager on one of its hosts", "host-down"
         )
+    if node.state != DELETING and (cause := _of_backing(zk, node, clock, depth)) is not None:
+        return cause
     for row in told_problems(zk):
         if row["provider"] == node.provider and (
             row["label"] in node.type or (not row["label"] and not _of_host(row["problem"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from nodepool.base.problems import image_problems, printable
 from nodepool.reasons import Code
 from nodepool.status import causes, cluster
 from nodepool.status.causes import FLOWING, Cause, groups_of
+from nodepool.status.images import build_request_state
 from nodepool.status.results import format_duration
 from nodepool.zk import declines
 from nodepool.zk.history import HistoryReader
@@ -295,8 +297,12 @@ def _node(zk: Any, name: str, clock: Clock) -> Explanation:
     ):  # fmt: skip
         if value:
             found.facts.append((title, str(value)))
-    locked = bool(zk.getNodeLockContenders(node))
-    found.facts.append(("lock", "held" if locked else "free"))
+    holders = zk.getNodeLockContenders(node)
+    found.facts.append(("lock", f"held by {holders[0] or 'an unnamed client'}" if holders else "free"))
+    if node.tenant_name:
+        found.facts.append(("tenant", str(node.tenant_name)))
+    if node.user_data:
+        found.facts.append(("user data", json.dumps(node.user_data, default=str)))
     found.problems = _problems(zk, label=node.type) if node.state not in ("ready", "in-use", "hold") else []
     found.answer = {
         "init": "queued for launch",
@@ -373,6 +379,9 @@ def _image(zk: Any, name: str, clock: Clock) -> Explanation:
     for build in running:
         age = format_duration(now - (build.started or now))
         found.facts.append(("building", f"since {age} on {build.builder}: {build.phase or 'starting'}"))
+    if name in data.requests:
+        waits = "" if zk.getBuilders() else "; no builder is running"
+        found.facts.append(("build request", f"{build_request_state(name, data)}{waits}"))
     found.problems = [problem.text for problem in image_problems(progress, clock) if f"image {name}:" in problem.text]
     for build in sorted(progress.builds.values(), key=lambda build: -(build.ended or math.inf)):
         if build.image == name and build.tail and build.state in (BUILDING, FAILED) and (found.problems or build.running):

@@ -55,7 +55,7 @@ def test_tables(site: Site) -> None:
     assert get(site, f"/api/v1/nodes?id={row['id'].lstrip('0') or '0'}&state=ready,used")["total"] == 1
     assert [r["id"] for r in get(site, "/api/v1/nodes?sort=-id")["rows"]] == ["0000000001", "0000000000"]
     assert [r["id"] for r in get(site, "/api/v1/nodes?sort=id&limit=1&offset=1")["rows"]] == ["0000000001"]
-    assert get(site, "/api/v1/nodes?locked=false")["total"] == 2
+    wait_for(lambda: get(site, "/api/v1/nodes?locked=false")["total"] == 2, what="both locks are seen released")
     assert get(site, f"/api/v1/explain/label/{urllib.parse.quote(HOSTILE, safe='')}")["name"] == HOSTILE
     status, headers, body = ask(site, "/api/v1/nodes?format=csv&q=img")
     assert body.decode().splitlines()[0].startswith("id,labels,state,since,created,")

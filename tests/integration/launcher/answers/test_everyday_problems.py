@@ -134,7 +134,7 @@ def test_min_ready_is_counted_once_with_two_launchers(desk: Desk) -> None:
     desk.start(config(provider(), labels={"fake-label": {"min-ready": 2}}))
     (own,) = wait_for(desk.bench.zk.readReports, what="the first report")
     reports.write(desk.bench.zk.kazoo_client, reports.path("other-1"), {**own, "hostname": "other"})
-    wait_for(lambda: len(desk.table("daemons")) and len(desk.bench.pools[0].zk.readReports()) == 2, what="two reports")
+    wait_for(lambda: len(desk.bench.pools[0].zk.readReports()) == 2, what="two reports")
     assert [row["min_ready"] for row in desk.table("labels")] == [2]
 
 
@@ -243,6 +243,18 @@ def test_launchers_of_one_host_are_told_apart(desk: Desk) -> None:
     assert {report["name"] for report in found} == names == {report["name"] for report in desk.bench.zk.readReports()}
     shown = {row["launcher"] for row in cluster.providers(desk.bench.zk).rows}
     assert shown == names
+
+
+def test_slot_that_waits_for_a_backing_node_names_the_limit_of_the_other_pool(desk: Desk) -> None:
+    slots = {"name": "meta", "driver": "metastatic", "pools": [{"name": "main", "labels": [
+        {"name": "small", "backing-label": "big", "max-parallel-jobs": 2, "grace-time": 1}]}]}  # fmt: skip
+    given = config(provider(labels=["big"], pool={"max-servers": 1}), slots)
+    desk.start(given)
+    desk.bench.fulfilled("big")
+    request = desk.bench.submit("small")
+    found = answer(desk, "request", request, "waiting for a backing node of big", "instances: 1 needed, 0 of 1 left")
+    assert found["suggestion"].startswith("raise `max-servers` of pool main")
+    assert "waiting for a backing node of big" in created(desk, "small")
 
 
 def test_switched_off_provider_gives_no_estimate(desk: Desk) -> None:
