@@ -59,7 +59,7 @@ def default_url() -> str:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, description="Look at and steer the slivers of a node manager.")
+    parser = argparse.ArgumentParser(prog=PROG, description="Inspect and manage the slivers of a node manager.")
     parser.add_argument("--version", action="version", version=f"Nodepool version: {get_version_string()}")
     parser.add_argument(
         "--url",

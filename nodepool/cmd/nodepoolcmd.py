@@ -18,7 +18,7 @@ WITHOUT_CONFIGURATION = frozenset({"config-validate", "config-schema"})
 
 
 def create_parser() -> argparse.ArgumentParser:
-    parser = make_parser("nodepool", "Look at and steer nodes, images and requests.")
+    parser = make_parser("nodepool", "Inspect and manage nodes, images and requests.")
     parser.epilog = EPILOG
     parser.add_argument("--debug", action="store_true", help="debug logging, and tracebacks of errors")
     parser.add_argument(

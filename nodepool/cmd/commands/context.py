@@ -141,15 +141,15 @@ def add_listing(
 ) -> argparse.ArgumentParser:
     """:param filters: key of a column -> option; each can be given more than once, and then any of the values will do."""
     parser = add_command(subparsers, name, function, text)
-    parser.add_argument("--format", choices=status.FORMATS, default="table", help="representation (default: %(default)s)")
+    parser.add_argument("--format", choices=status.FORMATS, default="table", help="output format (default: %(default)s)")
     parser.add_argument(
         "-o", dest="layout", choices=("fit", "wide"), default="fit",
         help="wide: all columns also on a terminal; files and pipes always get all",
     )  # fmt: skip
     if filters is not None:
-        parser.add_argument("--watch", action="store_true", help="show it again whenever something has changed")
+        parser.add_argument("--watch", action="store_true", help="refresh whenever something changes")
     for key, option in (filters or {}).items():
         parser.add_argument(f"--{option}", dest=f"only_{key}", metavar=option.upper(), action="append",
-                            help=f"only those of this {option}; may be repeated, or be several with commas")  # fmt: skip
+                            help=f"filter by {option}; may be repeated, or list several with commas")  # fmt: skip
     parser.set_defaults(filters=tuple(filters or ()))
     return parser

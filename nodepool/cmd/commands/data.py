@@ -36,7 +36,7 @@ def register(subparsers: Subparsers) -> None:
     ):
         parser = add_command(subparsers, name, function, text)
         parser.add_argument("path", metavar="PATH", type=absolute_path, help="file")
-        parser.add_argument("--format", choices=status.FORMATS, help="tell what was done, in this form")
+        parser.add_argument("--format", choices=status.FORMATS, help="print the result in this format")
         if function is export_image_data:
             parser.add_argument("--force", action="store_true", help="replace an existing file")
 

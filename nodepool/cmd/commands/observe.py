@@ -32,18 +32,23 @@ SUBJECTS = ("node", "request", "provider", "label", "image", "state")
 
 
 def register(subparsers: Subparsers) -> None:
-    parser = add_command(subparsers, "status", show_status, "launchers, builders, providers and their limits, what waits and why")
+    parser = add_command(
+        subparsers,
+        "status",
+        show_status,
+        "show problems, waiting requests with their cause, daemons, and providers with their limits",
+    )
     _status_options(parser)
-    parser.add_argument("--watch", action="store_true", help="show it again whenever something has changed")
+    parser.add_argument("--watch", action="store_true", help="refresh whenever something changes")
     parser = add_command(subparsers, "top", show_status, "the same as `status --watch`")
     _status_options(parser)
     parser.set_defaults(watch=True)
-    parser = add_command(subparsers, "explain", explain_it, "why a request, label, node, image or provider is as it is")
+    parser = add_command(subparsers, "explain", explain_it, "explain the state of a request, label, node, image or provider")
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
     parser.add_argument("name", metavar="NAME", help="id or name")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser = add_command(subparsers, "events", show_events, "what happened in the last day, or happens now")
-    parser.add_argument("--follow", action="store_true", help="from now on, until interrupted")
+    parser = add_command(subparsers, "events", show_events, "show the events of the last day, or new ones")
+    parser.add_argument("--follow", action="store_true", help="show new events until interrupted")
     parser.add_argument("--json", action="store_true", help="a JSON object in each line")
     parser.add_argument("--type", dest="types", metavar="TYPE", action="append", choices=sorted(TYPES),
                         help="only these: " + ", ".join(sorted(TYPES)))  # fmt: skip

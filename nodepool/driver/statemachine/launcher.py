@@ -184,7 +184,7 @@ class StateMachineNodeLauncher(StatsReporter):
         self.log.info(
             "Creating server with hostname np%s for %s (attempt %s of %s)", node.id, node.type[0], self.attempts, self.retries
         )
-        self._note("node-step", step=f"attempt {self.attempts} of {self.retries}: the machine is asked for")
+        self._note("node-step", step=f"attempt {self.attempts} of {self.retries}: server requested")
         machine = self.manager.adapter.getCreateStateMachine(
             f"np{node.id}", self.label, self._image_external_id, metadata, self.handler.request, node.az, self.log
         )
@@ -250,7 +250,7 @@ class StateMachineNodeLauncher(StatsReporter):
         instance = machine.advance()
         self._followed = follow_future(machine, self._followed, self.wake)
         if machine.complete and instance is not None:
-            self._note("node-step", step="the machine runs, its host keys are asked for")
+            self._note("node-step", step="server is running; reading its host keys")
             self._step_ended("create", self.start_time)
             self._created(instance)
             return 0.0 if self.nodescan_request.complete else bound

@@ -201,7 +201,7 @@ def describe(event: Event) -> str:
         "request-removed": f"removed (was {event.get('before')})",
         "node-created": f"created in {place} for {labels}" + (f", request {event['request']}" if event.get("request") else ""),
         "node-changed": f"{event.get('state')} (was {event.get('before')})",
-        "node-allocated": f"{'taken from' if event.get('taken') else 'allocated to'} request {event.get('request')}",
+        "node-allocated": f"{'deallocated from' if event.get('taken') else 'allocated to'} request {event.get('request')}",
         "node-removed": f"removed (was {event.get('before')})",
         "node-step": f"launch: {event.get('step')}",
         "launch-failed": f"launch attempt {event.get('attempt', '')} failed: {event.get('reason')}",

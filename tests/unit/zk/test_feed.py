@@ -92,7 +92,7 @@ def test_events_of_a_node_and_a_request(zk: Zk, feed: Feed) -> None:
     for event in heard:
         text = describe(event)
         assert "\n" not in text and "None" not in text, text
-    assert describe(heard[3]) == "node 0000000001: taken from request r"
+    assert describe(heard[3]) == "node 0000000001: deallocated from request r"
     assert describe(heard[10]) == "node 0000000001: launch attempt 1 failed: no room"
 
 

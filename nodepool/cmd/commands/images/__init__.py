@@ -40,7 +40,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, help="how long to wait (default: for ever)")
     for name, function, text in (
         ("image-pause", image_pause, "stop building an image"),
-        ("image-unpause", image_unpause, "build an image again"),
+        ("image-unpause", image_unpause, "resume building a paused image"),
     ):
         parser = _add_action(subparsers, name, function, text)
         parser.add_argument("image", metavar="IMAGE", help="image name")
@@ -58,7 +58,7 @@ def _add_action(
     subparsers: Subparsers, name: str, function: Callable[[Context], int | None], text: str
 ) -> argparse.ArgumentParser:
     parser = add_command(subparsers, name, function, text)
-    parser.add_argument("--format", choices=status.FORMATS, help="tell what was done, in this form")
+    parser.add_argument("--format", choices=status.FORMATS, help="print the result in this format")
     return parser
 
 

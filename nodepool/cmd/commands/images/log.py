@@ -27,7 +27,7 @@ _CONTROL = bytes(ord("?") if (code < 32 and code not in (9, 10, 13)) or code == 
 def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "image-log", image_log, "print the log of a build")
     parser.add_argument("image", metavar="IMAGE", help="image name (its running or else newest build), or <image>-<build id>")
-    parser.add_argument("--follow", "-f", action="store_true", help="go on until the build has ended")
+    parser.add_argument("--follow", "-f", action="store_true", help="follow the log until the build finishes")
     parser.add_argument("--lines", "-n", metavar="N", type=_count, help="begin with the last N lines (default: all)")
 
 

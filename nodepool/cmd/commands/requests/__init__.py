@@ -31,8 +31,8 @@ def register(subparsers: Subparsers) -> None:
     _add_list(subparsers, "request-list")
     group = subparsers.add_parser(
         "request",
-        help="ask for nodes, and use them",
-        description="A person's or a script's way to nodes, on the protocol that Zuul speaks.",
+        help="request and use nodes from the shell or scripts",
+        description="Request and use nodes from the shell or scripts (same protocol as Zuul).",
     )
     commands = group.add_subparsers(metavar="COMMAND", required=True)
     _add_list(commands, "list")
@@ -44,9 +44,9 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(commands, "show", show, "show a request and its nodes")
     parser.add_argument("id", metavar="ID", help="request id")
     parser.add_argument("--json", action="store_true", help="as JSON, with connection data")
-    parser = add_command(commands, "cancel", cancel, "withdraw requests")
+    parser = add_command(commands, "cancel", cancel, "cancel requests")
     parser.add_argument("ids", metavar="ID", nargs="*", help="request id")
-    parser.add_argument("--failed", action="store_true", help=f"all failed ones of requestor {REQUESTOR}")
+    parser.add_argument("--failed", action="store_true", help=f"all failed requests of requestor {REQUESTOR}")
     requests_use.register(commands)
 
 
@@ -57,17 +57,17 @@ def _add_list(subparsers: Subparsers, name: str) -> None:
 
 
 def _register_create(commands: Subparsers) -> None:
-    parser = add_command(commands, "create", create, "ask for one node per LABEL; prints the request id")
+    parser = add_command(commands, "create", create, "request one node per LABEL; prints the request id")
     parser.add_argument("labels", metavar="LABEL", nargs="+", help="label of a node; twice for two such nodes")
     parser.add_argument("--priority", choices=PRIORITIES, default="100", help="low is first (default: %(default)s)")
     parser.add_argument("--relative-priority", metavar="N", type=int, default=0, help="within the priority")
     parser.add_argument("--tenant", metavar="T", help="count against the limits of this tenant")
     parser.add_argument("--provider", metavar="P", help="a preference: this provider, when it offers the labels")
     parser.add_argument("--requestor", metavar="NAME", default=REQUESTOR, help="default: %(default)s")
-    parser.add_argument("--count", metavar="N", type=whole_number(1), default=1, help="make N such requests")
+    parser.add_argument("--count", metavar="N", type=whole_number(1), default=1, help="create N such requests")
     parser.add_argument(
         "--wait", metavar="SECONDS", type=seconds, nargs="?", const=float("inf"), default=None,
-        help="follow the requests until they are finished, or for SECONDS",
+        help="follow the requests until they finish, or for SECONDS",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 

@@ -98,7 +98,7 @@ def test_request_and_launch(bench: LauncherBench, receiver: Receiver) -> None:
     slack = 10**9  # the clock of the record is that of the test
     assert began - slack < request.start_time_unix_nano <= launch.start_time_unix_nano
     assert launch.end_time_unix_nano <= request.end_time_unix_nano
-    assert next(event.name for event in launch.events) == "attempt 1 of 3: the machine is asked for"
+    assert next(event.name for event in launch.events) == "attempt 1 of 3: server requested"
     assert receiver.services == {"nodepool-launcher"}
     # A node that was ready has no launch; its request has a trace of its own when Zuul names none.
     bench.use_up(request_id)
