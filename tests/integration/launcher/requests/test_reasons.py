@@ -129,7 +129,7 @@ def test_users_4_a_node_that_cannot_be_made(bench: LauncherBench, command: Comma
 
     monkeypatch.setattr(bench.adapter("fake-provider"), "_createServer", refuse)
     out, _err = command("request", "create", "fake-label", "--wait", status=1)
-    assert "fake-provider-main: node" in out and "no more blue paint" in out
+    assert "fake-provider-main: launch of node" in out and "no more blue paint" in out
 
 
 def test_users_4_no_launcher_at_all(zk_chroot: Chroot, capsys: pytest.CaptureFixture[str]) -> None:
