@@ -269,11 +269,14 @@ def test_switched_off_provider_gives_no_estimate(desk: Desk) -> None:
 def test_reasons_are_no_older_than_their_request(desk: Desk) -> None:
     desk.start(config(provider(pool={"max-servers": 1})))
     desk.bench.fulfilled("fake-label")
-    desk.bench.submit("fake-label", created_time=time.time() - 5000)
     late = desk.bench.submit("fake-label")
     answer(desk, "request", late, "0 of 1 left")
+    (own,) = [report for report in desk.bench.zk.readReports() if report["waiting"]]
+    waiting = [{**group, "since": time.time() - 5000} for group in own["waiting"]]
+    reports.write(desk.bench.zk.kazoo_client, reports.path("other-1"), {**own, "hostname": "other", "waiting": waiting})
 
     def ages() -> list[float]:
-        return [each["age"] for each in desk.explain("request", late)["candidates"] if each["age"] is not None]
+        found = desk.explain("request", late)["candidates"]
+        return [each["age"] for each in found if each["name"].endswith("on other")]
 
-    assert max(wait_for(ages, what="a reason with its age")) < 1000
+    assert max(wait_for(ages, what="the other launcher's reason")) < 1000
