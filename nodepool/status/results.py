@@ -133,9 +133,9 @@ def _table(results: Results, fields: Iterable[str] | None, now: float, width: in
 
 def _cut(key: str, text: Any, width: int | None) -> Any:
     """The text in that width: what explains something is wrapped, all else is cut."""
-    if key in WRAPPED and width is not None:
-        return "\n".join(textwrap.wrap(str(text), width)) or ""
-    return text if width is None or len(str(text)) <= width else f"{str(text)[: width - 3]}..."
+    if width is None or len(str(text)) <= width:
+        return text
+    return "\n".join(textwrap.wrap(str(text), width)) if key in WRAPPED else f"{str(text)[: width - 3]}..."
 
 
 def _csv(results: Results, now: float) -> str:
