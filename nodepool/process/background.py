@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pathlib
 import select
 import signal
 import socket
@@ -33,7 +34,12 @@ def _alive(pid: int) -> bool:
         return False
     except (PermissionError, OverflowError):
         return True
-    return True
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return True
+    # Where the first process is no init, as in some containers, nobody collects a killed daemon.
+    return state not in ("Z", "X")
 
 
 class PidFile:

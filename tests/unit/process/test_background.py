@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -32,6 +33,16 @@ def test_stale_pid_file(tmp_path, longer):
     path.write_text(f"{longer}{process.pid}\n")
     with background.PidFile(str(path)):
         assert path.read_text() == f"{os.getpid()}\n"
+
+
+def test_pid_file_of_a_killed_process_that_nobody_collects_is_taken_over(tmp_path):
+    with subprocess.Popen(["sleep", "100"]) as process:
+        process.kill()
+        wait_for(lambda: pathlib.Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "Z")
+        path = tmp_path / "x.pid"
+        path.write_text(f"{process.pid}\n")
+        with background.PidFile(str(path), timeout=0.1):
+            assert path.read_text() == f"{os.getpid()}\n"
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "\n"])
