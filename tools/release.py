@@ -26,7 +26,7 @@ MIRROR = "http://deb.debian.org/debian"
 #: Trusted certificates of this machine, which may reach its mirrors through a proxy of its own.
 CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 COMMANDS = (["tools/quickstart", "--no-image"], ["tools/run-tests", "--quick"])
-#: In namespaces of their own, so that everything ends, and is unmounted, with the first process.
+#: In namespaces of their own, so that everything ends, and is unmounted, with the first process: a shell, which collects orphans.
 ISOLATED = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
 ENTER = """set -e
 mount -t proc proc "$1/proc"
@@ -35,7 +35,8 @@ mount --rbind /dev "$1/dev"
 mount -t tmpfs tmpfs "$1/run"
 mount -t tmpfs tmpfs "$1/tmp"
 root="$1"; shift
-exec chroot "$root" sh -c 'cd /root/nodepool && exec "$@"' sh "$@"
+chroot "$root" sh -c 'cd /root/nodepool && exec "$@"' sh "$@" &
+wait $!
 """
 
 

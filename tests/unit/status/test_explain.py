@@ -71,5 +71,5 @@ def test_calls(given: dict[str, Any], expected: tuple[object, ...]) -> None:
 
 
 def test_fields_begin_no_lines_of_their_own() -> None:
-    found = Explanation("node", "1", "ready", [("comment", "x\nnode 2: forged\x1b[2J")])
+    found = Explanation("node", "1", "ready", facts=[("comment", "x\nnode 2: forged\x1b[2J")])
     assert found.text() == "node 1: ready\n  comment: x\\nnode 2: forged\\x1b[2J"

@@ -212,9 +212,9 @@ def test_request_behind_another_names_it_with_its_cause(desk: Desk) -> None:
     first = desk.bench.submit("fake-label", priority="100")
     desk.bench.wait_request(first, "pending")
     second = desk.bench.submit("fake-label", priority="300")
-    found = answer(desk, "request", second, f"blocked by request {first}, which waits", "instances: 1 needed, 0 of 1 left")
+    found = answer(desk, "request", second, f"request {first} comes first, which waits", "instances: 1 needed, 0 of 1 left")
     assert found["suggestion"].startswith("raise `max-servers` of pool main")
-    assert f"blocked by request {first}" in created(desk, "fake-label", "--priority", "300")
+    assert f"request {first} comes first" in created(desk, "fake-label", "--priority", "300")
 
 
 def test_refused_credential_is_reported_with_the_words_of_the_cloud(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_one_of_several_launches_ends(bench: LauncherBench) -> None:
     first = bench.submit("fake-label", "fake-label")
     slow.started(2)
     second = bench.submit("fake-label")
-    wait_for(lambda: "max-concurrency: 2 launches" in (pool.assignment.reason_for(second) or ""))
+    wait_for(lambda: "max-concurrency reached: 2 launches" in (pool.assignment.reason_for(second) or ""))
     slow.finish(0)
     wait_for(lambda: pool.state.is_handled(second), 10, "taken when one launch has ended")
     assert bench.zuul.request(first)["state"] == "pending"
@@ -104,7 +104,7 @@ def test_a_lost_wake_up_is_told(
     first = bench.submit("fake-label")
     slow.started(1)
     second = bench.submit("fake-label")
-    wait_for(lambda: "max-concurrency: 1 launches" in (pool.assignment.reason_for(second) or ""))
+    wait_for(lambda: "max-concurrency reached: 1 launches" in (pool.assignment.reason_for(second) or ""))
     for event in ("wake", "recheck"):
         monkeypatch.setattr(pool.assignment, event, lambda *_args, **_options: None)
     slow.stop()

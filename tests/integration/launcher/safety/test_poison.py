@@ -225,7 +225,7 @@ def test_a_handler_that_cannot_count(bench: LauncherBench, monkeypatch: pytest.M
     bench.wait_request(first, "pending")
     second = bench.submit("one", priority="100")
     bench.fulfilled("two")
-    assert "max-concurrency: 1 launches" in wait_for(lambda: reasons(pool).get(second))
+    assert "max-concurrency reached: 1 launches" in wait_for(lambda: reasons(pool).get(second))
     go_on.set()
     bench.wait_request(first, "fulfilled")
     bench.wait_request(second, "fulfilled")
