@@ -43,12 +43,12 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) 
     assert tickets.missing({}) is None
     text = tickets.missing({"keys": ["k"], "xml-keys": ["x"]})
     assert text == (
-        f"tickets need jwt, signxml, not installed here: {sys.executable} -m pip install 'PyJWT[crypto]>=2.10' 'signxml>=4.0'"
+        f"tickets need jwt, signxml, not installed here: {sys.executable} -m pip install 'PyJWT[crypto]>=2.10.1' 'signxml>=4.0.4'"
     )
     from nodepool.nodemanager.manager import NodeManager
 
     options = {"state-dir": str(tmp_path), "run-dir": str(tmp_path), "tickets": {"keys": ["k"]}, "backend": "rootless"}
-    with pytest.raises(ConfigurationError, match=r"-m pip install 'PyJWT\[crypto\]>=2\.10'$"):
+    with pytest.raises(ConfigurationError, match=r"-m pip install 'PyJWT\[crypto\]>=2\.10\.1'$"):
         NodeManager(parse(options, "test"))
 
 
