@@ -90,14 +90,14 @@ class Progress:
         self._path = path
         self._expected = read_durations()
         self._left: dict[str, float] = {}
-        self._total = 0.0
+        self._count, self._total = 0, 0.0
         self._took: defaultdict[str, float] = defaultdict(float)
         self._failed = 0
         self._written = 0.0
 
     def expect(self, names: Iterable[str]) -> None:
         self._left = {name: self._expected.get(name, 0.05) for name in names}
-        self._total = sum(self._left.values())
+        self._count, self._total = len(self._left), sum(self._left.values())
         self._write()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -129,7 +129,7 @@ class Progress:
         new.write_text(
             json.dumps(
                 {
-                    "done": len(self._took),
+                    "done": self._count - len(self._left),
                     "left": len(self._left),
                     "part": 1 - left / self._total if self._total else 1.0,
                     "failed": self._failed,
