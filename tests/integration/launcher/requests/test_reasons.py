@@ -103,7 +103,7 @@ def test_labels_of_failed_requests_cannot_forge_the_log(bench: LauncherBench, ca
     caplog.set_level(logging.INFO)
     bench.start(config(provider("fake-one", labels=["a"])))
     bench.wait_request(bench.zuul.submit("\x1b[2J\u202e" + "x" * 50_000), "failed")
-    (text,) = messages(caplog, "Failed request")
+    (text,) = wait_for(lambda: messages(caplog, "Failed request"), what="the log line")
     assert text.isprintable() and len(text) < 500 and "no pool offers" in text
 
 
