@@ -21,6 +21,7 @@ from nodepool.metrics import tracing
 from nodepool.metrics.launches import StatsReporter
 from nodepool.nodescan import NodescanRequest
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -180,6 +181,7 @@ class StateMachineNodeLauncher(StatsReporter):
             "nodepool_node_id": node.id or "",
             "nodepool_pool_name": self.handler.pool.name,
             "nodepool_provider_name": self.provider_config.name,
+            **self._marks(),
         }
         self.log.info(
             "Creating server with hostname np%s for %s (attempt %s of %s)", node.id, node.type[0], self.attempts, self.retries
@@ -190,6 +192,16 @@ class StateMachineNodeLauncher(StatsReporter):
         )
         machine.wake = self.wake
         self.state_machine = machine
+
+    def _marks(self) -> dict[str, str]:
+        """Return the metadata that tell the tree's history, from the mirror: this must not block."""
+        cluster = getattr(self.zk, "cluster", None)
+        marks = {CLUSTER_ID: cluster.id} if cluster is not None and cluster.id else {}
+        known = self.zk.getCachedNode(self.node.id) if marks else None
+        # Version 0 may be what we have created, with the time of our own clock.
+        if known is not None and known.stat is not None and known.stat.version > 0:
+            marks[NODE_CREATED] = str(known.stat.ctime)
+        return marks
 
     # -- passes
 
