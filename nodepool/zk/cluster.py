@@ -32,6 +32,10 @@ MOST_POINTS = 50
 """Points that are kept, the newest ones."""
 MOST_SKIPPED = 50
 """Ranges of skipped ids that are kept, the newest ones."""
+MOST_IDS = 5_000_000
+"""Ids that are skipped at once."""
+SKIPPED_TOGETHER = 500
+"""Ids that are skipped in one transaction."""
 TIMEOUT = 30.0
 """Seconds for one answer of the server."""
 ATTEMPTS = 10
@@ -72,6 +76,11 @@ class Cluster:
         kept = [point for point in self.points if not (point[0] >= counter and point[1] <= time)]
         return replace(self, points=(*kept, (counter, time))[-MOST_POINTS:])
 
+    def with_skipped(self, first: int, last: int) -> Cluster:
+        """Return a copy in which the ids of this range are known never to be given."""
+        kept = [pair for pair in self.skipped if not (first <= pair[0] and pair[1] <= last)]
+        return replace(self, skipped=(*kept, (first, last))[-MOST_SKIPPED:])
+
 
 def _pairs(values: Mapping[str, Any], key: str) -> tuple[Pair, ...]:
     found = values.get(key, [])
@@ -98,13 +107,15 @@ class View:
 
         :param node: the record with the id in the metadata, if there is one.
         """
+        number, created = number_of(metadata.get(NODE_ID)), number_of(metadata.get(NODE_CREATED))
+        if node is not None and created is not None and created in created_times(node):
+            return None
         theirs = metadata.get(CLUSTER_ID)
         if theirs and theirs != self.cluster.id:
-            return f"it was created for cluster {theirs}, this is cluster {self.cluster.id}"
-        number, created = number_of(metadata.get(NODE_ID)), number_of(metadata.get(NODE_CREATED))
+            return f"it was created for cluster {theirs}, this is {self.cluster.id or 'one without an id yet'}"
         if number is None:
             return None
-        if node is not None and (created is None or created in created_times(node)):
+        if node is not None and created is None:
             return None
         if number >= self.counter:
             return f"its node id has not been given yet; the next one is {self.counter:010}"
@@ -188,6 +199,34 @@ class ClusterHistory:
     def is_current(self, view: View) -> bool:
         """Whether the connection has lasted since the view was read."""
         return view.connection == self._connection
+
+    def peek(self) -> View:
+        """Return the view without writing; the id is empty if the tree has none yet."""
+        cluster = self.read() or Cluster("")
+        return View(cluster, self.counter(), self._connection)
+
+    def skip_to(self, highest: int) -> None:
+        """Never give an id up to the highest one; a repetition after a failure completes it.
+
+        :raises ValueError: the id is so high that it must be a mistake.
+        """
+        self.note()
+        counter = self.counter()
+        if highest < counter:
+            return
+        if highest - counter > MOST_IDS:
+            raise ValueError(f"node id {highest:010} is implausible: the next one is {counter:010}; delete its resource first")
+        # Before the effect: resources without a time stamp would pass for leaked ones.
+        self.change(lambda known: known.with_skipped(counter, highest))
+        path = f"{paths.NODES}/skip-{uuid.uuid4().hex}"
+        while (missing := highest + 1 - self.counter()) > 0:
+            transaction = self._kazoo().transaction()
+            for _ in range(min(missing, SKIPPED_TOGETHER)):
+                transaction.create(path, b"")
+                transaction.delete(path)
+            for result in transaction.commit_async().get(timeout=TIMEOUT):
+                if isinstance(result, Exception):
+                    raise result
 
     def identity(self) -> str:
         """Return the id of the cluster, created if there is none; raises what :meth:`note` raises."""

@@ -71,7 +71,7 @@ class LeakSearch:
             return
         nodes_before, uploads_before = self.nodes, self.uploads
         self.nodes, self.uploads = {}, {}
-        if self._stop(view, zk, ours, nodes):
+        if self._stop(view, zk, ours, nodes, uploads):
             return
         for resource in ours:
             metadata = resource.metadata
@@ -98,11 +98,16 @@ class LeakSearch:
             except Exception:
                 self._log.exception("Unable to delete leaked %s:", resource.type)
 
-    def _stop(self, view: View, zk: ZooKeeper, resources: list[Resource], nodes: dict[str | None, Node]) -> bool:
+    def _stop(
+        self, view: View, zk: ZooKeeper, resources: list[Resource], nodes: dict[str | None, Node], uploads: set[Any]
+    ) -> bool:
         """Whether nothing may be deleted, because the tree lacks the history of some resources."""
         found = []
         for resource in resources:
             node_id = resource.metadata.get(NODE_ID)
+            upload = resource.metadata.get("nodepool_build_id"), resource.metadata.get("nodepool_upload_id")
+            if node_id is None and upload in uploads:
+                continue  # its record was imported into another cluster
             reason = view.foreign(resource.metadata, nodes.get(node_id))
             if reason is not None and number_of(node_id) is not None:
                 # The mirror may lag, and has the time of our own clock for a record that we have just created.

@@ -521,7 +521,7 @@ def own_server() -> Iterator[dict[str, Any]]:
 
     def stop() -> None:
         tool.stop(root)
-        for process in tool._processes:
+        for process in tool.processes:
             process.wait(10)
 
     try:
@@ -529,6 +529,7 @@ def own_server() -> Iterator[dict[str, Any]]:
         yield {
             "hosts": f"127.0.0.1:{settings['port']}",
             "port": settings["port"],
+            "data": root / "data",
             "ca": settings["ca"],
             "cert": settings["cert"],
             "key": settings["key"],

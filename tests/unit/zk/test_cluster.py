@@ -40,6 +40,7 @@ def metadata(number: int | str | None, created: object = None, cluster: str | No
         (metadata(20, "4000"), node(9000, 4.0)),  # a record that was re-created for it
         (metadata(24, cluster=None), None),  # of 11.0.0, or a driver without room for marks
         (metadata(30, cluster=None), node(4000)),
+        (metadata(19, "4000", "there"), node(9000, 4.0)),
         (metadata(14, cluster=None), None),
         (metadata(18, cluster=None), None),
         (metadata(15, "9000"), None),  # given after the ids were skipped
@@ -57,7 +58,8 @@ def test_a_resource_of_this_history_is_not_foreign(marks: dict[str, Any], record
     ("marks", "record", "reason"),
     [
         (metadata(19, "4000", "there"), None, "cluster there"),
-        (metadata(19, "4000", "there"), node(4000), "cluster there"),
+        (metadata(19, "9000", "there"), node(4000), "cluster there"),
+        (metadata(19, None, "there"), node(4000), "cluster there"),
         (metadata(None, cluster="there"), None, "cluster there"),
         (metadata(20, "4999"), None, "undid"),
         (metadata(24, "4999"), None, "undid"),
