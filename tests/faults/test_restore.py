@@ -77,6 +77,11 @@ class Drill:
             },
         )  # fmt: skip
 
+    def status(self, *args: str, crash_at: str) -> int:
+        with self.start(*args, crash_at=crash_at) as process:
+            process.communicate(timeout=60)
+        return process.returncode
+
     def run(self, *args: str) -> list[dict[str, Any]]:
         process = self.start(*args)
         out, _ = process.communicate(timeout=60)
@@ -212,7 +217,7 @@ def test_a_recovery_killed_before_any_write_can_be_repeated(drill: Drill) -> Non
     drill.restore()
     wait_for(lambda: drill.problem(launcher), 60, "the problem in /ready")
     kills = 0
-    while drill.start("--hold", "--all", crash_at=f"write-before:{kills + 1}").wait(60) == -signal.SIGKILL:
+    while drill.status("--hold", "--all", crash_at=f"write-before:{kills + 1}") == -signal.SIGKILL:
         kills += 1
         drill.wait_searches(launcher, 2)
         assert len(drill.machines()) == 4
