@@ -83,12 +83,21 @@ class OtherClient:
         self._kazoo, self._monkeypatch = kazoo, monkeypatch
 
     def before(self, match: Match, act: Callable[[str], Any]) -> Interference:
-        """Run ``act(path)`` just before the first matching transaction is sent."""
+        """Run ``act(path)`` just before the first matching transaction is sent.
+
+        It may run on the connection thread of the program, where only this client may be used.
+        """
         return Interference(self._monkeypatch, match, act)
 
-    def write(self, path: str, **values: object) -> None:
+    def read(self, path: str) -> dict[str, Any]:
         data = self._kazoo.get(path)[0]
-        self._kazoo.set(path, json.dumps({**(json.loads(data) if data else {}), **values}).encode())
+        return dict(json.loads(data)) if data else {}
+
+    def write(self, path: str, **values: object) -> None:
+        self._kazoo.set(path, json.dumps({**self.read(path), **values}).encode())
+
+    def delete(self, path: str) -> None:
+        self._kazoo.delete(path)
 
     def lock(self, directory: str) -> str:
         """Return the path of the contender."""
