@@ -55,3 +55,8 @@ def test_guards_of_the_launcher_are_found_and_their_mutants_are_programs(tool: A
     for mutant in mutants:
         text = (REPOSITORY / mutant.path).read_text()
         ast.parse(text[: mutant.start] + mutant.new + text[mutant.end :])
+
+
+def test_every_module_has_closest_tests_that_exist(tool: Any) -> None:
+    for path in {mutant.path for mutant in tool.find(None)}:
+        assert all((REPOSITORY / test).exists() for test in tool.tests_of(path)), path
