@@ -33,6 +33,8 @@ LONGEST, MOST_BYTES = 24 * 3600.0, 8 << 20
 """What is kept: seconds, and bytes in ZooKeeper."""
 LARGEST = 16 << 20
 """Bytes that one write unpacks to, at most."""
+LARGEST_WRITE = 512 << 10
+"""Bytes of one write before compression: ZooKeeper ends the connection of a client that sends more than 1 MiB."""
 MERGE_AT, MERGED, MERGED_BYTES = 200, 100, 512 << 10
 """There are so many writes until so many of them become one, which has so many bytes at most."""
 TIDY_INTERVAL = 300.0
@@ -77,13 +79,30 @@ class HistoryWriter:
             events, self._waiting = self._waiting, []
         if not elected:
             events = [event for event in events if event.get("noted")]
-        if events:
-            lines = "\n".join(json.dumps(stored(event)) for event in events)
-            data = zlib.compress(lines.encode())
+        for data in _packed(events):
             kazoo.create_async(f"{ROOT}/", data, sequence=True, makepath=True).get(timeout=TIMEOUT)
         if elected and now >= self._tidy_at:
             self._tidy_at = now + TIDY_INTERVAL
             tidy(kazoo)
+
+
+def _packed(events: Iterable[Event]) -> Iterator[bytes]:
+    """Yield the data of each write; an event that does not fit into one write is left out."""
+    lines: list[bytes] = []
+    size = 0
+    for event in events:
+        line = json.dumps(stored(event)).encode()
+        if len(line) > LARGEST_WRITE:
+            log.warning("Event %s is not kept in the history: %d bytes, at most %d are allowed",
+                        event["type"], len(line), LARGEST_WRITE)  # fmt: skip
+            continue
+        if lines and size + len(line) > LARGEST_WRITE:
+            yield zlib.compress(b"\n".join(lines))
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line) + 1
+    if lines:
+        yield zlib.compress(b"\n".join(lines))
 
 
 def wait_for_write(kazoo: KazooClient, written: Callable[[], object]) -> None:

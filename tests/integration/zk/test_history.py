@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 import zlib
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from nodepool.zk import history
+from nodepool.zk.mirror.feed import Feed
 from tests.conftest import Chroot
 
 
@@ -74,3 +76,17 @@ def test_only_of_late(kazoo: Any) -> None:
     reader = history.HistoryReader()
     assert reader.read_all(kazoo, time.time() - 60) == [event(1)]
     assert reader.read_all(kazoo, time.time() + 60) == []
+
+
+def test_large_events_do_not_end_the_connection(kazoo: Any) -> None:
+    """The server closes the connection of a client that sends more than 1 MiB."""
+    feed = Feed()
+    writer = history.HistoryWriter(feed)
+    for number in range(6):
+        feed.note("node-step", node=str(number), step=secrets.token_hex(200_000))
+    feed.note("node-step", node="too large", step=secrets.token_hex(1 << 20))
+    feed.note("node-step", node="last", step="x")
+    session = kazoo.client_id
+    writer.flush(kazoo, elected=True, at_once=True)
+    assert kazoo.client_id == session
+    assert [found["node"] for found in history.HistoryReader().read_all(kazoo)] == [*"012345", "last"]
