@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NoAuthError, NoNodeError, NotEmptyError
 
 from nodepool.zk.mirror.feed import Event, Feed
 
@@ -120,17 +120,21 @@ def stored(event: Event) -> Event:
     return {name: value for name, value in event.items() if name not in ("number", "noted")}
 
 
-def tidy(kazoo: KazooClient, clock: Callable[[], float] = time.time) -> None:
-    """Remove what is old, or more than is kept, and make one of many writes.
+def tidy(kazoo: KazooClient) -> None:
+    """Delete old and excess writes, and merge many writes into one.
+
+    Ages are relative to the newest write, on the clock of the server. A znode that cannot be
+    deleted or read keeps no other from being deleted.
 
     :raises KazooException: no connection, or no answer in time.
     """
     stats = [(name, kazoo.exists_async(f"{ROOT}/{name}")) for name in _names(kazoo)]
     there = [(name, stat) for name, answer in stats if (stat := answer.get(timeout=TIMEOUT)) is not None]
     size = sum(stat.dataLength for _name, stat in there)
+    newest = max((stat.ctime for _name, stat in there), default=0)
     kept = []
     for name, stat in there:
-        if size <= MOST_BYTES and clock() - stat.ctime / 1000 <= LONGEST:
+        if size <= MOST_BYTES and (newest - stat.ctime) / 1000 <= LONGEST:
             kept.append(name)
             continue
         size -= stat.dataLength
@@ -138,7 +142,9 @@ def tidy(kazoo: KazooClient, clock: Callable[[], float] = time.time) -> None:
             kazoo.delete_async(f"{ROOT}/{name}").get(timeout=TIMEOUT)
         except NoNodeError:
             continue
-    single = [name for name in kept if "-" not in name]
+        except NotEmptyError as error:
+            log.warning("Cannot delete %s/%s: %r", ROOT, name, error)
+    single = [name for name in kept if name.isdigit()]
     if len(single) > MERGE_AT:
         _merge(kazoo, single[:MERGED])
 
@@ -153,12 +159,16 @@ def _merge(kazoo: KazooClient, names: list[str]) -> None:
             data = answer.get(timeout=TIMEOUT)[0]
         except NoNodeError:
             return  # another launcher tidies up
+        except NoAuthError:
+            continue
         text = _unpacked(name, data)
         if taken and (size + len(data) > MERGED_BYTES or length + len(text) > LARGEST):
             break
         taken.append(name)
         texts += [text] if text else []
         size, length = size + len(data), length + len(text)
+    if not taken:
+        return
     transaction = kazoo.transaction()
     transaction.create(f"{ROOT}/{taken[0]}-{taken[-1]}", zlib.compress(b"\n".join(texts)))
     for name in taken:
@@ -212,7 +222,7 @@ class HistoryReader:
             for each, answer in [(each, kazoo.get_async(f"{ROOT}/{each}")) for each in missing]:
                 try:
                     data, stat = answer.get(timeout=TIMEOUT)
-                except NoNodeError:
+                except (NoNodeError, NoAuthError):
                     continue
                 kept[each] = (stat.ctime / 1000, data)
             with self._lock:
@@ -242,11 +252,17 @@ def _events(name: str, data: bytes, wanted: bytes) -> Iterable[Event]:
             continue
         try:
             event = json.loads(line)
-            usable = isinstance(event["type"], str) and isinstance(event["time"], (int, float))
-        except (ValueError, KeyError, TypeError):
-            usable = False
-        if usable:
-            yield event
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and isinstance(event.get("type"), str) and isinstance(event.get("time"), (int, float)):
+            yield {field: value for field, value in event.items() if _usable(field, value)}
+
+
+def _usable(field: str, value: object) -> bool:
+    """Return whether an event may have this value: a list of texts for the plural fields, else no list or object."""
+    if field in ("labels", "nodes"):
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return not isinstance(value, (list, dict))
 
 
 def _has(event: Event, key: str, name: str) -> bool:

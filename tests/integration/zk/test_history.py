@@ -9,10 +9,11 @@ import zlib
 from typing import Any
 
 import pytest
+from kazoo.security import make_acl
 
 from nodepool.zk import history
-from nodepool.zk.mirror.feed import Feed
-from tests.conftest import Chroot
+from nodepool.zk.mirror.feed import Feed, describe
+from tests.conftest import Chroot, wait_for
 
 
 @pytest.fixture
@@ -67,8 +68,50 @@ def test_old_and_too_much(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST_BYTES", 3 * size + size // 2)
     history.tidy(kazoo)
     assert sorted(kazoo.get_children(history.ROOT)) == names[1:]
-    history.tidy(kazoo, clock=lambda: time.time() + history.LONGEST + 60)
-    assert kazoo.get_children(history.ROOT) == []
+    written = kazoo.exists(f"{history.ROOT}/{names[3]}").ctime
+    newest = wait_for(lambda: write(kazoo, event(9)) if time.time() * 1000 > written + 1 else None)
+    assert kazoo.exists(f"{history.ROOT}/{newest}").ctime > written
+    monkeypatch.setattr(history, "LONGEST", 0.0)
+    history.tidy(kazoo)
+    assert kazoo.get_children(history.ROOT) == [newest]
+
+
+def test_wrong_clock_of_one_launcher_deletes_nothing(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [write(kazoo, event(number)) for number in range(3)]
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 10 * history.LONGEST)
+    history.tidy(kazoo)
+    assert sorted(kazoo.get_children(history.ROOT)) == names
+
+
+def test_what_cannot_be_deleted_or_read_keeps_nothing_else(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [write(kazoo, event(number)) for number in range(6)]
+    kazoo.create(f"{history.ROOT}/{names[0]}/child")
+    kazoo.create(f"{history.ROOT}/strange", b"x")
+    unreadable = write(kazoo, event(6))
+    kazoo.set_acls(f"{history.ROOT}/{unreadable}", [make_acl("world", "anyone", write=True)])
+    monkeypatch.setattr(history, "MOST_BYTES", 0)
+    history.tidy(kazoo)
+    assert kazoo.get_children(history.ROOT) == [names[0]]
+    monkeypatch.undo()
+    unreadable = write(kazoo, event(7))
+    kazoo.set_acls(f"{history.ROOT}/{unreadable}", [make_acl("world", "anyone", write=True)])
+    write(kazoo, event(8))
+    monkeypatch.setattr(history, "MERGE_AT", 1)
+    history.tidy(kazoo)
+    assert history.HistoryReader().read_all(kazoo) == [event(0), event(8)]
+    kazoo.delete(f"{history.ROOT}/{unreadable}")
+
+
+def test_damaged_lines_harm_no_other(kazoo: Any) -> None:
+    """Consumers get only events whose fields have the types that they expect."""
+    lines = ["[" * 100_000, "[1]", '{"type": 1, "time": 2}', '{"type": "x"}', "1", json.dumps(event(1)),
+             json.dumps({**event(2), "labels": 5, "nodes": [5], "request": {"a": []}, "reason": ["x"]})]  # fmt: skip
+    kazoo.create(f"{history.ROOT}/", zlib.compress("\n".join(lines).encode()), sequence=True, makepath=True)
+    found = history.HistoryReader().read_all(kazoo)
+    assert found == [event(1), event(2)]
+    for each in found:
+        assert describe(each)
 
 
 def test_only_of_late(kazoo: Any) -> None:
