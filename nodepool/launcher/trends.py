@@ -111,11 +111,13 @@ class Trends:
 
     def _bucket(self, when: float | None = None) -> _Bucket:
         number = int((self._clock.time() if when is None else when) // BUCKET)
-        if number not in self._buckets:
-            self._buckets[number] = _Bucket()
-            while len(self._buckets) > BUCKETS:
-                del self._buckets[min(self._buckets)]
-        return self._buckets[number]
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            # Also drops the future that a clock showed before it was set back.
+            last = int(self._clock.time() // BUCKET)
+            bucket = self._buckets[number] = _Bucket()
+            self._buckets = {each: kept for each, kept in self._buckets.items() if last - BUCKETS < each <= last}
+        return bucket
 
     def labels(self) -> dict[str, dict[str, Any]]:
         """Label -> medians in seconds, and how many requests a minute were served of late; as reports have it."""
@@ -124,7 +126,7 @@ class Trends:
             found: dict[str, dict[str, Any]] = {}
             for label in sorted({*self._launches, *self._waits}):
                 entry = found[label] = {"launch": _median(self._launches.get(label)), "wait": _median(self._waits.get(label))}
-                served = [when for when in self._served.get(label, ()) if now - when < BUCKET * 12]
+                served = [when for when in self._served.get(label, ()) if 0 <= now - when < BUCKET * 12]
                 if len(served) > 1:
                     entry["a_minute"] = round(60 * len(served) / max(1.0, now - served[0]), 3)
             return found

@@ -63,6 +63,21 @@ def test_old_buckets_go() -> None:
     assert len(chart) == BUCKETS and not any(row["ready"] for row in chart)
 
 
+def test_clock_that_is_set_back_ends_no_chart() -> None:
+    clock = Clock()
+    trends = Trends(clock)
+    for _ in range(BUCKETS + 1):
+        clock.now += BUCKET
+        trends.node_changed("1", node("building"), node("ready"))
+        trends.request_changed("r", request("pending"), request("fulfilled"))
+    clock.now -= 2 * BUCKET * BUCKETS
+    for _ in range(2):
+        clock.now += BUCKET
+        trends.node_changed("1", node("building"), node("ready"))
+    assert [row["ready"] for row in trends.chart()[-3:]] == [0, 1, 1]
+    assert "a_minute" not in trends.labels()["a"]
+
+
 def test_history_before_this_process() -> None:
     """Charts go on after a restart; what the mirror has told since counts once."""
     clock = Clock()
