@@ -22,6 +22,7 @@ from nodepool.launcher.state import LauncherState
 from nodepool.metrics.launches import normalize_statsd_name
 from nodepool.reasons import Code
 from nodepool.zk import paths
+from nodepool.zk.connection.protocol import BROKEN
 from nodepool.zk.history import HistoryWriter
 from nodepool.zk.records import Node
 
@@ -108,7 +109,7 @@ class StatsWorker(threading.Thread):
                     if now >= recall_at:
                         recall_at = math.inf
                         self._safely("reading history", self._reporter.recall)
-            except KazooException as error:
+            except BROKEN as error:
                 self.log.warning("Cannot send cluster statistics: %r", error)
             # At most once a second; nothing changes without an event except the internals.
             if not self._stopping:
@@ -128,10 +129,13 @@ class StatsWorker(threading.Thread):
         self._step_down.set()
 
     def _safely(self, what: str, function: Callable[[], Any]) -> None:
-        """What raises in one part keeps back nothing else; it is told once, not each second."""
+        """Call it, and log an error once, not each second; it keeps no other part from its turn.
+
+        :raises KazooException: the connection is broken; no other part can work either.
+        """
         try:
             function()
-        except KazooException:
+        except BROKEN:
             raise
         except FOREIGN as error:
             if self._errors.get(what) != repr(error):
@@ -149,6 +153,8 @@ class StatsWorker(threading.Thread):
         if self._election_thread is not None and self._election_thread.is_alive():
             return
         self._election = self.state.zk.kazoo_client.Election(f"{paths.ELECTIONS}/stats", f"{hostnames.short()}-{os.getpid()}")
+        # Before the lock is taken: the session may be lost as soon as it is.
+        self._step_down.clear()
         self._election_thread = threading.Thread(target=self._run_election, name="ThreadPoolExecutor-election", daemon=True)
         self._election_thread.start()
 
@@ -160,7 +166,6 @@ class StatsWorker(threading.Thread):
 
     def _won(self) -> None:
         self.log.info("Won the election for statistics")
-        self._step_down.clear()
         self.elected = True
         self._sent.clear()
         self.wake()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from kazoo.exceptions import ConnectionLoss, NoAuthError, NotEmptyError
 
 from nodepool.launcher.statistics import QUEUE_WARNING, WARNING_INTERVAL, StatsWorker
 
@@ -58,3 +60,41 @@ def test_a_part_that_raises_keeps_back_no_other(caplog: pytest.LogCaptureFixture
     worker._safely("reporting", lambda: None)
     worker._safely("reporting", lambda: [][3])
     assert len(caplog.records) == 2
+
+
+def test_refused_write_keeps_back_no_other_part(caplog: pytest.LogCaptureFixture) -> None:
+    """Only a broken connection concerns all parts."""
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None)), cast(Any, None), lambda: None, cast(Any, None), cast(Any, None))
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    for error in (NoAuthError(), NotEmptyError()):
+        worker._safely("writing history", lambda error=error: fail(error))  # type: ignore[misc]
+    assert len(caplog.records) == 2
+    with pytest.raises(ConnectionLoss):
+        worker._safely("writing history", lambda: fail(ConnectionLoss()))
+
+
+def test_election_won_in_a_lost_session_ends() -> None:
+    """The session is lost after the lock was taken, before the winner is called."""
+    nothing: Any = None
+
+    class Election:
+        def __init__(self, *_arguments: Any) -> None:
+            pass
+
+        def run(self, won: Any) -> None:
+            worker.session_lost()
+            won()
+
+    zk = SimpleNamespace(kazoo_client=SimpleNamespace(Election=Election))
+    worker = StatsWorker(cast(Any, SimpleNamespace(statsd=None, zk=zk)), nothing, lambda: None, nothing, nothing)
+    worker._stand_for_election()
+    thread = worker._election_thread
+    assert isinstance(thread, threading.Thread)
+    thread.join(10)
+    try:
+        assert not thread.is_alive() and not worker.elected
+    finally:
+        worker._step_down.set()
