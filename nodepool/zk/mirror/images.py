@@ -194,10 +194,13 @@ class ImageTree(Tree[Any]):
                         del self.upload_contenders[(name, parts[2], parts[4])]
             elif kind == "build":
                 self.empty_builds.discard((name, parts[2]))
+                # Its providers stay: each one is deleted before it, or the record is only damaged.
                 self.builds.pop((name, parts[2]), None)
-                self.providers.pop((name, parts[2]), None)
             elif kind == "provider":
-                self.providers[(name, parts[2])].discard(parts[4])
+                providers = self.providers[(name, parts[2])]
+                providers.discard(parts[4])
+                if not providers:
+                    del self.providers[(name, parts[2])]
             elif kind == "upload":
                 self.uploads.pop((name, parts[2], parts[4], parts[6]), None)
                 self.empty_uploads.discard((name, parts[2], parts[4], parts[6]))

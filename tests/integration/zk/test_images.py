@@ -290,3 +290,22 @@ def test_what_the_mirror_takes_for_what(zk: Any, zk_chroot: Chroot) -> None:
         assert set(facade.node_tree.nodes) == {"0000000001", "0000000002"}
         assert not facade.node_tree.is_locked("0000000002")
         assert facade.getNode("0000000001", cached=True).lock_contenders == {f"{'a' * 32}__lock__0000000003"}
+
+
+def test_damaged_build_keeps_its_providers(zk: Any) -> None:
+    """Containers of providers are announced once: they must not be forgotten with a record that is repaired later."""
+    build_id = zk.storeBuild("image", build())
+    number = zk.storeImageUpload("image", build_id, "prov", upload())
+    tree, path = zk.image_tree, f"/nodepool/images/image/builds/{build_id}"
+    key = ("image", build_id)
+    wait_for(lambda: tree.builds and tree.uploads, what="the mirror")
+    good = zk.kazoo_client.get(path)[0]
+    zk.kazoo_client.set(path, b"{")
+    wait_for(lambda: not tree.builds, what="the damaged record")
+    assert tree.data().providers == {key: {"prov"}}
+    zk.kazoo_client.set(path, good)
+    wait_for(lambda: tree.builds, what="the repaired record")
+    assert tree.data().providers == {key: {"prov"}} and set(tree.uploads) == {(*key, "prov", number)}
+    zk.kazoo_client.delete(path, recursive=True)
+    wait_for(lambda: not tree.builds, what="the end of the build")
+    assert tree.data().providers == {}
