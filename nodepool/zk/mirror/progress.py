@@ -219,6 +219,8 @@ class ProgressTree(Tree[Any]):
         if record is None:
             self.vanished(parts, path)
             return
+        if record.path != path:
+            raise RecordError(f"another name of {record.path}")
         with self.lock:
             if isinstance(record, BuildProgress):
                 self.builds[record.build] = record
@@ -235,20 +237,26 @@ class ProgressTree(Tree[Any]):
     def vanished(self, parts: list[str], path: str) -> None:
         if not self.wants_data(parts):
             return
-        gone: BuildProgress | UploadProgress | UploadFailure | None
+        key: Any
+        records: dict[Any, Any]
         try:
-            with self.lock:
-                if parts[0] == "builds":
-                    gone = self.builds.pop(unquote(parts[1]), None)
-                    self.created.pop(unquote(parts[1]), None)
-                elif parts[0] == "uploads":
-                    gone = self.uploads.pop(UploadProgress.keyOf(parts[1]), None)
-                else:
-                    gone = self.failures.pop(UploadFailure.keyOf(parts[1]), None)
+            if parts[0] == "builds":
+                records, key = self.builds, unquote(parts[1])
+            elif parts[0] == "uploads":
+                records, key = self.uploads, UploadProgress.keyOf(parts[1])
+            else:
+                records, key = self.failures, UploadFailure.keyOf(parts[1])
         except RecordError:
             return
-        if gone is not None:
-            self._notify(gone.image)
+        with self.lock:
+            gone = records.get(key)
+            # Two names may unquote to one key: only the record of this znode is gone.
+            if gone is None or gone.path != path:
+                return
+            del records[key]
+            if parts[0] == "builds":
+                self.created.pop(key, None)
+        self._notify(gone.image)
 
     def _notify(self, image: str) -> None:
         self.announce(self.listeners, image)

@@ -251,6 +251,23 @@ def test_broken_data_in_the_mirror(tree, store, caplog):
     assert not tree.bad
 
 
+def test_another_name_for_one_build_harms_no_record(zk_chroot, tree, store):
+    """``%62`` is another way to write ``b``: neither its arrival nor its removal concerns the good record."""
+    store.write_build(build())
+    other = build().path.replace("b" * 32, "%62" + "b" * 31)
+    store._kazoo.create(other, build(phase="other").serialize())
+    wait_for(lambda: other in tree.bad, what="the refused record")
+    assert tree.builds[BUILD].phase == "install"
+    second = ProgressTree(zk_chroot.connect())
+    second.start()
+    assert second.synced.wait(20)
+    assert second.builds == tree.builds
+    second.stop()
+    store._kazoo.delete(other)
+    wait_for(lambda: not tree.bad, what="the end of the refused record")
+    assert tree.builds[BUILD].phase == "install"
+
+
 def test_the_facade(zk_chroot, zk):
     assert zk.readProgress() == module.ProgressData()
     zk.progress.write_build(build())
