@@ -76,6 +76,17 @@ def test_min_ready_is_kept_exactly(bench: Bench) -> None:
     wait_for(lambda: settled() and len(zuul.read("nodes")) == 5, 20, "only idle nodes")
     stays()
     assert bench.cloud.count("created") == 8
+    # One stops in good order while replacements are asked for, and is started again.
+    ids = [zuul.submit("l0") for _ in range(2)]
+    zuul.wait_fulfilled(ids)
+    launchers[1].stop()
+    zuul.use(ids)
+    wait_for(lambda: settled() and len(zuul.read("nodes")) == 5, 20, "five idle nodes after a stop")
+    stays()
+    assert bench.cloud.count("created") == 10
+    launchers[1] = bench.start(config, wait=False)
+    bench.wait_pools(2)
+    stays()
     # One dies while replacements are asked for.
     ids = [zuul.submit("l0") for _ in range(4)]
     zuul.wait_fulfilled(ids)
@@ -86,6 +97,29 @@ def test_min_ready_is_kept_exactly(bench: Bench) -> None:
     launchers[1].rewrite(lambda c: c.update(labels=[{"name": "l0", "max-ready-age": 1}]))
     bench.wait_nothing_left(20)
     print(bench.check_counts())
+
+
+def test_held_node_ends_once_after_its_launcher_died(bench: Bench) -> None:
+    """Two launchers with the same provider; the one that made the node is dead when its hold time ends."""
+    bench.cloud.set(create_delay=0.1, delete_delay=0.1)
+    zuul = bench.zuul
+    config = bench.config(bench.provider("p0"))
+    maker = bench.start(config, wait=False)
+    bench.wait_pools(1)
+    request_id = zuul.submit("l0")
+    zuul.wait_fulfilled([request_id])
+    (node_id,) = zuul.accept(request_id)
+    others = [bench.start(config, wait=False) for _ in range(2)]
+    bench.wait_pools(3)
+    maker.kill()
+    zuul.hold(node_id, expiration=1)
+    bench.wait_nothing_left(30)
+    ends = [op for line in bench.transactions() for op in line["ops"]
+            if op["path"] == f"/nodepool/nodes/{node_id}" and op["op"] == "Delete"]  # fmt: skip
+    assert len(ends) == 1, ends
+    assert bench.cloud.count("deleted") == 1
+    assert all(launcher.alive() for launcher in others)
+    bench.check_fencing()
 
 
 def test_metastatic_slots_are_booked_once(bench: Bench) -> None:

@@ -344,6 +344,11 @@ class Zuul:
             self._write(node_id, state="used")
             self.kazoo.delete(self._locks.pop(node_id))
 
+    def hold(self, node_id: str, expiration: int) -> None:
+        """Keep a node that was taken for ``expiration`` seconds."""
+        self._write(node_id, state="hold", hold_expiration=expiration)
+        self.kazoo.delete(self._locks.pop(node_id))
+
     def use(self, ids: list[str]) -> None:
         """Take and return all nodes of these requests."""
         taken = [node_id for request_id in ids for node_id in self.accept(request_id)]
