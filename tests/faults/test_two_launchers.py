@@ -99,6 +99,41 @@ def test_min_ready_is_kept_exactly(bench: Bench) -> None:
     print(bench.check_counts())
 
 
+#: One of each kind of write: request accepted, nodes locked, nodes ready and request fulfilled, deletion; before and after.
+CRASHES = [*(f"txn-{when}:{n}" for n in (1, 2, 3, 5, 7) for when in ("before", "after")), "create-after:1", "delete-before:1"]
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+def test_crash_beside_other_launchers_loses_nothing(bench: Bench, crash: str) -> None:
+    """A second launcher with the same provider, and one with another provider of the label, end what the dead one began."""
+    bench.cloud.set(create_delay=0.1, delete_delay=0.1)
+    zuul = bench.zuul
+    config = bench.config(bench.provider("p0"))
+    doomed = bench.start(config, wait=False, crash_at=crash)
+    bench.wait_pools(1)
+    ids = [zuul.submit("l0", "l0") for _ in range(2)]
+    bench.start(config, wait=False)
+    bench.start(bench.config(bench.provider("p1", ["l0"])), wait=False)
+    used: list[str] = []
+
+    def use_fulfilled() -> None:
+        records = zuul.read("requests", [i for i in ids if i not in used])
+        assert len(records) == len(ids) - len(used), "requests are lost"
+        for request_id, record in records.items():
+            if record["state"] == "fulfilled":
+                zuul.use([request_id])
+                used.append(request_id)
+
+    wait_for(lambda: use_fulfilled() or len(used) == len(ids), 40, "all requests served")
+    # Others may have been faster at the last steps; then this launcher dies without having passed the point.
+    doomed.kill()
+    bench.wait_nothing_left(40)
+    bench.check_fencing()
+    assert bench.check_counts()["requests"] == 2
+    held = [path for path in zuul.read("requests-lock") if zuul.kazoo.get_children(f"/nodepool/requests-lock/{path}")]
+    assert not held, held
+
+
 def test_held_node_ends_once_after_its_launcher_died(bench: Bench) -> None:
     """Two launchers with the same provider; the one that made the node is dead when its hold time ends."""
     bench.cloud.set(create_delay=0.1, delete_delay=0.1)
