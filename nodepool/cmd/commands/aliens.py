@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from nodepool import status
@@ -31,23 +30,23 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("provider", metavar="PROVIDER", nargs="?", help="only this provider")
 
 
-class Listing(threading.Thread):
-    """What a function lists of one provider; a cloud that does not answer keeps no other one waiting."""
+class _Listing(threading.Thread):
+    """The images of one provider; a cloud that does not answer keeps no other one waiting."""
 
-    def __init__(self, name: str, function: Callable[[], Iterable[Any]]) -> None:
-        super().__init__(name=f"Thread-listing-{name}", daemon=True)
-        self._function = function
-        self._found: list[Any] = []
+    def __init__(self, zk: ZooKeeper, config: ProviderConfig) -> None:
+        super().__init__(name=f"Thread-aliens-{config.name}", daemon=True)
+        self._zk = zk
+        self._config = config
+        self._images: list[Any] = []
         self._error: Exception | None = None
-        self.start()
 
     def run(self) -> None:
         try:
-            self._found = list(self._function())
+            self._images = list(_provider_images(self._zk, self._config))
         except Exception as error:
             self._error = error
 
-    def result(self, deadline: float) -> list[Any]:
+    def images(self, deadline: float) -> list[Any]:
         """Wait for the list.
 
         :raises Exception: what the provider raised.
@@ -58,7 +57,7 @@ class Listing(threading.Thread):
             raise TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
         if self._error is not None:
             raise self._error
-        return self._found
+        return self._images
 
 
 def alien_image_list(context: Context) -> None:
@@ -75,11 +74,13 @@ def alien_image_list(context: Context) -> None:
         if (not wanted or name == wanted) and getattr(config, "manage_images", True)
     }  # fmt: skip
     deadline = time.monotonic() + LIST_TIMEOUT
-    listings = {name: Listing(name, functools.partial(_provider_images, zk, config)) for name, config in configs.items()}
+    listings = {name: _Listing(zk, config) for name, config in configs.items()}
+    for listing in listings.values():
+        listing.start()
     found: dict[str, list[Any]] = {}
     for name, listing in listings.items():
         try:
-            found[name] = listing.result(deadline)
+            found[name] = listing.images(deadline)
         except Exception as error:
             log.warning("Exception listing alien images for %s: %s", name, describe(error))
     # The records are read after the clouds: what was uploaded meanwhile is no alien.

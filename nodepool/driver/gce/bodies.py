@@ -9,9 +9,8 @@ from typing import Any
 
 from nodepool.driver.common.machines import Job
 from nodepool.driver.common.offers import Offer
-from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 
-OWNERSHIP = ("nodepool_node_id", "nodepool_pool_name", "nodepool_provider_name", CLUSTER_ID, NODE_CREATED)
+OWNERSHIP = ("nodepool_node_id", "nodepool_pool_name", "nodepool_provider_name")
 _DEFAULT_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 

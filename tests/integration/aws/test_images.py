@@ -18,7 +18,6 @@ from tests.support.aws.scene import adapter, cleanup, instance, one, start, tags
 from tests.support.builder import BuilderBench
 from tests.support.fault_proxy import cut_off, drop, ec2_error, html, reply
 from tests.support.launcher import LauncherBench
-from tests.support.node_ids import spend_node_ids
 
 STORE = {"object-storage": {"bucket-name": "nodepool"}}
 
@@ -237,7 +236,6 @@ def nodepool_tags(**more: str) -> list[dict[str, str]]:
 
 @pytest.mark.spec("AWS-3.17: leaked instance, volume and object are removed and counted")
 def test_leaks(bench: LauncherBench, aws: AwsCloud, statsd: Any) -> None:
-    spend_node_ids(bench.zk)
     pool = start(bench, aws, object_storage={"bucket-name": "nodepool"})
     _, node = one(bench)
     of_lost_node = nodepool_tags(nodepool_node_id="0000000042", nodepool_pool_name="main")
@@ -310,7 +308,6 @@ def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
 
 @pytest.mark.parametrize("operation", ["DescribeVolumes", "DescribeImages", "DescribeSnapshots"])
 def test_a_list_that_fails_stops_no_other_cleanup(bench: LauncherBench, aws: AwsCloud, operation: str) -> None:
-    spend_node_ids(bench.zk)
     start(bench, aws)
     aws.ec2.run_instances(
         ImageId=aws.ami,

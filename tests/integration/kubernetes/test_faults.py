@@ -13,7 +13,6 @@ from tests.conftest import wait_for
 from tests.support.fault_proxy import cut_off, drop, html, lose_answer
 from tests.support.kubernetes.cluster import CONTEXT, failure, kubeconfig
 from tests.support.kubernetes.scene import Scene
-from tests.support.node_ids import spend_node_ids
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
@@ -245,9 +244,8 @@ def test_leaks(scene: Scene) -> None:
     def make(name: str, labels: dict[str, str]) -> None:
         assert admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}) == 200
 
-    ours = {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000099", "nodepool_pool_name": scene.pool}
-    spend_node_ids(scene.bench.zk)
-    make(f"{scene.pool}-0000000099", ours)
+    ours = {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000999", "nodepool_pool_name": scene.pool}
+    make(f"{scene.pool}-0000000999", ours)
     others = {
         f"{scene.pool}-0000000998": {},
         f"{scene.pool}-0000000997": {**ours, "nodepool_provider_name": "another"},
@@ -257,7 +255,7 @@ def test_leaks(scene: Scene) -> None:
     for name, labels in others.items():
         make(name, labels)
     scene.start(scene.label("space", "namespace"))
-    wait_for(lambda: f"{scene.pool}-0000000099" not in scene.namespaces(), 30, "the leak is gone")
+    wait_for(lambda: f"{scene.pool}-0000000999" not in scene.namespaces(), 30, "the leak is gone")
     assert set(scene.namespaces()) == set(others) - {f"x{scene.pool}-0000000996"}
     assert f"x{scene.pool}-0000000996" in scene.cluster.namespaces("x")
 
