@@ -94,5 +94,5 @@ def test_wild_content(waiting: list[Any], named: dict[str, Any]) -> None:
     for group in found["waiting"]:
         assert all(isinstance(one, str) for one in [*group["labels"], *group["ids"]])
         assert isinstance(group["since"], (int, float)) and isinstance(group["count"], int)
-        assert all(set(reason) == {"code", "pool", "text"} for reason in group["reasons"])
+        assert all(set(reason) == {"code", "pool", "text", "help", "root", "request"} for reason in group["reasons"])
     assert all(isinstance(entry, dict) for entry in [*found["labels"].values(), *found["lately"].values()])
