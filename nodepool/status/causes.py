@@ -269,7 +269,7 @@ def _not_offered(zk: Any, labels: Collection[str], missing: str, again: bool = F
 
 
 def _failed(zk: Any, labels: list[str], missing: str | None, declined: Sequence[str], clock: Clock) -> Cause:
-    """Of all that pools said, the one that tells most."""
+    """Return the most informative of all reasons that pools report."""
     if missing is not None:
         return _not_offered(zk, labels, missing, again=True)
     telling = list(dict.fromkeys(text for text in declined if NOT_OFFERED not in text))

@@ -93,7 +93,7 @@ class Once:
 def daemons(zk: Any, clock: Clock = time.time) -> Results:
     """Launchers (those that publish reports tell most) and builders."""
     now = clock()
-    #: Components name the host only; launchers of one host are told apart by their reports.
+    #: Components name the host only; their reports distinguish launchers of one host.
     reports: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for report in zk.readReports():
         reports[str(report["hostname"])].append(report)

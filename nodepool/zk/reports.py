@@ -157,7 +157,7 @@ def read(kazoo: KazooClient) -> list[dict[str, Any]]:
 
 
 def named(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add ``name``, which tells launchers of one host apart: ``HOST``, or ``HOST:PID`` where there are several."""
+    """Add ``name``, which distinguishes launchers of one host: ``HOST``, or ``HOST:PID`` where there are several."""
     hosts = Counter(content["hostname"] for content in found)
     return [
         {

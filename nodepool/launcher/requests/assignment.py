@@ -368,7 +368,7 @@ class Assignment(threading.Thread):
         try:
             self._decide(cls, request_id, pools, workers, contested)
         except Exception as error:
-            # Whatever is wrong with this class, the others go on; it is looked at again like any that waits.
+            # An error concerns only this class, which is rechecked like any that waits.
             self._log_once(cls, request_id, error)
             with self._condition:
                 cls.reasons = (because(Code.ERROR, error=repr(error)),)
