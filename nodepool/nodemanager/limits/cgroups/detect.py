@@ -107,9 +107,12 @@ def keep_moves_quick() -> int:
     does nothing but fork, with little CPU, holds up the making and deleting of all others for seconds.  The setting is one of the
     host; it is held by an empty hierarchy of our own that is mounted nowhere, so that no option of others is changed, and
     that goes when the daemon ends in whatever way.  It costs each fork a memory barrier.
+
+    All node managers of a host share the hierarchy: container runtimes mount every hierarchy of the kernel into a new container,
+    and fail if one of them is removed meanwhile.
     """
     try:
-        return syscalls.new_mount("cgroup", {"none": None, "name": f"nodepool-nm-{os.getpid()}", "favordynmods": None})
+        return syscalls.new_mount("cgroup", {"none": None, "name": "nodepool-nm", "favordynmods": None})
     except OSError:  # before Linux 6.0, or without version 1
         return -1
 

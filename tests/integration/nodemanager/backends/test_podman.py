@@ -16,6 +16,7 @@ from nodepool.nodemanager.backends import load
 from nodepool.nodemanager.backends.base import IDS_PER_SLIVER, BackendError, SliverSpec
 from nodepool.nodemanager.backends.podman import LABEL, PodmanBackend, run_argv
 from nodepool.nodemanager.kernel import syscalls
+from nodepool.nodemanager.limits.cgroups.detect import keep_moves_quick
 from tests.conftest import wait_for
 from tests.integration.nodemanager.backends.test_native import small_tree
 from tests.support.nodemanager.machine import ID_BASE, Machine, machine_at
@@ -37,7 +38,16 @@ def podman(*arguments: str) -> str:
 
 
 @pytest.fixture
-def machine(tmp_path: pathlib.Path) -> Iterator[Machine]:
+def steady_hierarchies() -> Iterator[None]:
+    """Hold the hierarchy that daemons hold: otherwise, it is created and removed by daemons of other tests meanwhile."""
+    descriptor = keep_moves_quick()
+    yield
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def machine(tmp_path: pathlib.Path, steady_hierarchies: None) -> Iterator[Machine]:
     with machine_at(tmp_path / "state", factory=PodmanBackend) as made:
         assert [p for p in made.backend.check() if p.fatal] == []
         yield made
