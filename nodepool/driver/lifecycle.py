@@ -42,6 +42,9 @@ def provider_problems(config: Config) -> list[Problem]:
             ]
         except Exception as error:  # same as above
             found.append(Problem(one_line(f"cannot read the state of its hosts: {error!r}"), name))
+        stopped = getattr(manager, "leak_search_stopped", None)
+        if isinstance(stopped, str):
+            found.append(Problem(one_line(stopped), name))
         if manager.label_problems is not None:
             found += manager.label_problems.listed()
     return found

@@ -170,6 +170,8 @@ class CleanupWorker(threading.Thread):
             if not (facade.connected and facade.synced and self.state.config is not None):
                 self._event.wait(0.2)
                 continue
+            if facade.cluster.due:  # before any node is created on this connection, as far as possible
+                self._task("the history of the tree", facade.cluster.note)
             due = not woken or self.state.clock.monotonic() - self._last_full >= self.state.cleanup_interval
             everything = due
             if self._everything:  # who sets it from now on wakes this thread again

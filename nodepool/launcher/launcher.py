@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from kazoo.exceptions import KazooException
+
 from nodepool import metrics
 from nodepool.base import hostnames
 from nodepool.base.problems import Problem, as_record_list, image_problems, one_line
@@ -34,12 +36,13 @@ from nodepool.process.watchdog import Watchdog
 from nodepool.reasons import Code, Reason, because
 from nodepool.status import cluster
 from nodepool.status.causes import derived_problems
-from nodepool.zk import ZooKeeperClient
+from nodepool.zk import ZooKeeperClient, paths
 from nodepool.zk.components import LauncherComponent
 from nodepool.zk.history import HistoryWriter
 from nodepool.zk.mirror.feed import Feed
 from nodepool.zk.mirror.nodes import NodeTree
 from nodepool.zk.mirror.tree import Tree
+from nodepool.zk.records import RecordError
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds for an orderly stop.
@@ -356,6 +359,10 @@ class NodePool(threading.Thread):
             self.state.zk = zk
             if not zk.wait_synced(SYNC_TIMEOUT):
                 self.log.warning("The mirror of ZooKeeper is not complete after %.0f s; going on when it is", SYNC_TIMEOUT)
+            try:
+                zk.cluster.note()
+            except (KazooException, RecordError) as error:  # repeated, and reported, by the leak searches
+                self.log.warning("Cannot record a point of history in %s: %s", paths.CLUSTER, error)
             self._component = LauncherComponent(client, hostnames.short())
             self._component.register()
         except TimeoutError:

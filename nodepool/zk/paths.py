@@ -11,6 +11,7 @@ REQUEST_LOCKS = "/nodepool/requests-lock"
 IMAGES = "/nodepool/images"
 COMPONENTS = "/nodepool/components"
 ELECTIONS = "/nodepool/elections"
+CLUSTER = "/nodepool/cluster"
 
 _CONTENDER = re.compile(r"__lock__(\d{10})$")
 

@@ -10,6 +10,7 @@ from typing import Any
 from kazoo.exceptions import NodeExistsError
 
 from nodepool.zk import paths
+from nodepool.zk.cluster import ClusterHistory
 from nodepool.zk.components import ComponentTree
 from nodepool.zk.connection.client import ZooKeeperClient
 from nodepool.zk.facade.images import ImageMethods
@@ -63,6 +64,7 @@ class ZooKeeper(NodeMethods, RequestMethods, ImageMethods):
         self.enable_cache = enable_cache
         self._writer = None
         self.reservations = Reservations()
+        self.cluster = ClusterHistory(client, lambda: self.kazoo_client)
         self.node_tree = self.request_tree = self.image_tree = self.component_tree = self.progress_tree = None
         self.report_tree = None
         #: Events, where somebody listens.

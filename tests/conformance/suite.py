@@ -20,6 +20,7 @@ from tests.conformance.cloud import LABEL, PROVIDER, CloudUnderTest, Unsupported
 from tests.conftest import Chroot, wait_for, zookeeper_server
 from tests.support.driver_scene import DriverBench
 from tests.support.faults.launcher import Bench
+from tests.support.node_ids import spend_node_ids
 
 #: Seconds between two passes that look for leaks, vanished nodes and the like.
 PASS = 1.0
@@ -250,7 +251,8 @@ class DriverConformance:
     @supported
     def test_leak(self, bench: DriverBench, cloud: CloudUnderTest) -> None:
         """Ours without a record goes; those of others, and the ones in use, stay."""
-        ours = {"nodepool_node_id": "0000099999", "nodepool_pool_name": "main", "nodepool_provider_name": PROVIDER}
+        spend_node_ids(bench.zk)
+        ours = {"nodepool_node_id": "0000000099", "nodepool_pool_name": "main", "nodepool_provider_name": PROVIDER}
         leaked = cloud.stray(ours)
         foreign = cloud.stray({**ours, "nodepool_provider_name": "of-others"})
         self.start(bench, cloud)

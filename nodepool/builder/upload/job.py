@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kazoo.exceptions import KazooException
+
 from nodepool import metrics
 from nodepool.builder.build import process
 from nodepool.builder.cleanup.retention import Candidate
@@ -20,9 +22,10 @@ from nodepool.builder.worker import Worker
 from nodepool.driver.provider import Provider
 from nodepool.exceptions import ZKLockException
 from nodepool.zk import paths
+from nodepool.zk.cluster import CLUSTER_ID
 from nodepool.zk.locks.long_held import HeldLock, Lost
 from nodepool.zk.mirror.progress import ProgressStore, UploadFailure, UploadProgress
-from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload
+from nodepool.zk.records import DELETING, FAILED, READY, UPLOADING, ImageUpload, RecordError
 
 #: Seconds a post-upload hook may take.
 HOOK_TIMEOUT = 3600.0
@@ -200,7 +203,16 @@ class UploadJob:
             **(getattr(provider_image, "meta", None) or {}),
             "nodepool_build_id": self.build_id,
             "nodepool_upload_id": self.number,
+            **self._cluster(),
         }
+
+    def _cluster(self) -> dict[str, str]:
+        """Return the id of the cluster as metadata; nothing if it cannot be read, as it is not worth an upload."""
+        try:
+            return {CLUSTER_ID: self._state.zk.cluster.identity()}
+        except (KazooException, RecordError) as error:
+            self.log.warning("Upload of %s to %s goes without %s: %s", self.image, self.provider, CLUSTER_ID, error)
+            return {}
 
     def _hook(self, external_id: str) -> None:
         hook = getattr(self._candidate.provider, "post_upload_hook", None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nodepool import status
@@ -30,23 +31,23 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("provider", metavar="PROVIDER", nargs="?", help="only this provider")
 
 
-class _Listing(threading.Thread):
-    """The images of one provider; a cloud that does not answer keeps no other one waiting."""
+class Listing(threading.Thread):
+    """What a function lists of one provider; a cloud that does not answer keeps no other one waiting."""
 
-    def __init__(self, zk: ZooKeeper, config: ProviderConfig) -> None:
-        super().__init__(name=f"Thread-aliens-{config.name}", daemon=True)
-        self._zk = zk
-        self._config = config
-        self._images: list[Any] = []
+    def __init__(self, name: str, function: Callable[[], Iterable[Any]]) -> None:
+        super().__init__(name=f"Thread-listing-{name}", daemon=True)
+        self._function = function
+        self._found: list[Any] = []
         self._error: Exception | None = None
+        self.start()
 
     def run(self) -> None:
         try:
-            self._images = list(_provider_images(self._zk, self._config))
+            self._found = list(self._function())
         except Exception as error:
             self._error = error
 
-    def images(self, deadline: float) -> list[Any]:
+    def result(self, deadline: float) -> list[Any]:
         """Wait for the list.
 
         :raises Exception: what the provider raised.
@@ -57,7 +58,7 @@ class _Listing(threading.Thread):
             raise TimeoutException(f"no answer within {LIST_TIMEOUT:g} s")
         if self._error is not None:
             raise self._error
-        return self._images
+        return self._found
 
 
 def alien_image_list(context: Context) -> None:
@@ -74,13 +75,11 @@ def alien_image_list(context: Context) -> None:
         if (not wanted or name == wanted) and getattr(config, "manage_images", True)
     }  # fmt: skip
     deadline = time.monotonic() + LIST_TIMEOUT
-    listings = {name: _Listing(zk, config) for name, config in configs.items()}
-    for listing in listings.values():
-        listing.start()
+    listings = {name: Listing(name, functools.partial(_provider_images, zk, config)) for name, config in configs.items()}
     found: dict[str, list[Any]] = {}
     for name, listing in listings.items():
         try:
-            found[name] = listing.images(deadline)
+            found[name] = listing.result(deadline)
         except Exception as error:
             log.warning("Exception listing alien images for %s: %s", name, describe(error))
     # The records are read after the clouds: what was uploaded meanwhile is no alien.

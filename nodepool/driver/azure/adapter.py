@@ -19,6 +19,7 @@ from nodepool.driver.common.machines import Job, Step
 from nodepool.driver.common.offers import Offer
 from nodepool.driver.statemachine.model import ExternalId, Instance
 from nodepool.driver.utils import QuotaInformation
+from nodepool.zk.cluster import same_owner
 
 SKUS_TTL = 6 * 3600.0
 FILTER_TTL = 300.0
@@ -128,6 +129,7 @@ class AzureAdapter(MachineAdapter):
         entry = label.cloud_image or self.provider.diskimages[label.diskimage.name]
         body = bodies.machine(job, offer, entry, self.provider.location, self._image(job), self._subnet_id())
         what = f"create virtual machine {job.name}"
+        self._refuse_others(job)
         job.begun = True
         answer = self.calls.call(
             "create_virtual_machine",
@@ -138,6 +140,19 @@ class AzureAdapter(MachineAdapter):
         )
         self._making.add(job.name)
         job.facts["operation"] = self.arm.operation_of(answer)
+
+    def _refuse_others(self, job: Job) -> None:
+        """
+        :raises LaunchStatusException: a machine of another node has the name; creating ours would replace its tags.
+        """
+        try:
+            found = self.read("get_virtual_machine", lambda: self.arm.get(api.VM, job.name), missing_ok=True)
+        except HttpRefused as error:
+            if error.status != 404:
+                raise
+            return
+        if not same_owner(found.get("tags") or {}, job.tags):
+            raise exceptions.LaunchStatusException(f"virtual machine {job.name} exists already and belongs to another node")
 
     def look(self, keys: Sequence[str]) -> dict[str, View]:
         """Machines by their list; of new ones that are up also interface and addresses, by one list of each."""

@@ -19,6 +19,7 @@ from nodepool.driver.gce.errors import classify, kind_of_code
 from nodepool.driver.gce.images import GceImages
 from nodepool.driver.statemachine.model import ExternalId, Instance
 from nodepool.driver.utils import QuotaInformation
+from nodepool.zk.cluster import same_owner
 
 FAMILY_TTL = 300.0
 """Seconds that the newest image of a family is remembered."""
@@ -166,7 +167,7 @@ class GceAdapter(MachineAdapter):
         """Whether what has the name already is of an earlier attempt for the same node."""
         found = next(iter(self._instances(zone, [job.name])), None)
         metadata = bodies.metadata_of(found or {})
-        if all(metadata.get(key) == job.tags.get(key) for key in ("nodepool_node_id", "nodepool_provider_name")):
+        if same_owner(metadata, job.tags):
             return True
         job.begun = False  # it is of others
         return False

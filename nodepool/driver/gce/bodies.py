@@ -9,8 +9,9 @@ from typing import Any
 
 from nodepool.driver.common.machines import Job
 from nodepool.driver.common.offers import Offer
+from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 
-OWNERSHIP = ("nodepool_node_id", "nodepool_pool_name", "nodepool_provider_name")
+OWNERSHIP = ("nodepool_node_id", "nodepool_pool_name", "nodepool_provider_name", CLUSTER_ID, NODE_CREATED)
 _DEFAULT_SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 

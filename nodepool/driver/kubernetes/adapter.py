@@ -30,6 +30,7 @@ from nodepool.driver.kubernetes.machines import CreateMachine, DeleteMachine, Jo
 from nodepool.driver.statemachine.model import Adapter, Instance, Resource
 from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
+from nodepool.zk.cluster import same_owner
 from nodepool.zk.records import NodeRequest
 
 #: Threads per lane: a launch makes its calls one after the other on one of "write".
@@ -229,7 +230,7 @@ class KubernetesAdapter(Adapter):
         found = self.find(kind, body["metadata"]["name"], namespace)
         metadata = (found or {}).get("metadata") or {}
         labels = metadata.get("labels") or {}
-        if any(labels.get(name) != job.labels[name] for name in (bodies.PROVIDER_LABEL, bodies.NODE_LABEL)):
+        if not same_owner(labels, job.labels):
             job.begun = False  # what is there is not deleted
             raise exceptions.LaunchStatusException(f"{kind.name} {job.namespace} is there already, and is none of this node's")
         if metadata.get("deletionTimestamp"):

@@ -35,6 +35,7 @@ from nodepool.driver.utils import QuotaInformation
 from nodepool.logconfig import Log
 from nodepool.nodemanager.api.client import RpcError, RpcFault
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.cluster import NODE_CREATED, NODE_ID, created_times, number_of
 from nodepool.zk.records import NodeRequest
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -252,13 +253,18 @@ class NodeManagerAdapter(statemachine.Adapter):
                 host.submit(lambda host=host, strays=strays, due=due: self._tend(host, strays, due))  # type: ignore[misc]
 
     def _is_stray(self, host: ManagedHost, sliver: dict[str, Any]) -> bool:
-        """Whether its node lives on another host: this one did not answer when the node was launched."""
-        node_id = metadata_of(sliver).get("nodepool_node_id", "")
+        """Return whether its node lives on another host: this one did not answer when the node was launched.
+
+        A sliver of a node that a restore of ZooKeeper has undone is none, although another node has its id now.
+        """
+        metadata = metadata_of(sliver)
+        node_id = metadata.get(NODE_ID, "")
         if self._zk is None or not node_id.isdecimal():  # it becomes part of a path
             return False
         node = self._zk.getNode(node_id, cached=True)
         return (
             node is not None
+            and (NODE_CREATED not in metadata or number_of(metadata[NODE_CREATED]) in created_times(node))
             and node.state in (zk.READY, zk.IN_USE, zk.USED, zk.HOLD)
             and isinstance(node.external_id, dict)
             and node.external_id.get("host") != host.name

@@ -14,6 +14,7 @@ from nodepool.driver.openstack.api.networks import FLOATING, addresses
 from nodepool.driver.openstack.api.protocol import Api
 from nodepool.driver.openstack.config import OpenStackProviderConfig, ProviderDiskImage, ProviderLabel
 from nodepool.driver.openstack.servers import NodepoolOpenStackServer, volumes_of
+from nodepool.zk.cluster import same_owner
 
 
 def _marks(metadata: dict[str, Any]) -> tuple[str, str] | None:
@@ -78,8 +79,7 @@ class CloudChanges:
     def _lostServer(self, name: str, metadata: dict[str, Any]) -> str | None:
         """The id of a server whose creation was not answered properly, if it came into being."""
         for server in self._api.find_servers(name):
-            found = server.get("metadata") or {}
-            if all(found.get(key) == metadata.get(key) for key in ("nodepool_node_id", "nodepool_provider_name")):
+            if same_owner(server.get("metadata") or {}, metadata):
                 return str(server["id"])
         return None
 

@@ -21,6 +21,7 @@ from nodepool.metrics import tracing
 from nodepool.metrics.launches import StatsReporter
 from nodepool.nodescan import NodescanRequest
 from nodepool.zk import zookeeper as zk
+from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED
 from nodepool.zk.locks import LockHandle
 from nodepool.zk.writer import TransactionFailed, Txn
 
@@ -180,6 +181,7 @@ class StateMachineNodeLauncher(StatsReporter):
             "nodepool_node_id": node.id or "",
             "nodepool_pool_name": self.handler.pool.name,
             "nodepool_provider_name": self.provider_config.name,
+            **self._marks(),
         }
         self.log.info(
             "Creating server with hostname np%s for %s (attempt %s of %s)", node.id, node.type[0], self.attempts, self.retries
@@ -190,6 +192,16 @@ class StateMachineNodeLauncher(StatsReporter):
         )
         machine.wake = self.wake
         self.state_machine = machine
+
+    def _marks(self) -> dict[str, str]:
+        """Return the metadata that tell the tree's history, from the mirror: this must not block."""
+        cluster = getattr(self.zk, "cluster", None)
+        marks = {CLUSTER_ID: cluster.id} if cluster is not None and cluster.id else {}
+        known = self.zk.getCachedNode(self.node.id) if marks else None
+        # Version 0 may be what we have created, with the time of our own clock.
+        if known is not None and known.stat is not None and known.stat.version > 0:
+            marks[NODE_CREATED] = str(known.stat.ctime)
+        return marks
 
     # -- passes
 
@@ -276,7 +288,7 @@ class StateMachineNodeLauncher(StatsReporter):
         """The machine is up: take over its data, then scan its keys."""
         self.stage = Stage.SCANNING
         self._runs_since = self.manager.clock.monotonic()
-        self._copy(instance)
+        copy_instance(self.node, instance, self.handler.pool)
         label = self.label
         boot_timeout = getattr(self.provider_config, "boot_timeout", None) or 60
         request = NodescanRequest(self.node, label.host_key_checking, boot_timeout, self.log)
@@ -286,28 +298,6 @@ class StateMachineNodeLauncher(StatsReporter):
         if not request.complete:
             # After a crash the machine can be reached and deleted with this record.
             self._save_later()
-
-    def _copy(self, instance: Instance) -> None:
-        node, pool = self.node, self.handler.pool
-        for name in INSTANCE_FIELDS:
-            setattr(node, name, getattr(instance, name, None))
-        if node.node_properties is None:
-            node.node_properties = {}
-        node.interface_ip = getattr(instance, "interface_ip", None)
-        if getattr(pool, "use_internal_ip", False):
-            private = getattr(instance, "private_ipv4", None) or getattr(instance, "private_ipv6", None)
-            node.interface_ip = private or node.interface_ip
-        for name in IMAGE_OVERRIDES:
-            if hasattr(instance, name):
-                setattr(node, name, getattr(instance, name))
-        node.host_keys = node.host_keys or []
-        attributes = getattr(instance, "node_attributes", None)
-        if attributes:
-            node.attributes = {**attributes, **(pool.node_attributes or {})}
-        try:
-            node.resources = dict(instance.getQuotaInformation().get_resources())
-        except NotImplementedError:
-            pass
 
     def _scanned(self) -> None:
         keys = self.nodescan_request.result()
@@ -529,3 +519,26 @@ class StateMachineNodeLauncher(StatsReporter):
 
 class _LockLost(Exception):
     """Our lock on the node's record is gone."""
+
+
+def copy_instance(node: zk.Node, instance: Instance, pool: Any) -> None:
+    """Fill the record with what the cloud tells of its machine."""
+    for name in INSTANCE_FIELDS:
+        setattr(node, name, getattr(instance, name, None))
+    if node.node_properties is None:
+        node.node_properties = {}
+    node.interface_ip = getattr(instance, "interface_ip", None)
+    if getattr(pool, "use_internal_ip", False):
+        private = getattr(instance, "private_ipv4", None) or getattr(instance, "private_ipv6", None)
+        node.interface_ip = private or node.interface_ip
+    for name in IMAGE_OVERRIDES:
+        if hasattr(instance, name):
+            setattr(node, name, getattr(instance, name))
+    node.host_keys = node.host_keys or []
+    attributes = getattr(instance, "node_attributes", None)
+    if attributes:
+        node.attributes = {**attributes, **(pool.node_attributes or {})}
+    try:
+        node.resources = dict(instance.getQuotaInformation().get_resources())
+    except NotImplementedError:
+        pass

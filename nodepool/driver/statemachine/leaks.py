@@ -1,4 +1,4 @@
-"""Finding cloud resources whose records are gone (LAU-13)."""
+"""Finding cloud resources whose records are gone (LAU-13), unless ZooKeeper has lost them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 from nodepool import metrics
 from nodepool.driver.statemachine.model import Adapter, Resource
-from nodepool.zk.records import HOLD, IN_USE, READY, USED, Node
+from nodepool.zk.cluster import NODE_ID, View, number_of
+from nodepool.zk.records import HOLD, IN_USE, READY, USED, Node, RecordError
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: States of a node whose machine will not be another any more.
 SETTLED = (READY, IN_USE, USED, HOLD)
+#: Node ids that a leak search skips at most; `nodepool recover` skips more of them.
+MOST_SKIPPED_IDS = 10_000
 
 
 def _key(resource: Resource) -> Hashable:
@@ -48,6 +51,8 @@ class LeakSearch:
         #: Of the last run.
         self.nodes: dict[Hashable, Any] = {}
         self.uploads: dict[Hashable, Any] = {}
+        #: Why nothing is deleted at present; None if the search works.
+        self.stopped: str | None = None
 
     def run(self, zk: ZooKeeper) -> None:
         name = self._name
@@ -60,12 +65,18 @@ class LeakSearch:
             for build, entries in builds.items()
             for upload in entries
         }
+        ours = [resource for resource in resources if (resource.metadata or {}).get("nodepool_provider_name") == name]
+        try:
+            view = zk.cluster.view()
+        except RecordError as error:
+            self._report(f"leaked resources are not deleted: {error}")
+            return
         nodes_before, uploads_before = self.nodes, self.uploads
         self.nodes, self.uploads = {}, {}
-        for resource in resources:
-            metadata = resource.metadata or {}
-            if metadata.get("nodepool_provider_name") != name:
-                continue
+        if self._stop(view, zk, ours, nodes, uploads):
+            return
+        for resource in ours:
+            metadata = resource.metadata
             node_id = metadata.get("nodepool_node_id")
             build, upload = metadata.get("nodepool_build_id"), metadata.get("nodepool_upload_id")
             if node_id is not None and _leaked(resource, nodes.get(node_id)):
@@ -80,9 +91,58 @@ class LeakSearch:
                 continue
             if node_id is not None and not _leaked(resource, zk.getNode(node_id)):
                 continue  # the mirror may lag; the tree itself decides
+            if not zk.cluster.is_current(view):
+                return  # the tree may be another one since
             try:
                 self._log.warning("Deleting leaked %s of provider %s: %s", resource.type, name, metadata)
                 self._adapter.deleteResource(resource)
                 metrics.shared().incr(metrics.LEAKED(name, resource.plural_metric_name))
             except Exception:
                 self._log.exception("Unable to delete leaked %s:", resource.type)
+
+    def _stop(
+        self, view: View, zk: ZooKeeper, resources: list[Resource], nodes: dict[str | None, Node], uploads: set[Any]
+    ) -> bool:
+        """Whether nothing may be deleted, because the tree lacks the history of some resources."""
+        found = []
+        for resource in resources:
+            node_id = resource.metadata.get(NODE_ID)
+            upload = resource.metadata.get("nodepool_build_id"), resource.metadata.get("nodepool_upload_id")
+            if node_id is None and upload in uploads:
+                continue  # its record was imported into another cluster
+            reason = view.foreign(resource.metadata, nodes.get(node_id))
+            if reason is not None and number_of(node_id) is not None:
+                # The mirror may lag, and has the time of our own clock for a record that we have just created.
+                reason = view.foreign(resource.metadata, zk.getNode(str(node_id)))
+            if reason is not None:
+                found.append((resource, reason))
+        if found:
+            numbers = [number_of(resource.metadata.get(NODE_ID)) for resource, _reason in found]
+            self._skip_ids(zk, max((number for number in numbers if number is not None), default=-1))
+        self._report(_why_stopped(found))
+        return self.stopped is not None
+
+    def _skip_ids(self, zk: ZooKeeper, highest: int) -> None:
+        """Give new nodes other ids than those of the lost machines: names in many clouds contain the id."""
+        try:
+            zk.cluster.skip_to(highest, MOST_SKIPPED_IDS)
+        except Exception as error:
+            self._log.warning("New nodes of provider %s may get the ids of machines that exist: %s", self._name, error)
+
+    def _report(self, reason: str | None) -> None:
+        before, self.stopped = self.stopped, reason
+        if self.stopped is not None and self.stopped != before:
+            self._log.warning("Stopped the leak search of provider %s: %s", self._name, self.stopped)
+        elif self.stopped is None and before is not None:
+            self._log.warning("Resumed the leak search of provider %s: all resources are accounted for", self._name)
+
+
+def _why_stopped(found: list[tuple[Resource, str]]) -> str | None:
+    if not found:
+        return None
+    resource, reason = found[0]
+    what = resource.metadata.get(NODE_ID) or getattr(resource, "id", "") or "unknown"
+    return (
+        f"leaked resources are not deleted, because ZooKeeper does not know the history of {len(found)} resources, among them "
+        f"{resource.type} of {what}: {reason}; run `nodepool recover --dry-run`"
+    )

@@ -247,6 +247,10 @@ class StateMachineProvider(Provider, QuotaSupport):
     def possibly_leaked_uploads(self) -> dict[Any, Any]:
         return self._leaks.uploads
 
+    @property
+    def leak_search_stopped(self) -> str | None:
+        return self._leaks.stopped
+
     def cleanupLeakedResources(self) -> None:
         try:
             self.adapter.periodic()

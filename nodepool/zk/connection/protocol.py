@@ -138,6 +138,8 @@ class Connection(kazoo_connection.ConnectionHandler):
         self._received = bytearray()
         #: Since when answers are due of which none has come.
         self._silent_since = 0.0
+        #: Since when no server has accepted our session; None while one does.
+        self._refused_since: float | None = None
 
     def _connect_loop(self, retry: object) -> Any:
         """Whatever goes wrong on this thread, it connects anew with the same session; kazoo would end for ever."""
@@ -163,7 +165,17 @@ class Connection(kazoo_connection.ConnectionHandler):
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received = bytearray()
-        return super()._connect(host, hostip, port)
+        client, now = self.client, time.monotonic()
+        if self._refused_since is None:
+            self._refused_since = now
+        if client.last_zxid and now - self._refused_since > client._session_timeout / 1000:
+            # A server refuses a client that has seen more than the server has: for ever, if it was restored from
+            # a backup. A server that lags behind has caught up by now.
+            log.warning("No server accepted our session for longer than its time-out; accepting restored servers, too")
+            client.last_zxid = 0
+        result = super()._connect(host, hostip, port)
+        self._refused_since = None
+        return result
 
     def _read_socket(self, read_timeout: float) -> Any:
         """Take whatever is there; every complete message is handled."""

@@ -187,8 +187,8 @@ class NodeTree(Tree[Node]):
                 del self.nodes[node_id]
             else:
                 if old is not None and old.stat is not None and node.stat is not None:
-                    if node.stat.mzxid < old.stat.mzxid and node.stat.czxid == old.stat.czxid:
-                        return  # an older reading
+                    if node.stat.czxid == old.stat.czxid and self.is_older(paths.node(node_id), node.stat, old.stat):
+                        return
                     node.lock_contenders = old.lock_contenders
                 else:
                     node.lock_contenders = self.contenders.get(node_id) or set()

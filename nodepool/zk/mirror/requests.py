@@ -74,7 +74,7 @@ class RequestTree(Tree[NodeRequest]):
                     return
                 del self.requests[request_id]
             else:
-                if old is not None and old.stat is not None and request.stat is not None and request.stat.mzxid < old.stat.mzxid:
+                if old is not None and self.is_older(paths.request(request_id), request.stat, old.stat):
                     return
                 self.requests[request_id] = request
             if old is not None:

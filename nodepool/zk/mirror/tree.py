@@ -45,6 +45,8 @@ class Tree(Generic[R]):
         self._generation = 0
         self._outstanding = 0
         self._stale: set[str] = set()
+        #: Paths shown since before the last reconnection: a restored server may show older records.
+        self._unconfirmed: set[str] = set()
         self._syncing = False
         self._stopped = False
         self._again: threading.Timer | None = None
@@ -135,6 +137,7 @@ class Tree(Generic[R]):
         self.synced.clear()
         with self.lock:
             self._stale = self.known_paths() | set(self.bad)
+            self._unconfirmed = set(self._stale)
         self._outstanding = 1
         self._syncing = True
         kazoo = self._kazoo()
@@ -260,6 +263,11 @@ class Tree(Generic[R]):
             self._set_aside(parts, path, str(error), stat.mzxid)
         else:
             self._not_bad(path)
+        self._unconfirmed.discard(path)
+
+    def is_older(self, path: str, now: ZnodeStat | None, before: ZnodeStat | None) -> bool:
+        """Whether what was read is older than what is shown, and both are of the same connection."""
+        return bool(now and before and now.mzxid < before.mzxid and path not in self._unconfirmed)
 
     def _set_aside(self, parts: list[str], path: str, reason: str, version: int) -> None:
         if self._bad_versions.get(path) != version:
@@ -367,6 +375,7 @@ class Tree(Generic[R]):
             self.store_own(parts, path, record, stat)
         except Exception:
             self.log.exception("Cannot show what was written to %s:", path)
+        self._unconfirmed.discard(path)
         if own is not None and own[1] > 0 and own[0] <= 0:
             self._read(path, parts, None)  # another client wrote it, too
 

@@ -17,6 +17,7 @@ from tests.support.aws.cloud import AwsCloud
 from tests.support.aws.scene import adapter, all_gone, cleanup, one, run_params, start
 from tests.support.fault_proxy import Forward, Reply, Request, ec2_error, hang, lose_answer, reply
 from tests.support.launcher import LauncherBench
+from tests.support.node_ids import spend_node_ids
 
 #: Well-formed, so that it reads as an answer without any content.
 XHTML = reply(200, "<html><body><h1>Welcome, please log in</h1></body></html>", "text/html")
@@ -260,8 +261,9 @@ def test_a_second_instance_of_a_node(bench: LauncherBench, aws: AwsCloud) -> Non
 
 def test_a_leaked_host_that_is_not_released(bench: LauncherBench, aws: AwsCloud, caplog: pytest.LogCaptureFixture) -> None:
     """Amazon reports it in an answer that is no error; it is not counted as removed."""
+    spend_node_ids(bench.zk)
     start(bench, aws, aws.label())
-    tags = [{"Key": "nodepool_provider_name", "Value": "ec2-us"}, {"Key": "nodepool_node_id", "Value": "0000099999"}]
+    tags = [{"Key": "nodepool_provider_name", "Value": "ec2-us"}, {"Key": "nodepool_node_id", "Value": "0000000099"}]
     aws.ec2.allocate_hosts(
         AvailabilityZone="us-east-1a",
         InstanceType="c5.large",

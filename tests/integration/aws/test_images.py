@@ -18,6 +18,7 @@ from tests.support.aws.scene import adapter, cleanup, instance, one, start, tags
 from tests.support.builder import BuilderBench
 from tests.support.fault_proxy import cut_off, drop, ec2_error, html, reply
 from tests.support.launcher import LauncherBench
+from tests.support.node_ids import spend_node_ids
 
 STORE = {"object-storage": {"bucket-name": "nodepool"}}
 
@@ -43,8 +44,10 @@ def build(builders: BuilderBench, aws: AwsCloud, *images: dict[str, Any], **opti
     return builders.wait_upload(provider="ec2-us")
 
 
-def expected_tags(upload: Any) -> dict[str, str]:
-    return {
+def check_tags(tagged: Any, upload: Any) -> None:
+    found = tags(tagged)
+    assert found.pop("nodepool_cluster_id")
+    assert found == {
         "diskimage_metadata": "diskimage",
         "provider_metadata": "provider",
         "number": "1",
@@ -76,9 +79,9 @@ def test_snapshot_import(builders: BuilderBench, aws: AwsCloud) -> None:
     (image,) = aws.images()
     assert image["ImageId"] == upload.external_id
     assert image["Name"] == upload.external_name
-    assert tags(image) == expected_tags(upload)
+    check_tags(image, upload)
     (snapshot,) = aws.snapshots()
-    assert tags(aws.ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"][0]) == expected_tags(upload)
+    check_tags(aws.ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"][0], upload)
     assert aws.objects() == [], "the object is removed after the import"
     (request,) = aws.proxy.seen("RegisterImage")
     assert "ImdsSupport" not in request.params
@@ -150,9 +153,9 @@ def test_image_import(builders: BuilderBench, aws: AwsCloud) -> None:
     upload = build(builders, aws, {"import-method": "image"})
     (image,) = aws.images()
     assert image["ImageId"] == upload.external_id
-    assert tags(image) == expected_tags(upload)
+    check_tags(image, upload)
     (snapshot,) = aws.snapshots()
-    assert tags(aws.ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"][0]) == expected_tags(upload)
+    check_tags(aws.ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"][0], upload)
     assert aws.objects() == []
 
 
@@ -165,7 +168,7 @@ def test_ebs_direct(builders: BuilderBench, aws: AwsCloud) -> None:
     upload = builders.wait_upload(provider="ec2-us")
     (ami,) = aws.images()
     assert ami["ImageId"] == upload.external_id
-    assert tags(ami) == expected_tags(upload)
+    check_tags(ami, upload)
     (request,) = aws.proxy.seen("RegisterImage")
     assert request.params["ImdsSupport"] == "v2.0"
     assert request.params["BlockDeviceMapping.1.Ebs.VolumeSize"] == "12", "the larger of size and volume-size"
@@ -236,6 +239,7 @@ def nodepool_tags(**more: str) -> list[dict[str, str]]:
 
 @pytest.mark.spec("AWS-3.17: leaked instance, volume and object are removed and counted")
 def test_leaks(bench: LauncherBench, aws: AwsCloud, statsd: Any) -> None:
+    spend_node_ids(bench.zk)
     pool = start(bench, aws, object_storage={"bucket-name": "nodepool"})
     _, node = one(bench)
     of_lost_node = nodepool_tags(nodepool_node_id="0000000042", nodepool_pool_name="main")
@@ -308,6 +312,7 @@ def test_missing_import_task(bench: LauncherBench, aws: AwsCloud) -> None:
 
 @pytest.mark.parametrize("operation", ["DescribeVolumes", "DescribeImages", "DescribeSnapshots"])
 def test_a_list_that_fails_stops_no_other_cleanup(bench: LauncherBench, aws: AwsCloud, operation: str) -> None:
+    spend_node_ids(bench.zk)
     start(bench, aws)
     aws.ec2.run_instances(
         ImageId=aws.ami,

@@ -13,6 +13,7 @@ from tests.support.aws.cloud import REGION, AwsCloud
 from tests.support.aws.scene import adapter, all_gone, failed, instance, one, run_params, start, tags
 from tests.support.fault_proxy import ec2_error, hang, lose_answer
 from tests.support.launcher import LauncherBench
+from tests.support.node_ids import spend_node_ids
 
 
 @pytest.mark.spec("AWS-3.7: fields of a node; deletion removes the instance")
@@ -120,6 +121,7 @@ def test_tags(bench: LauncherBench, aws: AwsCloud) -> None:
     start(bench, aws, label)
     request_id, node = one(bench, tenant_name="tenant-1")
     found = tags(instance(aws, node))
+    assert found.pop("nodepool_cluster_id") and found.pop("nodepool_node_created").isdecimal()
     assert found == {
         "has-tags": "True",
         "number": "3",
@@ -277,6 +279,7 @@ def test_dedicated_host_of_an_unclear_launch(bench: LauncherBench, aws: AwsCloud
 
 
 def test_others_on_a_host_are_left_alone(bench: LauncherBench, aws: AwsCloud) -> None:
+    spend_node_ids(bench.zk)
     start(bench, aws)
 
     def named(provider: str, node: str) -> list[dict[str, str]]:

@@ -239,6 +239,36 @@ def test_google_taken_name(google: Google, bench: LauncherBench) -> None:
     assert [each.body for each in google.machines()] == [foreign]
 
 
+def marks_of_a_lost_node(provider: str) -> dict[str, str]:
+    """Marks of a machine that was created for the first node before ZooKeeper was restored."""
+    return {"nodepool_provider_name": provider, "nodepool_node_id": "0000000000", "nodepool_node_created": "1000"}
+
+
+@pytest.mark.spec("GCE-10: LAU-13.3: a node that got the id of a lost one does not adopt its machine")
+def test_google_machine_of_a_lost_node_is_not_adopted(google: Google, bench: LauncherBench) -> None:
+    items = [{"key": key, "value": value} for key, value in marks_of_a_lost_node(google.name).items()]
+    lost = {"name": "np0000000000", "machineType": "n1-standard-1", "networkInterfaces": [{}], "metadata": {"items": items}}
+    with google.cloud.lock:
+        google.cloud.new_machine("np0000000000", lost, google.zones[0])
+    pool = bench.start(google.config(**{"launch-retries": 1}), cleanup_interval=600)
+    bench.wait_request(bench.submit("small"), "failed", timeout=30)
+    assert any("already exists" in line for line in pool.getReadiness()[1])
+    wait_for(lambda: not bench.nodes(), 20, "no record")
+    assert [each.body for each in google.machines()] == [lost]
+
+
+@pytest.mark.spec("AZU-8: LAU-13.3: a node that got the id of a lost one does not replace its machine")
+def test_azure_machine_of_a_lost_node_is_not_replaced(azure: Azure, bench: LauncherBench) -> None:
+    lost = {"location": "centralus", "tags": marks_of_a_lost_node(azure.name), "properties": {}}
+    with azure.cloud.lock:
+        azure.cloud.new_machine("np0000000000", lost)
+    pool = bench.start(azure.config(**{"launch-retries": 1}), cleanup_interval=600)
+    bench.wait_request(bench.submit("small"), "failed", timeout=30)
+    assert any("exists already and belongs to another node" in line for line in pool.getReadiness()[1])
+    wait_for(lambda: not bench.nodes(), 20, "no record")
+    assert [each.body for each in azure.machines()] == [lost]
+
+
 @pytest.mark.spec("AZU-8: a machine of the same name that is of others is left alone")
 def test_azure_taken_name(azure: Azure, bench: LauncherBench) -> None:
     foreign = {"location": "centralus", "tags": {"nodepool_provider_name": "theirs"}, "properties": {}}

@@ -204,14 +204,10 @@ def test_state_machine_driver(bench: LauncherBench, statsd: StatsdReceiver) -> N
     assert (node.external_id, node.interface_ip, node.resources["cores"]) == ("cast1", "fake-cast1", 2)
     assert node.node_properties == {}
     node_id = bench.zuul.request(request_id)["nodes"][0]
-    assert adapter.seen == [
-        (
-            f"np{node_id}",
-            "anvil",
-            {"nodepool_node_id": node_id, "nodepool_pool_name": "main", "nodepool_provider_name": "founder"},
-            "hall-1",
-        )
-    ]
+    ((hostname, label, metadata, az),) = adapter.seen
+    assert (hostname, label, az) == (f"np{node_id}", "anvil", "hall-1")
+    assert metadata.pop("nodepool_cluster_id") and metadata.pop("nodepool_node_created").isdecimal()
+    assert metadata == {"nodepool_node_id": node_id, "nodepool_pool_name": "main", "nodepool_provider_name": "founder"}
     bench.use_up(request_id)
     assert adapter.casts == {}
     # A failed attempt is deleted, the same node gets another one.

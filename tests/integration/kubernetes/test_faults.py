@@ -13,6 +13,7 @@ from tests.conftest import wait_for
 from tests.support.fault_proxy import cut_off, drop, html, lose_answer
 from tests.support.kubernetes.cluster import CONTEXT, failure, kubeconfig
 from tests.support.kubernetes.scene import Scene
+from tests.support.node_ids import spend_node_ids
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
@@ -244,8 +245,9 @@ def test_leaks(scene: Scene) -> None:
     def make(name: str, labels: dict[str, str]) -> None:
         assert admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}) == 200
 
-    ours = {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000999", "nodepool_pool_name": scene.pool}
-    make(f"{scene.pool}-0000000999", ours)
+    ours = {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000099", "nodepool_pool_name": scene.pool}
+    spend_node_ids(scene.bench.zk)
+    make(f"{scene.pool}-0000000099", ours)
     others = {
         f"{scene.pool}-0000000998": {},
         f"{scene.pool}-0000000997": {**ours, "nodepool_provider_name": "another"},
@@ -255,7 +257,7 @@ def test_leaks(scene: Scene) -> None:
     for name, labels in others.items():
         make(name, labels)
     scene.start(scene.label("space", "namespace"))
-    wait_for(lambda: f"{scene.pool}-0000000999" not in scene.namespaces(), 30, "the leak is gone")
+    wait_for(lambda: f"{scene.pool}-0000000099" not in scene.namespaces(), 30, "the leak is gone")
     assert set(scene.namespaces()) == set(others) - {f"x{scene.pool}-0000000996"}
     assert f"x{scene.pool}-0000000996" in scene.cluster.namespaces("x")
 
@@ -268,6 +270,18 @@ def test_ready_nodes_that_vanish(scene: Scene, what: str) -> None:
     path = f"/api/v1/namespaces/{node.external_id}" + ("" if what == "namespace" else "/pods/pod?gracePeriodSeconds=0")
     assert scene.cluster.admin.status("DELETE", path) == 200
     wait_for(lambda: [each.id for each in scene.bench.nodes("pod")] not in ([node.id], []), 60, "another node")
+
+
+@pytest.mark.spec("KUB-8: LAU-13.3: a node that got the id of a lost one does not use its namespace")
+def test_a_namespace_of_a_lost_node_is_not_used(scene: Scene) -> None:
+    name = f"{scene.pool}-0000000000"
+    labels = {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000000", "nodepool_node_created": "1000"}
+    assert scene.cluster.admin.status("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}) == 200
+    pool = scene.start(scene.label("space", "namespace"), **{"launch-retries": 1})
+    scene.bench.wait_state(scene.bench.submit("space"), "failed")
+    assert "is there already, and is none of this node's" in problems(pool, "space")
+    wait_for(lambda: not scene.bench.nodes(state=None), 30, "no record")
+    assert set(scene.namespaces()) == {name}
 
 
 @pytest.mark.spec("KUB-8: what another installation has given the same name is not touched")

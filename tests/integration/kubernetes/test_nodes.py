@@ -44,7 +44,10 @@ ID = "nodepool_node_id"
 
 
 def ours(scene: Scene, node: Any, label: str) -> dict[str, str]:
-    return {ID: node.id, "nodepool_provider_name": scene.name, "nodepool_pool_name": scene.pool, "nodepool_node_label": label}
+    return {
+        ID: node.id, "nodepool_provider_name": scene.name, "nodepool_pool_name": scene.pool, "nodepool_node_label": label,
+        "nodepool_cluster_id": scene.bench.zk.cluster.identity(), "nodepool_node_created": str(node.stat.ctime),
+    }  # fmt: skip
 
 
 def sent_pod(scene: Scene) -> dict[str, Any]:

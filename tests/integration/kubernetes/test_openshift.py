@@ -15,6 +15,7 @@ from tests.conftest import wait_for
 from tests.support.kubernetes.cluster import CONTEXT, failure
 from tests.support.kubernetes.openshift_api import OpenShiftApi
 from tests.support.kubernetes.scene import Scene
+from tests.support.node_ids import spend_node_ids
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
@@ -71,7 +72,9 @@ def test_a_pod_in_a_project(shift: ProjectScene) -> None:
     assert port.keys() == {"namespace", "host", "skiptls", "token", "user", "ca_crt", "pod"}
     (body,) = shift.sent()
     assert body["metadata"]["name"] == "pod" and body["metadata"]["annotations"] == {}
-    assert body["metadata"]["labels"] == {
+    labels = body["metadata"]["labels"]
+    assert labels.pop("nodepool_cluster_id") and labels.pop("nodepool_node_created").isdecimal()
+    assert labels == {
         "nodepool_node_id": node.id,
         "nodepool_provider_name": scene.name,
         "nodepool_pool_name": scene.pool,
@@ -158,12 +161,13 @@ def test_quota_of_projects(shift: ProjectScene) -> None:
 @pytest.mark.spec("OSH-9: a project is ours when its account has our mark")
 def test_leaked_projects(shift: ProjectScene) -> None:
     scene = shift.scene
+    spend_node_ids(shift.bench.zk)
     shift.start({"name": "space", "type": "project"})
     (node,) = shift.bench.get("space")
     admin = scene.cluster.admin
     user = "system:serviceaccount:nodepool-openshift:nodepool-launcher"
-    for number, labels in ((998, None), (999, {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000999"})):
-        name = f"{scene.pool}-0000000{number}"
+    for number, labels in ((98, None), (99, {"nodepool_provider_name": scene.name, "nodepool_node_id": "0000000099"})):
+        name = f"{scene.pool}-00000000{number}"
         body = {"metadata": {"name": name, "annotations": {"openshift.io/requester": user}}}
         assert admin.status("POST", "/api/v1/namespaces", body) == 200
         bind = {
@@ -175,7 +179,7 @@ def test_leaked_projects(shift: ProjectScene) -> None:
         if labels:
             account = {"metadata": {"name": "zuul-worker", "labels": labels}}
             assert admin.status("POST", f"/api/v1/namespaces/{name}/serviceaccounts", account) == 200
-    wait_for(lambda: set(scene.namespaces()) == {node.external_id, f"{scene.pool}-0000000998"}, 60, "the leak is gone")
+    wait_for(lambda: set(scene.namespaces()) == {node.external_id, f"{scene.pool}-0000000098"}, 60, "the leak is gone")
 
 
 class PodScene(ProjectScene):
@@ -281,8 +285,9 @@ def test_client_certificates(pods: PodScene) -> None:
 
 @pytest.mark.spec("OSH-9: leaked pods, by label, on two sightings")
 def test_leaked_pods(pods: PodScene) -> None:
-    labels = {"nodepool_provider_name": pods.scene.name, "nodepool_node_id": "0000000999"}
-    for name, marks in (("pod-0000000999", labels), ("other-0000000998", {})):
+    spend_node_ids(pods.bench.zk)
+    labels = {"nodepool_provider_name": pods.scene.name, "nodepool_node_id": "0000000099"}
+    for name, marks in (("pod-0000000099", labels), ("other-0000000998", {})):
         body = {"metadata": {"name": name, "labels": marks}, "spec": {"containers": [{"name": "c", "image": "an/image"}]}}
         assert pods.cluster.admin.status("POST", f"/api/v1/namespaces/{pods.scene.pool}/pods", body) == 200
     pods.start(pods.label())

@@ -23,7 +23,9 @@ def test_node(bench: LauncherBench, openstack_cloud: OpenStackCloud) -> None:
     request_id, node = one(bench)
     (server,) = openstack_cloud.servers()
     assert (server["name"], server["status"], server["id"]) == (f"np{node.id}", "ACTIVE", node.external_id)
-    assert server["metadata"] == {
+    marks = server["metadata"]
+    assert marks.pop("nodepool_cluster_id") and marks.pop("nodepool_node_created").isdecimal()
+    assert marks == {
         "groups": "cloud-1,base,small",
         "nodepool_node_id": node.id,
         "nodepool_pool_name": "main",

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench, StatsdReceiver
+from tests.support.node_ids import spend_node_ids
 from tests.support.openstack.cloud import OpenStackCloud
 from tests.support.openstack.scene import cleanup, label, manager, one, provider, start
 
@@ -36,6 +37,7 @@ def server(cloud: OpenStackCloud, **metadata: str) -> Any:
 @pytest.mark.spec("OST-3.22: a leaked server is removed at the second sighting and counted")
 @pytest.mark.core
 def test_servers(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+    spend_node_ids(bench.zk)
     start(bench, openstack_cloud)
     _, node = one(bench)
     leaked = server(openstack_cloud, **MARKS)
@@ -50,6 +52,7 @@ def test_servers(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: 
 @slow
 def test_floating_ips(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     """Those whose server vanished; not those of others."""
+    spend_node_ids(bench.zk)
     start(bench, openstack_cloud, provider(pool={"auto-floating-ip": True}))
     _, node = one(bench)
     network = openstack_cloud.network_id("external")
@@ -97,6 +100,7 @@ def test_ports(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: St
 
 @slow
 def test_volumes(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
+    spend_node_ids(bench.zk)
     start(bench, openstack_cloud, provider(label(boot_from_volume=True, volume_size=2)))
     one(bench)
     storage = openstack_cloud.sdk.block_storage
@@ -113,6 +117,7 @@ def test_volumes(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: 
 @slow
 def test_images(bench: LauncherBench, openstack_cloud: OpenStackCloud, statsd: StatsdReceiver) -> None:
     """An image without upload record; one with a record stays, so does a protected one."""
+    spend_node_ids(bench.zk)
     top = {"diskimages": [{"name": "disk"}]}
     start(bench, openstack_cloud, provider(label(), label("disk", diskimage="disk"), diskimages=[{"name": "disk"}]), top=top)
 

@@ -534,6 +534,7 @@ def own_server() -> Iterator[dict[str, Any]]:
         yield {
             "hosts": f"127.0.0.1:{settings['port']}",
             "port": settings["port"],
+            "data": root / "data",
             "ca": settings["ca"],
             "cert": settings["cert"],
             "key": settings["key"],

@@ -10,6 +10,7 @@ NODEPOOL_CRASH_AT        <point>[:n] - SIGKILL ourselves at the n-th passing of 
     txn-sent     it has been given to the connection
     txn-after    the server has answered; nobody has been told yet
     txn-done     whoever waited for the answer has been told
+    write-before   a write to ZooKeeper is about to be sent (of commands)
     create-before create-after delete-before delete-after   around what happens in the cloud
 """
 
@@ -123,6 +124,22 @@ def patch_writer() -> None:
             passed("txn-done")
 
     Writer._send, Writer._answer = _send, _answer  # type: ignore[method-assign]
+
+
+def patch_client() -> None:
+    """Before each write to ZooKeeper, the point ``write-before`` is passed."""
+    from kazoo.protocol.serialization import Create, SetData, Transaction
+
+    from nodepool.zk.connection.protocol import Client
+
+    call = Client._call
+
+    def _call(self: Any, request: Any, async_object: Any) -> Any:
+        if isinstance(request, (Create, SetData, Transaction)):
+            passed("write-before")
+        return call(self, request, async_object)
+
+    Client._call = _call  # type: ignore[method-assign]
 
 
 def patch_intervals() -> None:

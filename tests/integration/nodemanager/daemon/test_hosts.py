@@ -434,3 +434,17 @@ def test_a_list_of_alien_images_changes_nothing(bench: LauncherBench, nm: NmDaem
     assert "metal" not in capsys.readouterr().out
     assert names(nm) == ["leaked", "stray"]
     assert [s["expiry"] for s in nm.client.call("ListSlivers")] == [s["expiry"] for s in before] == [expiry, expiry]
+
+
+def test_sliver_of_a_lost_history_is_no_stray(bench: LauncherBench, nm: NmDaemon) -> None:
+    """After a restore of ZooKeeper another node may get the id of a node that is in use."""
+    node = zk.Node()
+    node.state, node.provider, node.pool, node.type = zk.HOLD, "metal", "main", ["small"]
+    node.external_id = {"host": "another", "sliver": "np"}
+    bench.zk.storeNode(node)
+    ours = {"nodepool_provider_name": "metal", "nodepool_pool_name": "main", "nodepool_node_id": node.id}
+    expiry = int(time.time()) + 1000
+    nm.put("in-use", metadata={**ours, "nodepool_node_created": "1500000000000"}, expiry=expiry)
+    nm.put("stray", metadata=ours, expiry=expiry)
+    bench.start(config(nm))
+    wait_for(lambda: names(nm) == ["in-use"], what="the stray sliver is deleted")

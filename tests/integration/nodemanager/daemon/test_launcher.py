@@ -16,6 +16,7 @@ import pytest
 from nodepool.status import cluster
 from tests.conftest import wait_for
 from tests.support.launcher import LauncherBench
+from tests.support.node_ids import spend_node_ids
 from tests.support.nodemanager.fake_host import CAPACITY, fake_host
 from tests.support.nodemanager.scene import NmDaemon, make_daemon
 
@@ -114,9 +115,10 @@ def test_quota_makes_requests_wait(bench: LauncherBench, nm: NmDaemon) -> None:
 
 @pytest.mark.spec("NM-C.8: metadata -> leak cleanup works unchanged")
 def test_leaked_sliver(bench: LauncherBench, nm: NmDaemon) -> None:
+    spend_node_ids(bench.zk)
     nm.put(
-        "np0000009999",
-        metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000009999", "nodepool_pool_name": "main"},
+        "np0000000099",
+        metadata={"nodepool_provider_name": "metal", "nodepool_node_id": "0000000099", "nodepool_pool_name": "main"},
     )
     nm.put("foreign", metadata={"nodepool_provider_name": "another"})
     bench.start(config(nm))

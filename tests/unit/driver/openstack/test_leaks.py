@@ -14,6 +14,7 @@ from nodepool.builder.upload import journal as upload_journal
 from nodepool.driver.fake.adapter import Dummy, FakeAdapter, FakeOpenStackCloud
 from nodepool.driver.openstack.api.transport import Record
 from nodepool.driver.statemachine.leaks import LeakSearch
+from tests.support.histories import SoundHistory
 from tests.support.openstack.fake import LOG, advance
 
 Over = Callable[[FakeOpenStackCloud], FakeAdapter]
@@ -35,7 +36,10 @@ def image(image_id: str, **more: Any) -> Record:
 def find_leaks(adapter: Any, node: Any = None) -> None:
     """Two runs of the search for leaks, while there is this record, or none."""
     zk = SimpleNamespace(
-        getProviderNodes=lambda _name: [node] if node else [], getProviderUploads=lambda _name: {}, getNode=lambda _id: node
+        getProviderNodes=lambda _name: [node] if node else [],
+        getProviderUploads=lambda _name: {},
+        getNode=lambda _id: node,
+        cluster=SoundHistory(),
     )
     search = LeakSearch("p", adapter, LOG)
     for _ in range(2):

@@ -235,6 +235,7 @@ class DiskAdapter(statemachine.Adapter):
         return [DiskInstance(i, metadata) for i, metadata in self._list()]
 
     def listResources(self) -> list[DiskResource]:
+        self._log("listed resources")
         return [DiskResource(i, metadata) for i, metadata in self._list()]
 
     def deleteResource(self, resource: Any) -> None:

@@ -1,0 +1,259 @@
+"""``recover``: adopt, hold or delete what the clouds have and a restored or emptied ZooKeeper has not."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from kazoo.exceptions import NodeExistsError
+
+from nodepool import status
+from nodepool.base.problems import one_line
+from nodepool.cmd.commands.aliens import LIST_TIMEOUT, Listing
+from nodepool.cmd.commands.context import CommandError, Context, Subparsers, add_listing
+from nodepool.process.program import describe
+from nodepool.zk import paths
+from nodepool.zk.cluster import CLUSTER_ID, NODE_CREATED, NODE_ID, number_of
+from nodepool.zk.records import HOLD, READY, Node
+
+COMMENT = "recovered after a restore of ZooKeeper"
+COLUMNS = {
+    "provider": "Provider", "type": "Type", "id": "Node ID", "resource": "Resource", "cluster": "Cluster",
+    "age": "Created", "address": "Address", "reason": "Unknown Because", "result": "Result",
+}  # fmt: skip
+
+log = logging.getLogger("nodepool.cmd.recover")
+
+
+def register(subparsers: Subparsers) -> None:
+    parser = add_listing(subparsers, "recover", recover, "adopt, hold or delete machines that ZooKeeper has lost")
+    parser.add_argument("ids", metavar="NODE_ID", nargs="*", help="node id; zeros in front may be left out")
+    parser.add_argument("--all", action="store_true", help="do it with everything that is listed")
+    parser.add_argument("--provider", metavar="PROVIDER", dest="wanted", help="only this provider")
+    parser.add_argument("--label", metavar="LABEL", help="label of the nodes, for clouds that do not store it")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="only list; this is the default")
+    for action, text in (
+        ("adopt", "create records of ready nodes; for machines that no job has used"),
+        ("hold", "create records of held nodes"),
+        ("delete", "delete the resources in the cloud"),
+    ):
+        what.add_argument(f"--{action}", dest="action", action="store_const", const=action, help=text)
+
+
+@dataclass
+class Lost:
+    """One machine or other resource that ZooKeeper does not know."""
+
+    manager: Any
+    metadata: dict[str, Any]
+    type: str
+    id: Any
+    reason: str
+    instance: Any = None
+    resource: Any = None
+    result: str = ""
+    failed: bool = field(default=False)
+
+    @property
+    def number(self) -> int | None:
+        return number_of(self.metadata.get(NODE_ID))
+
+    def row(self) -> dict[str, Any]:
+        created = number_of(self.metadata.get(NODE_CREATED))
+        return {
+            "provider": self.manager.provider.name,
+            "type": self.type,
+            "id": self.metadata.get(NODE_ID),
+            "resource": self.id,
+            "cluster": self.metadata.get(CLUSTER_ID),
+            "age": created / 1000 if created is not None else None,
+            "address": getattr(self.instance, "interface_ip", None),
+            "reason": self.reason,
+            "result": self.result or ("hold, adopt or delete" if self.instance is not None else "delete"),
+        }
+
+
+def recover(context: Context) -> int:
+    args = context.args
+    if args.action and bool(args.ids) == args.all:
+        raise CommandError(f"--{args.action} needs either node ids or --all")
+    if args.wanted:
+        context.check_provider(args.wanted)
+    with _providers(context) as managers:
+        found, complete = _find(context, managers)
+        chosen = [lost for lost in found if not args.ids or lost.number in {number_of(text) for text in args.ids}]
+        for text in args.ids:
+            if number_of(text) not in {lost.number for lost in chosen}:
+                context.refuse(f"node id {text} is not among the resources that ZooKeeper has lost")
+        if args.action:
+            # Before any effect: no new node may get the id of a machine that exists.
+            highest = max((lost.number for lost in found if lost.number is not None), default=-1)
+            try:
+                context.zk.cluster.skip_to(highest)
+            except ValueError as error:
+                if args.action != "delete":
+                    raise CommandError(str(error)) from None
+            for lost in chosen:
+                _apply(context, args.action, lost)
+    context.show(status.Results([lost.row() for lost in chosen], COLUMNS))
+    return 0 if complete and not any(lost.failed for lost in chosen) else 1
+
+
+@contextmanager
+def _providers(context: Context) -> Iterator[dict[str, Any]]:
+    """The providers that create machines in clouds, started; with what was raised where one cannot be."""
+    from nodepool.driver import lifecycle
+    from nodepool.driver.statemachine.provider import StateMachineProvider
+
+    found: dict[str, Any] = {}
+    try:
+        for name, config in sorted(context.config.providers.items()):
+            # Slots on backing nodes are no machines of a cloud.
+            if (context.args.wanted and name != context.args.wanted) or config.driver.name == "metastatic":
+                continue
+            try:
+                manager = lifecycle.get_provider(config)
+                if not isinstance(manager, StateMachineProvider):
+                    continue
+                found[name] = manager
+                manager.start(context.zk)
+            except Exception as error:
+                found[name] = error
+        yield found
+    finally:
+        started = [manager for manager in found.values() if not isinstance(manager, Exception)]
+        for manager in started:
+            manager.stop()
+        for manager in started:
+            manager.join()
+
+
+def _find(context: Context, managers: dict[str, Any]) -> tuple[list[Lost], bool]:
+    """Return what the providers have and ZooKeeper has not, and whether all providers could be listed."""
+    deadline, complete = time.monotonic() + LIST_TIMEOUT, True
+    listings = {name: Listing(name, functools.partial(_list, manager)) for name, manager in managers.items()}
+    listed = []
+    for name, listing in listings.items():
+        try:
+            listed += listing.result(deadline)
+        except Exception as error:
+            complete = False
+            log.error("Resources of provider %s cannot be listed: %s", name, describe(error))
+    # The records are read after the clouds: what was created meanwhile is not lost.
+    view = context.zk.cluster.peek()
+    nodes = {node.id: node for node in context.zk.nodeIterator(cached=False)}
+    uploads = {(upload.build_id, upload.id) for upload in context.zk.readImages().uploads}
+    found = []
+    for lost in listed:
+        metadata = lost.metadata
+        if NODE_ID not in metadata and (metadata.get("nodepool_build_id"), metadata.get("nodepool_upload_id")) in uploads:
+            continue
+        reason = view.foreign(metadata, nodes.get(metadata.get(NODE_ID)))
+        if reason is not None:
+            lost.reason = reason
+            found.append(lost)
+    return sorted(found, key=lambda lost: (lost.manager.provider.name, lost.number or 0, str(lost.id))), complete
+
+
+def _list(manager: Any) -> list[Lost]:
+    """Return all resources of the provider, each machine once."""
+    if isinstance(manager, Exception):
+        raise manager
+    instances = {part: instance for instance in manager.adapter.listInstances() for part in _ids(instance.external_id)}
+    alone = {id(instance): instance for instance in instances.values()}
+    found = []
+    for resource in manager.adapter.listResources():
+        name = getattr(resource, "id", None)
+        instance = alone.pop(id(instances.get(str(name))), None)
+        found.append(Lost(manager, resource.metadata or {}, resource.type, name, "", instance, resource))
+    for instance in alone.values():
+        metadata = getattr(instance, "metadata", None) or {}
+        found.append(Lost(manager, metadata, "instance", instance.external_id, "", instance))
+    return [lost for lost in found if lost.metadata.get("nodepool_provider_name") == manager.provider.name]
+
+
+def _ids(external_id: Any) -> set[str]:
+    """Return what the resource of an instance may be called; some drivers have several ids in one value."""
+    return {str(part) for part in (external_id.values() if isinstance(external_id, dict) else [external_id]) if part}
+
+
+def _apply(context: Context, action: str, lost: Lost) -> None:
+    """Do it; whatever goes wrong concerns this one alone."""
+    try:
+        if action == "delete":
+            if lost.resource is None:
+                raise CommandError("its driver does not list it as a resource; hold it, then use `nodepool delete`")
+            lost.manager.adapter.deleteResource(lost.resource)
+            lost.result = "deleted"
+        elif lost.instance is not None:
+            _create_record(context, action, lost)
+        else:
+            lost.result = "unchanged: not a machine; it belongs to the one with this node id, or can be deleted"
+    except Exception as error:
+        lost.failed = True
+        lost.result = one_line(f"failed: {describe(error)}")
+
+
+def _create_record(context: Context, action: str, lost: Lost) -> None:
+    """
+    :raises CommandError: the machine cannot be a node.
+    """
+    from nodepool.driver.statemachine.launcher import copy_instance
+
+    provider, metadata = lost.manager.provider, lost.metadata
+    node = Node(f"{lost.number:010}")
+    node.provider = provider.name
+    pool = provider.pools.get(metadata.get("nodepool_pool_name"))
+    if pool is None:
+        raise CommandError(f"pool {metadata.get('nodepool_pool_name')} is not configured; configure it, or delete the machine")
+    node.pool = pool.name
+    name = context.args.label or metadata.get("nodepool_node_label")
+    label = pool.labels.get(name)
+    if label is None and (name or action == "adopt"):
+        known = ", ".join(sorted(pool.labels))
+        raise CommandError(f"label {name or 'unknown'} is not in pool {pool.name} of the provider; give --label, one of: {known}")
+    node.type = name
+    if label is not None:
+        _fill_from_label(node, label, provider)
+    copy_instance(node, lost.instance, pool)
+    created = number_of(metadata.get(NODE_CREATED))
+    # The leak search compares this with the stamp of the machine.
+    node.created_time = created / 1000 if created is not None else time.time()
+    node.comment = COMMENT
+    if action == "adopt":
+        _scan(node, label, provider)
+    node.state = READY if action == "adopt" else HOLD
+    try:
+        context.kazoo.create(paths.node(node.id or ""), node.serialize())
+    except NodeExistsError:
+        raise CommandError(f"another node has id {node.id} now; the machine can only be deleted") from None
+    lost.result = "adopted" if action == "adopt" else "held"
+
+
+def _fill_from_label(node: Node, label: Any, provider: Any) -> None:
+    image = (label.diskimage and provider.diskimages[label.diskimage.name]) or label.cloud_image
+    node.image_id = image.name
+    node.username = image.username
+    node.python_path = image.python_path
+    node.shell_type = image.shell_type
+    node.connection_port = image.connection_port
+    node.connection_type = image.connection_type
+
+
+def _scan(node: Node, label: Any, provider: Any) -> None:
+    """Read the host keys, as a launch does.
+
+    :raises ConnectionTimeoutException: the machine does not answer.
+    """
+    from nodepool.nodescan import NodescanRequest, NodescanWorker
+
+    timeout = getattr(provider, "boot_timeout", None) or 60
+    request = NodescanRequest(node, label.host_key_checking, timeout, log)
+    NodescanWorker(f"recover-{node.id}").run_one(request)
+    node.host_keys = request.result() or node.host_keys
