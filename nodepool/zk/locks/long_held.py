@@ -54,7 +54,8 @@ class HeldLock:
     @property
     def held(self) -> bool:
         """Whether our contender lives in the present session; False while there is none."""
-        return self._handle is not None and self._handle.session_id == self._client.session_id
+        handle = self._handle  # read once: another thread may release the lock
+        return handle is not None and handle.session_id == self._client.session_id
 
     def regain(self) -> bool:
         """Take the lock again after its session was lost; False when another client was faster."""

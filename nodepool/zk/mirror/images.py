@@ -185,13 +185,15 @@ class ImageTree(Tree[Any]):
             elif kind == "build-lock":
                 self.build_lock_time.pop(name, None)
             elif kind == "build-contender":
-                self.build_contenders[name].discard(parts[3])
+                contenders = self.build_contenders.get(name, set())
+                contenders.discard(parts[3])
+                if not contenders:
+                    self.build_contenders.pop(name, None)
             elif kind == "upload-contender":
-                contenders = self.upload_contenders.get((name, parts[2], parts[4]))
-                if contenders is not None:
-                    contenders.discard(parts[7])
-                    if not contenders:
-                        del self.upload_contenders[(name, parts[2], parts[4])]
+                contenders = self.upload_contenders.get((name, parts[2], parts[4]), set())
+                contenders.discard(parts[7])
+                if not contenders:
+                    self.upload_contenders.pop((name, parts[2], parts[4]), None)
             elif kind == "build":
                 self.empty_builds.discard((name, parts[2]))
                 # Its providers stay: each one is deleted before it, or the record is only damaged.

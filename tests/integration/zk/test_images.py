@@ -9,6 +9,7 @@ import pytest
 
 from nodepool import exceptions
 from nodepool.zk import zookeeper as zkm
+from nodepool.zk.locks.long_held import HeldLock
 from nodepool.zk.zookeeper import ZooKeeper
 from tests.conftest import Chroot, wait_for
 
@@ -309,3 +310,29 @@ def test_damaged_build_keeps_its_providers(zk: Any) -> None:
     zk.kazoo_client.delete(path, recursive=True)
     wait_for(lambda: not tree.builds, what="the end of the build")
     assert tree.data().providers == {}
+
+
+def test_released_locks_of_images_leave_nothing_in_the_mirror(zk: Any, other: Any) -> None:
+    tree, locks = zk.image_tree, image_locks(other)
+    for name, contenders in (("build", tree.build_contenders), ("upload", tree.upload_contenders)):
+        with locks[name][0](other, blocking=False):
+            wait_for(lambda found=contenders: found, what=f"the {name} lock in the mirror")  # type: ignore[misc]
+        wait_for(lambda found=contenders: not found, what=f"no entry for the {name} lock")  # type: ignore[misc]
+
+
+def test_lock_that_is_released_while_it_is_checked_counts_as_not_held(zk: Any) -> None:
+    class Racing(HeldLock):
+        """Its handle can be read once; then another thread has released the lock."""
+
+        @property
+        def _handle(self) -> Any:
+            handle, self.__dict__["handle"] = self.__dict__["handle"], None
+            return handle
+
+        @_handle.setter
+        def _handle(self, value: Any) -> None:
+            self.__dict__["handle"] = value
+
+    lock = Racing(zk.client, "/nodepool/images/image/builds/lock")
+    assert lock.held
+    assert not lock.held
