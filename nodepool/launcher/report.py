@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -15,6 +16,7 @@ from nodepool.base.problems import one_line
 from nodepool.config.shown import shown
 from nodepool.driver.quota.support import QuotaSupport
 from nodepool.exceptions import FOREIGN
+from nodepool.launcher.requests.tenants import tenant_usage
 from nodepool.launcher.state import LauncherState
 from nodepool.launcher.trends import Trends
 from nodepool.reasons import Reason
@@ -25,6 +27,7 @@ from nodepool.zk.history import HistoryReader
 INTERVAL = 2.0
 """Seconds between two reports, at least."""
 MOST_GROUPS, MOST_IDS, MOST_HOSTS, MOST_WARNINGS = 500, 5000, 1000, 50
+MOST_GROUPS_IF_LARGE = 20
 """Of waiting requests, and of one provider, in a report."""
 
 Waiting = list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]
@@ -87,7 +90,12 @@ class Reporter:
         there = reports.path(self._state.identifier).rpartition("/")[2] in zk.report_tree.reports
         if there and content == self._published:
             return
-        reports.write(zk.kazoo_client, reports.path(self._state.identifier), {**content, "time": self._state.clock.time()})
+        for reduced in _reduced({**content, "time": self._state.clock.time()}):
+            try:
+                reports.write(zk.kazoo_client, reports.path(self._state.identifier), reduced)
+                break
+            except ValueError as error:
+                self.log.debug("Publishing less: %s", error)
         self._published = content
 
     def publish_config(self) -> None:
@@ -106,6 +114,7 @@ class Reporter:
             reports.write(kazoo, self._config_path(), self.config())
         except ValueError:
             self._published_config = published  # it becomes no smaller by trying again
+            reports.remove(kazoo, self._config_path())  # the one before is not in force any more
             raise
         self._published_config = published
 
@@ -176,7 +185,9 @@ class Reporter:
             if manager is not None and manager.cloud_calls is not None:
                 found["calls"] = manager.cloud_calls.describe()
             if manager is not None:
-                found["hosts"] = manager.describeHosts()[:MOST_HOSTS]
+                hosts = manager.describeHosts()[:MOST_HOSTS]
+                json.dumps(hosts, allow_nan=False)  # of a driver; it must not keep the whole report from being written
+                found["hosts"] = hosts
             found["launching"] = sum(worker.active_launches() for worker in self._state.getPoolWorkers(provider.name))
         except FOREIGN as error:  # of a driver: it concerns this provider only
             found["error"] = one_line(repr(error))
@@ -197,15 +208,14 @@ class Reporter:
             return {}
 
     def _tenants(self) -> dict[str, Any]:
-        config = self._state.config
-        if config is None:
-            return {}
-        tree = self._state.zk.node_tree
-        with tree.lock:
-            return {
-                tenant: {"limits": _amounts(limits), "used": _amounts(tree.tenant_usage.get(tenant, {}))}
-                for tenant, limits in sorted(config.tenant_resource_limits.items())
-            }
+        """Limits and use of each tenant, counted as for its next request; omit what is not known yet."""
+        config, found = self._state.config, {}
+        for tenant, limits in sorted(config.tenant_resource_limits.items()) if config is not None else ():
+            try:
+                found[tenant] = {"limits": _amounts(limits), "used": _amounts(tenant_usage(self._state, tenant))}
+            except FOREIGN as error:  # of a driver; the limits of its cloud may still be unread
+                self.log.debug("Cannot add up what tenant %s uses: %r", tenant, error)
+        return found
 
     def _waiting(self) -> list[dict[str, Any]]:
         """Requests that wait for the same reason together, in the order of the first of each."""
@@ -246,6 +256,18 @@ class Reporter:
             group["since"] = round(since[key], 3)
         self._since = since
         return list(groups.values())
+
+
+def _reduced(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the report, then shorter ones for when it is too large for ZooKeeper; the last one always fits."""
+    yield content
+    left_out = "its report is too large for ZooKeeper: hosts, disk images and most waiting requests are not shown"
+    providers = {name: {**entry, "hosts": []} for name, entry in content["providers"].items()}
+    content = {**content, "providers": providers, "images": {}, "waiting": content["waiting"][:MOST_GROUPS_IF_LARGE],
+               "details": [*content["details"], left_out]}  # fmt: skip
+    yield content
+    yield {**content, "providers": {}, "labels": {}, "lately": {}, "tenants": {}, "waiting": [], "not_running": {},
+           "not_running_labels": {}}  # fmt: skip
 
 
 def _published(reason: Reason) -> dict[str, str]:

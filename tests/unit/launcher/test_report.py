@@ -1,7 +1,10 @@
-"""Publishing the configuration in force: once, again after a failure, and not for ever when it is too large."""
+"""What a launcher publishes: once, again after a failure, and less when it is too large."""
 
 from __future__ import annotations
 
+import json
+import math
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +23,7 @@ def test_publish_config(monkeypatch: pytest.MonkeyPatch) -> None:
     state: Any = SimpleNamespace(config=Config(), zk=SimpleNamespace(kazoo_client=kazoo), clock=SYSTEM, identifier="nl01-1")
     reporter = Reporter(state, Trends(), list, lambda: (True, []), dict)
     written: list[str] = []
+    removed: list[str] = []
     fails: list[Exception] = [ConnectionLoss()]
 
     def write(_kazoo: Any, where: str, _content: Any) -> None:
@@ -28,6 +32,7 @@ def test_publish_config(monkeypatch: pytest.MonkeyPatch) -> None:
         written.append(where)
 
     monkeypatch.setattr(reports, "write", write)
+    monkeypatch.setattr(reports, "remove", lambda _kazoo, where: removed.append(where))
     with pytest.raises(ConnectionLoss):
         reporter.publish_config()
     for _ in range(2):
@@ -42,3 +47,40 @@ def test_publish_config(monkeypatch: pytest.MonkeyPatch) -> None:
         reporter.publish_config()
     reporter.publish_config()
     assert len(written) == 2, "it is not made again each second"
+    assert removed == written[:1], "nobody sees the configuration before, which is not in force any more"
+
+
+def test_too_large_report_is_replaced_by_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    kazoo, tree = SimpleNamespace(client_id=(1, b"")), SimpleNamespace(reports={})
+    zk = SimpleNamespace(kazoo_client=kazoo, report_tree=tree, request_tree={})
+    state: Any = SimpleNamespace(config=None, zk=zk, clock=SYSTEM, identifier="nl01-1")
+    reporter = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []})
+    content = reporter.compose()
+    hosts = [{"name": f"h{number}", "problem": random.randbytes(700).hex()} for number in range(1000)]
+    written: list[dict[str, Any]] = []
+
+    def write(_kazoo: Any, _where: str, shown: dict[str, Any]) -> None:
+        written.append(reports.parse(reports.serialize(shown)))
+
+    monkeypatch.setattr(reports, "write", write)
+    monkeypatch.setattr(reporter, "compose", lambda: content)
+    for key, left in ((None, "metal"), ("hosts", "metal"), ("strange", None)):
+        entry: dict[str, Any] = {"driver": "nodemanager", "hosts": []}
+        content = {**content, "providers": {"metal": {**entry, **({key: hosts} if key else {})}}}
+        reporter._due = 0
+        reporter.publish()
+        assert list(written[-1]["providers"]) == ([left] if left else [])
+        assert bool(key) == any("too large for ZooKeeper" in line for line in written[-1]["details"])
+    assert len(written) == 3
+
+
+@pytest.mark.parametrize("hosts", [[{"name": object()}], [{"cores": math.inf}], [{("a", "b"): 1}], None, [SystemExit]])
+def test_provider_whose_hosts_are_not_json_harms_its_own_entry_only(hosts: Any) -> None:
+    manager = SimpleNamespace(describeHosts=lambda: hosts, cloud_calls=None)
+    config = SimpleNamespace(provider_managers={"p": manager})
+    state: Any = SimpleNamespace(config=config, clock=SYSTEM, getPoolWorkers=lambda name: [])
+    given: Any = SimpleNamespace(name="p", driver=SimpleNamespace(name="d"), max_concurrency=1, pools={})
+    reporter = Reporter(state, Trends(), list, lambda: (True, []), dict)
+    entry = reporter._provider(given)
+    assert entry["driver"] == "d" and entry["error"] and "hosts" not in entry
+    json.dumps(entry)
