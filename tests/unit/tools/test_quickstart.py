@@ -18,6 +18,7 @@ import pytest
 
 from tests import REPOSITORY
 from tests.conftest import load_tool
+from tests.support.deadline import limit
 
 TOOLS = REPOSITORY / "tools"
 
@@ -235,3 +236,21 @@ def test_users_18_what_others_made_stays(bootstrap: Any, tmp_path: pathlib.Path)
     with system_services.left_as_they_are(tmp_path):
         assert policy.exists()
     assert not policy.exists()
+
+
+def test_interrupt_during_imports_leaves_no_traceback_and_no_folder(fresh: pathlib.Path) -> None:
+    # An import that takes as long as the test wants.
+    pipe = fresh.parent / "pipe"
+    os.mkfifo(pipe)
+    options = fresh / "tools" / "quickstart_options.py"
+    options.write_text(f"{options.read_text()}\nopen({str(pipe)!r}).read()\n")
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-P", str(fresh / "tools" / "quickstart"), "--no-image"],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(fresh.parent)},
+    )  # fmt: skip
+    with pipe.open("w"):  # returns when the import has got so far
+        process.send_signal(signal.SIGINT)
+    _out, err = process.communicate(timeout=limit(60))
+    assert process.returncode == 130 and err.strip().endswith("interrupted"), err
+    assert "Traceback" not in err
+    assert sorted(path.name for path in fresh.parent.iterdir()) == ["clone", "pipe"]
