@@ -64,10 +64,10 @@ def test_too_large_report_is_replaced_by_a_smaller_one(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(reports, "write", write)
     monkeypatch.setattr(reporter, "compose", lambda: content)
+    monkeypatch.setattr("nodepool.launcher.report.INTERVAL", -1)
     for key, left in ((None, "metal"), ("hosts", "metal"), ("strange", None)):
         entry: dict[str, Any] = {"driver": "nodemanager", "hosts": []}
         content = {**content, "providers": {"metal": {**entry, **({key: hosts} if key else {})}}}
-        reporter._due = 0
         reporter.publish()
         assert list(written[-1]["providers"]) == ([left] if left else [])
         assert bool(key) == any("too large for ZooKeeper" in line for line in written[-1]["details"])
@@ -77,10 +77,13 @@ def test_too_large_report_is_replaced_by_a_smaller_one(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("hosts", [[{"name": object()}], [{"cores": math.inf}], [{("a", "b"): 1}], None, [SystemExit]])
 def test_provider_whose_hosts_are_not_json_harms_its_own_entry_only(hosts: Any) -> None:
     manager = SimpleNamespace(describeHosts=lambda: hosts, cloud_calls=None)
-    config = SimpleNamespace(provider_managers={"p": manager})
-    state: Any = SimpleNamespace(config=config, clock=SYSTEM, getPoolWorkers=lambda name: [])
-    given: Any = SimpleNamespace(name="p", driver=SimpleNamespace(name="d"), max_concurrency=1, pools={})
-    reporter = Reporter(state, Trends(), list, lambda: (True, []), dict)
-    entry = reporter._provider(given)
+    given = SimpleNamespace(name="p", driver=SimpleNamespace(name="d"), max_concurrency=1, pools={})
+    config = SimpleNamespace(
+        providers={"p": given}, provider_managers={"p": manager}, providers_not_running=set(), not_running_labels={}, labels={},
+        diskimages={}, tenant_resource_limits={},
+    )  # fmt: skip
+    zk = SimpleNamespace(request_tree={})
+    state: Any = SimpleNamespace(config=config, clock=SYSTEM, zk=zk, getPoolWorkers=lambda name: [])
+    entry = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []}).compose()["providers"]["p"]
     assert entry["driver"] == "d" and entry["error"] and "hosts" not in entry
     json.dumps(entry)

@@ -149,8 +149,8 @@ def test_static_nodes_count_for_launchers_without_their_provider(bench: Launcher
     expected = "tenant t is limited to 3 instances, 3 in use"
     wait_for(lambda: expected in (cloud.assignment.reason_for(last) or ""), what="the reason")
     for pool in bench.pools:
-        shown = pool.statistics._reporter.compose()["tenants"]["t"]
-        assert (shown["limits"], shown["used"]["instances"]) == ({"instances": 3}, 3)
+        shown = pool.reporter.compose()["tenants"]["t"]
+        assert (shown["limits"], shown["used"]["instances"]) == ({"instances": 3}, 3), "what the page of tenants shows"
     bench.use_up(hosts[0])
     bench.wait_request(last, "fulfilled")
 
