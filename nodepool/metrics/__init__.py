@@ -107,7 +107,7 @@ REQUESTS_DECLINED = Definition(
 FOUND_BY_RESYNC = Definition(
     "nodepool.launcher.{host}.found_by_resync",
     "nodepool_launcher_found_by_resync",
-    "Requests that were found by the regular look at everything, not by an event: defects",
+    "Requests that the watchers missed and the periodic resync found: bugs",
 )
 
 # Builds and uploads.

@@ -151,7 +151,7 @@ class NodeManagerConfig:
     create_concurrency: int = 2
     delete_concurrency: int = 2
     default_rspec: Mapping[str, int] = field(default_factory=dict)
-    #: How many times disk and memory may be promised to slivers.
+    #: Overcommit factors of disk and memory.
     overcommit_disk: float = 1.0
     overcommit_memory: float = 1.0
     ssh_address: str = "127.0.0.1"

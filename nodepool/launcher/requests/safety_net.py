@@ -53,7 +53,7 @@ class SafetyNet:
 
     def _count(self, request_id: str, why: str) -> None:
         self.log.warning(
-            "Request %s was found by the regular look at everything: %s. Please report this as a defect", request_id, why
+            "Request %s was missed by the watchers and found by the periodic resync: %s; please report a bug", request_id, why
         )
         self._statsd.incr(self._name())
 
