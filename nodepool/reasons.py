@@ -10,6 +10,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 class _Text(enum.Enum):
@@ -62,7 +63,7 @@ class Code(_Text):
     REFUSED_BY_CLOUD = "provider {provider}: cloud quota exceeded (label {label})"
     LIMITS_UNKNOWN = "reading the limits of provider {provider}"
     NO_ROOM = "no capacity for {labels}"
-    TENANT_LIMIT = "tenant {tenant} is limited to {limit} {resource}, {used} in use"
+    TENANT_LIMIT = "tenant {tenant} is limited to {limit} {resource}, {used} in use, {needed} needed"
     BETTER_PRIORITY = "a pool of better priority is open"
     OTHER_LAUNCHER = "another launcher can serve it"
     REGISTERING = "pools of this launcher are still being registered"
@@ -73,11 +74,12 @@ class Code(_Text):
     ERROR = "error: {error}"
 
 
+_BUG = "report a bug: the launcher's log has the trace"
 _NODES = "add nodes of the label, or wait until one is returned"
 _HELD = "or delete nodes that are held or forgotten"
 _START = "see `nodepool problem-list` and the launcher's log for why the provider did not start"
 #: The suggestion of each code where an operator can do something, with the reason's parameters and ``option``.
-HELP: dict[Code, str] = {
+HELP: dict[_Text, str] = {
     Code.SWITCHED_OFF: "raise `max-concurrency` of the provider",
     Code.MAX_CONCURRENCY: "raise `max-concurrency` of the provider, or wait for its launches under way",
     Code.NO_FREE_NODE: _NODES,
@@ -91,7 +93,12 @@ HELP: dict[Code, str] = {
     Code.OTHERS_DECLINE: "check `nodepool status` for a launcher that is registered, but does not work",
     Code.POOL_PAUSED: "see `nodepool explain request {request}` for what that request waits for",
     Code.PAUSED: f"raise the limit that the reason names, {_HELD}",
-    Code.ERROR: "report a bug: the launcher's log has the trace",
+    Code.ERROR: _BUG,
+    Declined.POOL_DISABLED: "raise `max-servers` of the pool, which is 0",
+    Declined.OVER_LIMIT: "{limit_help}, or request fewer or smaller nodes at once",
+    Declined.NODES_FAILED: "see `nodepool explain node {nodes}` for each attempt",
+    Declined.LABEL_PROBLEM: "{help}",
+    Declined.ERROR: _BUG,
 }
 _OPTIONS = {"instances": "max-servers", "cores": "max-cores", "ram": "max-ram"}
 
@@ -122,10 +129,12 @@ class Reason:
     def suggestion(self) -> str:
         """What an operator can do; empty when it ends without help."""
         root = self.root
-        text = HELP.get(root.code, "") if isinstance(root.code, Code) else ""
-        if "{" not in text:
-            return text
-        values = dict(root.parameters)
+        values: dict[str, Any] = {"help": "", **dict(root.parameters)}
+        text, limit = HELP.get(root.code, ""), values.get("limit")
+        if isinstance(limit, Reason):
+            values["limit_help"] = limit.suggestion.removesuffix(f", {_HELD}")
+        if root.code is Code.TENANT_LIMIT and values["needed"] > limit:
+            text = text.replace("wait until it returns nodes", "request fewer nodes at once")
         resource = str(values.get("resource", ""))
         return text.format(**{"option": _OPTIONS.get(resource, f"max-{resource}"), **values})
 

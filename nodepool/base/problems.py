@@ -39,14 +39,34 @@ class Problem:
     label: str | None = None
     #: Who has it, when that is not the launcher that tells it.
     host: str | None = None
+    #: What an operator can do.
+    help: str = ""
 
     def __str__(self) -> str:
         place = ", ".join(f"{kind} {name}" for kind, name in (("provider", self.provider), ("label", self.label)) if name)
-        return f"{place}: {self.text}" if place else self.text
+        text = with_suggestion(self.text, self.help)
+        return f"{place}: {text}" if place else text
 
     def record(self) -> dict[str, Any]:
         """As the component record of the launcher has it."""
-        return {"provider": self.provider, "label": self.label, "problem": self.text}
+        found = {"provider": self.provider, "label": self.label, "problem": self.text}
+        return {**found, "help": self.help} if self.help else found
+
+
+def with_suggestion(text: str, suggestion: str) -> str:
+    return f"{text}. Suggestion: {suggestion}" if suggestion else text
+
+
+REMEDIES = {
+    "flavor": "correct the flavor of the label, or create it in the cloud",
+    "image": "correct the image of the label, or upload the image to the cloud",
+    "quota": "raise the quota of the cloud, or use a smaller flavor",
+    "launch": "repair what the message names; each request for the label tries again",
+    "deletion": "repair what the message names; the deletion is retried until it succeeds",
+}
+"""What an operator can do about a problem of a label, by what was tried."""
+DELETION = "deletion of node "
+"""A problem of a node that is no problem of its label begins so."""
 
 
 def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> list[Problem]:
@@ -63,12 +83,20 @@ def image_problems(progress: Any, clock: Callable[[], float] = time.time) -> lis
         if not build.running and (other is None or (build.started or 0) > (other.started or 0)):
             newest[build.image] = build
     found = [
-        Problem(one_line(f"image {image}: the last build failed: {build.reason or 'see its log'}"), host=build.builder or None)
+        Problem(
+            one_line(f"image {image}: the last build failed: {build.reason or 'see its log'}"),
+            host=build.builder or None,
+            help=f"see `nodepool explain image {image}` for the end of its log",
+        )
         for image, build in sorted(newest.items())
         if build.state == "failed" and (build.next_try is None or build.next_try > oldest)
     ]
     return found + [
-        Problem(one_line(f"image {failure.image}: the last upload failed: {failure.reason}"), failure.provider)
+        Problem(
+            one_line(f"image {failure.image}: the last upload failed: {failure.reason}"),
+            failure.provider,
+            help="repair what the message names; the upload is tried again",
+        )
         for _key, failure in sorted(progress.failures.items())
         if failure.next_try is None or failure.next_try > oldest
     ]
@@ -93,7 +121,7 @@ class TellsTroubles(abc.ABC):
 class LabelProblems:
     """Why labels of one provider do not work; each reason stays until the same thing has worked.
 
-    What was tried (``what``): ``flavor``, ``image``, ``quota``, ``launch``.
+    What was tried (``what``) is a key of :data:`REMEDIES`, or the pool of a driver that has raised.
     """
 
     def __init__(self, provider: str) -> None:
@@ -108,18 +136,17 @@ class LabelProblems:
         if sep and start.startswith(f"provider {self.provider}"):
             text = rest
         with self._lock:
-            self._known[label, what] = Problem(text, self.provider, label)
+            self._known[label, what] = Problem(text, self.provider, label, help=REMEDIES.get(what, ""))
 
     def clear(self, label: str, what: str) -> None:
         if self._known:
             with self._lock:
                 self._known.pop((label, what), None)
 
-    def of(self, labels: Iterable[str]) -> list[str]:
-        """What is wrong with these labels; a text each."""
+    def of(self, labels: Iterable[str | None]) -> list[Problem]:
+        """Return what is wrong with these labels."""
         wanted = set(labels)
-        with self._lock:
-            return [f"label {key[0]}: {problem.text}" for key, problem in sorted(self._known.items()) if key[0] in wanted]
+        return [problem for problem in self.listed() if problem.label in wanted and not problem.text.startswith(DELETION)]
 
     def listed(self) -> list[Problem]:
         with self._lock:

@@ -6,7 +6,8 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kazoo.exceptions import KazooException
@@ -148,7 +149,7 @@ class Reporter:
             "providers": {name: self._provider(provider) for name, provider in sorted(providers.items())},
             "not_running": self.not_running(),
             "not_running_labels": {} if config is None else config.not_running_labels,
-            "labels": {} if config is None else {name: self._label(name, label) for name, label in config.labels.items()},
+            "labels": {} if config is None else self._labels(config),
             "images": {} if config is None else self._images(config),
             "lately": self._trends.labels(),
             "tenants": self._tenants(),
@@ -174,8 +175,10 @@ class Reporter:
         found: dict[str, Any] = {"driver": provider.driver.name, "max_concurrency": provider.max_concurrency}
         try:
             manager = self._state.config.provider_managers.get(provider.name)
+            workers = self._state.getPoolWorkers(provider.name)
+            ids = {worker.pool_name: worker.launcher_id for worker in workers}
             found["pools"] = {
-                pool.name: {"labels": sorted(pool.labels), "max_servers": _finite(pool.max_servers)}
+                pool.name: {"labels": sorted(pool.labels), "max_servers": _finite(pool.max_servers), "id": ids.get(pool.name)}
                 for pool in provider.pools.values()
             }
             if isinstance(manager, QuotaSupport):
@@ -188,17 +191,25 @@ class Reporter:
                 hosts = manager.describeHosts()[:MOST_HOSTS]
                 json.dumps(hosts, allow_nan=False)  # of a driver; it must not keep the whole report from being written
                 found["hosts"] = hosts
-            found["launching"] = sum(worker.active_launches() for worker in self._state.getPoolWorkers(provider.name))
+            found["launching"] = sum(worker.active_launches() for worker in workers)
         except FOREIGN as error:  # of a driver: it concerns this provider only
             found["error"] = one_line(repr(error))
         return found
 
-    def _label(self, name: str, label: Any) -> dict[str, Any]:
-        declined = self._state.declines.min_ready.get(name) if label.min_ready else None
-        if not declined:
-            return {"min_ready": label.min_ready}
-        reasons = [_published(reason.at(pool)) for pool, found in sorted(declined.copy().items()) for reason in found]
-        return {"min_ready": label.min_ready, "declined": reasons}
+    def _labels(self, config: Any) -> dict[str, Any]:
+        backing: dict[str, set[str]] = defaultdict(set)
+        for _provider, name, entry in _entries(config):
+            if other := getattr(entry, "backing_label", None):
+                backing[name].add(str(other))
+        return {name: self._label(name, label, backing.get(name)) for name, label in config.labels.items()}
+
+    def _label(self, name: str, label: Any, backing: Iterable[str] | None) -> dict[str, Any]:
+        found: dict[str, Any] = {"min_ready": label.min_ready}
+        if backing:
+            found["backing"] = sorted(backing)
+        if label.min_ready and (declined := self._state.declines.min_ready.get(name)):
+            found["declined"] = [_published(reason.at(pool)) for pool, said in sorted(declined.copy().items()) for reason in said]
+        return found
 
     def _images(self, config: Any) -> dict[str, Any]:
         try:
@@ -279,18 +290,24 @@ def _published(reason: Reason) -> dict[str, str]:
     return {**found, "request": str(blocker)} if blocker else found
 
 
+def _entries(config: Any) -> Iterator[tuple[str, str, Any]]:
+    """Provider, label and its options, of each pool."""
+    for provider in config.providers.values():
+        for pool in provider.pools.values():
+            for label, entry in pool.labels.items() if isinstance(pool.labels, dict) else ():
+                yield provider.name, label, entry
+
+
 def _images(config: Any) -> dict[str, dict[str, Any]]:
     """Disk images that labels use: whether they are paused by the configuration, their labels and providers."""
     found: dict[str, dict[str, Any]] = {}
     for name, image in config.diskimages.items():
         found[name] = {"paused": bool(image.pause), "labels": set(), "providers": set()}
-    for provider in config.providers.values():
-        for pool in provider.pools.values():
-            for label, entry in pool.labels.items() if isinstance(pool.labels, dict) else ():
-                name = getattr(getattr(entry, "diskimage", None), "name", None)
-                if name in found:
-                    found[name]["labels"].add(label)
-                    found[name]["providers"].add(provider.name)
+    for provider, label, entry in _entries(config):
+        name = getattr(getattr(entry, "diskimage", None), "name", None)
+        if name in found:
+            found[name]["labels"].add(label)
+            found[name]["providers"].add(provider)
     return {
         name: {"paused": entry["paused"], "labels": sorted(entry["labels"]), "providers": sorted(entry["providers"])}
         for name, entry in found.items()

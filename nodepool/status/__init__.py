@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nodepool.base.problems import image_problems
+from nodepool.base.problems import image_problems, with_suggestion
 from nodepool.reasons import render
-from nodepool.status.causes import derived_problems, told_problems
+from nodepool.status.causes import derived_problems
 from nodepool.status.images import (
     BUILD_COLUMNS,
     BUILD_DETAIL_COLUMNS,
@@ -25,6 +25,7 @@ from nodepool.status.images import (
     image_progress,
     image_status,
 )
+from nodepool.status.known import told_problems
 from nodepool.status.results import FORMATS, Results, format_age, format_bytes, output, to_int_or_none
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -169,6 +170,8 @@ def problem_list(zk: ZooKeeper) -> Results:
     rows = told_problems(zk)
     rows += [{"launcher": problem.host, **problem.record()} for problem in image_problems(zk.readProgress())]
     rows += [{"launcher": None, **problem.record()} for problem in derived_problems(zk)]
+    for row in rows:
+        row["problem"] = with_suggestion(row["problem"], row.pop("help", None) or "")
     return Results(rows, PROBLEM_COLUMNS)
 
 

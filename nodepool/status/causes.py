@@ -8,18 +8,33 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from nodepool.base.offers import joined, why_not_offered
-from nodepool.base.problems import Problem, image_problems, one_line
+from nodepool.base.offers import joined, unknown_labels, why_not_offered
+from nodepool.base.problems import Problem, one_line
 from nodepool.reasons import Code, Declined
+from nodepool.status.known import (
+    Cause,
+    Clock,
+    cause_of_row,
+    configured_images,
+    count_of,
+    declines_of,
+    hold_text,
+    images_of,
+    is_of_deletion,
+    is_of_host,
+    nodes_of_pool,
+    nodes_of_request,
+    of_image,
+    of_node,
+    stuck_nodes,
+    told_problems,
+)  # fmt: skip
 from nodepool.status.results import format_duration
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import DELETING, FAILED, HOLD, PENDING, READY, REQUESTED
-
-Clock = Callable[[], float]
 
 #: Codes of reasons, the most telling first: of several, the first is the cause.
 ORDER = [
@@ -53,19 +68,12 @@ _IN_USE = frozenset(
 #: Causes that are part of normal work and no problem.
 _NORMAL = frozenset(code.word for code in (Code.LAUNCHING, Code.BUSY, Code.NOT_LOOKED_AT, Code.BEING_TAKEN, Code.REGISTERING))
 NOT_OFFERED = Declined.NOT_OFFERED.value.partition("{")[0]
+OVERDUE = 60.0
+"""Seconds of a launch after which an operator may look into it."""
+MOST_STUCK = 20
+"""Nodes of the same kind in a list of problems."""
 MOST_NAMED = 3
 """Held nodes and tenants that a text names."""
-
-
-@dataclass(frozen=True)
-class Cause:
-    """
-    :param code: of the reason that it comes from; empty when it comes from none.
-    """
-
-    text: str
-    remedy: str = ""
-    code: str = ""
 
 
 def groups_of(reports: Iterable[dict[str, Any]], request_id: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -90,23 +98,20 @@ def worded(reason: dict[str, Any]) -> str:
 # -- requests
 
 
-def of_request(zk: Any, request: Any, declined: Sequence[str] = (), clock: Clock = time.time, depth: int = 1) -> Cause:
-    """Why an open or failed request is not served.
-
-    :param declined: what pools said that declined it, each ``POOL: why``.
-    """
+def of_request(zk: Any, request: Any, clock: Clock = time.time, depth: int = 1) -> Cause:
+    """Why an open or failed request is not served."""
     pools = zk.getRegisteredPools()
     labels = list(request.node_types)
     missing = why_not_offered(labels, pools, "launcher")
     if request.state == FAILED:
-        return _failed(zk, labels, missing, declined, clock)
+        return _failed(zk, request, missing, clock)
     if not pools and not zk.getLaunchers():
         return Cause("no launcher is running; requests wait until one starts", "start nodepool-launcher")
     if missing is not None:
         return _not_offered(zk, labels, missing)
     offering = [pool for pool in pools if set(labels) <= pool.labels and pool.id not in request.declined_by]
     if not offering:
-        return _failed(zk, labels, None, declined, clock)
+        return _failed(zk, request, None, clock)
     reasons = [reason for _report, group in groups_of(zk.readReports(), request.id or "") for reason in group["reasons"]]
     reason = main_reason(reasons)
     if reason is None:
@@ -129,11 +134,11 @@ def _of_reason(
 ) -> Cause:
     code, remedy, text = root_code(reason), str(reason.get("help") or ""), worded(reason)
     if code == Code.LAUNCHING.word:
-        nodes = [node for node in zk.readNodes(with_contenders=False) if node.allocated_to == request_id]
+        nodes = nodes_of_request(zk, request_id)
         for node in nodes:
             if node.state != READY and (cause := of_building(zk, node, clock, depth)) is not None:
                 return cause
-        return Cause(f"launching nodes ({', '.join(sorted(str(n.id) for n in nodes))})" if nodes else text, remedy, code)
+        return _launching(zk, nodes, clock) if nodes else Cause(text, remedy, code)
     blocker = str(reason.get("request") or "")
     if not blocker and code == Code.POOL_PAUSED.word:
         blocker = _pending_at(zk, str(reason["pool"]))
@@ -147,10 +152,28 @@ def _of_reason(
         return Cause(text, remedy, code)
     if code in _IN_USE:
         pool = str(reason["pool"])
-        text += _users(zk, pool, providers, labels if code == Code.NO_FREE_NODE.word else (), clock)
+        users, other = _users(zk, pool, providers, labels if code == Code.NO_FREE_NODE.word else (), clock)
         own = {name for name in providers if pool.startswith(f"{name}-")} or providers
-        return _with_hosts(zk, Cause(text, remedy, code), own, labels)
+        return _with_hosts(zk, Cause(text + users, other or remedy, code), own, labels)
     return Cause(text, remedy, code)
+
+
+def _launching(zk: Any, nodes: list[Any], clock: Clock) -> Cause:
+    """Which nodes are being launched, for how long, and how long it usually takes."""
+    ids = sorted(str(node.id) for node in nodes if node.state != READY) or sorted(str(node.id) for node in nodes)
+    age = clock() - min(node.created_time or clock() for node in nodes)
+    text = f"launching node{'s' * (len(ids) > 1)} {', '.join(ids)} for {format_duration(age)}"
+    took = [
+        entry["launch"]
+        for report in zk.readReports()
+        for label, entry in report["lately"].items()
+        if any(label in node.type for node in nodes) and isinstance(entry.get("launch"), (int, float))
+    ]
+    usual = max(took, default=0.0)
+    if age < max(OVERDUE, 3 * usual):
+        return Cause(text, "", Code.LAUNCHING.word)
+    text += f" (usually {format_duration(usual)})" if usual else ""
+    return Cause(text, f"see `nodepool explain node {ids[0]}` and what the cloud reports about its server", Code.LAUNCHING.word)
 
 
 def _pending_at(zk: Any, pool: str) -> str:
@@ -162,52 +185,43 @@ def _pending_at(zk: Any, pool: str) -> str:
     return ""
 
 
-def _users(zk: Any, pool: str, providers: set[str], labels: Collection[str], clock: Clock) -> str:
-    """Which nodes use what the pool has; empty when there are none.
+def _users(zk: Any, pool: str, providers: set[str], labels: Collection[str], clock: Clock) -> tuple[str, str]:
+    """Which nodes use what the pool has, and what would make one of them available; empty when nothing is known.
 
     :param pool: ``PROVIDER-POOL``; empty for all pools of the providers.
     """
     nodes = [
         node
-        for node in zk.readNodes(with_contenders=False)
-        if (f"{node.provider}-{node.pool}" == pool if pool else node.provider in providers)
-        and (not labels or set(labels) & set(node.type))
+        for node in (nodes_of_pool(zk, pool) if pool else zk.readNodes(with_contenders=False))
+        if (pool or node.provider in providers) and (not labels or set(labels) & set(node.type))
     ]
     if not nodes:
-        return ""
-    states = Counter(str(node.state) for node in nodes)
-    text = f" ({len(nodes)} nodes: " + ", ".join(f"{count} {state}" for state, count in states.most_common())
+        return "", ""
+    states = Counter("assigned" if node.state == READY and node.allocated_to else str(node.state) for node in nodes)
+    text = f" ({count_of(len(nodes), 'node')}: " + ", ".join(f"{count} {state}" for state, count in states.most_common())
     tenants = Counter(str(node.tenant_name) for node in nodes if node.tenant_name)
     if tenants:
         text += "; " + ", ".join(f"tenant {name} has {count}" for name, count in tenants.most_common(MOST_NAMED))
     held = [node for node in nodes if node.state == HOLD]
     if held:
-        text += f"; {len(held)} of {len(nodes)} are held: " + ", ".join(_held(node, clock) for node in held[:MOST_NAMED])
+        text += f"; {len(held)} of {len(nodes)} are held: " + ", ".join(hold_text(node, clock) for node in held[:MOST_NAMED])
         text += f" and {len(held) - MOST_NAMED} more" if len(held) > MOST_NAMED else ""
-    return text + ")"
-
-
-def _held(node: Any, clock: Clock) -> str:
-    who = [str(value) for value in (node.hold_job, node.comment) if value]
-    text = f"{node.id} by {', '.join(who)}" if who else f"{node.id} without a comment"
-    if isinstance(node.hold_expiration, (int, float)) and node.hold_expiration > 0 and node.state_time:
-        return f"{text} for another {format_duration(max(0.0, node.state_time + node.hold_expiration - clock()))}"
-    return f"{text} until it is deleted"
+    known = stuck_nodes(zk, clock)
+    stuck = [known[node.id] for node in nodes if node.id in known]
+    text += "".join(f"; {cause.text}" for cause in stuck[:MOST_NAMED])
+    text += f" and {len(stuck) - MOST_NAMED} more" if len(stuck) > MOST_NAMED else ""
+    return text + ")", stuck[0].remedy if stuck else ""
 
 
 def _with_hosts(zk: Any, cause: Cause, providers: Collection[str], labels: Collection[str]) -> Cause:
     """The cause, or the hosts that cannot be used when they are the reason for the lack of capacity."""
-    down = [row["problem"] for row in told_problems(zk) if row["provider"] in providers and _of_host(row["problem"])]
+    down = [row["problem"] for row in told_problems(zk) if row["provider"] in providers and is_of_host(row["problem"])]
     if not down:
         return cause
     text = "; ".join(dict.fromkeys(down))
     remedy = "repair the host, or remove it from the configuration"
     usable = any(set(labels) & set(node.type) for node in zk.readNodes(with_contenders=False) if node.provider in providers)
     return Cause(f"{cause.text}; {text}" if usable else text, remedy, "host-down")
-
-
-def _of_host(text: object) -> bool:
-    return str(text).startswith("host ")
 
 
 def _of_backing(zk: Any, node: Any, clock: Clock, depth: int) -> Cause | None:
@@ -238,11 +252,15 @@ def of_building(zk: Any, node: Any, clock: Clock = time.time, depth: int = 1) ->
         )
     if node.state != DELETING and (cause := _of_backing(zk, node, clock, depth)) is not None:
         return cause
+    if node.state == DELETING and (cause := of_node(zk, node, clock)) is not None:
+        return cause
     for row in told_problems(zk):
-        if row["provider"] == node.provider and (
-            row["label"] in node.type or (not row["label"] and not _of_host(row["problem"]))
+        if (
+            row["provider"] == node.provider
+            and not is_of_deletion(row["problem"])
+            and (row["label"] in node.type or (not row["label"] and not is_of_host(row["problem"])))
         ):
-            return Cause(f"provider {node.provider}: {row['problem']}", "repair what the message names; it is retried", "label")
+            return cause_of_row(row)
     return None
 
 
@@ -265,85 +283,32 @@ def _not_offered(zk: Any, labels: Collection[str], missing: str, again: bool = F
         if report["config"]["stale_since"] is not None:
             text = f"{missing}; launcher {report['name']} uses an older configuration: {report['config']['error']}"
             return Cause(text, f"correct the configuration file{then}", "stale")
-    return Cause(missing, f"correct the label, or add it to a pool of a provider{then}", "not-offered")
+    if unknown_labels(labels, zk.getRegisteredPools()):
+        return Cause(missing, f"correct the label, or add it to a pool of a provider{then}", "not-offered")
+    return Cause(missing, "request these labels one by one, or let one pool offer all of them", "not-offered")
 
 
-def _failed(zk: Any, labels: list[str], missing: str | None, declined: Sequence[str], clock: Clock) -> Cause:
+def _failed(zk: Any, request: Any, missing: str | None, clock: Clock) -> Cause:
     """Return the most informative of all reasons that pools report."""
+    labels = list(request.node_types)
     if missing is not None:
         return _not_offered(zk, labels, missing, again=True)
-    telling = list(dict.fromkeys(text for text in declined if NOT_OFFERED not in text))
-    others = len(declined) - sum(NOT_OFFERED not in text for text in declined)
-    rest = f" ({others} other pools do not offer it)" if others else ""
+    said = [decline for _place, decline in declines_of(zk, request)]
+    telling = list(dict.fromkeys(decline for decline in said if NOT_OFFERED not in decline.text))
+    texts = [decline.text for decline in telling]
+    others = sum(NOT_OFFERED in decline.text for decline in said)
+    rest = f" ({count_of(others, 'other pool')} {'do' if others > 1 else 'does'} not offer it)" if others else ""
     for label in labels:
-        for image, entry in images_of(zk, label).items():
-            cause = of_image(zk, image, entry, clock)
-            if cause is not None and (not telling or "image" in " ".join(telling)):
-                return Cause(f"{cause.text}{rest}", cause.remedy, "image")
+        lack = _of_parts(zk, label, clock, depth=1)
+        if lack is not None and (not telling or lack.code == "backing" or "image" in " ".join(texts)):
+            return Cause(f"{lack.text}{rest}", lack.remedy, lack.code)
     if not telling:
         return Cause(f"all pools that offered it have declined it{rest}", "see the launcher's log for why")
-    return Cause(
-        "; ".join(telling[:MOST_NAMED]) + rest, "repair what the message names, then submit the request again", "declined"
-    )
+    remedy = next((decline.help for decline in telling if decline.help), "repair what the message names")
+    return Cause("; ".join(texts[:MOST_NAMED]) + rest, f"{remedy}, then submit the request again", "declined")
 
 
 # -- images
-
-
-def configured_images(zk: Any) -> dict[str, dict[str, Any]]:
-    """Disk images of the configurations of all launchers: whether one is paused there, its labels and providers."""
-    found: dict[str, dict[str, Any]] = {}
-    for report in zk.readReports():
-        images = report.get("images")
-        for name, entry in images.items() if isinstance(images, dict) else ():
-            if not isinstance(entry, dict):
-                continue
-            row = found.setdefault(str(name), {"paused": False, "labels": set(), "providers": set()})
-            row["paused"] |= entry.get("paused") is True
-            for key in ("labels", "providers"):
-                row[key] |= {str(each) for each in entry.get(key) or ()}
-    return found
-
-
-def images_of(zk: Any, label: str) -> dict[str, dict[str, Any]]:
-    return {name: entry for name, entry in configured_images(zk).items() if label in entry["labels"]}
-
-
-def of_image(zk: Any, name: str, entry: dict[str, Any] | None = None, clock: Clock = time.time) -> Cause | None:
-    """Why nodes of an image cannot be launched; None: it has an upload that can be used for each of its providers."""
-    entry = entry or configured_images(zk).get(name) or {"paused": False, "labels": set(), "providers": set()}
-    data, progress = zk.readImages(), zk.readProgress()
-    ready = {upload.provider_name for upload in data.uploads if upload.image_name == name and upload.state == READY}
-    if ready and entry["providers"] <= ready:
-        return None
-    lacking = ", ".join(sorted(entry["providers"] - ready))
-    where = f" in provider {lacking}" if lacking else ""
-    if name in data.paused:
-        return Cause(f"image {name} is paused and has no usable upload{where}", f"run `nodepool image-unpause {name}`", "image")
-    if entry["paused"]:
-        return Cause(
-            f"image {name} is paused by the option pause of its diskimage and has no usable upload{where}",
-            "set `pause: false`, or remove the option", "image",
-        )  # fmt: skip
-    running = [build for build in progress.builds.values() if build.image == name and build.running]
-    if running:
-        age = format_duration(clock() - (running[0].started or clock()))
-        return Cause(
-            f"image {name} is being built for {age} on {running[0].builder} ({running[0].phase or 'starting'})",
-            f"wait for the build; `nodepool image-log {name} --follow` shows it", "building",
-        )  # fmt: skip
-    failed = [problem.text for problem in image_problems(progress, clock) if problem.text.startswith(f"image {name}:")]
-    if failed:
-        return Cause(failed[0], f"see `nodepool explain image {name}` for the end of the log", "image")
-    builds = [build for build in data.builds if build.image_name == name]
-    if not builds and not zk.getBuilders():
-        return Cause(f"image {name} has never been built: no builder is running", "start nodepool-builder", "image")
-    if not builds:
-        return Cause(f"image {name} has not been built yet", "check that the builder's configuration has this diskimage", "image")
-    return Cause(
-        f"image {name} is built, but has no usable upload{where}",
-        "wait for the upload, or see `nodepool image-list --detail`", "uploading",
-    )  # fmt: skip
 
 
 # -- labels
@@ -380,7 +345,7 @@ def of_min_ready(zk: Any, label: str, wanted: int, requests: Iterable[Any], cloc
     return Cause(f"{ready} of {wanted} ready (min-ready), because {cause.text}", cause.remedy, cause.code)
 
 
-def of_label(zk: Any, label: str, clock: Clock = time.time) -> Cause | None:
+def of_label(zk: Any, label: str, clock: Clock = time.time, depth: int = 1) -> Cause | None:
     """What stands in the way of nodes of a label, requests aside; None: nothing that is known."""
     pools = zk.getRegisteredPools()
     if not pools and not zk.getLaunchers():
@@ -389,46 +354,91 @@ def of_label(zk: Any, label: str, clock: Clock = time.time) -> Cause | None:
     if missing is not None:
         return _not_offered(zk, [label], missing)
     offering = {str(pool.provider_name) for pool in pools if label in pool.labels}
+    if (lack := _of_parts(zk, label, clock, depth)) is not None:
+        return lack
+    if (closed := _switched_off(zk, label, pools)) is not None:
+        return closed
+    for row in told_problems(zk):
+        mine = row["label"] == label or (row["provider"] in offering and not row["label"])
+        if mine and not is_of_deletion(row["problem"]):
+            return cause_of_row(row)
+    return None
+
+
+def _of_parts(zk: Any, label: str, clock: Clock, depth: int) -> Cause | None:
+    """What is wrong with the images of a label, or with the label that its backing nodes have."""
     for image, entry in images_of(zk, label).items():
         if (lack := of_image(zk, image, entry, clock)) is not None:
             return lack
-    rows = [row for row in told_problems(zk) if row["label"] == label or (row["provider"] in offering and not row["label"])]
-    if rows:
-        row = rows[0]
-        where = f"provider {row['provider']}: " if row["provider"] else ""
-        return Cause(
-            f"{where}{row['problem']}", "repair what the message names", "host-down" if _of_host(row["problem"]) else "label"
-        )
+    for backing in backing_of(zk, label) if depth else ():
+        if (lack := of_label(zk, backing, clock, depth - 1)) is not None:
+            return Cause(f"no backing node of {backing} can be launched: {lack.text}", lack.remedy, "backing")
     return None
+
+
+def backing_of(zk: Any, label: str) -> list[str]:
+    """The labels whose nodes carry nodes of this one."""
+    found = {str(name) for report in zk.readReports() for name in report["labels"].get(label, {}).get("backing") or ()}
+    return sorted(found - {label})
+
+
+def _switched_off(zk: Any, label: str, pools: Iterable[Any]) -> Cause | None:
+    """That every pool that offers the label is disabled by an option; None: one is not, or is not known."""
+    entries = {name: entry for report in zk.readReports() for name, entry in report["providers"].items()}
+    said = []
+    for pool in pools:
+        if label in pool.labels:
+            entry = entries.get(str(pool.provider_name), {})
+            known = entry.get("pools")
+            limits = known.get(str(pool.name)) if isinstance(known, dict) else None
+            if isinstance(limits, dict) and limits.get("max_servers") == 0:
+                said.append(f"`max-servers` of pool {pool.provider_name}-{pool.name}")
+            elif entry.get("max_concurrency") == 0:
+                said.append(f"`max-concurrency` of provider {pool.provider_name}")
+            else:
+                return None
+    text = f"every pool that offers {label} is disabled: {joined(set(said))} is 0"
+    return Cause(text, f"raise {sorted(said)[0]}", "disabled") if said else None
+
+
+def of_provider(zk: Any, name: str, clock: Clock = time.time) -> Cause | None:
+    """The first of the problems that are known of a provider, with the number of the others."""
+    rows = [row for row in told_problems(zk) if row["provider"] == name]
+    if not rows:
+        return None
+    cause = (of_label(zk, str(rows[0]["label"]), clock) if rows[0]["label"] else None) or cause_of_row(rows[0])
+    more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+    return Cause(f"{cause.text}{more}", cause.remedy, cause.code)
 
 
 # -- all of them
 
 
-def told_problems(zk: Any) -> list[dict[str, Any]]:
-    """Problems that launchers publish of themselves."""
-    return [
-        {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem")}}
-        for content in zk.getLaunchers()
-        if isinstance(problems := content.get("problems"), list)
-        for problem in problems
-        if isinstance(problem, dict)
-    ]
-
-
 def derived_problems(zk: Any, clock: Clock = time.time) -> list[Problem]:
-    """What follows from the state of the whole cluster: images without uploads, min-ready that is not reached."""
+    """What follows from the state of the whole cluster: images without uploads, min-ready that is not reached, stuck nodes."""
+    requests = zk.readRequests()
+    if not zk.getLaunchers() and not zk.getRegisteredPools():
+        waiting = sum(request.state in (REQUESTED, PENDING) for request in requests)
+        text = f"no launcher is running; {count_of(waiting, 'request')} waiting"
+        return [Problem(text, help="start nodepool-launcher")] if waiting else []
     found = []
     for name, entry in sorted(configured_images(zk).items()):
         cause = of_image(zk, name, entry, clock) if entry["labels"] else None
         # Failed builds are listed by those who list the problems of builders.
         if cause is not None and cause.code == "image" and "failed" not in cause.text:
-            found.append(Problem(one_line(f"{cause.text}. Suggestion: {cause.remedy}")))
-    requests = zk.readRequests()
+            found.append(Problem(one_line(cause.text), help=cause.remedy))
     for label, wanted in sorted(min_ready_of(zk).items()):
         cause = of_min_ready(zk, label, wanted, requests, clock) if wanted > 0 else None
+        if cause is None:
+            cause = _switched_off(zk, label, zk.getRegisteredPools())
         if cause is not None:
-            found.append(
-                Problem(one_line(f"{cause.text}. Suggestion: {cause.remedy or 'see `nodepool explain label`'}"), label=label)
-            )
-    return found
+            found.append(Problem(one_line(cause.text), label=label, help=cause.remedy or "see `nodepool explain label`"))
+    nodes = {node.id: node for node in zk.readNodes(with_contenders=False)}
+    stuck = [
+        Problem(one_line(cause.text), str(nodes[node_id].provider), help=cause.remedy)
+        for node_id, cause in sorted(stuck_nodes(zk, clock).items())
+        if nodes[node_id].state != DELETING  # the launchers publish these
+    ]
+    if (more := len(stuck) - MOST_STUCK) > 0:
+        stuck[MOST_STUCK:] = [Problem(f"and {more} more nodes that their owners do not release")]
+    return found + stuck

@@ -9,7 +9,7 @@ from typing import Any
 
 from nodepool import status
 from nodepool.base.problems import one_line
-from nodepool.status import causes
+from nodepool.status import causes, known
 from nodepool.status.results import Results, format_age
 from nodepool.zk.mirror.nodes import NodeCounts, count_nodes
 from nodepool.zk.records import LARGEST, PENDING, REQUESTED
@@ -47,8 +47,12 @@ class Once:
         self._read: dict[str, Any] = {}
 
     def _once(self, name: str) -> Any:
+        return self.remember(name, getattr(self._zk, name))
+
+    def remember(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returned first."""
         if name not in self._read:
-            self._read[name] = getattr(self._zk, name)()
+            self._read[name] = make()
         return self._read[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -129,9 +133,9 @@ def providers(zk: Any) -> Results:
         for name, why in sorted(report["not_running"].items()):
             row = _provider_row(name, report["name"], {}, counts.get(name, Counter()), problems[name])
             rows.append({**row, "driver": f"not running: {why}"})
-    known = {row["provider"] for row in rows}
+    listed = {row["provider"] for row in rows}
     registered = {str(pool.provider_name) for pool in zk.getRegisteredPools()}
-    for name in sorted((counts.keys() | registered) - known):
+    for name in sorted((counts.keys() | registered) - listed):
         launcher = "(publishes no report)" if name in registered else None
         rows.append(_provider_row(name, launcher, {}, counts.get(name, Counter()), problems[name]))
     return Results(sorted(rows, key=lambda row: row["provider"]), PROVIDER_COLUMNS)
@@ -192,7 +196,7 @@ def pools(zk: Any) -> Results:
         {
             "provider": str(pool.provider_name),
             "pool": str(pool.name),
-            "launcher": pool.content.get("hostname"),
+            "launcher": known.place_of(zk, str(pool.id)).rpartition(" on ")[2],
             "labels": sorted(pool.labels),
             "paused": pool.paused,
             "nodes": counts[pool.provider_name, pool.name],
@@ -258,22 +262,28 @@ def waiting(zk: Any, clock: Clock = time.time) -> Results:
     """Return waiting requests grouped by labels, state and cause; each request counts once, whatever launchers report it."""
     zk = zk if isinstance(zk, Once) else Once(zk)
     reasons: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    known: dict[str, tuple[dict[str, Any], str]] = {}
+    first: dict[str, tuple[dict[str, Any], str]] = {}
     unnamed: list[tuple[dict[str, Any], str, int]] = []
     for report in zk.readReports():
         for group in report["waiting"]:
             for request_id in group["ids"]:
                 reasons[request_id] += group["reasons"]
-                known.setdefault(request_id, (group, str(report["name"])))
+                first.setdefault(request_id, (group, str(report["name"])))
             if (left := group["count"] - len(group["ids"])) > 0:
                 unnamed.append((group, str(report["name"]), left))
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for request_id, (group, launcher) in known.items():
+    for request_id, (group, launcher) in first.items():
         row = _waiting_row(rows, group, launcher, reasons[request_id], clock)
         row["count"] += 1
         row["ids"].append(request_id)
     for group, launcher, left in unnamed:
         _waiting_row(rows, group, launcher, group["reasons"], clock)["count"] += left
+    for request in open_requests(zk.readRequests()) if not unnamed else ():
+        if request.id not in first:  # of no launcher: none is running, or none has seen it yet
+            group = {"labels": list(request.node_types), "state": request.state, "since": request.state_time or clock()}
+            row = _waiting_row(rows, group, "", [], clock)
+            row["count"] += 1
+            row["ids"].append(request.id)
     for row in list(rows.values())[:MOST_EXPLAINED]:
         request = zk.getNodeRequest(row["ids"][0], cached=True) if row["ids"] else None
         if request is not None and request.state in (REQUESTED, PENDING):

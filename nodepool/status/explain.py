@@ -11,20 +11,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodepool.base.offers import joined, why_not_offered
 from nodepool.base.problems import image_problems, printable
 from nodepool.reasons import Code
-from nodepool.status import causes, cluster
-from nodepool.status.causes import FLOWING, Cause, groups_of
+from nodepool.status import causes, cluster, known
+from nodepool.status.causes import FLOWING, groups_of
 from nodepool.status.images import build_request_state
+from nodepool.status.known import Cause
 from nodepool.status.results import format_duration
-from nodepool.zk import declines
 from nodepool.zk.history import HistoryReader
 from nodepool.zk.mirror.feed import Event, describe
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import BUILDING, DELETING, FAILED, FULFILLED, INIT, PENDING, READY, REQUESTED, NodeRequest, RecordError
 
 KINDS = ("request", "label", "node", "image", "provider")
-LAUNCHING = Code.LAUNCHING.word
+LAUNCHING, POOL_PAUSED = Code.LAUNCHING.word, Code.POOL_PAUSED.word
 Clock = Callable[[], float]
 
 
@@ -121,12 +122,23 @@ def explain(
         # What the mirror shows is written by one launcher, with its own times: each is shown once.
         newest = found.history[-1]["time"] if found.history else 0.0
         found.history += [event for event in recent if event.get(kind) == name and event["time"] > newest]
-        found.history.sort(key=lambda event: event["time"])
+        found.history = _folded(zk, sorted(found.history, key=lambda event: event["time"]))
     if not found.answer:
         if not found.history:
-            raise Unknown(f"{kind} {name} is not known" + LATE * (kind in ("request", "node")))
+            missing = why_not_offered([name], zk.getRegisteredPools(), "launcher") if kind == "label" else None
+            raise Unknown(f"{kind} {name} is not known" + (f": {missing}" if missing else LATE * (kind in ("request", "node"))))
         found.answer = "gone"
     return found
+
+
+def _folded(zk: Any, events: list[Event]) -> list[Event]:
+    """The events, with those of all pools that declined the request in one, at the time of the last."""
+    declined = [event for event in events if event["type"] == "request-declined"]
+    if not declined:
+        return events
+    name, others = known.place_of(zk, str(declined[0].get("launcher"))), len(declined) - 1
+    name += f" and {known.count_of(others, 'other pool')}" if others else ""
+    return [{**event, "launcher": name} if event is declined[-1] else event for event in events if event not in declined[:-1]]
 
 
 def _problems(zk: Any, **wanted: list[str]) -> list[str]:
@@ -182,8 +194,7 @@ def _request(zk: Any, name: str, clock: Clock) -> Explanation:
         found.answer = "fulfilled; its requestor has to accept it"
         return found
     found.candidates = _declined(zk, request)
-    said = [f"{candidate.name}: {candidate.verdict.removeprefix('declined: ')}" for candidate in found.candidates]
-    cause = causes.of_request(zk, request, said, clock)
+    cause = causes.of_request(zk, request, clock)
     _set(found, cause, "failed" if request.state == FAILED else "")
     if request.state == FAILED:
         return found
@@ -200,17 +211,14 @@ def _set(found: Explanation, cause: Cause | None, prefix: str = "") -> None:
 
 def _declined(zk: Any, request: NodeRequest) -> list[Candidate]:
     """The pools that declined it; those that merely do not offer its labels are folded into one line."""
-    said = declines.read(zk.kazoo_client, ((request.id or "", launcher_id) for launcher_id in request.declined_by))
-    texts = {launcher_id: text for (_id, launcher_id), text in said.items()}
-    found, others = [], []
-    for launcher_id in request.declined_by:
-        why = texts.get(launcher_id, "").partition(": ")[2] or "its reason is no longer known"
-        if why.startswith(causes.NOT_OFFERED):
-            others.append(Candidate(declines.pool_of(launcher_id), f"declined: {why}"))
-        else:
-            found.append(Candidate(declines.pool_of(launcher_id), f"declined: {why}"))
+    found: list[Candidate] = []
+    others: list[Candidate] = []
+    for place, said in known.declines_of(zk, request):
+        why = said.text.partition(": ")[2]
+        (others if why.startswith(causes.NOT_OFFERED) else found).append(Candidate(place, f"declined: {why}", help=said.help))
     if len(others) > 1:
-        return [*found, Candidate(f"{len(others)} other pools", f"declined: {causes.NOT_OFFERED}{', '.join(request.node_types)}")]
+        name = f"{len(others)}{' other' if found else ''} pools"
+        return [*found, Candidate(name, f"do not offer {joined(set(request.node_types))}")]
     return found + others
 
 
@@ -219,10 +227,11 @@ def _open_request(zk: Any, request: NodeRequest, found: Explanation, pools: list
     groups = groups_of(reports, request.id or "")
     place = places(zk.readRequests()).get(request.id or "")
     if place is not None:
-        found.facts.append(("place in line", f"{place}"))
+        if place > 1 or cause.code != POOL_PAUSED:  # else a request for other labels comes first
+            found.facts.append(("queue position", f"{place}"))
         expected = expected_wait(rates(reports), request.node_types, place) if cause.code in FLOWING else None
         if expected is not None:
-            found.facts.append(("expected", f"about {format_duration(_rounded(expected))} (from recently served requests)"))
+            found.facts.append(("estimated wait", f"about {format_duration(_rounded(expected))} (from recently served requests)"))
     age = now - (request.created_time or request.state_time or now)
     told = _reasons(groups, found, now, max(0.0, age))
     offering = [pool for pool in pools if set(request.node_types) <= pool.labels and pool.id not in request.declined_by]
@@ -235,7 +244,7 @@ def _open_request(zk: Any, request: NodeRequest, found: Explanation, pools: list
             )
             if launching:
                 verdict = "not needed: another pool launches the nodes"
-            found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
+            found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
 
 
 def _rounded(seconds: float) -> float:
@@ -318,7 +327,9 @@ def _node(zk: Any, name: str, clock: Clock) -> Explanation:
     if node.state in (INIT, BUILDING, DELETING):
         # A deletion has its problem with the provider, not with a label.
         stalled = "the deletion has not succeeded" if node.state == DELETING else "the launch is stalled"
-        _set(found, causes.of_building(zk, node), stalled)
+        _set(found, causes.of_building(zk, node, clock), stalled)
+    elif (stuck := known.of_node(zk, node, clock)) is not None:
+        _set(found, stuck)
     launchers = {pool.provider_name for pool in zk.getRegisteredPools()}
     if node.provider not in launchers:
         found.answer += f"; no launcher has provider {node.provider}: nothing is done with it until one has"
@@ -348,7 +359,7 @@ def _label(zk: Any, name: str, clock: Clock) -> Explanation:
         found.facts.append((f"launcher {report['name']}", times.removeprefix(", ") or "not launched recently"))
     for pool in sorted(offering, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"offers it, priority {pool.priority:g}"
-        found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
+        found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
     found.problems = _problems(zk, label=[name], provider=sorted({str(pool.provider_name) for pool in offering}))
     user_requests = [request for request in waiting if request.requestor != MIN_READY]
     number = len(user_requests)
@@ -366,7 +377,7 @@ def _image(zk: Any, name: str, clock: Clock) -> Explanation:
     found = Explanation("image", name)
     data, progress = zk.readImages(), zk.readProgress()
     builds = [build for build in data.builds if build.image_name == name]
-    configured = causes.configured_images(zk).get(name)
+    configured = known.configured_images(zk).get(name)
     if name not in data.names and not builds and configured is None:
         return found
     uploads = [upload for upload in data.uploads if upload.image_name == name]
@@ -389,7 +400,7 @@ def _image(zk: Any, name: str, clock: Clock) -> Explanation:
             found.logs[title] = "\n".join(build.tail)
     ready = sum(1 for upload in uploads if upload.state == "ready")
     found.answer = f"{ready} upload{'s' * (ready != 1)} can be used"
-    _set(found, causes.of_image(zk, name, configured, clock))
+    _set(found, known.of_image(zk, name, configured, clock))
     if ready and name in data.paused:
         found.answer = f"paused; {found.answer}; `nodepool image-unpause {name}` resumes its builds"
     elif ready and running:
@@ -429,12 +440,10 @@ def _provider(zk: Any, name: str, clock: Clock) -> Explanation:
             found.facts.append((f"limit of {resource}", f"{used.get(resource, 0):g} of {limit:g} used by our nodes"))
     for pool in sorted(pools, key=lambda pool: str(pool.id)):
         verdict = "full" if pool.paused else f"takes requests, priority {pool.priority:g}"
-        found.candidates.append(Candidate(declines.pool_of(str(pool.id)), verdict))
+        found.candidates.append(Candidate(known.place_of(zk, str(pool.id)), verdict))
     found.problems = _problems(zk, provider=[name])
     found.answer = "runs" if running or pools else "no launcher runs it: its nodes stay as they are"
-    if found.problems:
-        more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
-        _set(found, Cause(found.problems[0] + more, "repair what the message names"), found.answer)
+    _set(found, causes.of_provider(zk, name, clock), found.answer)
     return found
 
 

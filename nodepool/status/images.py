@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nodepool.status.causes import configured_images
+from nodepool.status.known import configured_images
 from nodepool.status.results import Results, to_int_or_none
 from nodepool.zk.mirror.progress import BuildProgress, ProgressData, UploadFailure, UploadProgress
 from nodepool.zk.records import BUILDING, FAILED, UPLOADING, ImageBuild, ImageUpload

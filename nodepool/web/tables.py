@@ -119,7 +119,7 @@ def _waits(reasons: list[dict[str, Any]]) -> Waits:
 
 
 def _placed(entry: Kept, place: int | None, served: Mapping[str, float]) -> dict[str, Any]:
-    """The row with its place in line, which changes with those of others, and the seconds that it may still wait by that."""
+    """Add the queue position, which changes with other requests, and the estimated wait in seconds."""
     request, waits, _declined, row = entry
     stuck = bool(waits[1]) and waits[1][0] not in causes.FLOWING
     expected = None if place is None or stuck else expected_wait(served, request.node_types, place)
@@ -207,7 +207,7 @@ TABLES = {
     }, ("state", "provider", "pool")),
     "requests": Table(lambda nodepool: RequestRows().read(nodepool), {
         "id": "Request", "state": "State", "labels": "Labels", "since": "Age", "requestor": "Requestor", "nodes": "Nodes",
-        "place": "Place in line", "expected": "Expected, s", "reason": "Waits or declined because",
+        "place": "Queue position", "expected": "Estimated wait, s", "reason": "Waits or declined because",
     }, ("state", "requestor", "tenant")),
     "labels": Table(labels, {
         "label": "Label", "min_ready": "Min ready", "ready": "Ready", "waiting": "Requests waiting", "launch": "Launch, s",

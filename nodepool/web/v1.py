@@ -196,7 +196,7 @@ class Api:
             for content in reports.read_configs(zk.kazoo_client)
             if _launcher(content) != _launcher(own)
         ]
-        return {"launchers": [own, *others]}
+        return {"launchers": reports.named([own, *others])}
 
     def _explain(self, kind: str, name: str) -> Response:
         if kind not in KINDS:

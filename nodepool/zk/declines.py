@@ -1,9 +1,9 @@
 """Why pools have declined requests, for people; beside the tree of release 11.0.0, which has no place for it.
 
-``/nodepool/request-declines/<request id>@<launcher id>``, both percent-quoted: ephemeral, a JSON object with ``pool``,
-``reason`` and, one word for each reason, ``codes``.  Not in the request itself: 11.0.0 drops keys that it does not know, and
-Zuul takes every key as its own.  A launcher removes what it has written when the request is gone; what it could not remove
-ends with its session.
+``/nodepool/request-declines/<request id>@<launcher id>``, both percent-quoted: ephemeral, a JSON object
+with ``pool``, ``reason``, ``help`` and, one word for each reason, ``codes``.  Not in the request itself:
+11.0.0 drops keys that it does not know, and Zuul takes every key as its own.  A launcher removes what it
+has written when the request is gone; what it could not remove ends with its session.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from kazoo.client import KazooClient
@@ -34,8 +34,18 @@ def path(request_id: str, launcher_id: str) -> str:
 
 
 def serialize(pool: str, reasons: Sequence[Reason]) -> bytes:
-    record = {"pool": pool, "reason": one_line(render(reasons)), "codes": [reason.code.word for reason in reasons]}
+    #: What is known of the label comes last, and tells most.
+    suggestion = next((text for reason in reversed(reasons) if (text := reason.suggestion)), "")
+    record = {"pool": pool, "reason": one_line(render(reasons)), "codes": [reason.code.word for reason in reasons],
+              "help": one_line(suggestion)}  # fmt: skip
     return json.dumps(record).encode()
+
+
+class Decline(NamedTuple):
+    """What a pool said; ``help`` is what an operator can do, or empty."""
+
+    text: str
+    help: str
 
 
 def pool_of(launcher_id: str) -> str:
@@ -44,7 +54,7 @@ def pool_of(launcher_id: str) -> str:
     return f"{match['pool']} on {match['host']}" if match else launcher_id
 
 
-def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Decline]:
     """``pool: reason`` by (request id, launcher id), of those that are known; writes nothing.
 
     :raises KazooException: ZooKeeper cannot be reached.
@@ -57,7 +67,7 @@ def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[st
     except NoNodeError:
         return {}
     there = sorted(pair for pair in pairs if path(*pair).rpartition("/")[2] in names)
-    found: dict[tuple[str, str], str] = {}
+    found: dict[tuple[str, str], Decline] = {}
     for start in range(0, len(there), PIPELINE):
         for pair, answer in [(pair, kazoo.get_async(path(*pair))) for pair in there[start : start + PIPELINE]]:
             try:
@@ -65,7 +75,7 @@ def read(kazoo: KazooClient, wanted: Iterable[tuple[str, str]]) -> dict[tuple[st
             except (NoNodeError, RecordError):
                 continue
             if values and isinstance(values.get("pool"), str) and isinstance(values.get("reason"), str):
-                found[pair] = one_line(f"{values['pool']}: {values['reason']}")
+                found[pair] = Decline(one_line(f"{values['pool']}: {values['reason']}"), one_line(values.get("help") or ""))
     return found
 
 
@@ -74,7 +84,9 @@ def reasons(kazoo: KazooClient, requests: Iterable[Any]) -> dict[str, list[str]]
     requests = list(requests)
     found = read(kazoo, ((request.id, launcher_id) for request in requests for launcher_id in request.declined_by))
     return {
-        request.id: [found[request.id, launcher_id] for launcher_id in request.declined_by if (request.id, launcher_id) in found]
+        request.id: [
+            found[request.id, launcher_id].text for launcher_id in request.declined_by if (request.id, launcher_id) in found
+        ]
         for request in requests
     }
 

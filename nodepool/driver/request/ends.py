@@ -241,7 +241,7 @@ class RequestEnds(HandlerBase):
         """What is known to be wrong with the labels of the request here."""
         problems = self.manager.label_problems if self.manager is not None else None
         known = problems.of(self.request.node_types) if problems is not None else []
-        return [because(Declined.LABEL_PROBLEM, problem=problem) for problem in known]
+        return [because(Declined.LABEL_PROBLEM, problem=f"label {one.label}: {one.text}", help=one.help) for one in known]
 
     def decline_for(self, reasons: list[Reason]) -> None:
         """This pool can never serve it."""

@@ -8,8 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from kazoo.exceptions import KazooException
+
 from nodepool import exceptions
 from nodepool.base.clock import Clock
+from nodepool.base.problems import DELETION, LabelProblems
+from nodepool.cloud import CallsStopped
 from nodepool.config.model import ProviderConfig
 from nodepool.driver.statemachine.loop import MachineLoop, PollInterval, follow_future
 from nodepool.driver.statemachine.model import Adapter, StateMachine
@@ -29,6 +33,7 @@ class Deleting(Protocol):
     delete_loop: MachineLoop
     MAXIMUM_SLEEP: float
     clock: Clock
+    label_problems: LabelProblems
 
     def start_executor(self, function: Callable[[], Any]) -> Any: ...
 
@@ -96,12 +101,19 @@ class StateMachineNodeDeleter:
             self.log.info("Instance %s not found in provider %s", node.external_id, node.provider)
             self._remove()
         except exceptions.FOREIGN as error:
-            if isinstance(error, exceptions.TimeoutException):
-                self.log.warning("Cannot delete node %s in provider %s: %s", node.id, node.provider, error)
-            else:
-                self.log.exception("Exception deleting node %s in provider %s:", node.id, node.provider)
+            self._report(error)
             self._give_up()
         return None
+
+    def _report(self, error: BaseException) -> None:
+        node = self.node
+        if isinstance(error, exceptions.TimeoutException):
+            self.log.warning("Cannot delete node %s in provider %s: %s", node.id, node.provider, error)
+        else:
+            self.log.exception("Exception deleting node %s in provider %s:", node.id, node.provider)
+        if not isinstance(error, (KazooException, CallsStopped)):
+            for label in node.type[:1]:
+                self.manager.label_problems.note(label, "deletion", f"{DELETION}{node.id} failed: {str(error) or repr(error)}")
 
     def _give_up(self) -> None:
         """Unlock the node; the deletion is tried again later."""
@@ -150,6 +162,8 @@ class StateMachineNodeDeleter:
 
     def _gone(self) -> None:
         self.log.info("Deleted node %s of provider %s", self.node.id, self.node.provider)
+        for label in self.node.type[:1]:
+            self.manager.label_problems.clear(label, "deletion")
         try:
             self.manager.nodeDeletedNotification(self.node)
         except Exception:

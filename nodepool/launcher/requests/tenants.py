@@ -34,7 +34,9 @@ def tenant_shortage(
         for name, need in needed.get_resources().items():
             limit = limits.get(name, math.inf)
             if limit != math.inf and exact(limit - used.get(name, 0) - need) < 0:
-                return because(Code.TENANT_LIMIT, tenant=request.tenant_name, limit=limit, resource=name, used=used.get(name, 0))
+                return because(
+                    Code.TENANT_LIMIT, tenant=request.tenant_name, limit=limit, resource=name, used=used.get(name, 0), needed=need
+                )
         state.zk.reservations.reserve(("tenant", key), None, None, request.tenant_name, needed.get_resources())
     return None
 

@@ -313,13 +313,13 @@ function providerCard(row) {
   return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider)),
     el("p", {}, `${row.launcher ? `launcher ${row.launcher}` : "no launcher"}; nodes: ${row.nodes}`),
     Object.entries(row.limit).map(([resource, limit]) => meter(resource, row.used[resource] || 0, limit)),
-    row.problems ? el("p", { class: "bad" }, el("a", { href: `/ui/problems?provider=${encodeURIComponent(row.provider)}` }, `${row.problems} problems`)) : null);
+    row.problems ? el("p", { class: "bad" }, el("a", { href: `/ui/problems?provider=${encodeURIComponent(row.provider)}` }, `${row.problems} problem${row.problems === 1 ? "" : "s"}`)) : null);
 }
 
 function poolCard(row) {
   const nodes = typeof row.max_servers === "number" ? meter("nodes", row.nodes, row.max_servers) : el("p", {}, `${row.nodes} nodes, no limit of the pool`);
   return el("div", { class: "card" }, el("h3", {}, link("provider", row.provider), ` ${row.pool}`),
-    el("p", {}, `launcher ${row.launcher}; ${row.paused ? "a request waits for its quota" : "takes requests"}`), nodes);
+    el("p", {}, `${row.paused ? "Waiting for quota" : "Accepts requests"} (launcher ${row.launcher})`), nodes);
 }
 
 // The longest bar is that of the label with the most nodes; what a piece stands for is said in the text.
@@ -457,9 +457,9 @@ async function eventsPage() {
 }
 
 function loaded(config) {
-  const { hostname, pid, file, secure, error, stale_since: stale, warnings, not_running: left, ...inForce } = config;
+  const { name, hostname, pid, file, secure, error, stale_since: stale, warnings, not_running: left, ...inForce } = config;
   const files = [file, secure].filter((each) => each).join(" and ");
-  return el("section", {}, el("h2", {}, `Launcher ${hostname}`), el("p", { class: "dim" }, files ? `From ${files}, process ${pid}.` : `Process ${pid}.`),
+  return el("section", {}, el("h2", {}, `Launcher ${name}`), el("p", { class: "dim" }, files ? `From ${files}, process ${pid}.` : `Process ${pid}.`),
     error ? el("p", { class: "bad", role: "alert" }, stale === null ? error : `Since ${moment(stale)} the file cannot be used: ${error}`) : null,
     (warnings || []).map((text) => el("p", {}, `Warning: ${text}`)),
     Object.entries(left || {}).map(([name, why]) => el("p", { class: "bad" }, `Provider ${name} does not run: ${why}`)),

@@ -368,7 +368,7 @@ def test_only_heads_are_looked_at() -> None:
 
 
 def tenant_limit(tenant: str) -> Reason:
-    return because(Code.TENANT_LIMIT, tenant=tenant, limit=3, resource="cores", used=3)
+    return because(Code.TENANT_LIMIT, tenant=tenant, limit=3, resource="cores", used=3, needed=1)
 
 
 @pytest.mark.spec("LAU-2: what happened while a pool looked at the request is not missed")
@@ -571,7 +571,7 @@ def test_a_recheck_after_a_refusal() -> None:
     assignment._pass()
     assignment.release(name, wait_for=tenant_limit("t"), refused_by="one")
     assignment._pass()
-    assert worker.log == [name] and assignment.reason_for(name) == "worker: tenant t is limited to 3 cores, 3 in use"
+    assert worker.log == [name] and assignment.reason_for(name) == "worker: tenant t is limited to 3 cores, 3 in use, 1 needed"
     worker.room = 2
     assignment.recheck(Code.TENANT_LIMIT, tenant="u")
     assignment._pass()

@@ -27,11 +27,11 @@ def test_each_is_put_into_words_and_is_in_the_manual(code: Code) -> None:
 
 
 def test_what_matches() -> None:
-    reason = because(Code.TENANT_LIMIT, tenant="t", limit=3, resource="cores", used=3)
+    reason = because(Code.TENANT_LIMIT, tenant="t", limit=3, resource="cores", used=3, needed=1)
     assert reason.matches(Code.TENANT_LIMIT) and reason.at("p").matches(Code.TENANT_LIMIT, tenant="t")
     assert not reason.matches(Code.TENANT_LIMIT, tenant="u") and not reason.matches(Code.BUSY)
     assert render([reason.at("p-main"), because(Code.OTHER_LAUNCHER)]) == (
-        "p-main: tenant t is limited to 3 cores, 3 in use; another launcher can serve it"
+        "p-main: tenant t is limited to 3 cores, 3 in use, 1 needed; another launcher can serve it"
     )
 
 

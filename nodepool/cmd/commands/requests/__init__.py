@@ -165,6 +165,9 @@ def _follow(context: Context, ids: list[str], timeout: float | None, start: floa
             if texts:
                 detail += f" declined by {'; '.join(texts)}"
             print(f"{milliseconds:>7} ms  {request_id}  {state}{detail}", flush=True)
+            request = context.zk.getNodeRequest(request_id) if state == FAILED else None
+            if request is not None:
+                reasons.note(f"{request_id}: {reasons.waits_for(context.zk, request)}")
 
     told: dict[str, str] = {}
 
@@ -203,7 +206,7 @@ def show(context: Context) -> None:
         print(json.dumps(record))
         return
     _, declined = reasons.declined(context.kazoo, request.id, request.declined_by)
-    why = reasons.not_offered(context.zk, request.node_types) if request.state == FAILED else None
+    why = reasons.waits_for(context.zk, request) if request.state == FAILED else None
     waits = reasons.waits_for(context.zk, request) if request.state in (REQUESTED, PENDING) else None
     now = time.time()
     print(f"Request {request.id}")
@@ -216,7 +219,7 @@ def show(context: Context) -> None:
         ("Provider", request.provider),
         ("Event", request.event_id),
         ("Waits", waits),
-        ("Why", why if why != reasons.NO_LAUNCHER else None),
+        ("Why", why),
         *(("Declined by", text) for text in declined),
     ):
         if value not in (None, ""):

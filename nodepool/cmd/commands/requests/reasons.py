@@ -8,7 +8,7 @@ from collections.abc import Collection
 from kazoo.client import KazooClient
 
 from nodepool.base.offers import joined, why_not_offered
-from nodepool.status.causes import of_request
+from nodepool.status.causes import NOT_OFFERED, of_request
 from nodepool.status.cluster import Once
 from nodepool.zk import declines
 from nodepool.zk.records import NodeRequest
@@ -42,7 +42,7 @@ def other_provider(zk: ZooKeeper, labels: Collection[str], provider: str | None)
 
 
 def waits_for(zk: ZooKeeper, request: NodeRequest) -> str:
-    """Return the cause for which an open request waits, with a suggestion."""
+    """Return the cause for which a request waits or has failed, with a suggestion."""
     cause = of_request(Once(zk), request)
     return f"{cause.text}. Suggestion: {cause.remedy}" if cause.remedy else cause.text
 
@@ -50,6 +50,15 @@ def waits_for(zk: ZooKeeper, request: NodeRequest) -> str:
 def declined(kazoo: KazooClient, request_id: str, declined_by: list[str]) -> tuple[list[str], list[str]]:
     """What those said who declined, and one text for each of them, also for those that said nothing."""
     found = declines.read(kazoo, ((request_id, launcher_id) for launcher_id in declined_by))
-    said = {launcher_id: text for (_id, launcher_id), text in found.items()}
+    said = {launcher_id: decline.text for (_id, launcher_id), decline in found.items()}
     return ([said[one] for one in declined_by if one in said],
-            [said.get(one) or declines.pool_of(one) for one in declined_by])  # fmt: skip
+            _folded([said.get(one) or declines.pool_of(one) for one in declined_by]))  # fmt: skip
+
+
+def _folded(texts: list[str]) -> list[str]:
+    """The texts, with those of pools that merely do not offer the labels in one."""
+    others = [text for text in texts if NOT_OFFERED in text]
+    if len(others) < 2:
+        return texts
+    telling = [text for text in texts if NOT_OFFERED not in text]
+    return [*telling, f"{len(others)}{' other' if telling else ''} pools do not offer it"]

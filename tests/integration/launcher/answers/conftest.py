@@ -77,6 +77,53 @@ class Desk:
     def ready(self) -> str:
         return self.get("/ready")
 
+    def reported(self, *wanted: str) -> None:
+        """Wait until ``problem-list``, the page of problems and ``/ready`` have a line with all these words."""
+
+        def everywhere() -> bool:
+            lists = (self.problems(), [row["problem"] for row in self.table("problems")], self.ready().splitlines()[1:])
+            return all(any(all(word in line for word in wanted) for line in lines) for lines in lists)
+
+        wait_for(everywhere, 15, f"{wanted} as a problem everywhere")
+
+
+def answer(desk: Desk, kind: str, name: str, *wanted: str) -> dict[str, Any]:
+    """Wait until the API's explanation has all the words; check that every other surface gives the same answer."""
+    seen: list[Any] = [None]
+
+    def found() -> bool:
+        seen[0] = desk.explain(kind, name)
+        return all(word in seen[0]["answer"] for word in wanted)
+
+    try:
+        wait_for(found, 15, f"{wanted} in the explanation of {kind} {name}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {seen[0]}") from None
+    text, suggestion = desk.explained(kind, name), seen[0]["suggestion"]
+    for word in wanted:
+        assert word in text.splitlines()[0]
+    if suggestion:
+        assert f"  suggestion: {suggestion}" in text
+    if kind == "request":
+        _agree(desk, name, [word.removeprefix("failed: ") for word in wanted], suggestion)
+    return dict(seen[0])
+
+
+def _agree(desk: Desk, request: str, wanted: list[str], suggestion: str) -> None:
+    """The commands and tables that show the cause of a request have the words and the suggestion, too."""
+    shown = desk.run("request", "show", request)[1]
+    assert all(word in shown for word in (*wanted, suggestion)), shown
+    if desk.explain("request", request)["facts"]["state"].startswith("failed"):
+        return
+    for rows in (json.loads(desk.run("status", "--json")[1])["waiting_requests"], desk.table("waiting")):
+        (row,) = [row for row in rows if request in row["ids"]]
+        assert all(word in row["reason"] for word in wanted) and row["suggestion"] == suggestion, row
+
+
+def created(desk: Desk, label: str, *options: str) -> str:
+    """What ``request create --wait`` prints while it waits."""
+    return desk.run("request", "create", label, "--wait", "1.5", *options)[2]
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,33 +13,8 @@ from nodepool.status import cluster
 from nodepool.zk import reports
 from nodepool.zk.records import HOLD
 from tests.conftest import wait_for
-from tests.integration.launcher.answers.conftest import Desk
+from tests.integration.launcher.answers.conftest import Desk, answer, created
 from tests.support.launcher import config, provider
-
-
-def answer(desk: Desk, kind: str, name: str, *wanted: str) -> dict[str, Any]:
-    """What the API explains, once its answer has all the words; the command prints the same."""
-    seen: list[Any] = [None]
-
-    def found() -> bool:
-        seen[0] = desk.explain(kind, name)
-        return all(word in seen[0]["answer"] for word in wanted)
-
-    try:
-        wait_for(found, 15, f"{wanted} in the explanation of {kind} {name}")
-    except AssertionError as error:
-        raise AssertionError(f"{error}: {seen[0]}") from None
-    text = desk.explained(kind, name)
-    for word in wanted:
-        assert word in text.splitlines()[0]
-    if seen[0]["suggestion"]:
-        assert f"  suggestion: {seen[0]['suggestion']}" in text
-    return dict(seen[0])
-
-
-def created(desk: Desk, label: str, *options: str) -> str:
-    """What ``request create --wait`` prints while it waits."""
-    return desk.run("request", "create", label, "--wait", "1.5", *options)[2]
 
 
 def test_full_quota_names_the_limit_and_its_users(desk: Desk) -> None:

@@ -48,7 +48,8 @@ def test_a_disabled_pool_declines(bench: LauncherBench) -> None:
     [launcher_id] = bench.wait_request(request_id, "failed")["declined_by"]
     assert [launcher_id] == list(pool.workers_by_id())
     noted = json.loads(bench.zuul.client.get(declines.path(request_id, launcher_id))[0])
-    assert noted == {"pool": "fake-provider-main", "reason": "pool is disabled by max_servers", "codes": ["pool-disabled"]}
+    assert noted == {"pool": "fake-provider-main", "reason": "pool is disabled by max_servers", "codes": ["pool-disabled"],
+                     "help": "raise `max-servers` of the pool, which is 0"}  # fmt: skip
     counted = metrics.REQUESTS_DECLINED(hostnames.short(), "pool-disabled")
     assert pool.state.statsd.snapshot().counters[counted] >= 1
 

@@ -51,7 +51,7 @@ def test_labels(bench: LauncherBench, capsys: pytest.CaptureFixture[str], monkey
     bench.fulfilled("good")
     ready, lines = pool.getReadiness()
     assert ready
-    assert "provider fake-provider, label refused: no key gone (option key-name)" in lines
+    assert any(line.startswith("provider fake-provider, label refused: no key gone (option key-name). ") for line in lines)
     (line,) = [line for line in lines if line.startswith("provider fake-provider, label flavorless: ")]
     assert "'gone' (option flavor-name)" in line
     assert not any("label good" in line for line in lines)
@@ -108,8 +108,8 @@ def test_texts() -> None:
     problems.note("b", "launch", "provider p, pool main, label b: two\nlines")
     problems.note("b", "image", "no image")
     assert [str(problem) for problem in problems.listed()][1:] == [
-        "provider p, label b: no image",
-        "provider p, label b: two lines",
+        "provider p, label b: no image. Suggestion: correct the image of the label, or upload the image to the cloud",
+        "provider p, label b: two lines. Suggestion: repair what the message names; each request for the label tries again",
     ]
     assert len(problems.listed()[0].text) == LONGEST
     problems.clear("b", "launch")

@@ -1,0 +1,219 @@
+"""What is known of single things: problems that launchers publish, pools, nodes, images. :mod:`.causes` builds on it."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nodepool.base.problems import DELETION, image_problems
+from nodepool.status.results import format_duration
+from nodepool.zk import declines
+from nodepool.zk.records import DELETING, FULFILLED, HOLD, READY, USED
+
+Clock = Callable[[], float]
+UNKNOWN = "its reason is no longer known"
+PATIENCE = 300.0
+"""Seconds that the owner of a node may take to accept or release it before that is reported as a problem."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """
+    :param code: of the reason that it comes from; empty when it comes from none.
+    """
+
+    text: str
+    remedy: str = ""
+    code: str = ""
+
+
+def _once(zk: Any, name: str, make: Callable[[], Any]) -> Any:
+    """Return what ``make`` returns, or what it returned before for this :class:`.cluster.Once`."""
+    remember = getattr(zk, "remember", None)
+    return make() if remember is None else remember(name, make)
+
+
+def told_problems(zk: Any) -> list[dict[str, Any]]:
+    """Problems that launchers publish of themselves."""
+    found: list[dict[str, Any]] = _once(zk, "told problems", lambda: _told_problems(zk))
+    return found
+
+
+def _told_problems(zk: Any) -> list[dict[str, Any]]:
+    return [
+        {"launcher": content.get("hostname"), **{key: problem.get(key) for key in ("provider", "label", "problem", "help")}}
+        for content in zk.getLaunchers()
+        if isinstance(problems := content.get("problems"), list)
+        for problem in problems
+        if isinstance(problem, dict)
+    ]
+
+
+def is_of_host(text: object) -> bool:
+    return str(text).startswith("host ")
+
+
+def is_of_deletion(text: object) -> bool:
+    return str(text).startswith(DELETION)
+
+
+def cause_of_row(row: dict[str, Any]) -> Cause:
+    """The cause that a published problem is."""
+    where = f"provider {row['provider']}: " if row["provider"] else ""
+    if is_of_host(row["problem"]):
+        return Cause(f"{where}{row['problem']}", "repair the host, or remove it from the configuration", "host-down")
+    return Cause(f"{where}{row['problem']}", str(row.get("help") or "repair what the message names; it is retried"), "label")
+
+
+def declines_of(zk: Any, request: Any) -> list[tuple[str, declines.Decline]]:
+    """The pools that declined a request, as :func:`place_of` names them, with what they said."""
+    said = declines.read(zk.kazoo_client, ((request.id or "", launcher_id) for launcher_id in request.declined_by))
+    found = []
+    for launcher_id in request.declined_by:
+        place = place_of(zk, launcher_id)
+        found.append((place, said.get((request.id or "", launcher_id)) or declines.Decline(f"{place}: {UNKNOWN}", "")))
+    return found
+
+
+def place_of(zk: Any, launcher_id: str) -> str:
+    """Name a registered pool for people: ``PROVIDER-POOL on LAUNCHER``, the launcher as in its report."""
+    for report in zk.readReports():
+        for provider, entry in report["providers"].items():
+            pools = entry.get("pools")
+            for pool, values in pools.items() if isinstance(pools, dict) else ():
+                if isinstance(values, dict) and values.get("id") == launcher_id:
+                    return f"{provider}-{pool} on {report['name']}"
+    return declines.pool_of(launcher_id)
+
+
+def count_of(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def hold_text(node: Any, clock: Clock) -> str:
+    who = [str(value) for value in (node.hold_job, node.comment) if value]
+    text = f"{node.id} by {', '.join(who)}" if who else f"{node.id} without a comment"
+    left = _hold_left(node, clock)
+    if left is None:
+        return f"{text} until it is deleted"
+    return f"{text} for another {format_duration(left)}" if left > 0 else f"{text}, expired {format_duration(-left)} ago"
+
+
+def _hold_left(node: Any, clock: Clock) -> float | None:
+    """Seconds until the hold expires, negative when it has; None: it does not expire."""
+    if isinstance(node.hold_expiration, (int, float)) and node.hold_expiration > 0 and node.state_time:
+        return float(node.state_time + node.hold_expiration - clock())
+    return None
+
+
+def nodes_of_pool(zk: Any, pool: str) -> list[Any]:
+    """The nodes of ``PROVIDER-POOL``."""
+    return _index(zk, "pool", lambda node: f"{node.provider}-{node.pool}").get(pool, [])
+
+
+def nodes_of_request(zk: Any, request_id: str) -> list[Any]:
+    return _index(zk, "request", lambda node: str(node.allocated_to)).get(request_id, [])
+
+
+def _index(zk: Any, name: str, key: Callable[[Any], str]) -> dict[str, list[Any]]:
+    def make() -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = defaultdict(list)
+        for node in zk.readNodes(with_contenders=False):
+            found[key(node)].append(node)
+        return found
+
+    found: dict[str, list[Any]] = _once(zk, f"nodes by {name}", make)
+    return found
+
+
+def stuck_nodes(zk: Any, clock: Clock = time.time) -> dict[str, Cause]:
+    """Node id -> what :func:`of_node` returns, of those for which it returns a cause."""
+
+    def stuck() -> dict[str, Cause]:
+        candidates = (node for node in zk.readNodes(with_contenders=False) if node.state in _MAY_BE_STUCK)
+        return {str(node.id): cause for node in candidates if (cause := of_node(zk, node, clock)) is not None}
+
+    found: dict[str, Cause] = _once(zk, "stuck nodes", stuck)
+    return found
+
+
+_MAY_BE_STUCK = frozenset((DELETING, USED, HOLD, READY))
+
+
+def of_node(zk: Any, node: Any, clock: Clock = time.time) -> Cause | None:
+    """Why a node that nobody uses keeps its capacity; None: it is used, or its deletion makes progress."""
+    age = clock() - (node.state_time or clock())
+    if node.state == DELETING:
+        return next((cause_of_row(row) for row in told_problems(zk) if f"{DELETION}{node.id} " in str(row["problem"])), None)
+    if node.state == USED and age > PATIENCE and node.provider in {pool.provider_name for pool in zk.getRegisteredPools()}:
+        text = f"node {node.id} has been used for {format_duration(age)}, but its owner has not released its lock"
+        return Cause(text, "restart the process that holds the lock (Zuul's executor or scheduler)", "owner")
+    if node.state == HOLD and (left := _hold_left(node, clock)) is not None and left < -PATIENCE:
+        text = f"the hold of node {node.id} expired {format_duration(-left)} ago, but it is still locked or not deleted"
+        return Cause(text, f"delete it with `nodepool delete {node.id}`", "owner")
+    if node.state == READY and node.allocated_to and age > PATIENCE:
+        request = zk.getNodeRequest(node.allocated_to, cached=True)
+        if request is not None and request.state == FULFILLED:
+            waited = format_duration(clock() - (request.state_time or clock()))
+            text = f"node {node.id} is ready, but {request.requestor} has not accepted request {request.id} for {waited}"
+            return Cause(text, "check that the requestor (Zuul's scheduler) runs, or cancel the request", "owner")
+    return None
+
+
+def configured_images(zk: Any) -> dict[str, dict[str, Any]]:
+    """Disk images of the configurations of all launchers: whether one is paused there, its labels and providers."""
+    found: dict[str, dict[str, Any]] = {}
+    for report in zk.readReports():
+        images = report.get("images")
+        for name, entry in images.items() if isinstance(images, dict) else ():
+            if not isinstance(entry, dict):
+                continue
+            row = found.setdefault(str(name), {"paused": False, "labels": set(), "providers": set()})
+            row["paused"] |= entry.get("paused") is True
+            for key in ("labels", "providers"):
+                row[key] |= {str(each) for each in entry.get(key) or ()}
+    return found
+
+
+def images_of(zk: Any, label: str) -> dict[str, dict[str, Any]]:
+    return {name: entry for name, entry in configured_images(zk).items() if label in entry["labels"]}
+
+
+def of_image(zk: Any, name: str, entry: dict[str, Any] | None = None, clock: Clock = time.time) -> Cause | None:
+    """Why nodes of an image cannot be launched; None: it has an upload that can be used for each of its providers."""
+    entry = entry or configured_images(zk).get(name) or {"paused": False, "labels": set(), "providers": set()}
+    data, progress = zk.readImages(), zk.readProgress()
+    ready = {upload.provider_name for upload in data.uploads if upload.image_name == name and upload.state == READY}
+    if ready and entry["providers"] <= ready:
+        return None
+    lacking = ", ".join(sorted(entry["providers"] - ready))
+    where = f" in provider {lacking}" if lacking else ""
+    if name in data.paused:
+        return Cause(f"image {name} is paused and has no usable upload{where}", f"run `nodepool image-unpause {name}`", "image")
+    if entry["paused"]:
+        return Cause(
+            f"image {name} is paused by the option pause of its diskimage and has no usable upload{where}",
+            "set `pause: false`, or remove the option", "image",
+        )  # fmt: skip
+    running = [build for build in progress.builds.values() if build.image == name and build.running]
+    if running:
+        age = format_duration(clock() - (running[0].started or clock()))
+        return Cause(
+            f"image {name} is being built for {age} on {running[0].builder} ({running[0].phase or 'starting'})",
+            f"wait for the build; `nodepool image-log {name} --follow` shows it", "building",
+        )  # fmt: skip
+    failed = [problem for problem in image_problems(progress, clock) if problem.text.startswith(f"image {name}:")]
+    if failed:
+        return Cause(failed[0].text, failed[0].help, "image")
+    builds = [build for build in data.builds if build.image_name == name]
+    if not builds and not zk.getBuilders():
+        return Cause(f"image {name} has never been built: no builder is running", "start nodepool-builder", "image")
+    if not builds:
+        return Cause(f"image {name} has not been built yet", "check that the builder's configuration has this diskimage", "image")
+    return Cause(
+        f"image {name} is built, but has no usable upload{where}",
+        "wait for the upload, or see `nodepool image-list --detail`", "uploading",
+    )  # fmt: skip
