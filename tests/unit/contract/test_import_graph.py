@@ -12,7 +12,7 @@ LAYERS = (
     ("exceptions", "version"),
     ("base", "logconfig", "reasons"),
     ("metrics",),
-    ("zk", "config"),
+    ("zk", "config", "zkserver"),
     ("cloud", "nodescan", "nodeutils", "process"),
     ("status",),
     ("nodemanager",),
