@@ -334,7 +334,8 @@ def test_problems_of_a_driver_that_raises(bench: LauncherBench, monkeypatch: pyt
     ready, lines = pool.getReadiness()
     assert ready
     assert "provider fake-p1: its driver cannot tell its troubles: RuntimeError('induced')" in lines
-    assert "provider fake-p2, label two: no luck" in lines
+    remedy = "repair what the message names; each request for the label tries again"
+    assert f"provider fake-p2, label two: no luck. Suggestion: {remedy}" in lines
 
 
 @pytest.mark.spec("issue 11, A1: a provider that raises fails no request of another provider's tenant")
