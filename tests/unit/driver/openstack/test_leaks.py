@@ -14,6 +14,7 @@ from nodepool.builder.upload import journal as upload_journal
 from nodepool.driver.fake.adapter import Dummy, FakeAdapter, FakeOpenStackCloud
 from nodepool.driver.openstack.api.transport import Record
 from nodepool.driver.statemachine.leaks import LeakSearch
+from nodepool.zk.cluster import View
 from tests.support.histories import SoundHistory
 from tests.support.openstack.fake import LOG, advance
 
@@ -33,17 +34,30 @@ def image(image_id: str, **more: Any) -> Record:
     return Record({"id": image_id, "name": image_id, "protected": False, **MARKS, **more, "properties": MARKS})
 
 
-def find_leaks(adapter: Any, node: Any = None) -> None:
+def find_leaks(adapter: Any, node: Any = None, history: SoundHistory | None = None) -> None:
     """Two runs of the search for leaks, while there is this record, or none."""
     zk = SimpleNamespace(
         getProviderNodes=lambda _name: [node] if node else [],
         getProviderUploads=lambda _name: {},
         getNode=lambda _id: node,
-        cluster=SoundHistory(),
+        cluster=history or SoundHistory(),
     )
     search = LeakSearch("p", adapter, LOG)
     for _ in range(2):
         search.run(zk)
+
+
+@pytest.mark.spec("LAU-13.3: the tree may be another one after a new connection")
+def test_nothing_is_deleted_if_the_connection_was_lost_since_the_records_were_read(over: Over) -> None:
+    class Lost(SoundHistory):
+        def is_current(self, view: View) -> bool:
+            return False
+
+    cloud = Cloud("leaked")
+    find_leaks(over(cloud), history=Lost())
+    assert cloud.servers == {"leaked"}
+    find_leaks(over(cloud))
+    assert cloud.servers == set()
 
 
 @pytest.mark.parametrize("marks", SNAPSHOTS, ids=lambda marks: ", ".join(marks))

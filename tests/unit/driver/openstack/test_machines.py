@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from openstack.exceptions import HttpException
 
 from nodepool import exceptions
 from nodepool.cloud import CallsStopped
@@ -170,6 +171,24 @@ def test_server_that_comes_after_its_launch_was_given_up(
     assert cloud.deleted == []
     go_on.set()
     wait_for(lambda: cloud.deleted and not cloud._server_list, what="the late server removed")
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.spec("LAU-13.3: a node that got the id of a lost one does not delete its server")
+def test_only_a_server_of_the_same_node_is_removed_after_an_unanswered_creation(
+    adapter: FakeAdapter, cloud: Cloud, label: Any, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    machine = create(adapter, label)
+    marks = {**METADATA, "nodepool_node_created": METADATA.get("nodepool_node_created") if ours else "1000"}
+    server = cloud.create_server(name=machine.hostname, meta={key: value for key, value in marks.items() if value})
+
+    def unanswered(**_kw: Any) -> Any:
+        raise http(500)
+
+    monkeypatch.setattr(cloud, "create_server", unanswered)
+    with pytest.raises(HttpException, match="Unknown error"):
+        advance(machine)
+    assert (machine.external_id == server.id) is ours
 
 
 def test_launch_given_up_while_the_server_is_built_looks_no_more(adapter: FakeAdapter, cloud: Cloud, label: Any) -> None:
