@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError
@@ -58,7 +58,7 @@ class Lost:
     instance: Any = None
     resource: Any = None
     result: str = ""
-    failed: bool = field(default=False)
+    failed: bool = False
 
     @property
     def number(self) -> int | None:
@@ -204,7 +204,7 @@ def _create_record(context: Context, action: str, lost: Lost) -> None:
     """
     :raises CommandError: the machine cannot be a node.
     """
-    from nodepool.driver.statemachine.launcher import copy_instance
+    from nodepool.driver.statemachine.launcher import copy_image, copy_instance
 
     provider, metadata = lost.manager.provider, lost.metadata
     node = Node(f"{lost.number:010}")
@@ -220,7 +220,9 @@ def _create_record(context: Context, action: str, lost: Lost) -> None:
         raise CommandError(f"label {name or 'unknown'} is not in pool {pool.name} of the provider; give --label, one of: {known}")
     node.type = name
     if label is not None:
-        _fill_from_label(node, label, provider)
+        image = (label.diskimage and provider.diskimages[label.diskimage.name]) or label.cloud_image
+        node.image_id = image.name
+        copy_image(node, image)
     copy_instance(node, lost.instance, pool)
     created = number_of(metadata.get(NODE_CREATED))
     # The leak search compares this with the stamp of the machine.
@@ -234,16 +236,6 @@ def _create_record(context: Context, action: str, lost: Lost) -> None:
     except NodeExistsError:
         raise CommandError(f"another node has id {node.id} now; the machine can only be deleted") from None
     lost.result = "adopted" if action == "adopt" else "held"
-
-
-def _fill_from_label(node: Node, label: Any, provider: Any) -> None:
-    image = (label.diskimage and provider.diskimages[label.diskimage.name]) or label.cloud_image
-    node.image_id = image.name
-    node.username = image.username
-    node.python_path = image.python_path
-    node.shell_type = image.shell_type
-    node.connection_port = image.connection_port
-    node.connection_type = image.connection_type
 
 
 def _scan(node: Node, label: Any, provider: Any) -> None:

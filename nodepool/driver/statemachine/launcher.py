@@ -127,11 +127,7 @@ class StateMachineNodeLauncher(StatsReporter):
             image = label.cloud_image
             self._image_external_id = None
             node.image_id = image.name
-        node.username = image.username
-        node.python_path = image.python_path
-        node.shell_type = image.shell_type
-        node.connection_port = image.connection_port
-        node.connection_type = image.connection_type
+        copy_image(node, image)
         node.resources = dict(self.manager.quotaNeededByLabel(node.type[0], self.handler.pool).get_resources())
         planned = self.manager.adapter.plannedExternalId(label, node.id or "")
         if planned is not None:
@@ -521,8 +517,17 @@ class _LockLost(Exception):
     """Our lock on the node's record is gone."""
 
 
+def copy_image(node: zk.Node, image: Any) -> None:
+    """Copy how to log in from the configured image to the record."""
+    node.username = image.username
+    node.python_path = image.python_path
+    node.shell_type = image.shell_type
+    node.connection_port = image.connection_port
+    node.connection_type = image.connection_type
+
+
 def copy_instance(node: zk.Node, instance: Instance, pool: Any) -> None:
-    """Fill the record with what the cloud tells of its machine."""
+    """Copy what the cloud reports about the machine to the record."""
     for name in INSTANCE_FIELDS:
         setattr(node, name, getattr(instance, name, None))
     if node.node_properties is None:
