@@ -1,4 +1,4 @@
-"""``python -m nodepool.zkserver``: the server as a process of its own."""
+"""``python -m nodepool.zkserver``: run the server as a separate process."""
 
 from __future__ import annotations
 

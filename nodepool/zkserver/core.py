@@ -137,7 +137,7 @@ class Server:
                 self.drop(connection)
 
     def lost(self, connection: Connection) -> None:
-        """The connection has ended; its session goes on until its timeout."""
+        """Note that the connection has ended; its session lasts until its timeout."""
         connection.open = False
         self.connections.pop(connection, None)
         self.watches.forget(connection)

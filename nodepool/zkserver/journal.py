@@ -1,4 +1,4 @@
-"""Transactions and snapshots on disk, so that a killed server goes on where it was.
+"""Transactions and snapshots on disk: a killed server continues with the same tree and sessions.
 
 A directory has a ``snapshot``, and a ``log`` of the transactions since; both begin with the number of
 the snapshot. Each line is a checksum and JSON. A transaction is kept once it was given to the kernel:
@@ -47,13 +47,15 @@ class Journal:
             os.close(self._lock)
             raise JournalError(f"{directory}: another server uses this directory; stop it or choose another one") from None
         self._number = 0
-        self._file: BinaryIO | None = None
+        self.file: BinaryIO | None = None
         self._size = 0
+        #: Whether the log may end with an incomplete line.
+        self._broken = False
         self._server: Server | None = None
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self.file is not None:
+            self.file.close()
         os.close(self._lock)
 
     def load(self, server: Server) -> None:
@@ -73,8 +75,14 @@ class Journal:
 
     def _append(self, zxid: int, time: int, changes: list[list[Any]]) -> None:
         line = _line([zxid, time, changes])
-        assert self._file is not None
-        self._file.write(line)
+        if self._broken:
+            raise OSError(f"{self._directory}: an earlier transaction could not be written")
+        assert self.file is not None
+        # An incomplete line must stay the last one: the next start ignores it there, and nowhere else.
+        self._broken = True
+        if self.file.write(line) != len(line):
+            raise OSError(f"{self._directory}: the disk is full")
+        self._broken = False
         self._size += len(line)
         if self._size > LARGEST_LOG:
             self._compact()
@@ -85,10 +93,10 @@ class Journal:
         self._number += 1
         with new_file(str(self._directory / "snapshot")) as file:
             file.writelines(_snapshot(self._server, self._number))
-        if self._file is not None:
-            self._file.close()
-        self._file = open(self._directory / "log", "wb", buffering=0, opener=_private)  # noqa: SIM115 - as long as the journal
-        self._size = self._file.write(_line(self._number))
+        if self.file is not None:
+            self.file.close()
+        self.file = open(self._directory / "log", "wb", buffering=0, opener=_private)  # noqa: SIM115 - as long as the journal
+        self._size = self.file.write(_line(self._number))
 
 
 def _private(path: str, flags: int) -> int:

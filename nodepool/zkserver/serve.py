@@ -21,7 +21,7 @@ log = logging.getLogger("nodepool.zkserver.serve")
 
 #: Bytes that wait for a client that does not read; then it is disconnected.
 MOST_UNREAD = 64 * 1024 * 1024
-#: Seconds between two looks for ended sessions, at most.
+#: Seconds between two checks for ended sessions, at most: a session that is opened meanwhile lasts at least as long.
 LONGEST_TICK = 1.0
 
 
@@ -107,6 +107,8 @@ class ZooKeeperServer:
 
     def guarded(self, function: Any, *arguments: Any) -> Any:
         """Call the core. If a transaction cannot be kept, the server ends: its memory has what its disk has not."""
+        if self._error is not None:
+            return None
         try:
             return function(*arguments)
         except OSError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from kazoo.protocol.serialization import CheckVersion, Create, Delete, Exists, SetACL, SetData, Transaction
@@ -18,6 +20,7 @@ from nodepool.zkserver.requests import StandaloneServer
 from tests.support.zkclient import MemoryPipe, RawClient
 
 OPEN = [ACL(31, Id("world", "anyone"))]
+OPEN_ENTRY = [[31, "world", "anyone"]]
 READ = [ACL(17, Id("world", "anyone"))]
 
 
@@ -142,3 +145,29 @@ def test_directory_serves_one_server_only_and_is_private(tmp_path: pathlib.Path)
             Journal(directory)
         assert directory.stat().st_mode & 0o777 == 0o700
         assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+
+
+def test_nothing_is_written_after_a_write_that_failed(tmp_path: pathlib.Path) -> None:
+    """The disk is full for a moment: an incomplete line in the middle of the log would make it unreadable."""
+
+    class FullDisk(io.BytesIO):
+        most = 9
+
+        def write(self, data: Any) -> int:
+            with open(tmp_path / "log", "ab") as log:
+                written = log.write(bytes(data)[: self.most])
+            self.most = 9999
+            return written
+
+    server, journal = StandaloneServer(), Journal(tmp_path)
+    journal.load(server)
+    server.keep(*server.begin(), [["create", "/kept", "", OPEN_ENTRY, 0]])
+    journal.file, real = FullDisk(), journal.file
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"the disk is full|could not be written"):
+            server.keep(*server.begin(), [["create", "/lost", "", OPEN_ENTRY, 0]])
+    assert real is not None
+    real.close()
+    journal.close()
+    with running(tmp_path) as server:
+        assert list(server.tree.nodes) == ["/", "/kept"]
