@@ -28,8 +28,9 @@ from nodepool.zk.history import HistoryReader
 INTERVAL = 2.0
 """Seconds between two reports, at least."""
 MOST_GROUPS, MOST_IDS, MOST_HOSTS, MOST_WARNINGS = 500, 5000, 1000, 50
-MOST_GROUPS_IF_LARGE = 20
 """Of waiting requests, and of one provider, in a report."""
+MOST_GROUPS_IF_LARGE = 20
+"""Groups of waiting requests in a report that would otherwise be too large for ZooKeeper."""
 
 Waiting = list[tuple[str, tuple[str, ...], str, tuple[Reason, ...]]]
 

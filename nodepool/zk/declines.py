@@ -34,7 +34,7 @@ def path(request_id: str, launcher_id: str) -> str:
 
 
 def serialize(pool: str, reasons: Sequence[Reason]) -> bytes:
-    #: What is known of the label comes last, and tells most.
+    # Problems of the label come last, and say most.
     suggestion = next((text for reason in reversed(reasons) if (text := reason.suggestion)), "")
     record = {"pool": pool, "reason": one_line(render(reasons)), "codes": [reason.code.word for reason in reasons],
               "help": one_line(suggestion)}  # fmt: skip
