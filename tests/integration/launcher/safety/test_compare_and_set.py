@@ -115,11 +115,11 @@ def test_new_node_is_not_launched_if_another_client_changed_it(bench: LauncherBe
     pool = bench.start(config(provider()), cleanup_interval=0.2)
     changed: list[str] = []
 
-    def discard(path: str) -> None:
+    def hold(path: str) -> None:
         changed.append(path)
-        other.write(path, state="deleting", allocated_to=None)
+        other.write(path, state="hold", allocated_to=None)  # a state that no launcher deletes meanwhile
 
-    late = other.before(sets(NODES, state="building"), discard)
+    late = other.before(sets(NODES, state="building"), hold)
     request_id = bench.submit("fake-label")
     assert [late.refused()] == changed
     served_once(bench, request_id)
