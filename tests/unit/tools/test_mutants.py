@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
+import pathlib
 from typing import Any
 
+import coverage
 import pytest
 
 from tests import REPOSITORY
@@ -57,6 +61,49 @@ def test_guards_of_the_launcher_are_found_and_their_mutants_are_programs(tool: A
         ast.parse(text[: mutant.start] + mutant.new + text[mutant.end :])
 
 
-def test_every_module_has_closest_tests_that_exist(tool: Any) -> None:
-    for path in {mutant.path for mutant in tool.find(None)}:
-        assert all((REPOSITORY / test).exists() for test in tool.tests_of(path)), path
+@pytest.fixture
+def tree(tool: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A module, three test files, and which of their tests reached its fifth line (the statement of the limit)."""
+    (tmp_path / "tests/unit").mkdir(parents=True)
+    (tmp_path / "write.py").write_text(SOURCE)
+    (tmp_path / "tests/durations.json").write_text(json.dumps({"tests/slow.py::b": 9.0}))
+    for name in ("slow.py", "other.py", "unit/quick.py"):
+        (tmp_path / "tests" / name).write_text(f"import {tool.INTERFERENCE}" if name == "other.py" else "")
+    data = coverage.CoverageData(str(tmp_path / "reached"))
+    for test in ("tests/slow.py::b", "tests/other.py::c", "tests/unit/quick.py::a"):
+        data.set_context(f"{test}|run")
+        data.add_lines({str(tmp_path / "write.py"): [5]})
+    data.set_context("tests/slow.py::elsewhere|run")
+    data.add_lines({str(tmp_path / "write.py"): [6]})
+    data.write()
+    monkeypatch.setattr(tool, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(tool, "REACHED", tmp_path / "reached")
+    return tmp_path
+
+
+def limit(tool: Any) -> Any:
+    return next(mutant for mutant in tool.Finder("write.py", SOURCE).found if mutant.kind == "limit")
+
+
+def test_tests_that_reach_the_statement_are_chosen_and_those_that_interfere_come_first(tool: Any, tree: pathlib.Path) -> None:
+    assert tool.Reached(60.0).tests(limit(tool)) == ["tests/other.py::c", "tests/unit/quick.py::a", "tests/slow.py::b"]
+
+
+def test_no_more_tests_are_chosen_than_the_budget_allows(tool: Any, tree: pathlib.Path) -> None:
+    assert tool.Reached(5.0).tests(limit(tool)) == ["tests/other.py::c", "tests/unit/quick.py::a"]
+
+
+def test_module_that_changed_since_it_was_measured_is_refused(tool: Any, tree: pathlib.Path) -> None:
+    later = (tree / "reached").stat().st_mtime + 1
+    os.utime(tree / "write.py", (later, later))
+    with pytest.raises(OSError, match=r"write.py has changed .* run tools/mutants --measure"):
+        tool.Reached(60.0).tests(limit(tool))
+
+
+def test_results_are_kept_for_the_next_run(tool: Any, tmp_path: pathlib.Path) -> None:
+    tool.Results(str(tmp_path / "results")).add("write.py:5 limit", "survived", "")
+    assert tool.Results(str(tmp_path / "results")).done["write.py:5 limit"]["outcome"] == "survived"
+
+
+def test_tests_that_are_measured_exist(tool: Any) -> None:
+    assert all((REPOSITORY / test).is_dir() for test in tool.TESTS)
