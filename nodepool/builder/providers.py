@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nodepool.config.model import Config
-from nodepool.driver.lifecycle import ProviderManager, is_silent
+from nodepool.driver.lifecycle import ProviderManager, call, is_silent
 from nodepool.driver.provider import Provider
 from nodepool.zk.zookeeper import ZooKeeper
 
@@ -50,7 +50,7 @@ class ImageManagers:
             del self._users[id(manager)]
             retired = self._retired.pop(id(manager), None)
         if retired is not None:
-            ProviderManager._call(retired, "stop")
+            call(retired, "stop")
 
     def _retire(self, manager: Provider) -> None:
         with self._lock:
@@ -58,7 +58,7 @@ class ImageManagers:
                 self._retired[id(manager)] = manager
                 self.log.info("Provider %s is replaced; the old one ends after its last upload", manager.provider.name)
                 return
-        ProviderManager._call(manager, "stop")
+        call(manager, "stop")
 
     def _all(self, config: Config) -> list[Any]:
         with self._lock:

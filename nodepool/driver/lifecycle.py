@@ -6,17 +6,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import Any
 
 from nodepool.base.problems import Problem, TellsTroubles, one_line
 from nodepool.config.model import Config, ProviderConfig
 from nodepool.driver import Drivers, purpose
 from nodepool.driver.provider import Provider
+from nodepool.exceptions import FOREIGN
 from nodepool.zk.zookeeper import ZooKeeper
 
 #: Seconds that running launches may take at a stop; when their cloud does not answer at all; that threads have which wait for it.
 LAUNCH_GRACE, SILENT_GRACE, SILENT_JOIN = 5.0, 0.8, 0.2
+#: Seconds that a reload waits for providers to start.
+START_GRACE = 2.0
+#: Why a provider is not in force yet.
+STARTING = "it is still starting; no action is needed"
 
 
 def get_provider(provider_config: Any) -> Any:
@@ -55,6 +60,83 @@ def is_silent(manager: Provider, since: float) -> bool:
     return manager.cloud_calls is not None and manager.cloud_calls.silent(since)
 
 
+def started(config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Any:
+    """A new, started provider, or what it raised."""
+    try:
+        with purpose.making(only_images):
+            manager = get_provider(config)
+        manager.start(zk_conn)
+    except FOREIGN as error:
+        ProviderManager.log.exception("Error starting provider %s", config.name)
+        return error
+    return manager
+
+
+def call(manager: Provider, method: str) -> None:
+    """Call a method of a provider's life; what it raises is logged."""
+    try:
+        getattr(manager, method)()
+    except FOREIGN:
+        ProviderManager.log.exception("Error in %s of provider %s:", method, manager.provider.name)
+
+
+class Starts:
+    """Starts the providers of one daemon, each on its own thread, so that one that is slow holds up none of the others.
+
+    :param started: called (on such a thread) when a provider has started, or failed to, for which a reload has not waited.
+    """
+
+    def __init__(self, started: Callable[[], Any] = lambda: None) -> None:
+        self._started = started
+        #: Starts that a reload did not wait for, by the provider's name.
+        self._slow: dict[str, tuple[ProviderConfig, Future[Any]]] = {}
+
+    def start(
+        self, wanted: list[ProviderConfig], zk_conn: ZooKeeper, only_images: bool, grace: float | None
+    ) -> list[tuple[ProviderConfig, Any]]:
+        """Return each configuration with its started provider, with the exception that it raised, or None: still starting.
+
+        :param grace: seconds to wait; None: for all of them.  Whoever is still starting is found by the next call with an
+            equal configuration, and stopped when the next call is without.
+        """
+        futures: list[tuple[ProviderConfig, Future[Any]]] = []
+        for config in wanted:
+            slow = self._slow.pop(config.name, None)
+            if slow is None or slow[0] != config:
+                self._drop(slow)
+                slow = config, self._begin(config, zk_conn, only_images)
+            futures.append(slow)
+        for slow in self._slow.values():
+            self._drop(slow)
+        self._slow.clear()
+        done, _starting = wait([future for _config, future in futures], grace)
+        for config, future in futures:
+            if future not in done:
+                self._slow[config.name] = config, future
+                future.add_done_callback(lambda _future: self._started())
+        return [(config, future.result() if future in done else None) for config, future in futures]
+
+    def _begin(self, config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def start() -> None:
+            future.set_result(started(config, zk_conn, only_images))
+
+        threading.Thread(target=start, daemon=True, name=f"start-provider-{config.name}").start()
+        return future
+
+    @staticmethod
+    def _drop(slow: tuple[ProviderConfig, Future[Any]] | None) -> None:
+        """Nobody wants this provider any more: it is stopped when it has started."""
+
+        def stop(future: Future[Any]) -> None:
+            if not isinstance(future.result(), FOREIGN):
+                call(future.result(), "stop")
+
+        if slow is not None:
+            slow[1].add_done_callback(stop)
+
+
 class ProviderManager:
     """Class methods only."""
 
@@ -68,74 +150,56 @@ class ProviderManager:
         zk_conn: ZooKeeper,
         only_image_manager: bool = False,
         retire: Callable[[Any], Any] | None = None,
+        starts: Starts | None = None,
     ) -> None:
         """Fill ``new_config.provider_managers``.
 
         :param retire: stops a provider that was replaced or removed; default: at once.
+        :param starts: starts them; a reload waits `START_GRACE` seconds for it; default: for all of them.
 
         Equal providers are kept; changed ones are told to idle, replaced and then stopped; those that vanished are
-        idled and stopped.  One that does not start is logged and left out.
+        idled and stopped.  One that does not start is logged and left out.  A changed one that is still starting goes on
+        as it was until then.
         """
         running = dict(old_config.provider_managers) if old_config is not None else {}
-        replaced: list[Any] = []
         wanted: list[Any] = []
         for config in new_config.providers.values():
             if only_image_manager and not config.manage_images:
                 continue
-            manager = running.pop(config.name, None)
+            manager = running.get(config.name)
             if manager is not None and manager.provider == config:
                 cls.log.debug("Keeping provider %s", config.name)
-                new_config.provider_managers[config.name] = manager
+                new_config.provider_managers[config.name] = running.pop(config.name)
                 continue
             if manager is not None:
                 cls.log.info("Provider %s has changed; starting it anew", config.name)
-                cls._call(manager, "idle")
-                replaced.append(manager)
             wanted.append(config)
+        # At the first start a label without a provider would have its requests fail.
+        grace = START_GRACE if starts is not None and old_config is not None else None
+        for config, manager in (starts or Starts()).start(wanted, zk_conn, only_image_manager, grace):
+            cls._take(new_config, config.name, manager, running)
         for name, manager in running.items():
-            cls.log.info("Provider %s is not configured any more; stopping it", name)
-            cls._call(manager, "idle")
-            replaced.append(manager)
-        cls._start_all(wanted, new_config, zk_conn, only_image_manager)
-        for manager in replaced:
+            if name not in new_config.providers:
+                cls.log.info("Provider %s is not configured any more; stopping it", name)
+            call(manager, "idle")
+        for manager in running.values():
             if retire is not None:
                 retire(manager)
             else:
-                cls._call(manager, "stop")
+                call(manager, "stop")
 
-    @classmethod
-    def _start_all(cls, wanted: list[Any], new_config: Config, zk_conn: ZooKeeper, only_images: bool) -> None:
-        """Failures go to ``provider_failures``. At the same time: one that is slow to start does not hold up the others."""
-        if not wanted:
-            return
-        if len(wanted) == 1:
-            started = [cls._start(wanted[0], zk_conn, only_images)]
+    @staticmethod
+    def _take(new_config: Config, name: str, manager: Any, running: dict[str, Any]) -> None:
+        """The outcome of a start; the one that is running goes on while its successor is starting."""
+        if isinstance(manager, FOREIGN):
+            new_config.provider_failures[name] = one_line(manager) or type(manager).__name__
+        elif manager is not None:
+            new_config.provider_managers[name] = manager
+        elif name in running:
+            new_config.provider_managers[name] = running.pop(name)
+            new_config.provider_errors[name] = STARTING
         else:
-            with ThreadPoolExecutor(min(16, len(wanted)), thread_name_prefix="start-providers") as pool:
-                started = list(pool.map(lambda config: cls._start(config, zk_conn, only_images), wanted))
-        for config, manager in zip(wanted, started, strict=True):
-            if isinstance(manager, Exception):
-                new_config.provider_failures[config.name] = one_line(manager) or type(manager).__name__
-            else:
-                new_config.provider_managers[config.name] = manager
-
-    @classmethod
-    def _start(cls, config: ProviderConfig, zk_conn: ZooKeeper, only_images: bool) -> Any:
-        try:
-            with purpose.making(only_images):
-                manager = get_provider(config)
-            manager.start(zk_conn)
-        except Exception as error:
-            cls.log.exception("Error starting provider %s", config.name)
-            return error
-        return manager
-
-    @classmethod
-    def _call(cls, manager: Provider, method: str) -> None:
-        try:
-            getattr(manager, method)()
-        except Exception:
-            cls.log.exception("Error in %s of provider %s:", method, manager.provider.name)
+            new_config.provider_failures[name] = STARTING
 
     @classmethod
     def stop_all(cls, managers: list[Any], since: float, deadline: float) -> bool:
@@ -146,7 +210,7 @@ class ProviderManager:
         :param since: when the stop began (this and the deadline: monotonic seconds).
         """
         for manager in managers:
-            cls._call(manager, "idle")
+            call(manager, "idle")
         joiners = []
         for manager in managers:
             thread = threading.Thread(target=cls._stop, args=(manager,), daemon=True, name=f"Thread-stop-{manager.provider.name}")
@@ -169,13 +233,13 @@ class ProviderManager:
 
     @classmethod
     def _stop(cls, manager: Provider) -> None:
-        cls._call(manager, "stop")
-        cls._call(manager, "join")
+        call(manager, "stop")
+        call(manager, "join")
 
     @classmethod
     def stopProviders(cls, config: Config) -> None:
         """Stop all and wait for each."""
         for manager in config.provider_managers.values():
-            cls._call(manager, "stop")
+            call(manager, "stop")
         for manager in config.provider_managers.values():
-            cls._call(manager, "join")
+            call(manager, "join")

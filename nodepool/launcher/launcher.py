@@ -19,7 +19,7 @@ from nodepool.base.problems import Problem, as_record_list, image_problems, one_
 from nodepool.config.live.changes import taken_over
 from nodepool.config.live.file_status import ConfigFileStatus
 from nodepool.config.model import Config
-from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, provider_problems
+from nodepool.driver.lifecycle import SILENT_JOIN, ProviderManager, Starts, call, provider_problems
 from nodepool.exceptions import FOREIGN
 from nodepool.launcher.cleanup import CleanupWorker
 from nodepool.launcher.events import LauncherEvents
@@ -108,6 +108,7 @@ class NodePool(threading.Thread):
             ["zookeeper-servers"],
         )
         self._wake = threading.Event()
+        self._starts = Starts(self._provider_started)
         self._leaving: list[PoolWorker] = []
         self._component: LauncherComponent | None = None
         self._begun = False
@@ -282,7 +283,9 @@ class NodePool(threading.Thread):
             self._keep_unusable(old, config)
         self.log.info("%s", taken_over(old, config, self.configfile))
         replaced: list[Any] = []
-        ProviderManager.reconfigure(old, config, self.zk, retire=replaced.append)
+        ProviderManager.reconfigure(old, config, self.zk, retire=replaced.append, starts=self._starts)
+        if old is not None:
+            self._keep_former(old, config)
         config.providers_not_running = []
         for name in list(config.providers):
             if name not in config.provider_managers:
@@ -299,7 +302,7 @@ class NodePool(threading.Thread):
         self.state.config = config
         # Only now: those who find one of them ended find its successor.
         for manager in replaced:
-            ProviderManager._call(manager, "stop")
+            call(manager, "stop")
         self._update_workers()
         self.assignment.wake(recheck=True)
         self.min_ready.wake()
@@ -307,17 +310,34 @@ class NodePool(threading.Thread):
         if self.zk.synced:
             self.node_reconciler.look_at_all()
 
-    @staticmethod
-    def _keep_unusable(old: Any, config: Config) -> None:
+    def _provider_started(self) -> None:
+        """A provider that a reload did not wait for is ready to be taken into force."""
+        self.config_state.apply_again()
+        self._wake.set()
+
+    @classmethod
+    def _keep_unusable(cls, old: Any, config: Config) -> None:
         """A running provider whose new entry cannot be used (driver or library missing) goes on as it was."""
         for name in config.provider_errors:
-            provider = old.providers.get(name)
-            if provider is None or name in config.providers:
-                continue
-            config.providers[name] = provider
-            for pool in provider.pools.values():
-                for label in set(pool.labels) & set(config.labels):
-                    config.labels[label].pools.append(pool)
+            if name in old.providers and name not in config.providers:
+                cls._keep(old.providers[name], config)
+
+    @classmethod
+    def _keep_former(cls, old: Any, config: Config) -> None:
+        """A running provider whose new entry is still starting goes on as it was."""
+        for name, manager in config.provider_managers.items():
+            new = config.providers[name]
+            if name in config.provider_errors and manager.provider != new:
+                for label in config.labels.values():
+                    label.pools = [pool for pool in label.pools if all(pool is not other for other in new.pools.values())]
+                cls._keep(old.providers[name], config)
+
+    @staticmethod
+    def _keep(provider: Any, config: Config) -> None:
+        config.providers[provider.name] = provider
+        for pool in provider.pools.values():
+            for label in set(pool.labels) & set(config.labels):
+                config.labels[label].pools.append(pool)
 
     def _update_workers(self) -> None:
         wanted = {(p.name, pool) for p in self.config.providers.values() for pool in p.pools}

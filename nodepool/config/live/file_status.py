@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ class ConfigFileStatus:
         self._stale_changed = stale_changed
         self._required = required
         self._watcher: ConfigWatcher | None = None
+        self._again = threading.Event()
         #: Why the file on disk is not in force, and since when (Unix seconds); None when it is.
         self.error: str | None = None
         self.stale_since: float | None = None
@@ -68,14 +70,19 @@ class ConfigFileStatus:
         config.require(main.path, *self._required)
         return config
 
+    def apply_again(self) -> None:
+        """Have the next :meth:`update` bring the files into force even if they are."""
+        self._again.set()
+
     def update(self, current: Config | None, apply: Callable[[Config], Any]) -> bool:
         """Have the files brought into force when they are not ``current``; True when they were.
 
         What is wrong with them is logged, and ``current`` stays.
         """
-        if current is not None and checkRecentConfig(current, *self._paths):
+        if current is not None and not self._again.is_set() and checkRecentConfig(current, *self._paths):
             self.good()
             return False
+        self._again.clear()
         try:
             config = self.load()
         except Exception as error:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
+import threading
 from typing import Any
 
 import pytest
 import yaml
 
+from nodepool.driver import lifecycle
 from nodepool.driver.statemachine.handler import StateMachineHandler
+from nodepool.driver.statemachine.provider import StateMachineProvider
 from tests.conftest import wait_for
 from tests.support.launcher import CLOUDS, LauncherBench, config, provider
 
@@ -256,3 +259,77 @@ def test_replaced_between_plan_and_launch(bench: LauncherBench, monkeypatch: pyt
     _request, (node,) = bench.fulfilled("fake-label")
     assert old.launchers == []
     assert [server.id for server in bench.servers("fake-provider")] == [node.external_id]
+
+
+def limit(pool: Any) -> Any:
+    return pool.getPoolWorkers("fake-one")[0].getPoolConfig().max_servers
+
+
+class SlowStart:
+    """Providers of these names start only when `begun` is set and `may_start` is, too."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.begun, self.may_start = threading.Event(), threading.Event()
+        self.managers: list[Any] = []
+        original = StateMachineProvider.start
+
+        def start(manager: Any, zk: Any) -> None:
+            if manager.provider.name in names:
+                self.managers.append(manager)
+                self.begun.set()
+                assert self.may_start.wait(30)
+            original(manager, zk)
+
+        monkeypatch.setattr(StateMachineProvider, "start", start)
+        monkeypatch.setattr(lifecycle, "START_GRACE", 0.01)
+
+
+def test_new_provider_that_is_slow_to_start_holds_up_no_other(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider("fake-one")))
+    slow = SlowStart(monkeypatch, "fake-slow")
+    bench.config(config(provider("fake-one", pool={"max-servers": 7}), provider("fake-slow", labels=["other"])))
+    assert slow.begun.wait(10)
+    wait_for(
+        lambda: pool.getPoolWorkers("fake-one")[0].getPoolConfig().max_servers == 7, what="the other provider has its new limit"
+    )
+    assert [str(problem) for problem in pool.problems()] == [f"provider fake-slow: not running: {lifecycle.STARTING}"]
+    slow.may_start.set()
+    wait_for(lambda: pool.getPoolWorkers("fake-slow"), what="the slow provider is taken into force")
+    assert pool.problems() == [] and len(slow.managers) == 1
+    bench.fulfilled("other")
+
+
+def test_changed_provider_that_is_slow_to_start_goes_on_as_it_was(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider("fake-slow"), provider("fake-one", labels=["other"])))
+    before = pool.getProviderManager("fake-slow")
+    slow = SlowStart(monkeypatch, "fake-slow")
+    bench.config(
+        config(provider("fake-slow", **{"boot-timeout": 33}), provider("fake-one", labels=["other"], pool={"max-servers": 7}))
+    )
+    wait_for(lambda: limit(pool) == 7)
+    assert pool.getProviderManager("fake-slow") is before and not slow.may_start.is_set()
+    assert [str(problem) for problem in pool.problems()] == [
+        f"provider fake-slow: goes on with its last good configuration: {lifecycle.STARTING}"
+    ]
+    bench.fulfilled("fake-label")
+    slow.may_start.set()
+    wait_for(lambda: pool.getProviderManager("fake-slow") is not before, what="the changed provider is taken into force")
+    assert pool.getProviderManager("fake-slow").provider.boot_timeout == 33
+    wait_for(lambda: not before.running)
+    bench.fulfilled("fake-label")
+
+
+def test_provider_that_is_removed_while_it_starts_is_stopped(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider("fake-one")))
+    slow = SlowStart(monkeypatch, "fake-slow")
+    bench.config(config(provider("fake-one"), provider("fake-slow")))
+    wait_for(lambda: "fake-slow" in pool.config.provider_failures)
+    bench.config(config(provider("fake-one", pool={"max-servers": 7})))
+    wait_for(lambda: limit(pool) == 7)
+    (manager,) = slow.managers
+    stopped = threading.Event()
+    stop = manager.stop
+    monkeypatch.setattr(manager, "stop", lambda: (stop(), stopped.set()))
+    slow.may_start.set()
+    assert stopped.wait(10)
+    assert pool.config is not None and "fake-slow" not in pool.config.provider_managers
