@@ -159,7 +159,7 @@ class PoolWorker(threading.Thread, PoolRoom):
         """No quota: an idle node of this pool may have to go."""
         manager = self.getProviderManager()
         if manager is not None and manager.PAUSE_AT_QUOTA:
-            self.getZK().deleteOldestUnusedNode(self.provider_name, self.pool_name)
+            self.getZK().make_room(self.provider_name, self.pool_name)
 
     def request_released(self, handler: Any) -> None:
         """The request is open again while launches of this handler still run."""

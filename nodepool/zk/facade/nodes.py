@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.exceptions import NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.states import ZnodeStat
 
 from nodepool.exceptions import ZKException, ZKLockException
@@ -21,6 +22,8 @@ from nodepool.zk.writer import TransactionFailed, Txn
 DELETION_GUARD = 300
 #: Records that are created in one transaction; servers take 1 MiB at a time.
 CREATED_TOGETHER = 50
+#: Seconds that :meth:`NodeMethods.deleteOldestUnusedNode` waits for an answer.
+ANSWER_TIMEOUT = 30.0
 
 
 class NodeMethods(FacadeBase):
@@ -222,48 +225,62 @@ class NodeMethods(FacadeBase):
             return
 
     def deleteOldestUnusedNode(self, provider_name: str, pool_name: str) -> bool:
-        """Make room: the free node of the pool that is ready longest goes to ``deleting``.
+        """:meth:`make_room`, and wait for the answer.  False when nothing was done."""
+        answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.make_room(provider_name, pool_name, answer.put)
+        try:
+            return answer.get(timeout=ANSWER_TIMEOUT)
+        except queue.Empty:
+            return False
 
-        Not while a node of the pool is being deleted already.  False when nothing was done.
+    def make_room(self, provider_name: str, pool_name: str, answered: Callable[[bool], object] = bool) -> None:
+        """The free node of the pool that is ready longest goes to ``deleting``; does not wait.
+
+        Not while a node of the pool is being deleted already.
+
+        :param answered: called with whether a node goes, here or on the thread of the connection.
         """
         tree = self.node_tree
-        if tree is None:
-            return False
-        now = time.time()
-        with tree.lock:
-            deleting = tree.deleting.get((provider_name, pool_name), {})
-            if any(now - since < DELETION_GUARD for since in deleting.values()):
-                return False
-        oldest = tree.oldest_free(provider_name, pool_name)  # walks over them, hence after the guard
-        if oldest is None:
-            return False
-        try:
-            self._discard(oldest, (oldest.id or "") in tree.lock_dirs)
-        except TransactionFailed:
-            return False
-        except (KazooException, TimeoutError) as error:
-            self.log.warning("Cannot make room in %s %s now: %r", provider_name, pool_name, error)
-            return False
-        self.log.info("Deleting idle node %s of %s %s to make room", oldest.id, provider_name, pool_name)
-        return True
+        oldest = None
+        if tree is not None:
+            now = time.time()
+            with tree.lock:
+                deleting = tree.deleting.get((provider_name, pool_name), {})
+                guarded = any(now - since < DELETION_GUARD for since in deleting.values())
+            oldest = None if guarded else tree.oldest_free(provider_name, pool_name)  # walks over them
+        if oldest is None or tree is None:
+            answered(False)
+            return
 
-    def _discard(self, seen: Node, lock_directory_exists: bool, again: bool = True) -> None:
-        """Write that an idle node is to be deleted.
+        def written(error: BaseException | None) -> None:
+            if error is None:
+                self.log.info("Deleting idle node %s of %s %s to make room", oldest.id, provider_name, pool_name)
+            elif not isinstance(error, TransactionFailed):  # such a one was locked or changed meanwhile: it is not idle any more
+                self.log.warning("Cannot make room in %s %s now: %r", provider_name, pool_name, error)
+            answered(error is None)
 
-        :raises TransactionFailed: it was locked or changed meanwhile: it is not idle any more.
-        """
+        self._discard(oldest, (oldest.id or "") in tree.lock_dirs, written)
+
+    def _discard(
+        self, seen: Node, lock_directory_exists: bool, written: Callable[[BaseException | None], None], again: bool = True
+    ) -> None:
+        """Write that an idle node is to be deleted, unless it is locked or changed meanwhile."""
         node, directory = seen.copy(), paths.node_lock(seen.id or "")
         node.state = DELETING
         txn = Txn(self.kazoo_client)
         locks.add_unlocked_check(txn, directory, lock_directory_exists)
         txn.set(paths.node(node.id or ""), node.serialize(), seen.version, tree=self.node_tree, record=node)
-        try:
-            self.writer.run(txn)
-        except TransactionFailed as error:
+
+        def done(_results: list[Any] | None, error: BaseException | None) -> None:
             # Our copy may know of the directory only later.
-            if not again or error.path != directory or isinstance(error.cause, NotEmptyError):
-                raise
-            self._discard(seen, isinstance(error.cause, NodeExistsError), again=False)
+            late = isinstance(error, TransactionFailed) and error.path == directory and not isinstance(error.cause, NotEmptyError)
+            if late and again:
+                assert isinstance(error, TransactionFailed)
+                self._discard(seen, isinstance(error.cause, NodeExistsError), written, again=False)
+            else:
+                written(error)
+
+        self.writer.submit(txn, done)
 
     # -- locks
 

@@ -60,6 +60,14 @@ def test_one_idle_node_at_a_time_is_deleted_until_the_deletion_is_stuck(zk: Any,
     assert zk.deleteOldestUnusedNode("p", "main") is more
 
 
+def test_making_room_does_not_wait_for_the_answer(zk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = idle(zk)
+    monkeypatch.setattr(zk.writer, "MAX_IN_FLIGHT", 0)  # transactions are kept, as while ZooKeeper is silent
+    answers: list[bool] = []
+    zk.make_room("p", "main", answers.append)
+    assert answers == [] and zk.getNode(node.id).state == "ready"
+
+
 def test_locked_node_is_written_only_while_its_lock_stands(zk: Any, other: OtherClient) -> None:
     node = idle(zk)
     zk.lockNode(node)

@@ -16,6 +16,7 @@ from nodepool.driver.request.state import State
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.reasons import render
 from tests.conftest import wait_for
+from tests.support.interference import NODES, sets
 from tests.support.launcher import LauncherBench, config, provider
 
 # The fake cloud makes SDK exceptions in a way that SDK 5 will not know any more.
@@ -217,6 +218,26 @@ def test_provider_wont_wedge(bench: LauncherBench) -> None:
     left = bench.wait_nodes(1, type=["fake-label1"])
     assert left[0].id in {n.id for n in idle}
     assert left[0].state == "ready"
+
+
+def test_pool_goes_on_while_zookeeper_does_not_answer_that_a_node_makes_room(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bench.start(config(provider(labels=["fake-label1", "fake-label2"], pool={"max-servers": 1})))
+    bench.ready_node("fake-provider", "main", "fake-label1")
+    wait_for(lambda: pool.zk.node_tree.oldest_free("fake-provider", "main"))
+    held, submit, is_deletion = threading.Event(), pool.zk.writer.submit, sets(NODES, state="deleting")
+
+    def hold(txn: Any, callback: Any = None) -> None:
+        held.set() if is_deletion(txn) else submit(txn, callback)
+
+    monkeypatch.setattr(pool.zk.writer, "submit", hold)
+    bench.submit("fake-label2")
+    assert held.wait(10)
+    goes_on = threading.Event()
+    (worker,) = pool.pool_workers()
+    worker._tasks.put((goes_on.set, ()))
+    assert goes_on.wait(10), "the thread of the pool waits for the answer"
 
 
 @pytest.mark.spec("LAU-21.69; DRV-14.13")
