@@ -55,6 +55,7 @@ class Stream:
 
     def __init__(self, channel: HTTPChannel, digest: bool, filters: Mapping[str, list[str]]) -> None:
         self.channel = channel
+        self.address = str(channel.addr[0])
         self.digest = digest
         self.filters = dict(filters)
 
@@ -62,14 +63,17 @@ class Stream:
         """False: the client is gone, or too slow."""
         channel = self.channel
         if not channel.connected or channel.total_outbufs_len > SLOW:
-            channel.will_close = True
-            channel.server.pull_trigger()
+            self.close()
             return False
         try:
             channel.write_soon(text.encode())
         except (ClientDisconnected, OSError):
             return False
         return True
+
+    def close(self) -> None:
+        self.channel.will_close = True
+        self.channel.server.pull_trigger()
 
     def wants(self, event: Event) -> bool:
         return matches(event, self.filters)
@@ -131,7 +135,9 @@ class Streams:
         last = environ.get("HTTP_LAST_EVENT_ID") or request.parameters.get("since")
         if last is not None and not (last.isascii() and last.isdecimal() and len(last) < 16):
             raise HttpError(http.HTTPStatus.BAD_REQUEST, "since and Last-Event-ID are the number of an event")
-        if len(self._streams) >= MOST_STREAMS:
+        with self._lock:
+            full = len(self._streams) >= MOST_STREAMS and self._in_the_way(str(environ.get("REMOTE_ADDR"))) is None
+        if full:
             raise HttpError(http.HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_STREAMS} clients follow events already")
         return "digest" in request.parameters, filters, int(last) if last is not None else None
 
@@ -150,8 +156,18 @@ class Streams:
             if not complete:
                 text += ": some events before these are not kept any more\n\n"
             text += "".join(_message(event) for event in missed if stream.wants(event))
+            victim = self._in_the_way(stream.address) if len(self._streams) >= MOST_STREAMS else None
+            if victim is not None:
+                self._streams.remove(victim)
+                victim.close()
             if stream.send(text):
                 self._streams.append(stream)
+
+    def _in_the_way(self, address: str) -> Stream | None:
+        """The oldest stream of the address that has most; None when no other address has more than this one."""
+        counts = Counter(stream.address for stream in self._streams)
+        most, count = max(counts.items(), key=lambda item: item[1])
+        return None if counts[address] >= count else next(stream for stream in self._streams if stream.address == most)
 
     # -- the thread
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import http.client
 import io
@@ -15,7 +16,7 @@ import pytest
 from kazoo.exceptions import NoNodeError
 
 from nodepool.status import cluster
-from nodepool.web import v1
+from nodepool.web import streams, v1
 from nodepool.web.server import WebApp
 from nodepool.zk import reports
 from tests.conftest import wait_for
@@ -165,10 +166,11 @@ def test_places_and_choices(site: Site) -> None:
 class Client:
     """Follows events on a plain socket."""
 
-    def __init__(self, site: Site, query: str = "", head: str = "") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", site.port), timeout=30)
+    def __init__(self, site: Site, query: str = "", head: str = "", address: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", site.port), timeout=30, source_address=(address, 0))
         self.socket.sendall(f"GET /api/v1/events{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n{head}\r\n".encode())
         self.text = ""
+        self.ended = False
         self._thread = threading.Thread(target=self._read, name="client", daemon=True)
         self._thread.start()
 
@@ -178,6 +180,8 @@ class Client:
                 self.text = (self.text + data.decode())[-100_000:]
         except OSError:
             return
+        finally:
+            self.ended = True
 
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line[6:]) for line in self.text.split("\n") if line.startswith("data: ")]
@@ -186,7 +190,8 @@ class Client:
         wait_for(lambda: text in self.text, 30, f"{text} among {self.text[-500:]}")
 
     def close(self) -> None:
-        self.socket.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # the server may have ended it
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
         self._thread.join(10)
 
@@ -211,6 +216,24 @@ def test_events(site: Site) -> None:
         client.close()
     site.bench.submit("fake-label")
     wait_for(lambda: len(site.app.streams) == 0, 30, "they are forgotten")
+
+
+@pytest.mark.spec("security review S9: one client cannot take all places of those who follow events")
+def test_client_with_most_streams_makes_way(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_STREAMS", 3)
+    many = [Client(site) for _ in range(3)]
+    for client in many:
+        client.wait("retry:")
+    refused = Client(site)
+    refused.wait("503")
+    other = Client(site, address="127.0.0.2")
+    other.wait("retry:")
+    wait_for(lambda: sum(client.ended for client in many) == 1, what="one of the three makes way")
+    wait_for(lambda: len(site.app.streams) == 3)
+    site.bench.fulfilled("fake-label")
+    other.wait('"state": "fulfilled"')
+    for client in (*many, refused, other):
+        client.close()
 
 
 @pytest.fixture
