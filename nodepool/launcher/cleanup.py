@@ -61,7 +61,7 @@ class LostRequests:
                 contenders = [n for n in answer.get(timeout=30) if paths.contender_number(n) is not None]
             except NoNodeError:
                 contenders, exists = [], False
-            if not contenders and not self.state.is_handled(request_id):
+            if not contenders:
                 self._recycle(request_id, exists)
 
     def taken(self, request_id: str) -> None:

@@ -149,13 +149,7 @@ class LauncherEvents:
     def _request_changed(self, request_id: str, old: NodeRequest | None, new: NodeRequest | None) -> None:
         self._assignment.request_changed(request_id, new)
         self._statistics.wake()
-        if (
-            new is not None
-            and new._state == PENDING
-            and self._state.zk is not None
-            and not self._state.is_handled(request_id)
-            and (old is None or old._state != PENDING)
-        ):
+        if new is not None and new._state == PENDING and self._state.zk is not None and (old is None or old._state != PENDING):
             self._cleanup.lost.taken(request_id)
         if self._min_ready.owns(request_id) or (new is None and old is not None and old.requestor == MIN_READY):
             self._min_ready.wake()  # also when one of another launcher, that has died, is gone

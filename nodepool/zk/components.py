@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import BadVersionError, KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.protocol.states import KazooState, ZnodeStat
 
 from nodepool.version import get_version_string
@@ -49,7 +49,6 @@ class Component:
             "model_api": MODEL_API,
         }
         self._lock = threading.Lock()
-        self._version = 0
         self._registered = False
         self._unwritten = False
         self._session: int | None = None
@@ -97,7 +96,6 @@ class Component:
             self.client.unsure_components.add(key)
             prefix = f"{paths.COMPONENTS}/{self.kind}/{self.content['hostname']}"
             self.path = kazoo.create(prefix, self._serialize(), makepath=True, ephemeral=True, sequence=True)
-            self._version = 0
         self.client.unsure_components.discard(key)
         self._unwritten = False
         self._session = session
@@ -110,7 +108,7 @@ class Component:
         kazoo.sync(parent)  # another server may not know yet what the one before it has done for us
         for path, content, stat in _entries(self.client, self.kind):
             if stat.ephemeralOwner == session and content.get("id") == self.content.get("id"):
-                self._version = kazoo.set(path, self._serialize()).version
+                kazoo.set(path, self._serialize())
                 return path
         return None
 
@@ -193,13 +191,11 @@ class Component:
         if kazoo is None or self.path is None:
             return
         try:
-            self._version = kazoo.set(self.path, self._serialize(), version=self._version).version
+            kazoo.set(self.path, self._serialize())  # nobody else writes it
         except NoNodeError:
             # The session was lost, and registration follows; or somebody removed the entry.
             if self._session == self.client.session_id:
                 self._start_registration(self.path)
-        except BadVersionError:
-            self._version = kazoo.set(self.path, self._serialize()).version
         self._unwritten = False
 
 

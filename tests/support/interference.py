@@ -49,7 +49,7 @@ class Interference:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, match: Match, act: Callable[[str], Any]) -> None:
         self._match, self._act = match, act
         self._began = False
-        self._outcome: list[BaseException | None] = []
+        self.outcome: list[BaseException | None] = []
         self._send = Writer.submit
         monkeypatch.setattr(Writer, "submit", lambda writer, txn, callback=None: self._submit(writer, txn, callback))
 
@@ -62,7 +62,7 @@ class Interference:
         self._act(path)
 
         def answered(results: list[Any] | None, error: BaseException | None) -> None:
-            self._outcome.append(error)
+            self.outcome.append(error)
             if callback is not None:
                 callback(results, error)
 
@@ -70,8 +70,8 @@ class Interference:
 
     def refused(self) -> str:
         """Wait for the answer; the path for which ZooKeeper refused the transaction."""
-        wait_for(lambda: self._outcome, what="the answer to the transaction")
-        (error,) = self._outcome
+        wait_for(lambda: self.outcome, what="the answer to the transaction")
+        (error,) = self.outcome
         assert isinstance(error, TransactionFailed), f"the stale transaction was not refused: {error!r}"
         return error.path
 

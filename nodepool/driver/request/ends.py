@@ -109,15 +109,13 @@ class RequestEnds(HandlerBase):
                 self._release(None)
             return self.done
         requests = self.zk.request_tree
-        gone = self.accepted and requests.get(self.request.id) is None and requests.synced.is_set()
+        gone = requests.get(self.request.id) is None and requests.synced.is_set()
         if self.paused and not gone:
             self._save_ready()
             return False
         if not self.launchesComplete():
             if gone and self.paused:
                 self._set_paused(False)
-            return False
-        if not self.accepted:
             return False
         self._sort_nodes()
         if gone:

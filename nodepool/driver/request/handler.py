@@ -128,7 +128,6 @@ class NodeRequestHandler(RequestEnds):
                     candidate is not None
                     and candidate.state == zk.READY
                     and candidate.allocated_to is None
-                    and not tree.is_locked(node_id)
                     and self.checkReusableNode(candidate)
                 ):
                     self._noteReuse(candidate)

@@ -33,7 +33,7 @@ class ReadyCheck:
         with tree.lock:
             nodes_now = list(tree.nodes.values())
         for node in nodes_now:
-            if node.state == zk.READY and node.allocated_to is None and node.external_id and not tree.is_locked(node.id):
+            if node.state == zk.READY and node.allocated_to is None and node.external_id:
                 ready.setdefault(str(node.provider), []).append(node)
         for name, nodes in ready.items():
             find = getattr(self._state.config.provider_managers.get(name), "findMissingNodes", None)

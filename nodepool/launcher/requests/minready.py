@@ -18,6 +18,7 @@ from nodepool.config.model import Label
 from nodepool.launcher.pools.labelcheck import LabelCheck
 from nodepool.launcher.state import LauncherState
 from nodepool.zk import paths
+from nodepool.zk.locks import add_unlocked_check
 from nodepool.zk.locks.turn import TurnLock
 from nodepool.zk.mirror.requests import MIN_READY
 from nodepool.zk.records import FAILED, FULFILLED, READY, REQUESTED, NodeRequest
@@ -262,10 +263,11 @@ class MinReady(threading.Thread):
         txn = Txn(zk.kazoo_client)
         for node_id in request.nodes:
             seen = zk.node_tree.get(node_id)
-            if seen is None or seen.allocated_to != request.id or zk.node_tree.is_locked(node_id):
+            if seen is None or seen.allocated_to != request.id:
                 continue
             node = seen.copy()
             node.allocated_to = None
+            add_unlocked_check(txn, paths.node_lock(node_id), node_id in zk.node_tree.lock_dirs)
             txn.set(paths.node(node_id), node.serialize(), seen.version, tree=zk.node_tree, record=node.copy())
         txn.delete(paths.request(request.id or ""))
         try:

@@ -1,0 +1,289 @@
+"""Guards that are no conditions of transactions: each test fails when its guard is gone."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nodepool.driver.request import handler as handlers
+from nodepool.driver.request.ends import RequestEnds
+from nodepool.driver.test.handler import TestHandler
+from nodepool.launcher.pools.worker import PoolWorker
+from nodepool.launcher.requests.moves import Moves
+from nodepool.zk.mirror.requests import MIN_READY
+from tests.conftest import wait_for
+from tests.support.interference import LOCKS, NODES, REQUESTS, OtherClient, sets
+from tests.support.launcher import LauncherBench, config, provider
+
+
+@pytest.fixture
+def other(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> OtherClient:
+    return OtherClient(bench.chroot.connect().client, monkeypatch)
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any, ...]]:
+    """The arguments of each call, which goes on as before."""
+    calls: list[tuple[Any, ...]] = []
+    original = getattr(owner, name)
+
+    def called(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, called)
+    return calls
+
+
+# -- requests
+
+
+def test_zookeeper_is_not_asked_who_holds_our_own_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 1})), cleanup_interval=1000)
+    bench.fulfilled("fake-label")
+    bench.wait_request(bench.submit("fake-label"), "pending")
+    wait_for(lambda: pool.zk.request_tree.pending)
+    asked = spy(monkeypatch, pool.zk.kazoo_client, "get_children_async")
+    pool.cleanup.lost.run(True)
+    assert [path for path, *_ in asked if path.startswith(LOCKS.rstrip("/"))] == []
+
+
+def test_request_is_not_reset_together_with_a_node_that_is_known_to_be_locked(
+    bench: LauncherBench, other: OtherClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=1000)
+    request_id = bench.submit("fake-label", state="testing")  # a state that no launcher touches
+    node = bench.ready_node("fake-provider", "main", "fake-label", allocated_to=request_id)
+    other.lock(f"{NODES}{node.id}/lock")
+    wait_for(lambda: pool.zk.node_tree.is_locked(node.id))
+    late = other.before(sets(REQUESTS, state="requested"), lambda _path: None)
+    other.write(REQUESTS + request_id, state="pending")
+    wait_for(lambda: pool.zk.request_tree.pending)
+    pool.cleanup.lost.run(True)
+    bench.wait_request(request_id, "fulfilled")
+    assert late.outcome == [None], "refused for a lock that was known"
+    assert bench.node(node.id).allocated_to == request_id
+
+
+@pytest.mark.parametrize("labels", [("fake-label", "fake-label"), ("unknown",)], ids=["by a pool", "by nobody's label"])
+def test_request_that_another_launcher_has_fulfilled_is_not_declined(
+    bench: LauncherBench, other: OtherClient, labels: tuple[str, ...]
+) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 1})))
+    late = other.before(sets(REQUESTS, state="failed"), lambda path: other.write(path, state="fulfilled", nodes=["0000009999"]))
+    request_id = bench.submit(*labels)
+    assert late.refused() == REQUESTS + request_id
+    wait_for(lambda: not pool.state.is_handled(request_id))
+    bench.fulfilled("fake-label")  # the launcher has dealt with what came after it
+    record = bench.zuul.request(request_id)
+    assert (record["state"], record["nodes"], record.get("declined_by", [])) == ("fulfilled", ["0000009999"], [])
+
+
+def test_request_that_changes_again_and_again_goes_back_to_the_queue(
+    bench: LauncherBench, other: OtherClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bench.start(config(provider()))
+    submit, fits = pool.zk.writer.submit, sets(REQUESTS, state="pending")
+    attempts: list[object] = []
+    given_back = spy(monkeypatch, RequestEnds, "_give_back")
+
+    def interfere(txn: Any, callback: Any = None) -> None:
+        path = fits(txn)
+        if path is not None and not given_back:
+            attempts.append(path)
+            other.write(path, relative_priority=len(attempts))
+        submit(txn, callback)
+
+    monkeypatch.setattr(pool.zk.writer, "submit", interfere)
+    request_id = bench.submit("fake-label")
+    bench.wait_request(request_id, "fulfilled")
+    assert len(given_back) == 1 and len(attempts) == handlers.CONFLICT_RETRIES + 1
+
+
+def test_pool_that_gives_way_does_not_accept_the_request_first(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TestHandler, "hasRemainingQuota", lambda handler, _label: handler.provider.name != "full")
+    monkeypatch.setattr(PoolWorker, "load", property(lambda worker: worker.provider_name != "full"))  # full is asked first
+    pools = [{"name": "main", "labels": ["test-label"]}]
+    providers = [{"name": name, "driver": "test", "pools": pools} for name in ("full", "empty")]
+    pool = bench.start({"labels": [{"name": "test-label"}], "providers": providers})
+    paused = spy(monkeypatch, TestHandler, "_set_paused")
+    offered = spy(monkeypatch, pool.getPoolWorkers("full")[0], "offer")
+    _request, (node,) = bench.fulfilled("test-label")
+    assert offered and node.provider == "empty"
+    assert not any(value for handler, value in paused if handler.provider.name == "full")
+
+
+def test_request_that_waits_for_its_turn_is_withdrawn_when_the_pool_pauses_meanwhile(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, may_look, looking = {"nodes": 1}, threading.Event(), threading.Event()
+
+    def has_room(handler: Any, _label: str) -> bool:
+        looking.set()
+        assert may_look.wait(20)
+        return len([n for n in handler.zk.nodeIterator() if n.provider == "tp"]) < room["nodes"]
+
+    monkeypatch.setattr(TestHandler, "hasRemainingQuota", has_room)
+    pools = [{"name": "main", "labels": ["test-label"]}]
+    pool = bench.start({"labels": [{"name": "test-label"}], "providers": [{"name": "tp", "driver": "test", "pools": pools}]})
+    first = bench.submit("test-label", "test-label")
+    assert looking.wait(10)
+    second = bench.submit("test-label")
+    wait_for(lambda: pool.getPoolWorkers("tp")[0]._creation_queue, what="the second request waits for its turn")
+    may_look.set()
+    bench.wait_request(first, "pending")
+    wait_for(lambda: not pool.state.is_handled(second), what="the second request is given up")
+    assert bench.zuul.request(second)["state"] == "requested"
+    room["nodes"] = 9
+    for worker in pool.pool_workers():
+        worker.capacity_changed()
+    bench.wait_request(first, "fulfilled")
+    bench.wait_request(second, "fulfilled")
+
+
+def test_request_that_the_pool_declines_is_not_moved_to_it(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 2})))
+    bench.fulfilled("fake-label", "fake-label")
+    waiting = bench.submit("fake-label", "fake-label")
+    bench.wait_request(waiting, "pending")
+    handler = wait_for(lambda: pool.handler_of(waiting))
+    bench.zuul.cancel(waiting)
+    wait_for(lambda: handler.done)
+    for node in bench.nodes():
+        bench.zuul.write_node(node.id, state="used", allocated_to=None)
+    bench.wait_nodes(0)
+    assert handler.could_serve()
+    monkeypatch.setattr(handler, "decline_reasons", lambda: ["it cannot"])
+    assert not handler.could_serve()
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_only_accepted_requests_are_overtaken(accepted: bool) -> None:
+    handler: Any = SimpleNamespace(accepted=accepted, paused=True, nodeset=[])
+    assert RequestEnds.holds_nothing.fget(handler) is accepted  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("accepted, done", [(True, False), (False, False), (True, True)])
+def test_only_accepted_requests_are_moved(monkeypatch: pytest.MonkeyPatch, accepted: bool, done: bool) -> None:
+    handler = SimpleNamespace(accepted=accepted, done=done, request=SimpleNamespace(priority=(0, 0)))
+    state: Any = SimpleNamespace(
+        workers_by_id=lambda: {"p": SimpleNamespace(paused_handlers={1: handler}.values())},
+        zk=SimpleNamespace(getRegisteredPools=list),
+    )
+    moves = Moves(state, lambda _id: 0, lambda _id: None)
+    looked: list[Any] = []
+    monkeypatch.setattr(moves, "_look_at", lambda handler, *_: looked.append(handler))
+    moves.look()
+    assert looked == ([handler] if accepted and not done else [])
+
+
+# -- min-ready
+
+
+def test_min_ready_node_is_not_freed_while_it_is_locked(bench: LauncherBench, other: OtherClient) -> None:
+    contenders: list[str] = []
+
+    def lock(path: str) -> None:
+        contenders.append(other.lock(f"{path}/lock"))
+
+    late = other.before(sets(NODES, state="ready", allocated_to=None), lock)
+    bench.start(config(provider(), labels={"fake-label": {"min-ready": 1}}))
+    path = late.refused()
+    node_id = path.removesuffix("/lock").removeprefix(NODES)
+    assert path == f"{NODES}{node_id}/lock" and bench.node(node_id).allocated_to is not None
+    other.unlock(*contenders)
+    wait_for(lambda: bench.node(node_id).allocated_to is None)
+
+
+def test_node_that_is_still_launched_for_a_min_ready_request_that_is_gone_counts(
+    bench: LauncherBench, other: OtherClient
+) -> None:
+    made_for = {"allocated_to": "100-0000009999", "requestor": MIN_READY}
+    node = bench.ready_node("fake-provider", "main", "fake-label", state="hold", **made_for)
+    contender = other.lock(f"{NODES}{node.id}/lock")
+    other.write(NODES + node.id, state="building")
+    options = {"fake-label": {"min-ready": 1}, "zz-other": {"min-ready": 1}}  # labels are looked at in this order
+    bench.start(config(provider(labels=list(options)), labels=options))
+    bench.wait_nodes(1, state="ready", type=["zz-other"])
+    assert [node.id for node in bench.nodes(type=["fake-label"])] == [node.id]
+    assert not [r for r in bench.zk.nodeRequestIterator() if r.node_types == ["fake-label"]]
+    other.unlock(contender)
+    bench.wait_nodes(1, state="ready", type=["fake-label"])
+
+
+def test_requests_of_others_do_not_wake_min_ready(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider(pool={"max-servers": 1})))
+    woken = spy(monkeypatch, pool.min_ready, "wake")
+    request_id = bench.submit("unknown")
+    bench.wait_request(request_id, "failed")
+    bench.zuul.cancel(request_id)
+    wait_for(lambda: pool.zk.request_tree.get(request_id) is None)
+    assert woken == []
+
+
+# -- the clean-up
+
+
+def test_two_searches_for_leaks_of_one_provider_never_run_at_once(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider(), provider("fake-other", labels=["other"])), cleanup_interval=1000)
+    running: Counter[str] = Counter()
+    may_end, most = threading.Event(), Counter[str]()
+
+    def search(name: str) -> Callable[[], None]:
+        def run() -> None:
+            running[name] += 1
+            most[name] = max(most[name], running[name])
+            assert may_end.wait(20)
+            running[name] -= 1
+
+        return run
+
+    for name, manager in pool.config.provider_managers.items():
+        wait_for(lambda name=name: not (t := pool.cleanup._leak_threads.get(name)) or not t.is_alive())  # type: ignore[misc]
+        monkeypatch.setattr(manager, "cleanupLeakedResources", search(name))
+    for _ in range(3):
+        pool.cleanup._leaks()
+    wait_for(lambda: sum(running.values()) == 2)
+    may_end.set()
+    wait_for(lambda: not any(running.values()))
+    assert most == {"fake-provider": 1, "fake-other": 1}
+
+
+def test_wake_up_of_the_clean_up_does_not_look_at_everything(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=1000)
+    wait_for(lambda: pool.cleanup._last_full > 0)
+    looked, full = spy(monkeypatch, pool.cleanup.lost, "run"), spy(monkeypatch, pool.cleanup, "_sweep_request_locks")
+    pool.cleanup.lost.look_at("100-0000000000")
+    wait_for(lambda: looked)
+    pool.cleanup.lost.look_at("100-0000000000")
+    wait_for(lambda: len(looked) > 1)
+    assert full == []
+
+
+def test_lock_of_a_node_that_is_gone_wakes_nobody(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()))
+    looked, capacity = spy(monkeypatch, pool.node_reconciler, "look_at"), spy(monkeypatch, pool.events, "_capacity")
+    pool.events._node_lock_changed("0000009999", False)
+    assert looked == [] and capacity == []
+
+
+def test_deletion_is_not_tried_again_before_its_time(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()), delete_interval=1000.0)
+    manager = pool.getProviderManager("fake-provider")
+    began: list[str] = []
+
+    def fail(_handler: Any, node: Any) -> Any:
+        began.append(node.id)
+        raise RuntimeError("the cloud refuses")
+
+    monkeypatch.setattr(manager, "startNodeCleanup", lambda node: fail(None, node))
+    node = bench.ready_node("fake-provider", "main", "fake-label", state="used", external_id="there")
+    wait_for(lambda: began)
+    wait_for(lambda: pool.node_reconciler._attempts.get(node.id, (0, 0))[1] == 1)
+    state = bench.node(node.id)
+    assert pool.node_reconciler._delete(state) > 900
+    assert began == [node.id]
