@@ -156,7 +156,7 @@ def test_request_that_the_pool_declines_is_not_moved_to_it(bench: LauncherBench,
     for node in bench.nodes():
         bench.zuul.write_node(node.id, state="used", allocated_to=None)
     bench.wait_nodes(0)
-    assert handler.could_serve()
+    wait_for(handler.could_serve)
     monkeypatch.setattr(handler, "decline_reasons", lambda: ["it cannot"])
     assert not handler.could_serve()
 
