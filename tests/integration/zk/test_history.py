@@ -62,6 +62,14 @@ def test_one_that_is_too_large_is_kept_as_it_is(kazoo: Any, monkeypatch: pytest.
     assert history.HistoryReader().read_all(kazoo) == [event(0), event(1), event(2)]
 
 
+def test_parts_that_are_too_large_together_when_they_are_unpacked_stay_apart(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MERGE_AT", 1)
+    names = [write(kazoo, event(number)) for number in range(4)]
+    monkeypatch.setattr(history, "LARGEST", 2 * len(json.dumps(event(0))) + 10)
+    history.tidy(kazoo)
+    assert sorted(kazoo.get_children(history.ROOT)) == [f"{names[0]}-{names[1]}", *names[2:]]
+
+
 def test_old_and_too_much(kazoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [write(kazoo, event(number)) for number in range(4)]
     size = len(kazoo.get(f"{history.ROOT}/{names[0]}")[0])

@@ -13,6 +13,7 @@ from kazoo.exceptions import ConnectionLoss
 
 from nodepool.base.clock import SYSTEM
 from nodepool.config.model import Config
+from nodepool.launcher import report
 from nodepool.launcher.report import Reporter
 from nodepool.launcher.trends import Trends
 from nodepool.zk import reports
@@ -87,3 +88,14 @@ def test_provider_whose_hosts_are_not_json_harms_its_own_entry_only(hosts: Any) 
     entry = Reporter(state, Trends(), list, lambda: (True, []), lambda: {"warnings": []}).compose()["providers"]["p"]
     assert entry["driver"] == "d" and entry["error"] and "hosts" not in entry
     json.dumps(entry)
+
+
+def test_report_lists_so_many_kinds_of_waiting_requests_and_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MOST_GROUPS", 3)
+    monkeypatch.setattr(report, "MOST_IDS", 4)
+    waiting: Any = [(f"100-{number}", (f"label-{number // 2}",), "requested", ()) for number in range(10)]
+    state: Any = SimpleNamespace(config=None, clock=SYSTEM, zk=SimpleNamespace(request_tree={}))
+    groups = Reporter(state, Trends(), lambda: waiting, lambda: (True, []), lambda: {"warnings": []}).compose()["waiting"]
+    assert [(group["labels"], group["count"], len(group["ids"])) for group in groups] == [
+        (["label-0"], 2, 2), (["label-1"], 2, 2), (["label-2"], 2, 0),
+    ]  # fmt: skip
