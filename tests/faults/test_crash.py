@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(150)]
 
 #: Transactions about requests and nodes from submission to the last removal, for one request with two nodes.
 TRANSACTIONS = 10
+#: The same of the first of two launchers, with a node that is kept ready; so many are surely not done by the other one.
+TWO_TRANSACTIONS, SURE = 12, 3
 AT_ONCE = 4
 
 CASES = [
@@ -35,6 +37,8 @@ CASES = [
     "txn-after:8,delete-after:1",
     # With min-ready nodes: their requests, the hand-over of one that is ready, its replacement.
     *(f"ready:txn-after:{n}" for n in range(1, 13)),
+    # Another launcher is there all the time and goes on; one of the nodes is held for a while.
+    *(f"two:txn-{when}:{n}" for n in range(1, TWO_TRANSACTIONS + 1) for when in ("before", "after")),
 ]
 
 
@@ -56,6 +60,8 @@ def outcomes(
         try:
             if case.startswith("ready:"):
                 return ready_life(bench, case.removeprefix("ready:"))
+            if case.startswith("two:"):
+                return two_lives(bench, case.removeprefix("two:"))
             return one_life(bench, case.split(",") if case else [])
         finally:
             bench.close()
@@ -126,6 +132,34 @@ def ready_life(bench: Bench, crash: str) -> dict[str, Any]:
     return {**bench.check_counts(), "launchers": len(launchers)}
 
 
+def two_lives(bench: Bench, crash: str) -> dict[str, Any]:
+    """The first of two launchers, which requests are for, dies: the other one finishes what it began."""
+    bench.cloud.set(create_delay=0.1, delete_delay=0.1)
+    label = {"name": "l0", "min-ready": 1}
+    doomed, other = (bench.config(bench.provider(priority=priority), labels=[label]) for priority in (1, 200))
+    launchers = [bench.start(doomed, crash_at=crash, wait=False), bench.start(other, wait=False)]
+    zuul = bench.zuul
+
+    def kept() -> bool:
+        nodes = [node for node in zuul.read("nodes").values() if node["state"] != "hold"]
+        return len(nodes) == 1 and nodes[0]["state"] == "ready" and not nodes[0]["allocated_to"]
+
+    wait_for(kept, 40, "the ready node")
+    request_id = zuul.submit("l0", "l0")
+    zuul.wait_fulfilled([request_id], 40)
+    held, given = zuul.accept(request_id)
+    zuul.hold(held, 1)
+    zuul.give_back(given)
+    wait_for(lambda: kept() and len(zuul.read("nodes")) == 1, 40, "one ready node, and the held one is gone")
+    alive = launchers[0].alive()
+    for launcher in launchers:
+        launcher.kill()
+    bench.start(bench.config(labels=[{"name": "l0", "max-ready-age": 1}]), wait=False)
+    bench.wait_nothing_left(30)
+    bench.check_fencing()
+    return {**bench.check_counts(), "launchers": 1 if alive else 2}
+
+
 def test_all_transactions_are_covered(outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     result = outcomes[""].result()
     assert result == {"requests": 1, "created": 2, "leaked": 0, "launchers": 1, "transactions": result["transactions"]}
@@ -137,5 +171,5 @@ def test_killed(case: str, outcomes: dict[str, Future[dict[str, Any]]]) -> None:
     result = outcomes[case].result()
     assert result["requests"] == 1
     # (Deletions at the same time may be merged into one transaction.)
-    last = int(case.rsplit(":", 1)[1]) >= TRANSACTIONS - 2
+    last = int(case.rsplit(":", 1)[1]) >= (SURE + 1 if case.startswith("two:") else TRANSACTIONS - 2)
     assert result["launchers"] > 1 or last, "the point was never passed"
