@@ -18,6 +18,8 @@ from nodepool.zk.writer import TransactionFailed
 
 #: Seconds that an empty backing node is kept at least.
 MIN_IDLE = 1.0
+#: Seconds that a launcher of 11.0.0 has to sign a node after it has locked it.
+SIGNING_TIME = 30.0
 
 
 class Housekeeping:
@@ -26,6 +28,8 @@ class Housekeeping:
     def __init__(self, slots: BackingSlots) -> None:
         self._slots = slots
         self.log = slots.log
+        #: When nodes that are locked and not signed were seen first (monotonic seconds), by id and version.
+        self._unsigned: dict[tuple[str, int], float] = {}
         #: Backing nodes whose grace time may be over: they are not looked at once a minute only.
         self.idle: Reconciler[BackingNodeRecord] = Reconciler(
             f"ThreadPoolExecutor-metastatic-timer-{slots.provider.name}", self._look, self.log
@@ -62,8 +66,10 @@ class Housekeeping:
             if parse_user_data(present.user_data, slots.my_id) is not None:
                 self.adopt(node.id)
             elif present.requestor == slots.my_id and present.state == zk.READY:
-                # Release 11.0.0 died between locking and signing: the node has no owner.
-                self._unlock(present)
+                # Release 11.0.0 is between locking and signing, or died there: then the node has no owner.
+                since = self._unsigned.setdefault((node.id, present.version), time.monotonic())
+                if time.monotonic() - since >= SIGNING_TIME:
+                    self._unlock(present)
 
     def _note_slots(self) -> None:
         for node in self._slots.zk.getProviderNodes(self._slots.provider.name):
@@ -120,7 +126,10 @@ class Housekeeping:
 
     def run(self) -> None:
         slots = self._slots
-        for node in list(slots.zk.nodeIterator()):
+        nodes = list(slots.zk.nodeIterator())
+        present = {(node.id, node.version) for node in nodes}
+        self._unsigned = {key: since for key, since in self._unsigned.items() if key in present}
+        for node in nodes:
             if node.user_data is not None or node.requestor == slots.my_id:
                 self._safely(self._recover_node, node)
         with slots.lock:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nodepool.driver.backing import housekeeping
 from nodepool.driver.backing.slots import MAX_MOVES
 from nodepool.exceptions import LaunchStatusException
 from nodepool.zk.zookeeper import HOLD, IN_USE, READY, USED, Node
@@ -173,7 +174,13 @@ def abandoned(bench: Bench, **values: Any) -> Node:
     return node
 
 
-def test_lock_of_a_dead_launcher_stays_if_the_node_is_signed_meanwhile(bench: Bench, other: OtherClient) -> None:
+@pytest.fixture
+def dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has locked a node and not signed it will not do so any more."""
+    monkeypatch.setattr(housekeeping, "SIGNING_TIME", 0.0)
+
+
+def test_lock_of_a_dead_launcher_stays_if_the_node_is_signed_meanwhile(bench: Bench, other: OtherClient, dead: None) -> None:
     bench.adapter.slots.initialize()
     node = abandoned(bench)
     late = other.before(deletes("__lock__"), lambda _path: other.write(f"{NODES}{node.id}", comment="signed"))
@@ -185,7 +192,7 @@ def test_lock_of_a_dead_launcher_stays_if_the_node_is_signed_meanwhile(bench: Be
 
 
 @pytest.mark.parametrize("state, kept", [(READY, False), (USED, True)])
-def test_only_locks_of_ready_nodes_without_an_owner_are_removed(bench: Bench, state: str, kept: bool) -> None:
+def test_only_locks_of_ready_nodes_without_an_owner_are_removed(bench: Bench, dead: None, state: str, kept: bool) -> None:
     bench.adapter.slots.initialize()
     node = abandoned(bench, state=state)
     bench.adapter.periodic()

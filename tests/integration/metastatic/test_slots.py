@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nodepool.config import Config
+from nodepool.driver.backing import housekeeping
 from nodepool.driver.metastatic.adapter import MetastaticAdapter
 from nodepool.nodeutils import Attributes
 from nodepool.zk.zookeeper import BUILDING, FAILED, FULFILLED, HOLD, IN_USE, READY, USED, Node, NodeRequest, ZooKeeper
@@ -324,6 +325,41 @@ def test_release(make: Callable[..., Bench]) -> None:
     assert bench.records() == []
 
 
+@pytest.mark.parametrize("reason", ["allocation", "busy", "taking", "releasing"])
+def test_backing_node_that_something_is_done_with_is_not_released(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    bench = make()
+    machine = bench.machine()
+    machine.advance()
+    bench.fulfil()
+    bench.finish(machine)
+    (record,) = bench.records()
+    released: list[Any] = []
+    monkeypatch.setattr(bench.adapter.slots, "release", released.append)
+    if reason != "allocation":
+        bench.end(machine.node_id)
+        wait_for(record.isEmpty)
+        monkeypatch.setattr(record, reason, True)
+    bench.adapter.slots.housekeeping._check(record)
+    assert released == []
+    assert record.releasing == (reason == "releasing")
+
+
+def test_slot_of_a_backing_node_that_is_gone_is_not_reserved(make: Callable[..., Bench]) -> None:
+    bench = make()
+    machine = bench.machine()
+    machine.advance()
+    backing = bench.fulfil()
+    bench.finish(machine)
+    (record,) = bench.records()
+    bench.zk.deleteRawNode(backing.id or "")
+    wait_for(lambda: bench.zk.getCachedNode(backing.id or "") is None)
+    with bench.adapter.slots.lock:
+        bench.adapter.slots.store(record, [])
+    assert record.lost and not record.busy
+
+
 @pytest.mark.spec("MST-8.9: an over-age backing node gets no new nodes although a slot is free")
 def test_max_age(make: Callable[..., Bench]) -> None:
     bench = make(**{"max-age": 600})
@@ -621,7 +657,9 @@ def test_backing_node_just_taken_over_by_another_launcher_stays_locked(
     assert present is not None and present.state == IN_USE
 
 
-def test_ready_node_locked_by_a_dead_release_11_launcher_is_unlocked(make: Callable[..., Bench], zk: ZooKeeper) -> None:
+def test_ready_node_locked_by_a_dead_release_11_launcher_is_unlocked(
+    make: Callable[..., Bench], zk: ZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = Node()
     node.state, node.requestor = READY, OWNER
     node.provider, node.pool, node.type = "cloud", "main", "big"
@@ -629,5 +667,9 @@ def test_ready_node_locked_by_a_dead_release_11_launcher_is_unlocked(make: Calla
     zk.lockNode(node, ephemeral=False, identifier=OWNER)
     bench = make()
     wait_for(lambda: bench.zk.node_tree.get(node.id).lock_contenders)
+    for _ in range(2):
+        bench.adapter.periodic()
+    assert zk.getNodeLockContenders(node) == [OWNER], "a living one may be about to sign it"
+    monkeypatch.setattr(housekeeping, "SIGNING_TIME", 0.0)
     bench.adapter.periodic()
     assert zk.getNodeLockContenders(node) == []
