@@ -1,0 +1,226 @@
+"""Which parts of the launcher each change in ZooKeeper wakes, and which it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from kazoo.protocol.states import KazooState
+
+from nodepool.launcher.events import LauncherEvents
+from nodepool.reasons import Code
+from nodepool.zk import records
+from nodepool.zk.mirror.requests import MIN_READY
+
+
+def tree(**more: Any) -> Any:
+    return SimpleNamespace(listeners=[], lock_listeners=[], sync_listeners=[], **more)
+
+
+def tell(listeners: list[Callable[..., Any]], *args: object) -> None:
+    for listener in listeners:
+        listener(*args)
+
+
+class Parts:
+    """The parts of a launcher: every call of them is noted as ``part.method``, with its arguments if it has some."""
+
+    def __init__(self) -> None:
+        self.launcher = part = Mock()
+        self.nodes: dict[str, records.Node] = {}
+        self.contenders: dict[str, set[str]] = {}
+        self.node_tree = tree(contenders=self.contenders, get=self.nodes.get, by_request={"200-1": {"0000000007"}})
+        self.request_tree, self.image_tree, self.component_tree = tree(), tree(), tree(offers_version=0)
+        trees = [self.node_tree, self.request_tree, self.image_tree, self.component_tree]
+        self.zk = tree(
+            node_tree=self.node_tree, request_tree=self.request_tree, image_tree=self.image_tree,
+            component_tree=self.component_tree, trees=trees, client=SimpleNamespace(state_listeners=[]), synced=True,
+        )  # fmt: skip
+        self.handler: Any = None
+        config = SimpleNamespace(labels={"kept": SimpleNamespace(min_ready=1), "other": SimpleNamespace(min_ready=0)})
+        state: Any = SimpleNamespace(
+            zk=self.zk, config=config, pool_workers=lambda: [part.worker], getPoolWorkers=lambda _provider: [part.worker],
+            handler_of=lambda _id: self.handler, declines=part.declines,
+        )  # fmt: skip
+        part.worker.pool_name = "main"
+        part.min_ready.owns = lambda request_id: request_id == "100-own"
+        watchers = (part.trends, part.feed)
+        LauncherEvents(
+            state, part.assignment, part.nodes, part.min_ready, part.cleanup, part.statistics, watchers
+        ).attach(self.zk)  # fmt: skip
+        self.woken()
+
+    def node_changed(self, old: records.Node | None, new: records.Node | None) -> set[str]:
+        tell(self.node_tree.listeners, "0000000001", old, new)
+        return self.woken()
+
+    def node_lock_changed(self, locked: bool) -> set[str]:
+        tell(self.node_tree.lock_listeners, "0000000001", locked)
+        return self.woken()
+
+    def request_changed(self, request_id: str, old: records.NodeRequest | None, new: records.NodeRequest | None) -> set[str]:
+        tell(self.request_tree.listeners, request_id, old, new)
+        return self.woken()
+
+    def state_changed(self, state: str) -> set[str]:
+        tell(self.zk.client.state_listeners, state)
+        return self.woken()
+
+    def woken(self) -> set[str]:
+        """What was called since this was asked last, but for those that are told of every change."""
+        calls = {str(call).removeprefix("call.") for call in self.launcher.mock_calls}
+        self.launcher.reset_mock()
+        return {call for call in calls if not call.startswith(("statistics.wake", "trends.", "declines.", "feed.attach"))}
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+def node(state: str = records.READY, label: str = "other", **values: Any) -> records.Node:
+    made = records.Node("0000000001")
+    made.state, made.type, made.provider, made.pool = state, [label], "p", "main"
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def request(state: str = records.REQUESTED, **values: Any) -> records.NodeRequest:
+    made = records.NodeRequest("200-1")
+    made.state = state
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+EVERYTHING = {"feed.begin()", "assignment.rebuild()", "nodes.look_at_all()", "cleanup.wake()", "min_ready.wake()"}
+CAPACITY = {"worker.capacity_changed()", "assignment.wake()"}
+
+
+def test_complete_mirror_has_everything_looked_at(parts: Parts) -> None:
+    tell(parts.request_tree.sync_listeners)
+    assert parts.woken() == EVERYTHING
+
+
+def test_mirror_of_which_one_tree_is_not_read_yet_wakes_nobody(parts: Parts) -> None:
+    parts.zk.synced = False
+    tell(parts.request_tree.sync_listeners)
+    assert parts.woken() == set()
+
+
+def test_lost_session_is_told_to_all_that_hold_something(parts: Parts) -> None:
+    assert parts.state_changed(KazooState.LOST) == {
+        "worker.session_lost()",
+        "min_ready.session_lost()",
+        "statistics.session_lost()",
+    }
+    assert parts.state_changed(KazooState.CONNECTED) == {"assignment.session_lost()", "cleanup.wake()"}
+    assert parts.state_changed(KazooState.CONNECTED) == {"cleanup.wake()"}, "that session was not lost"
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_change_of_a_pool(parts: Parts, gone: bool) -> None:
+    cleanup = {"cleanup.wake()"} if gone else set()
+    tell(parts.component_tree.listeners, "/p", gone)
+    assert parts.woken() == {"assignment.wake(recheck=True)", *cleanup}
+    tell(parts.component_tree.listeners, "/p", gone)
+    assert parts.woken() == {"assignment.wake(recheck=False)", *cleanup}, "what it offers is the same"
+
+
+def test_change_of_an_image(parts: Parts) -> None:
+    tell(parts.image_tree.listeners, "debian")
+    assert parts.woken() == {"assignment.wake(recheck=True)", "min_ready.wake()"}
+
+
+LOOK = "nodes.look_at('0000000001')"
+NODE_CHANGES: dict[str, tuple[Any, Any, set[str]]] = {
+    "gone": (node(), None, CAPACITY),
+    "of a label that is kept ready gone": (node(label="kept"), None, {*CAPACITY, "min_ready.wake()"}),
+    "nothing before, nothing now": (None, None, set()),
+    "free": (node(records.BUILDING), node(), {LOOK, *CAPACITY}),
+    "ready and allocated": (node(records.BUILDING, allocated_to="200-1"), node(allocated_to="200-1"), {LOOK}),
+    "used": (node(records.IN_USE), node(records.USED), {LOOK}),
+    "in use": (node(), node(records.IN_USE), set()),
+    "in use, of a label that is kept ready": (node(label="kept"), node(records.IN_USE, "kept"), {"min_ready.wake()"}),
+    "allocated, of a label that is kept ready": (
+        node(records.IN_USE, "kept"), node(records.IN_USE, "kept", allocated_to="200-1"), {"min_ready.wake()"}
+    ),
+    "of a label that is kept ready, with a comment": (node(records.IN_USE, "kept"), node(records.IN_USE, "kept"), set()),
+    "of other size": (node(records.IN_USE, resources={"cores": 1}), node(records.IN_USE, resources={"cores": 2}), CAPACITY),
+    "of another tenant": (
+        node(records.IN_USE, tenant_name="a"), node(records.IN_USE, tenant_name="b"),
+        {f"assignment.recheck({Code.TENANT_LIMIT!r}, tenant='a')"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", NODE_CHANGES)
+def test_change_of_a_node(parts: Parts, change: str) -> None:
+    old, new, woken = NODE_CHANGES[change]
+    if new is not None and new.state == records.IN_USE:
+        parts.contenders["0000000001"] = {"x"}
+    assert parts.node_changed(old, new) == woken
+
+
+def test_locked_node_is_not_looked_at_when_it_changes(parts: Parts) -> None:
+    parts.contenders["0000000001"] = {"x"}
+    assert parts.node_changed(node(records.BUILDING), node()) == set()
+
+
+@pytest.mark.parametrize("state, blocking, woken", [
+    (records.READY, True, True), (records.FAILED, True, True), (records.ABORTED, True, True), (records.READY, False, False),
+    (records.BUILDING, True, False),
+])  # fmt: skip
+def test_handler_of_a_driver_that_blocks_goes_on_when_its_node_has_reached_an_end(
+    parts: Parts, state: str, blocking: bool, woken: bool
+) -> None:
+    parts.handler = SimpleNamespace(BLOCKING=blocking, pw=parts.launcher.worker)
+    told = parts.node_changed(node("init", allocated_to="200-1"), node(state, allocated_to="200-1"))
+    assert any(call.startswith("worker.progress(") for call in told) == woken
+
+
+@pytest.mark.parametrize("state, woken", [(records.READY, {LOOK, *CAPACITY}), (records.IN_USE, {LOOK})])
+def test_node_that_is_unlocked(parts: Parts, state: str, woken: set[str]) -> None:
+    parts.nodes["0000000001"] = node(state)
+    assert parts.node_lock_changed(True) == set()
+    assert parts.node_lock_changed(False) == woken
+
+
+def test_free_node_of_an_unknown_pool_has_requests_looked_at(parts: Parts) -> None:
+    assert parts.node_changed(node(records.BUILDING, pool="another"), node(pool="another")) == {LOOK, "assignment.wake()"}
+
+
+def test_new_request(parts: Parts) -> None:
+    new = request()
+    assert parts.request_changed("200-1", None, new) == {f"assignment.request_changed('200-1', {new!r})"}
+
+
+def test_request_that_somebody_has_accepted_is_watched_once(parts: Parts) -> None:
+    new = request(records.PENDING)
+    told = f"assignment.request_changed('200-1', {new!r})"
+    assert parts.request_changed("200-1", request(), new) == {told, "cleanup.lost.taken('200-1')"}
+    assert parts.request_changed("200-1", new, new) == {told}
+
+
+def test_request_that_is_gone_has_its_nodes_looked_at_and_its_handler_goes_on(parts: Parts) -> None:
+    parts.handler = SimpleNamespace(pw=parts.launcher.worker)
+    woken = parts.request_changed("200-1", request(), None)
+    assert {"assignment.request_changed('200-1', None)", "nodes.look_at('0000000007')"} < woken
+    assert any(call.startswith("worker.progress(") for call in woken) and len(woken) == 3
+
+
+@pytest.mark.parametrize("request_id, requestor", [("100-own", None), ("100-other", MIN_READY)])
+def test_min_ready_is_told_that_its_request_is_gone(parts: Parts, request_id: str, requestor: str | None) -> None:
+    assert "min_ready.wake()" in parts.request_changed(request_id, request(requestor=requestor), None)
+
+
+def test_statistics_are_made_anew_after_each_change(parts: Parts) -> None:
+    tell(parts.node_tree.listeners, "0000000001", None, node())
+    assert parts.launcher.statistics.wake.called
+    parts.launcher.reset_mock()
+    tell(parts.request_tree.listeners, "200-1", None, request())
+    assert parts.launcher.statistics.wake.called
