@@ -137,3 +137,14 @@ def test_nodes_are_created_although_the_folder_was_removed(zk: Any, other: Other
     node = idle(zk)
     assert late.refused() == NODES
     assert kazoo.exists(NODES + node.id)
+
+
+def test_lock_that_was_taken_and_released_between_two_readings_is_told_as_free(zk: Any) -> None:
+    node = idle(zk)
+    told: list[tuple[str, bool]] = []
+    zk.node_tree.lock_listeners.append(lambda node_id, locked: told.append((node_id, locked)))
+    zk.node_tree.unchanged([node.id, "lock"])
+    assert told == [(node.id, False)]
+    zk.node_tree.contenders[node.id] = {"x"}
+    zk.node_tree.unchanged([node.id, "lock"])
+    assert told == [(node.id, False)]

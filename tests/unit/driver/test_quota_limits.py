@@ -200,3 +200,14 @@ def test_nineteen_nodes_of_a_tenth_fill_one_point_nine_cores_whatever_the_order_
         assert provider.fits(one, limits, parts) is None
         short = provider.fits(one, limits, [*parts, one])
         assert short is not None and (short.needed, short.left, short.limit) == (0.1, 0, 1.9)
+
+
+def test_limits_that_a_request_waits_for_are_renewed_when_they_are_old(provider: Provider) -> None:
+    woken = threading.Event()
+    provider.clock.now += provider.WAITING_AGE - 1
+    provider.limits_are_waited_for(woken.set)
+    provider.settled()
+    assert provider.asked == 1 and not woken.is_set()
+    provider.clock.now += 1
+    provider.limits_are_waited_for(woken.set)
+    assert woken.wait(10) and provider.asked == 2

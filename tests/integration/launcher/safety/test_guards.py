@@ -253,6 +253,13 @@ def test_two_searches_for_leaks_of_one_provider_never_run_at_once(bench: Launche
     assert most == {"fake-provider": 1, "fake-other": 1}
 
 
+def test_clean_up_that_is_woken_looks_at_all_lost_requests(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=1000)
+    looked = spy(monkeypatch, pool.cleanup.lost, "run")
+    pool.cleanup.wake()
+    wait_for(lambda: (True,) in looked)
+
+
 def test_wake_up_of_the_clean_up_does_not_look_at_everything(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider()), cleanup_interval=1000)
     wait_for(lambda: pool.cleanup._last_full > 0)
