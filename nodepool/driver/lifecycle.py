@@ -84,20 +84,25 @@ class Starts:
     """Starts the providers of one daemon, each on its own thread, so that one that is slow holds up none of the others.
 
     :param started: called (on such a thread) when a provider has started, or failed to, for which a reload has not waited.
+    :param wait_for_all: there is no such provider.
     """
 
-    def __init__(self, started: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, started: Callable[[], Any] = lambda: None, wait_for_all: bool = False) -> None:
         self._started = started
+        self._wait_for_all = wait_for_all
         #: Starts that a reload did not wait for, by the provider's name.
         self._slow: dict[str, tuple[ProviderConfig, Future[Any]]] = {}
 
+    def is_starting(self, name: str) -> bool:
+        """Whether a reload has not waited for the provider: the one that runs is idle until its successor is taken over."""
+        return name in self._slow
+
     def start(
-        self, wanted: list[ProviderConfig], zk_conn: ZooKeeper, only_images: bool, grace: float | None
+        self, wanted: list[ProviderConfig], zk_conn: ZooKeeper, only_images: bool, wait_for_all: bool
     ) -> list[tuple[ProviderConfig, Any]]:
         """Return each configuration with its started provider, with the exception that it raised, or None: still starting.
 
-        :param grace: seconds to wait; None: for all of them.  Whoever is still starting is found by the next call with an
-            equal configuration, and stopped when the next call is without.
+        Whoever is still starting is found by the next call with an equal configuration, and stopped when that is without.
         """
         futures: list[tuple[ProviderConfig, Future[Any]]] = []
         for config in wanted:
@@ -109,6 +114,7 @@ class Starts:
         for slow in self._slow.values():
             self._drop(slow)
         self._slow.clear()
+        grace = None if wait_for_all or self._wait_for_all else START_GRACE
         done, _starting = wait([future for _config, future in futures], grace)
         for config, future in futures:
             if future not in done:
@@ -158,30 +164,30 @@ class ProviderManager:
         :param starts: starts them; a reload waits `START_GRACE` seconds for it; default: for all of them.
 
         Equal providers are kept; changed ones are told to idle, replaced and then stopped; those that vanished are
-        idled and stopped.  One that does not start is logged and left out.  A changed one that is still starting goes on
-        as it was until then.
+        idled and stopped.  One that does not start is logged and left out.  A changed one whose successor is still
+        starting goes on, idle, until then.
         """
+        starts = starts or Starts(wait_for_all=True)
         running = dict(old_config.provider_managers) if old_config is not None else {}
         wanted: list[Any] = []
         for config in new_config.providers.values():
             if only_image_manager and not config.manage_images:
                 continue
             manager = running.get(config.name)
-            if manager is not None and manager.provider == config:
+            if manager is not None and manager.provider == config and not starts.is_starting(config.name):
                 cls.log.debug("Keeping provider %s", config.name)
                 new_config.provider_managers[config.name] = running.pop(config.name)
                 continue
             if manager is not None:
                 cls.log.info("Provider %s has changed; starting it anew", config.name)
             wanted.append(config)
-        # At the first start a label without a provider would have its requests fail.
-        grace = START_GRACE if starts is not None and old_config is not None else None
-        for config, manager in (starts or Starts()).start(wanted, zk_conn, only_image_manager, grace):
-            cls._take(new_config, config.name, manager, running)
         for name, manager in running.items():
             if name not in new_config.providers:
                 cls.log.info("Provider %s is not configured any more; stopping it", name)
             call(manager, "idle")
+        # At the first start a label without a provider would have its requests fail.
+        for config, manager in starts.start(wanted, zk_conn, only_image_manager, old_config is None):
+            cls._take(new_config, config.name, manager, running)
         for manager in running.values():
             if retire is not None:
                 retire(manager)

@@ -319,6 +319,20 @@ def test_changed_provider_that_is_slow_to_start_goes_on_as_it_was(bench: Launche
     bench.fulfilled("fake-label")
 
 
+def test_change_that_is_taken_back_while_its_provider_starts(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider("fake-slow")))
+    before = pool.getProviderManager("fake-slow")
+    slow = SlowStart(monkeypatch, "fake-slow")
+    bench.config(config(provider("fake-slow", **{"boot-timeout": 33})))
+    wait_for(lambda: "fake-slow" in pool.config.provider_errors)
+    bench.config(config(provider("fake-slow")))
+    wait_for(lambda: len(slow.managers) == 2, what="the one that runs is idle: another is started")
+    slow.may_start.set()
+    wait_for(lambda: pool.getProviderManager("fake-slow") is slow.managers[1])
+    assert pool.getProviderManager("fake-slow").provider == before.provider and pool.problems() == []
+    wait_for(lambda: not before.running and not slow.managers[0].running)
+
+
 def test_provider_that_is_removed_while_it_starts_is_stopped(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = bench.start(config(provider("fake-one")))
     slow = SlowStart(monkeypatch, "fake-slow")
