@@ -214,7 +214,7 @@ class NodeReconciler:
         if tries and left > 0:
             return float(left) + 0.01
         manager = self.state.config.provider_managers.get(node.provider)
-        if node.state != zk.DELETED and node.provider is not None and manager is None:
+        if node.state != zk.DELETED and manager is None:
             return 5.0
         if node_id in self._marking:
             return None
@@ -261,7 +261,7 @@ class NodeReconciler:
     def _begin(self, node: zk.Node) -> None:
         manager = self.state.config.provider_managers.get(node.provider)
         try:
-            if node.state == zk.DELETED or node.provider is None:
+            if node.state == zk.DELETED:
                 self.state.zk.deleteNode(node)
                 return
             if manager is None:

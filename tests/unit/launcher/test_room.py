@@ -10,7 +10,8 @@ import pytest
 
 from nodepool.launcher.pools.fullness import Fullness
 from nodepool.launcher.pools.room import PoolRoom
-from nodepool.reasons import Code, because
+from nodepool.launcher.requests.choice import RequestClass
+from nodepool.reasons import Code, Reason, because
 
 
 class Room(PoolRoom):
@@ -19,10 +20,19 @@ class Room(PoolRoom):
     def __init__(self) -> None:
         self.assignment = Mock()
         self.published = 0
+        self.asked: list[frozenset[str]] = []
+        self.label, self.paused_handlers, self.request_handlers, self._offered = "p", set(), [], set()
         self._full = Fullness(lambda: 0.0)
 
     def getProviderManager(self) -> Any:
         return SimpleNamespace()
+
+    def getPoolConfig(self) -> Any:
+        return SimpleNamespace(labels={"a": None})
+
+    def _closed_to(self, cls: RequestClass) -> Reason | None:
+        self.asked.append(cls.labels)
+        return because(Code.BUSY)
 
     def capacity_changed(self) -> None:
         self._room()
@@ -44,3 +54,8 @@ def test_waiting_requests_are_looked_at_when_there_may_be_room_again(room: Room)
     assert room.published == 1
     room.capacity_changed()
     assert room.assignment.wake.called and room.published == 2
+
+
+def test_pool_is_not_asked_about_labels_that_it_lacks(room: Room) -> None:
+    views = [room.view(RequestClass((label,), None, None, frozenset())) for label in ("a", "b")]
+    assert room.asked == [frozenset({"a"})] and [view.closed is None for view in views] == [False, True]

@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from kazoo.exceptions import ConnectionLoss
 
 from nodepool.driver.request import handler as handlers
 from nodepool.driver.request.ends import RequestEnds
+from nodepool.driver.request.state import State
 from nodepool.driver.test.handler import TestHandler
 from nodepool.launcher.pools.worker import PoolWorker
 from nodepool.launcher.requests.moves import Moves
@@ -181,6 +184,23 @@ def test_only_accepted_requests_are_moved(monkeypatch: pytest.MonkeyPatch, accep
     assert looked == ([handler] if accepted and not done else [])
 
 
+def test_trouble_with_zookeeper_declines_nothing() -> None:
+    handler = Mock(state=State.LAUNCHING, homeless=False)
+    RequestEnds.trouble(handler, ConnectionLoss())
+    assert handler.drop.called and not handler.declineRequest.called
+    handler.drop.reset_mock()
+    RequestEnds.trouble(handler, RuntimeError("the driver is wrong"))
+    assert handler.declineRequest.called and not handler.drop.called
+
+
+@pytest.mark.parametrize("admitted", [True, False])
+def test_request_is_declined_only_in_states_that_admit_it(admitted: bool) -> None:
+    handler = Mock()
+    handler._admits.return_value = admitted
+    RequestEnds.declineRequest(handler)
+    assert handler._write_decline.called == admitted
+
+
 # -- min-ready
 
 
@@ -294,3 +314,21 @@ def test_deletion_is_not_tried_again_before_its_time(bench: LauncherBench, monke
     state = bench.node(node.id)
     assert pool.node_reconciler._delete(state) > 900
     assert began == [node.id]
+
+
+def test_node_of_a_provider_that_is_not_configured_is_not_touched(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=1000)
+    looked = spy(monkeypatch, pool.node_reconciler, "_delete")
+    node = bench.ready_node("another", "main", "fake-label", state="used")
+    wait_for(lambda: pool.zk.getCachedNode(node.id))
+    pool.node_reconciler.reconcile(node.id)
+    pool.node_reconciler._delete(bench.node(node.id))
+    assert looked and bench.node(node.id).state == "used" and bench.zuul.contenders(node.id) == []
+
+
+def test_record_of_a_deleted_node_is_removed_without_its_provider(bench: LauncherBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = bench.start(config(provider()))
+    asked = spy(monkeypatch, pool.getProviderManager("fake-provider"), "startNodeCleanup")
+    node = bench.ready_node("fake-provider", "main", "fake-label", state="deleted")
+    bench.wait_gone(node.id)
+    assert asked == []
