@@ -10,7 +10,7 @@ from kazoo.client import KazooState
 from kazoo.protocol.states import KeeperState
 
 from nodepool.exceptions import ZKLockException
-from nodepool.zk import paths
+from nodepool.zk import paths, reports
 from nodepool.zk import zookeeper as zk_module
 from nodepool.zk.components import PoolComponent
 from nodepool.zk.mirror.nodes import count_nodes
@@ -235,3 +235,45 @@ def test_indexes_keep_nothing_of_tenants_and_labels_that_are_gone(zk: Any) -> No
         wait_for(lambda: not zk.node_tree.nodes and not zk.request_tree.requests)
         assert not zk.request_tree.label_sets
         assert "t" not in zk.node_tree.tenant_usage and "t" not in zk.node_tree.unmeasured_tenant
+
+
+def test_listeners_hear_of_components_that_come_change_and_go(zk: Any) -> None:
+    heard: list[tuple[str, bool]] = []
+    gone: list[str] = []
+    zk.component_tree.listeners.append(lambda path, is_gone: heard.append((path, is_gone)))
+    zk.client.component_listeners.append(gone.append)
+    pool = PoolComponent(zk.client, "host")
+    pool.content.update(id="1", name="main", provider_name="p", state="running", supported_labels=["a"])
+    pool.register()
+    path = pool.path
+    wait_for(lambda: heard == [(path, False)], what="it is told that the pool has come")
+    pool.update(paused=True)
+    wait_for(lambda: heard == [(path, False)] * 2, what="it is told that the pool has changed")
+    pool.unregister()
+    wait_for(lambda: heard[2:] == [(path, True)] and gone == [path], what="it is told that the pool has gone")
+
+
+def test_listeners_hear_of_reports_that_come_and_go(zk: Any) -> None:
+    heard: list[int] = []
+    zk.report_tree.listeners.append(lambda: heard.append(len(zk.report_tree.reports)))
+    content = {**{key: {} for key in ("config", "providers", "not_running", "labels", "lately", "tenants")}, "hostname": "nl01"}
+    path = reports.path("nl01-1")
+    reports.write(zk.kazoo_client, path, {**content, "details": [], "waiting": []})
+    wait_for(lambda: heard == [1])
+    reports.remove(zk.kazoo_client, path)
+    wait_for(lambda: heard == [1, 0])
+
+
+def test_listeners_hear_of_images_that_change(zk: Any) -> None:
+    heard: list[str] = []
+    zk.image_tree.listeners.append(heard.append)
+    zk.kazoo_client.create("/nodepool/images/debian/builds/0000000001", b'{"state": "ready"}', makepath=True)
+    wait_for(lambda: "debian" in heard)
+
+
+def test_listeners_hear_when_all_is_read_again(zk: Any) -> None:
+    heard: list[bool] = []
+    zk.node_tree.sync_listeners.append(lambda: heard.append(zk.node_tree.synced.is_set()))
+    for listener in list(zk.client.state_listeners):
+        listener(KazooState.CONNECTED)  # as after a cut
+    wait_for(lambda: heard == [True])

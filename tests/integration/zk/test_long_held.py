@@ -1,0 +1,100 @@
+"""Locks that are held over lost sessions: nothing is written unless the lock is held, or was taken again."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nodepool.exceptions import ZKLockException
+from nodepool.zk.locks import long_held
+from nodepool.zk.locks.long_held import HeldLock, Lost
+from tests.conftest import Chroot, wait_for
+from tests.support.launcher import expire_session
+
+DIRECTORY = "/nodepool/images/debian/builds/lock"
+
+
+@pytest.fixture
+def client(zk_chroot: Chroot) -> Any:
+    return zk_chroot.connect()
+
+
+@pytest.fixture
+def lock(client: Any) -> HeldLock:
+    return HeldLock(client, DIRECTORY)
+
+
+def lose_session(client: Any) -> None:
+    """End it, and wait for the next one."""
+    before = client.session_id
+    expire_session(SimpleNamespace(zk=SimpleNamespace(kazoo_client=client.client)))
+    wait_for(lambda: client.connected and client.session_id not in (None, before), what="a new session")
+
+
+def usable() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
+def test_lock_that_another_client_holds_is_not_taken(lock: HeldLock, zk_chroot: Chroot) -> None:
+    with pytest.raises(ZKLockException):
+        HeldLock(zk_chroot.connect(), DIRECTORY)
+    lock.release()
+    assert HeldLock(zk_chroot.connect(), DIRECTORY).held
+
+
+def test_result_is_written_at_once_while_the_lock_is_held(lock: HeldLock) -> None:
+    written: list[bool] = []
+    lock.store(lambda: written.append(lock.regained), usable(), lambda: True)
+    assert written == [False]
+
+
+def test_lock_is_taken_again_before_a_result_is_written_in_a_new_session(client: Any, lock: HeldLock, zk_chroot: Chroot) -> None:
+    lose_session(client)
+    assert not lock.held
+    written: list[bool] = []
+
+    def write() -> None:
+        written.append(lock.regained)
+        with pytest.raises(ZKLockException):
+            HeldLock(zk_chroot.connect(), DIRECTORY)
+
+    lock.store(write, usable(), lambda: True)
+    assert written == [True] and lock.held
+
+
+def test_result_is_lost_when_another_client_has_taken_the_lock(
+    client: Any, lock: HeldLock, zk_chroot: Chroot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_held, "REGAIN_TIMEOUT", 0.1)
+    lose_session(client)
+    other = HeldLock(zk_chroot.connect(), DIRECTORY)
+    written: list[None] = []
+    with pytest.raises(Lost, match="cannot be taken again"):
+        lock.store(lambda: written.append(None), usable(), lambda: True)
+    assert written == [] and other.held
+
+
+def test_released_lock_is_not_taken_again(client: Any, lock: HeldLock) -> None:
+    lock.release()
+    lose_session(client)
+    assert not lock.regain()
+
+
+def test_result_is_lost_when_there_is_no_session_and_nobody_waits_any_longer(
+    lock: HeldLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_held, "SESSION_WAIT", 0.01)
+    asked: list[None] = []
+
+    def going_on() -> bool:
+        asked.append(None)
+        return len(asked) < 3
+
+    with pytest.raises(Lost, match="did not come back"):
+        lock.store(pytest.fail, threading.Event(), going_on)
+    assert len(asked) == 3
