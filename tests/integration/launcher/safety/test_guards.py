@@ -332,3 +332,13 @@ def test_record_of_a_deleted_node_is_removed_without_its_provider(bench: Launche
     node = bench.ready_node("fake-provider", "main", "fake-label", state="deleted")
     bench.wait_gone(node.id)
     assert asked == []
+
+
+@pytest.mark.parametrize("name", ["assignment", "min_ready", "cleanup", "statistics", "node_reconciler"])
+def test_part_that_waits_for_events_ends_when_it_is_told(bench: LauncherBench, name: str) -> None:
+    pool = bench.start(config(provider()), cleanup_interval=1000, delete_interval=1000)
+    part = getattr(pool, name)
+    part.stop()
+    for thread in getattr(part, "threads", [part]):
+        thread.join(10)
+        assert not thread.is_alive(), thread.name
