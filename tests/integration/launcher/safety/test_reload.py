@@ -265,6 +265,27 @@ def limit(pool: Any) -> Any:
     return pool.getPoolWorkers("fake-one")[0].getPoolConfig().max_servers
 
 
+def test_everything_is_looked_at_when_a_configuration_comes_into_force(
+    bench: LauncherBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = bench.start(config(provider()))
+    woken: list[str] = []
+
+    def watch(part: Any, name: str, **expected: bool) -> None:
+        def call(*_: Any, **options: bool) -> None:
+            if options == expected:
+                woken.append(f"{type(part).__name__}.{name}")
+
+        monkeypatch.setattr(part, name, call)
+
+    watch(pool.assignment, "wake", recheck=True)
+    watch(pool.min_ready, "wake")
+    watch(pool.cleanup, "wake")
+    watch(pool.node_reconciler, "look_at_all")
+    pool._apply(pool.loadConfig())
+    assert sorted(woken) == ["Assignment.wake", "CleanupWorker.wake", "MinReady.wake", "NodeReconciler.look_at_all"]
+
+
 class SlowStart:
     """Providers of these names start only when `begun` is set and `may_start` is, too."""
 

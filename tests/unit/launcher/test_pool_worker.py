@@ -1,0 +1,146 @@
+"""Whom a pool tells what has become of requests, and of its room."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock, call
+
+import pytest
+
+from nodepool.driver.request.state import How, Outcome
+from nodepool.launcher.pools import room
+from nodepool.launcher.pools.worker import PoolWorker
+from nodepool.launcher.state import LauncherState
+from nodepool.reasons import Code, because
+
+BUSY = because(Code.BUSY)
+
+
+class Pool(PoolWorker):
+    """One whose thread is not started."""
+
+    def __init__(self) -> None:
+        self.provider = SimpleNamespace(max_concurrency=-1, pools={"main": SimpleNamespace(labels={"a": None})})
+        state = LauncherState()
+        state.zk = Mock()
+        state.config = SimpleNamespace(providers={"p": self.provider}, provider_managers={}, tenant_resource_limits={})
+        state.request_dropped = Mock()  # type: ignore[method-assign]
+        state.pool_threads = {("p", "main"): self}
+        super().__init__(state, Mock(), "p", "main")
+
+    def run_tasks(self) -> None:
+        while not self._tasks.empty():
+            task = self._tasks.get()
+            assert task is not None
+            task[0](*task[1])
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+def handler(**values: Any) -> Any:
+    made = Mock(released=False, promised=False, gives_way=False, paused=False, BLOCKING=False)
+    made.request.id = "200-1"
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+ENDS: dict[str, tuple[Outcome, dict[str, Any], bool]] = {
+    "fulfilled": (Outcome(How.FULFILLED), {"retry_after": 0.0}, True),
+    "declined": (Outcome(How.DECLINED), {"retry_after": 0.0}, True),
+    "given back": (Outcome(How.RETURNED), {"retry_after": 0.0}, True),
+    "given back for a while": (Outcome(How.RETURNED, 5.0), {"retry_after": 5.0}, False),
+    "no room": (Outcome(How.REFUSED, wait_for=BUSY), {"wait_for": BUSY, "refused_by": "me", "full": False}, False),
+    "something has to change": (
+        Outcome(How.WITHDRAWN, wait_for=BUSY), {"wait_for": BUSY, "checked_by": None, "refused_by": "me"}, False
+    ),
+    "something has to change, and it was checked": (
+        Outcome(How.WITHDRAWN, wait_for=BUSY, checked=True), {"wait_for": BUSY, "checked_by": "me", "refused_by": "me"}, False
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_claim_of_a_request_that_has_ended_is_released(pool: Pool, end: str) -> None:
+    outcome, told, woken = ENDS[end]
+    pool.launcher_id = "me"
+    pool.ended(handler(), outcome)
+    assert pool.assignment.release.mock_calls == [call("200-1", **told)]  # type: ignore[attr-defined]
+    assert pool.assignment.wake.called == woken  # type: ignore[attr-defined]
+
+
+def test_claim_that_another_pool_may_have_stays(pool: Pool) -> None:
+    pool.ended(handler(released=True), Outcome(How.RETURNED))
+    assert pool.assignment.wake.called and not pool.assignment.release.called  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("how", [How.DROPPED, How.RETURNED])
+def test_clean_up_is_told_of_requests_that_were_dropped(pool: Pool, how: How) -> None:
+    pool.ended(handler(), Outcome(how))
+    assert pool.nodepool.request_dropped.called == (how is How.DROPPED)  # type: ignore[attr-defined]
+
+
+def test_requests_are_looked_at_when_a_pool_pauses_and_when_it_does_no_more(pool: Pool) -> None:
+    one, two = handler(paused=True), handler(paused=True)
+    for each, woken in ((one, True), (two, False)):
+        pool.assignment.wake.reset_mock()  # type: ignore[attr-defined]
+        pool.pause_changed(each)
+        assert pool.paused and pool.assignment.wake.called == woken  # type: ignore[attr-defined]
+    for each, woken in ((one, False), (two, True)):
+        pool.assignment.wake.reset_mock()  # type: ignore[attr-defined]
+        each.paused = False
+        pool.pause_changed(each)
+        assert pool.assignment.wake.called == woken  # type: ignore[attr-defined]
+    assert not pool.paused
+
+
+def test_requests_are_looked_at_when_half_of_the_backlog_is_done(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "BACKLOG", 4)
+    monkeypatch.setattr("nodepool.launcher.pools.worker.BACKLOG", 4)
+    monkeypatch.setattr(pool, "_take_on", lambda *_: None)
+    pool._offered = {"200-1", "200-2", "200-3"}
+    pool._consider("200-1", False)
+    assert pool.assignment.wake.called  # type: ignore[attr-defined]
+    pool.assignment.wake.reset_mock()  # type: ignore[attr-defined]
+    pool._consider("200-2", False)
+    assert not pool.assignment.wake.called  # type: ignore[attr-defined]
+
+
+def retried(pool: Pool, *handlers: Any) -> list[Any]:
+    """Those that have tried again since this was asked last, in order."""
+    order: list[Any] = []
+    for each in handlers:
+        each.run = lambda each=each: order.append(each)
+    pool.run_tasks()
+    return order
+
+
+def test_paused_requests_try_again_the_most_urgent_first(pool: Pool) -> None:
+    late, urgent = handler(paused=True), handler(paused=True)
+    late.request.priority, urgent.request.priority = (300, 0), (100, 0)
+    pool.paused_handlers = {late, urgent}
+    for event in (pool.capacity_changed, pool.limits_known, pool.promise_released):
+        event()
+        event()
+        assert retried(pool, late, urgent) == [urgent, late], event.__name__
+    assert retried(pool, late, urgent) == []
+    pool._publish = Mock()  # type: ignore[method-assign]
+    pool.refresh()
+    assert retried(pool, late, urgent) == [urgent, late] and pool._publish.called
+
+
+def test_pool_that_is_closed_takes_no_request(pool: Pool) -> None:
+    pool._closed = True
+    pool.offer("200-1", False)
+    assert pool.assignment.release.mock_calls == [call("200-1")] and pool.backlog == 0  # type: ignore[attr-defined]
+
+
+def test_handlers_are_dropped_when_the_session_is_lost(pool: Pool) -> None:
+    pool.request_handlers = [handler(), handler()]
+    pool.session_lost()
+    pool.run_tasks()
+    assert all(each.drop.called for each in pool.request_handlers)
