@@ -98,6 +98,27 @@ def test_requests_are_looked_at_when_a_pool_pauses_and_when_it_does_no_more(pool
     assert not pool.paused
 
 
+def test_other_launchers_are_told_that_a_pool_has_paused(pool: Pool) -> None:
+    pool.pause_changed(handler(paused=True))
+    assert pool._publishing
+
+
+def test_requests_are_looked_at_when_the_limits_are_known(pool: Pool) -> None:
+    pool.limits_known()
+    assert pool.assignment.wake.called  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("promised", [True, False])
+def test_what_a_request_was_promised_and_its_turn_go_to_others_when_it_ends(pool: Pool, promised: bool) -> None:
+    first, second = handler(promised=promised), handler()
+    assert pool.begin_creation(first) and not pool.begin_creation(second)
+    pool.ended(first, Outcome(How.FULFILLED))
+    pool.run_tasks()
+    assert second.run.called
+    rechecked = pool.assignment.recheck.mock_calls  # type: ignore[attr-defined]
+    assert (call(Code.TENANT_LIMIT, tenant=first.request.tenant_name) in rechecked) == promised
+
+
 def test_requests_are_looked_at_when_half_of_the_backlog_is_done(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "BACKLOG", 4)
     monkeypatch.setattr("nodepool.launcher.pools.worker.BACKLOG", 4)
