@@ -65,9 +65,8 @@ class MinReady(threading.Thread):
         self._labels.join(timeout)
 
     def session_lost(self) -> None:
-        """Our requests were ephemeral: they are gone."""
+        """Our requests were ephemeral: they are gone.  The synchronisation that follows wakes us."""
         self._requests.clear()
-        self._event.set()
 
     def owns(self, request_id: str) -> bool:
         return request_id in self._requests

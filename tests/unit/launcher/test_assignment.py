@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodepool.launcher.requests import choice
-from nodepool.launcher.requests.assignment import OVERDUE, Assignment
+from nodepool.launcher.requests.assignment import OTHERS_TURN, OVERDUE, Assignment
 from nodepool.launcher.requests.choice import PoolView, RequestClass
 from nodepool.metrics import Metrics
 from nodepool.reasons import Code, Reason, because, render
@@ -412,6 +412,22 @@ def test_retry_after() -> None:
     hand(assignment).now += 2.1
     assignment._pass()
     assert worker.log == [name, name]
+
+
+def test_request_that_was_left_to_others_is_looked_at_when_their_turn_is_over() -> None:
+    tree = Tree()
+    assignment = make(tree, Room(room=0))
+    name = "200-0000000001"
+    tree.requests[name] = request(name)
+    assignment.rebuild()
+    assignment._pass()
+    before = assignment.decisions
+    assignment.leave_to_others(name)
+    assignment._pass()
+    assert assignment.decisions == before, "it waits for the same reason"
+    hand(assignment).now += OTHERS_TURN + 0.1
+    assignment._pass()
+    assert assignment.decisions == before + 1
 
 
 @pytest.mark.spec("issue 11, A5: a malformed request loses nothing of what arrives with it")
